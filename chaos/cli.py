@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.api.cli import console
-from holdfast.chaos.seedprocess import RUN_SEED
+from holdfast.chaos.campaign.seedprocess import RUN_SEED
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
-    from holdfast.chaos.campaign import Campaign, Finding, Settings
-    from holdfast.chaos.summary import CoverageReport
+    from holdfast.chaos.campaign.campaign import Campaign, Finding, Settings
+    from holdfast.chaos.campaign.summary import CoverageReport
 
 SEEDS = 200
 """Seeds of a campaign for which no number was given."""
@@ -79,8 +79,8 @@ def sim(
     as_json: Json = False,
 ) -> None:
     """Run many seeds; exit code 1 if any of them breaks an invariant, 3 if output of your own pipeline could not be judged."""
-    from holdfast.chaos.campaign import Settings
-    from holdfast.chaos.runner import cpu_count
+    from holdfast.chaos.campaign.campaign import Settings
+    from holdfast.chaos.campaign.runner import cpu_count
 
     _at_least("--seeds", seeds, 1)
     _at_least("--start", start, 0)
@@ -106,7 +106,8 @@ def sim(
     if as_json:
         _show_json(found, measured)
     else:
-        from holdfast.chaos import catalogue, report
+        from holdfast.chaos import report
+        from holdfast.chaos.campaign import catalogue
 
         report.show_finding(found, measured, catalogue.invariants())
     if found.summary.interrupted:
@@ -118,8 +119,8 @@ def make_campaign(
     seeds: int | None, start: int, workloads: tuple[str, ...], faults: str | None, sabotage: str | None, backend: str | None
 ) -> Campaign:
     """From what was typed. Raises InvalidConfigError naming the choices."""
-    from holdfast.chaos import catalogue
-    from holdfast.chaos.campaign import Campaign
+    from holdfast.chaos.campaign import catalogue
+    from holdfast.chaos.campaign.campaign import Campaign
 
     chosen = catalogue.choose_sabotage(sabotage)
     kinds, plan = catalogue.choose_faults(faults, chosen)
@@ -137,9 +138,10 @@ def make_campaign(
 
 def _run(campaign: Campaign, settings: Settings, *, coverage: bool | None, quiet: bool) -> tuple[Finding, CoverageReport | None]:
     """`coverage` None: only if everything held, for a failure should not wait for it."""
-    from holdfast.chaos import catalogue, report
-    from holdfast.chaos import coverage as branches
-    from holdfast.chaos.campaign import run_campaign
+    from holdfast.chaos import report
+    from holdfast.chaos.campaign import catalogue
+    from holdfast.chaos.campaign import coverage as branches
+    from holdfast.chaos.campaign.campaign import run_campaign
 
     with report.ProgressBar(campaign.seeds, quiet=quiet) as bar:
         found = run_campaign(campaign, settings, bar, sometimes=tuple(catalogue.sometimes()))
@@ -176,8 +178,8 @@ def _prove(
     from dataclasses import replace
 
     from holdfast.chaos import report
-    from holdfast.chaos.campaign import Unwatched, run_campaign
-    from holdfast.chaos.proof import Trial, try_all
+    from holdfast.chaos.campaign.campaign import Unwatched, run_campaign
+    from holdfast.chaos.campaign.proof import Trial, try_all
     from holdfast.chaos.sabotage import SABOTAGES
 
     trials = [
@@ -217,7 +219,7 @@ def replay(
 ) -> None:
     """Run one seed again, event for event; exit code 1 if it breaks an invariant."""
     from holdfast.chaos import report
-    from holdfast.chaos.replay import replay_seed
+    from holdfast.chaos.campaign.replay import replay_seed
 
     _at_least("SEED", seed, 0)
     _at_least("--events", events, 0)
@@ -233,7 +235,7 @@ def replay(
     if trace is not None:
         trace.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     if save_plan is not None:
-        from holdfast.chaos.faults import encode_plan
+        from holdfast.chaos.faults.faults import encode_plan
 
         save_plan.write_bytes(encode_plan(done.result.plan))
     shown = [line.partition("\n")[0] for line in lines[len(lines) - min(events, len(lines)) :]]
@@ -252,7 +254,7 @@ def list_names(
     as_json: Json = False,
 ) -> None:
     """Print names that can be chosen, one a line, with what each means."""
-    from holdfast.chaos import catalogue
+    from holdfast.chaos.campaign import catalogue
 
     found = catalogue.entries(what)
     if as_json:

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from holdfast.api.cli import console
-from holdfast.chaos.campaign import Finding
-from holdfast.chaos.judging import Dependence
-from holdfast.chaos.proof import Verdict
-from holdfast.chaos.results import RunResult, ViolationRecord
-from holdfast.chaos.summary import CoverageReport, Failure, Summary, Tally
+from holdfast.chaos.campaign.campaign import Finding
+from holdfast.chaos.campaign.proof import Verdict
+from holdfast.chaos.campaign.summary import CoverageReport, Failure, Summary, Tally
+from holdfast.chaos.cluster.results import RunResult, ViolationRecord
+from holdfast.chaos.pipelines.judging import Dependence
 
 WIDTH = 120
 """Columns of a paragraph in a pipe."""

@@ -16,6 +16,7 @@ from holdfast.chaos.checkers.eventtime import EventTimeChecker, LateChecker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.liveness import LivenessChecker
 from holdfast.chaos.checkers.notices import NoticesChecker
+from holdfast.chaos.checkers.observations import Report, WorldView
 from holdfast.chaos.checkers.output import OutputChecker
 from holdfast.chaos.checkers.pacing import PacingChecker
 from holdfast.chaos.checkers.reconciling import ReconcilingChecker
@@ -26,8 +27,7 @@ from holdfast.chaos.checkers.restarts import RestartsChecker
 from holdfast.chaos.checkers.retention import RetentionChecker
 from holdfast.chaos.checkers.stops import StopsChecker
 from holdfast.chaos.checkers.workingfolders import WorkingFoldersChecker
-from holdfast.chaos.observations import Report, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads.scenario import Scenario
 
 __all__ = ["CHECKERS", "INVARIANTS", "NOT_COVERED", "make_checkers"]
 

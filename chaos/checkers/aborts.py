@@ -18,7 +18,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger
-from holdfast.chaos.observations import (
+from holdfast.chaos.checkers.observations import (
     Commanded,
     Delivered,
     Forged,
@@ -30,7 +30,7 @@ from holdfast.chaos.observations import (
     WorldView,
     aborts_unread,
 )
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads.scenario import Scenario
 
 _OF_SUBTASKS = (FailureReason.DECLINED, FailureReason.ASYNC_EXCEPTION, FailureReason.TASK_NOT_READY)
 """Reasons that only a subtask has to abort a checkpoint."""

@@ -22,7 +22,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, EpochTaken, JobLedger
-from holdfast.chaos.observations import (
+from holdfast.chaos.checkers.observations import (
     Answered,
     Commanded,
     Delivered,
@@ -35,7 +35,7 @@ from holdfast.chaos.observations import (
     Stored,
     WorldView,
 )
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import METADATA, AttemptRecord
 from holdfast.statebackends.storage import is_absolute_folder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from holdfast.chaos.checkers.ledger import JobLedger
-from holdfast.chaos.observations import Observation, Report, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Observation, Report, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 
 
 class Checker:

@@ -14,8 +14,8 @@ from holdfast.barriers.gate import QUEUED_ELEMENTS_MAX
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
-from holdfast.chaos.observations import Report, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Report, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.checkpoints.completed import RECENT_COMPLETED_MAX
 from holdfast.coordinator.checkpoints.decisions import ABORTED_FOLDERS_MAX
 from holdfast.coordinator.checkpoints.failures import COUNTED_IDS_MAX

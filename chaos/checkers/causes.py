@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from holdfast.barriers.messages import DeclineCheckpoint, FailureReason
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Claimed, Decided, JobLedger
-from holdfast.chaos.observations import Observation, Report, Reported, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Observation, Report, Reported, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import AbortRecord
 from holdfast.statebackends.errors import StorageUnavailableError
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_asked, join
-from holdfast.chaos.observations import Observation, Report, Stored, Submitted, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Observation, Report, Stored, Submitted, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import METADATA, parse_owner_name
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage import is_absolute_folder

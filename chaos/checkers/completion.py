@@ -24,8 +24,18 @@ from holdfast.barriers.messages import (
 )
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, Snapshot, join
-from holdfast.chaos.observations import Answered, Commanded, Delivered, Lifecycle, Observation, Report, Reported, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import (
+    Answered,
+    Commanded,
+    Delivered,
+    Lifecycle,
+    Observation,
+    Report,
+    Reported,
+    Stored,
+    WorldView,
+)
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import METADATA
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
 from holdfast.statebackends.layout import SHARED_FOLDER

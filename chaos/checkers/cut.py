@@ -15,10 +15,10 @@ from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.drains import Drains
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
-from holdfast.chaos.observations import Observation, Report, Stored, WorldView
-from holdfast.chaos.oracle import compare_states
-from holdfast.chaos.scenario import CutExpectation, Drained, Scenario, source_uids
-from holdfast.chaos.statereading import SnapshotView, StateDoubledError
+from holdfast.chaos.checkers.observations import Observation, Report, Stored, WorldView
+from holdfast.chaos.checkers.oracle import compare_states
+from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError
+from holdfast.chaos.workloads.scenario import CutExpectation, Drained, Scenario, source_uids
 from holdfast.statebackends.errors import HoldfastError
 
 CHECK_EVERY = 10

@@ -16,8 +16,8 @@ from holdfast.barriers.jobgraph import JobVertex
 from holdfast.barriers.messages import Deploy, Deployment, Registered, SubtaskDeployment, SubtaskKey
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, join
-from holdfast.chaos.observations import Answered, Commanded, Observation, Report, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Answered, Commanded, Observation, Report, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorState, OperatorSubtaskState
 
 _ENTRIES = msgspec.msgpack.Decoder(list[bytes])

@@ -6,8 +6,8 @@ import math
 
 from holdfast.chaos.checkers.descent import Descent
 from holdfast.chaos.checkers.ledger import JobLedger, Snapshot
-from holdfast.chaos.scenario import Drained, Positions
-from holdfast.chaos.statereading import SnapshotView
+from holdfast.chaos.checkers.state_reading import SnapshotView
+from holdfast.chaos.workloads.scenario import Drained, Positions
 from holdfast.statebackends.errors import HoldfastError
 
 

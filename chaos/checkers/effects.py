@@ -15,8 +15,8 @@ import msgspec
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.descent import Descent
 from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger, join
-from holdfast.chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Lifecycle, Observation, Report, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.storage.port import PutIfAbsent
 
 _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")

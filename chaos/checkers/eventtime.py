@@ -12,9 +12,9 @@ from holdfast.barriers.jobgraph import JobGraph, Partitioning
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
-from holdfast.chaos.observations import DataEnded, Delivered, Observation, Report, Reported, Requested, Stored, WorldView
-from holdfast.chaos.scenario import LateExpectation, Positions, Scenario
-from holdfast.chaos.statereading import SnapshotView
+from holdfast.chaos.checkers.observations import DataEnded, Delivered, Observation, Report, Reported, Requested, Stored, WorldView
+from holdfast.chaos.checkers.state_reading import SnapshotView
+from holdfast.chaos.workloads.scenario import LateExpectation, Positions, Scenario
 from holdfast.statebackends.errors import HoldfastError
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.chaos.observations import Lifecycle, Observation, Stored, StoreView, WorldView
+from holdfast.chaos.checkers.observations import Lifecycle, Observation, Stored, StoreView, WorldView
 from holdfast.coordinator.ha.recorded_job import Decision, decode_decision
 from holdfast.coordinator.ha.records import (
     CLAIM,

@@ -10,8 +10,8 @@ from typing import ClassVar
 from holdfast.barriers.messages import AcknowledgeCheckpoint
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, ResultRecorded
-from holdfast.chaos.observations import Observation, PhaseBegan, Report, Reported, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Observation, PhaseBegan, Report, Reported, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 
 CHECKPOINT_MS_MAX = 120_000
 """From the end of faults to the next completed checkpoint, or to the job's result."""

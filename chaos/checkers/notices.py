@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from holdfast.barriers.messages import CancelTasks, FinishTasks, NotifyCheckpointAborted, Registered, TriggerCheckpoint
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, EpochTaken, JobLedger, ResultRecorded
-from holdfast.chaos.observations import Answered, Commanded, Lifecycle, Observation, Report, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Answered, Commanded, Lifecycle, Observation, Report, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 
 NOTICE_MS_MAX = 200
 """How long a leader that is awake may take to tell a worker that it can tell of a stored decision."""
@@ -120,5 +120,5 @@ def slot_of(worker: str) -> int:
 
 
 def _runs(host: Any, attempt: int) -> bool:
-    """Whether a worker (holdfast.chaos.workerhost.WorkerHost) has tasks of an attempt."""
+    """Whether a worker (holdfast.chaos.cluster.worker_host.WorkerHost) has tasks of an attempt."""
     return any(each.subtask.attempt == attempt for each in host.subtasks())

@@ -18,12 +18,12 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.descent import Descent, attempt_of
 from holdfast.chaos.checkers.drains import Drains
 from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger, Snapshot, join
-from holdfast.chaos.judging import Problem
-from holdfast.chaos.observations import Lifecycle, Observation, Report, Stored, WorldView
-from holdfast.chaos.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
-from holdfast.chaos.scenario import Positions, Scenario, SinkExpectation, source_uids
-from holdfast.chaos.statereading import SnapshotView, StateDoubledError
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.checkers.observations import Lifecycle, Observation, Report, Stored, WorldView
+from holdfast.chaos.checkers.oracle import CommittedFile, CommittedOutput, OutputDamagedError, Sequences, compare, counted
+from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError
+from holdfast.chaos.pipelines.judging import Problem
+from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.scenario import Positions, Scenario, SinkExpectation, source_uids
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.storage.port import PutIfAbsent
 

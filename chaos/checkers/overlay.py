@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.chaos.observations import WorldView
+from holdfast.chaos.checkers.observations import WorldView
 from holdfast.statebackends.errors import ObjectMissingError
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.port import (

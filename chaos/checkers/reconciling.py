@@ -10,8 +10,8 @@ from typing import ClassVar
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger
-from holdfast.chaos.observations import Led, Listened, Observation, Report, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Led, Listened, Observation, Report, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import AttemptRecord
 from holdfast.coordinator.jobmaster.lifecycle import NOT_BACK
 

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.observations import Observation, PhaseBegan, Report, WorldView
 from holdfast.chaos.checkers.overlay import OverlayStorage
-from holdfast.chaos.observations import Observation, PhaseBegan, Report, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
 from holdfast.coordinator.ha.records import CLAIM, METADATA, JobPaths, LeaderRecord

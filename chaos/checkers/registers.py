@@ -22,8 +22,8 @@ from holdfast.chaos.checkers.ledger import (
     PowerLost,
     ResultRecorded,
 )
-from holdfast.chaos.observations import Commanded, Led, Lifecycle, Observation, Report, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Commanded, Led, Lifecycle, Observation, Report, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import ClaimRecord
 from holdfast.statebackends.storage.port import PutIfAbsent
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.observations import Lifecycle, Observation, PhaseBegan, Report, WorldView
 from holdfast.chaos.checkers.overlay import OverlayStorage
 from holdfast.chaos.checkers.recovery import meaning, recover
-from holdfast.chaos.observations import Lifecycle, Observation, PhaseBegan, Report, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job

@@ -13,8 +13,8 @@ from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import Deploy, NotifyCheckpointComplete, SubtaskStatus, TaskState
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, Decided, JobLedger
-from holdfast.chaos.observations import Commanded, Led, Observation, Report, Reported, Stored, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Commanded, Led, Observation, Report, Reported, Stored, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import AttemptRecord
 from holdfast.coordinator.jobmaster.failover import is_of_user_code
 

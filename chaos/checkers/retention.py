@@ -26,7 +26,7 @@ from holdfast.barriers.messages import AckAnswers, AckBatch, AcknowledgeCheckpoi
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.descent import Descent
 from holdfast.chaos.checkers.ledger import AttemptRecorded, JobLedger, ResultRecorded, join
-from holdfast.chaos.observations import (
+from holdfast.chaos.checkers.observations import (
     Answered,
     Delivered,
     Forged,
@@ -39,7 +39,7 @@ from holdfast.chaos.observations import (
     StoreView,
     WorldView,
 )
-from holdfast.chaos.scenario import Scenario, SinkExpectation
+from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 from holdfast.coordinator.ha.records import CLAIM, METADATA
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import SHARED_FOLDER, writer_of

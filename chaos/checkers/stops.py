@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, FailureReason, Registered
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import AttemptRecorded, Claimed, Decided, EpochTaken, JobLedger
-from holdfast.chaos.observations import (
+from holdfast.chaos.checkers.observations import (
     Answered,
     Commanded,
     FaultBegan,
@@ -28,7 +28,7 @@ from holdfast.chaos.observations import (
     Stored,
     WorldView,
 )
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads.scenario import Scenario
 
 TRIES_MAX = 5
 """As docs/rest.md says."""

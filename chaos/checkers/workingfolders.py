@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
-from holdfast.chaos.observations import Report, WorldView
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.checkers.observations import Report, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.operators.worker.working_folders import WORKER_FOLDER
 
 START_MS = 100

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults.faults import Fault
 
 SEEDS_MAX = 20
 """Seeds that most sabotages are granted. One that shows more rarely has a number of its own: at least three times as many as it

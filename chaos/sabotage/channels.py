@@ -13,7 +13,7 @@ from holdfast.barriers.elements import CheckpointBarrier
 from holdfast.barriers.frames import EncodedFrame
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.valve import StatusWatermarkValve
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 
 

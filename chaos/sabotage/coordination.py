@@ -20,7 +20,7 @@ from holdfast.barriers.messages import (
     SubtaskKey,
     WorkerCommand,
 )
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge

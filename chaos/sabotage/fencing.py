@@ -13,7 +13,7 @@ import holdfast.coordinator.ha.store as store_module
 import holdfast.coordinator.jobmaster.workforce as workforce_module
 import holdfast.coordinator.restore.resolve as resolving_module
 from holdfast.barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.decisions import Decisions

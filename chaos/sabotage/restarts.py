@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import holdfast.coordinator.jobmaster.failover as incidents_module
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.coordinator.jobmaster.failover import Incident, Incidents
 

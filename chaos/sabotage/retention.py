@@ -15,7 +15,7 @@ import holdfast.coordinator.ownership.claims as claiming_module
 import holdfast.coordinator.ownership.ownership as ownership_module
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints.completed import RetainedCheckpoints
 from holdfast.coordinator.checkpoints.decisions import Decisions

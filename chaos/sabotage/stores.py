@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER, LocalStorage
 from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure

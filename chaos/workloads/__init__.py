@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.chaos.scenario import Workload
 from holdfast.chaos.workloads import (
     aggregate,
     broadcast,
@@ -18,6 +17,7 @@ from holdfast.chaos.workloads import (
     timers,
     windows,
 )
+from holdfast.chaos.workloads.scenario import Workload
 from holdfast.statebackends.errors import InvalidConfigError
 
 WORKLOADS: dict[str, Workload] = {

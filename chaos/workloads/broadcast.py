@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from holdfast.barriers.elements import Batch
-from holdfast.chaos.scenario import CutExpectation, Scenario, SinkExpectation, Workload
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.feeds import SCHEMA, Feed, no_states
+from holdfast.chaos.workloads.scenario import CutExpectation, Scenario, SinkExpectation, Workload
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.datastream.environment import Environment

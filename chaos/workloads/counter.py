@@ -7,10 +7,10 @@ from collections import Counter
 from functools import cached_property, partial
 from typing import Any
 
-from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Scenario, SinkExpectation, Workload
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_SEQ, Count, counted_rows, counted_states
 from holdfast.chaos.workloads.feeds import Feed, read_before
+from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positions, Scenario, SinkExpectation, Workload
 from holdfast.chaos.workloads.settings import draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment

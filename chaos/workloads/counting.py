@@ -8,8 +8,8 @@ from operator import itemgetter
 
 import msgspec
 
-from holdfast.chaos.scenario import CutStates
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.scenario import CutStates
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.statebackends.state import ValueStateDescriptor
 

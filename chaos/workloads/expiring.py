@@ -10,10 +10,10 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Scenario, SinkExpectation, Workload
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.counting import COUNTED_KEY_AND_SEQ, Counted, counted_states
 from holdfast.chaos.workloads.feeds import Feed, read_before
+from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positions, Scenario, SinkExpectation, Workload
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.chaos.scenario import CutExpectation, Positions, Scenario, SinkExpectation, Workload
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.feeds import SCHEMA, Feed, no_states, read_before
+from holdfast.chaos.workloads.scenario import CutExpectation, Positions, Scenario, SinkExpectation, Workload
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment

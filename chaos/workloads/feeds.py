@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.chaos.scenario import CutStates, Drained, Positions
+from holdfast.chaos.workloads.scenario import CutStates, Drained, Positions
 from holdfast.operators.base import Poll
 from holdfast.operators.sources.generator import GeneratorReader, GeneratorSource
 

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.chaos.scenario import (
+from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.feeds import Feed, is_at_end, read_before
+from holdfast.chaos.workloads.scenario import (
     CutExpectation,
     CutStates,
     LateExpectation,
@@ -27,8 +29,6 @@ from holdfast.chaos.scenario import (
     SinkExpectation,
     Workload,
 )
-from holdfast.chaos.userrows import Row
-from holdfast.chaos.workloads.feeds import Feed, is_at_end, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment

@@ -24,10 +24,10 @@ import cloudpickle
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning
-from holdfast.chaos.expectations import Expectation, collecting, of_function
-from holdfast.chaos.scenario import Scenario, SinkExpectation, Workload
-from holdfast.chaos.usermodules import importable
-from holdfast.chaos.userrows import UserSink, sink_rows
+from holdfast.chaos.pipelines.expectations import Expectation, collecting, of_function
+from holdfast.chaos.pipelines.modules import importable
+from holdfast.chaos.pipelines.rows import UserSink, sink_rows
+from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation, Workload
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX
 from holdfast.operators.base import JobPlan, Source
 from holdfast.operators.datastream.environment import Environment

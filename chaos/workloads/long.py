@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from holdfast.chaos.scenario import Scenario, Workload
 from holdfast.chaos.workloads.counter import KEYS, counted_into_ledger
 from holdfast.chaos.workloads.feeds import Feed
+from holdfast.chaos.workloads.scenario import Scenario, Workload
 from holdfast.chaos.workloads.settings import draw_settings
 
 ROWS_PER_SECOND = 250

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.chaos.scenario import CutExpectation, CutStates, Positions, Possibly, Scenario, SinkExpectation, Workload
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.feeds import SCHEMA, no_states, read_before
 from holdfast.chaos.workloads.graphs import (
     MODULUS,
@@ -34,6 +33,7 @@ from holdfast.chaos.workloads.graphs import (
     evaluate,
     feed_events,
 )
+from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positions, Possibly, Scenario, SinkExpectation, Workload
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.chaos.workloads.windows import watermark_bound
 from holdfast.operators.base import JobPlan

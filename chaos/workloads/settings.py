@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.barriers.jobgraph import RestartStrategy
-from holdfast.chaos.scenario import Scenario
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.operators.base import JobPlan
 from holdfast.statebackends.errors import InvalidConfigError
 

@@ -9,7 +9,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from holdfast.chaos.scenario import (
+from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.feeds import in_segments, read_before
+from holdfast.chaos.workloads.scenario import (
     CutExpectation,
     CutStates,
     Drained,
@@ -20,8 +22,6 @@ from holdfast.chaos.scenario import (
     SinkExpectation,
     Workload,
 )
-from holdfast.chaos.userrows import Row
-from holdfast.chaos.workloads.feeds import in_segments, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound
 from holdfast.operators.base import JobPlan

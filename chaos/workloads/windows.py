@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from holdfast.chaos.scenario import (
+from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.feeds import Feed, in_segments, is_at_end, read_before
+from holdfast.chaos.workloads.scenario import (
     CutExpectation,
     CutStates,
     Drained,
@@ -19,8 +21,6 @@ from holdfast.chaos.scenario import (
     SinkExpectation,
     Workload,
 )
-from holdfast.chaos.userrows import Row
-from holdfast.chaos.workloads.feeds import Feed, in_segments, is_at_end, read_before
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
-from holdfast.chaos.disk import SimDisk
+from holdfast.chaos.sim.disk import SimDisk
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
 from holdfast.coordinator.ha.recovery import Takeover, settle_job

@@ -32,8 +32,18 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.chaos.checkers import make_checkers
-from holdfast.chaos.observations import Commanded, Delivered, Led, Lifecycle, Observation, PhaseBegan, Reported, Stored, StoreView
-from holdfast.chaos.scenario import Scenario, SinkExpectation
+from holdfast.chaos.checkers.observations import (
+    Commanded,
+    Delivered,
+    Led,
+    Lifecycle,
+    Observation,
+    PhaseBegan,
+    Reported,
+    Stored,
+    StoreView,
+)
+from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,

@@ -15,7 +15,7 @@ import pyarrow as pa
 from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission
 from holdfast.barriers.launches import draw_secret
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.chaos.disk import SimDisk
+from holdfast.chaos.sim.disk import SimDisk
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission

@@ -7,13 +7,13 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.judging import Dependence
-from holdfast.chaos.results import RunResult, ViolationRecord
-from holdfast.chaos.runner import SeedRunner
-from holdfast.chaos.seedprocess import Task
-from holdfast.chaos.trace import Trace
-from holdfast.chaos.userrows import Difference
+from holdfast.chaos.campaign.runner import SeedRunner
+from holdfast.chaos.campaign.seedprocess import Task
+from holdfast.chaos.cluster.results import RunResult, ViolationRecord
+from holdfast.chaos.faults.faults import Fault
+from holdfast.chaos.pipelines.judging import Dependence
+from holdfast.chaos.pipelines.rows import Difference
+from holdfast.chaos.sim.trace import Trace
 
 ENTRY = "tests.simulation.fakes:run_seed"
 
@@ -34,7 +34,7 @@ _runs = 0
 
 @dataclass(frozen=True)
 class FakeRequest:
-    """holdfast.chaos.world.RunRequest, without the whole product that every process would have to import."""
+    """holdfast.chaos.cluster.world.RunRequest, without the whole product that every process would have to import."""
 
     seed: int
     workload: str

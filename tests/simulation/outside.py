@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from holdfast.chaos.observations import StoreView
+from holdfast.chaos.checkers.observations import StoreView
 
 RECORDS = ("leader", "submissions", "attempts", "results", "sources")
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason, NotifyCheckpointAborted, TaskState
-from holdfast.chaos.observations import DataEnded, Reported, SnapshotBegan
+from holdfast.chaos.checkers.observations import DataEnded, Reported, SnapshotBegan
 from holdfast.coordinator.ha.records import AbortRecord, RestorePoint, encode_record
 from tests.simulation.checker_world import JOB, SAVEPOINTS, Story
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.messages import SubtaskStatus, TaskState
 from holdfast.chaos.checkers.attempts import AttemptsChecker
-from holdfast.chaos.observations import FaultBegan, Reported
+from holdfast.chaos.checkers.observations import FaultBegan, Reported
 from tests.simulation.checker_world import Story
 
 

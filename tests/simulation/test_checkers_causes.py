@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, DeclineCheckpoint, FailureReason
-from holdfast.chaos.observations import Reported, Stored
+from holdfast.chaos.checkers.observations import Reported, Stored
 from holdfast.coordinator.ha.records import AbortRecord, encode_record
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.storage.port import PutIfAbsent, ReadFile

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.chaos.observations import Submitted
+from holdfast.chaos.checkers.observations import Submitted
 from holdfast.coordinator.ha.records import METADATA, OWNER, RestorePoint
 from tests.simulation.checker_world import SAVEPOINTS, Story
 

@@ -16,7 +16,7 @@ from holdfast.barriers.messages import (
     NotifyCheckpointComplete,
     Registered,
 )
-from holdfast.chaos.observations import Answered
+from holdfast.chaos.checkers.observations import Answered
 from holdfast.statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorSubtaskState
 from tests.simulation.checker_world import JOB, POSITIONS, SAVEPOINTS, Story, graph
 

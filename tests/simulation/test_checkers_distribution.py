@@ -11,9 +11,9 @@ import pytest
 
 import holdfast.coordinator.restore.assign as restore_module
 from holdfast.barriers.messages import Deploy
-from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.world import RunRequest
 from holdfast.chaos.workloads import WORKLOADS
-from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.redistribute import split_redistribute
 from tests.simulation.checker_world import JOB, POSITIONS, STATE, Story, graph

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.barriers.messages import CancelTasks, NotifyCheckpointAborted, Registered
 from holdfast.chaos.checkers.notices import NOTICE_MS_MAX, NoticesChecker
-from holdfast.chaos.observations import Answered, Lifecycle
+from holdfast.chaos.checkers.observations import Answered, Lifecycle
 from tests.simulation.checker_world import Story, process
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.output import OutputChecker, _Sink
-from holdfast.chaos.scenario import CutExpectation, Emitted, Positions, SinkExpectation
+from holdfast.chaos.workloads.scenario import CutExpectation, Emitted, Positions, SinkExpectation
 from holdfast.statebackends.handles import (
     InlineHandle,
     KeyedStateHandle,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from holdfast.chaos.observations import Listened
+from holdfast.chaos.checkers.observations import Listened
 from holdfast.coordinator.jobmaster.failover import Incident
 from holdfast.coordinator.jobmaster.lifecycle import NOT_BACK
 from tests.simulation.checker_world import Story, graph, process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, Deploy, NotifyCheckpointComplete, Registered, TaskState, TriggerCheckpoint
-from holdfast.chaos.observations import Answered, Commanded, Impersonated, Led, Stored
+from holdfast.chaos.checkers.observations import Answered, Commanded, Impersonated, Led, Stored
 from holdfast.coordinator.ha.records import encode_record
 from holdfast.statebackends.errors import AuthenticationError
 from holdfast.statebackends.storage.port import PutIfAbsent

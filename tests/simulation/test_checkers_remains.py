@@ -20,8 +20,8 @@ from holdfast.barriers.messages import (
     SubtaskMetrics,
 )
 from holdfast.chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
+from holdfast.chaos.checkers.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
 from holdfast.chaos.checkers.retention import DISCARD_MS_MAX
-from holdfast.chaos.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
 from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.jobmaster.events import JobState
 from holdfast.statebackends.errors import StorageUnavailableError

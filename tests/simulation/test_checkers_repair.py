@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.chaos.checkers.observations import Lifecycle, PhaseBegan
 from holdfast.chaos.checkers.repair import ENDS, RepairChecker
-from holdfast.chaos.observations import Lifecycle, PhaseBegan
 from holdfast.coordinator.ownership import files as owners
 from holdfast.coordinator.ownership import fsck
 from holdfast.coordinator.ownership.files import Claims

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import SubtaskStatus, TaskState
-from holdfast.chaos.observations import Reported
+from holdfast.chaos.checkers.observations import Reported
 from holdfast.coordinator.jobmaster.failover import Incident
 from tests.simulation.test_checkers_pacing import Job
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.descent import EVERYTHING, descent
-from holdfast.chaos.users import older_snapshots
+from holdfast.chaos.cluster.users import older_snapshots
 from holdfast.coordinator.ha.records import RestorePoint, SubmissionRecord
 from tests.simulation.checker_world import JOB, Story, graph, ledger
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.chaos.checkers.observations import Answered, FaultBegan, Requested
 from holdfast.chaos.checkers.stops import RETRY_MS, StopsChecker
-from holdfast.chaos.coordinatorhost import Wish
-from holdfast.chaos.observations import Answered, FaultBegan, Requested
+from holdfast.chaos.cluster.coordinator_host import Wish
 from holdfast.coordinator.views import TriggerView
 from tests.simulation.checker_world import Story
 

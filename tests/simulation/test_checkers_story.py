@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, TaskState
 from holdfast.chaos.checkers import CHECKERS, INVARIANTS, NOT_COVERED, make_checkers
-from holdfast.chaos.observations import Led, PhaseBegan
+from holdfast.chaos.checkers.observations import Led, PhaseBegan
 from holdfast.coordinator.ha.records import RestorePoint
 from tests.simulation.checker_world import JOB, Story, ledger
 

@@ -12,14 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast
-from holdfast.chaos import cli, coverage, report, sabotage, userruns, world
-from holdfast.chaos.faults import FAMILIES, KINDS, decode_plan, encode_plan
-from holdfast.chaos.plan import draw_plan
+from holdfast.chaos import cli, report, sabotage
+from holdfast.chaos.campaign import coverage
+from holdfast.chaos.campaign import user_runs as userruns
+from holdfast.chaos.campaign.summary import CoverageReport
+from holdfast.chaos.checkers.sometimes import SOMETIMES
+from holdfast.chaos.cluster import world
+from holdfast.chaos.faults.faults import FAMILIES, KINDS, decode_plan, encode_plan
+from holdfast.chaos.faults.plan import draw_plan
 from holdfast.chaos.sabotage import SABOTAGES
-from holdfast.chaos.scenario import Scenario, Workload
-from holdfast.chaos.sometimes import SOMETIMES
-from holdfast.chaos.summary import CoverageReport
 from holdfast.chaos.workloads import ON_DEMAND, WORKLOADS
+from holdfast.chaos.workloads.scenario import Scenario, Workload
 from tests.simulation import fakes
 
 runner = CliRunner()

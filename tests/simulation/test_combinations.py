@@ -7,11 +7,11 @@ import random
 import pytest
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.chaos.combinations import COMBINATIONS, SHARE, Combination, draw_combination
-from holdfast.chaos.faults import KINDS, check_plan
-from holdfast.chaos.sometimes import SOMETIMES
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.world import RunRequest
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.checkers.sometimes import SOMETIMES
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.combinations import COMBINATIONS, SHARE, Combination, draw_combination
+from holdfast.chaos.faults.faults import KINDS, check_plan
 
 HORIZON_MS = 2_000
 SEEDS_MAX = 12

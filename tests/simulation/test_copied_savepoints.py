@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.world import RunRequest
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.faults import Fault
 
 STOP = Fault("restore", at_ms=300)
 SEEDS = (5, 21)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos import coverage
-from holdfast.chaos.coverage import MISSING, has_functions, measure, report, sample
+from holdfast.chaos.campaign import coverage
+from holdfast.chaos.campaign.coverage import MISSING, has_functions, measure, report, sample
 from tests.simulation.fakes import make_request
 
 GROUPS = "tests.simulation.fakes:run_keygroups"

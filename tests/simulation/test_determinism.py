@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 import holdfast.operators.task.subtask as subtask_module
-from holdfast.chaos.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.results import ViolationRecord
-from holdfast.chaos.runner import SeedRunner
-from holdfast.chaos.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
-from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.campaign.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
+from holdfast.chaos.campaign.runner import SeedRunner
+from holdfast.chaos.campaign.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.results import ViolationRecord
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.workloads import WORKLOADS
-from holdfast.chaos.world import RunRequest
 from tests.examples import examples
 from tests.simulation import fakes
 from tests.simulation.fakes import make_task

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos.disk import SimDisk
+from holdfast.chaos.sim.disk import SimDisk
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.filesystem import FileSystem, OsFileSystem

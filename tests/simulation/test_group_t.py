@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.results import RunResult
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.world import RunRequest
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.results import RunResult
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.faults import Fault
 
 COUNTER = ("counter", 1496)
 """Two workers, files of state in the store, ten failed checkpoints tolerated."""

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.chaos.expectations import Expectation, collecting, of_function
-from holdfast.chaos.judging import SinkJudge
-from holdfast.chaos.userrows import Row, RowSource, UserSink, frozen, named_rows
+from holdfast.chaos.pipelines.expectations import Expectation, collecting, of_function
+from holdfast.chaos.pipelines.judging import SinkJudge
+from holdfast.chaos.pipelines.rows import Row, RowSource, UserSink, frozen, named_rows
 from holdfast.statebackends.errors import InvalidConfigError
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.float64()), ("at", pa.int64())])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.world import Run, RunRequest
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.world import Run, RunRequest
+from holdfast.chaos.faults.faults import Fault
 
 RECOVERED_MS = 20_000
 """Virtual time in which the job has ended unless somebody waited for a leader to be given up, or for a health check."""

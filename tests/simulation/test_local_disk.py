@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.localdisk import damage_copies, limited_disk
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.world import RunRequest
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.faults import Fault
+from holdfast.chaos.faults.local_disk import damage_copies, limited_disk
 from holdfast.statebackends.errors import OutOfSpaceError
 from holdfast.statebackends.local_recovery import copies as localcopies
 from holdfast.statebackends.local_recovery import storage as localrecovery

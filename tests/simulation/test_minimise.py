@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.minimise import minimise
-from holdfast.chaos.results import RunResult, ViolationRecord
+from holdfast.chaos.campaign.minimise import minimise
+from holdfast.chaos.cluster.results import RunResult, ViolationRecord
+from holdfast.chaos.faults.faults import Fault
 
 
 def result(faults: int, *, hit: tuple[int, ...] | None = None, broke: str = "I5") -> RunResult:

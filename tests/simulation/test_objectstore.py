@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos.disk import SimDisk
-from holdfast.chaos.objectstore import SimObjectStore
-from holdfast.chaos.wire import SimS3
+from holdfast.chaos.sim.disk import SimDisk
+from holdfast.chaos.sim.objectstore import SimObjectStore
+from holdfast.chaos.sim.wire import SimS3
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.port import Operation, Storage

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.chaos.oracle import (
+from holdfast.chaos.checkers.oracle import (
     CommittedOutput,
     Growing,
     OutputDamagedError,
@@ -21,9 +21,9 @@ from holdfast.chaos.oracle import (
     compare_states,
     counted,
 )
-from holdfast.chaos.scenario import Possibly, SinkExpectation
-from holdfast.chaos.statereading import SnapshotView, StateDoubledError, read_keyed_state, read_positions
-from holdfast.chaos.userrows import Row
+from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError, read_keyed_state, read_positions
+from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.scenario import Possibly, SinkExpectation
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import (
     FileHandle,
@@ -283,7 +283,7 @@ def stored(state: OperatorSubtaskState, name: str) -> tuple[OperatorSubtaskState
 
 
 def test_whole_tables_are_read_without_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("holdfast.chaos.statereading.read_rows")
+    monkeypatch.delattr("holdfast.chaos.checkers.state_reading.read_rows")
     in_file, data = stored(keyed((1, 5), (2, 6)), "op-0")
     view = snapshot(in_file, keyed((3, 7)))
     view.files["job/chk-1/op-0"] = data

@@ -10,12 +10,12 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from holdfast.chaos.oracle import counted
-from holdfast.chaos.scenario import Scenario
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.workerhost import BACKEND_SETTINGS
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.checkers.oracle import counted
+from holdfast.chaos.cluster.worker_host import BACKEND_SETTINGS
+from holdfast.chaos.cluster.world import FAILURES_MAX, RunRequest
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import FAILURES_MAX, RunRequest
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.operators.sources.dataframe import DataFrameSource
 from holdfast.operators.task.restore import StateLoader
 from holdfast.operators.worker.main import pickle_plan

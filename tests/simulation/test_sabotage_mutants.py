@@ -20,7 +20,7 @@ from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import Delivered, InputGate
 from holdfast.barriers.valve import StatusWatermarkValve
 from holdfast.chaos.checkers import INVARIANTS
-from holdfast.chaos.faults import check_plan, expand_kinds
+from holdfast.chaos.faults.faults import check_plan, expand_kinds
 from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
 from holdfast.chaos.workloads import WORKLOADS
 from holdfast.coordinator.restore import assign as restore_module

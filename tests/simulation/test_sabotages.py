@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cli import make_campaign
-from holdfast.chaos.faults import Fault, check_plan
-from holdfast.chaos.results import ViolationRecord
+from holdfast.chaos.cluster.results import ViolationRecord
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.faults import Fault, check_plan
 from holdfast.chaos.sabotage import SABOTAGES
 from holdfast.chaos.sabotage.base import throughout
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.world import RunRequest
 
 SEEDS_MAX = 12
 """Seeds from the first one of a scene on; the first ones of all have been seen to do, until a workload draws otherwise."""

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from holdfast.chaos.catalogue import entries
+from holdfast.chaos.campaign.catalogue import entries
 
 ROOT = Path(__file__).resolve().parents[2]
 

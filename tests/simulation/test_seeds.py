@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.chaos.userruns import run_seed
-from holdfast.chaos.world import RunRequest
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.world import RunRequest
 from tests.simulation.listed import ListedSeed, listed_seeds
 
 

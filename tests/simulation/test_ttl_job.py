@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.oracle import counted
-from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.checkers.oracle import counted
+from holdfast.chaos.cluster.world import RunRequest
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind
 from tests.simulation.workload_runs import Run
 

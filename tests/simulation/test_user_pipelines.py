@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.chaos import userruns
-from holdfast.chaos.campaign import Campaign, Settings, Unwatched, run_campaign
-from holdfast.chaos.determinism import DETERMINISM, run_twice
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.results import RunResult
-from holdfast.chaos.seedprocess import Task
-from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.campaign import user_runs as userruns
+from holdfast.chaos.campaign.campaign import Campaign, Settings, Unwatched, run_campaign
+from holdfast.chaos.campaign.determinism import DETERMINISM, run_twice
+from holdfast.chaos.campaign.seedprocess import Task
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.results import RunResult
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.examples import examples
 from tests.simulation.user_pipelines import HELPER, PIPELINES

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos.observations import Stored
-from holdfast.chaos.sometimes import Sometimes
-from holdfast.chaos.stores import Outcome, StoreDecision
-from holdfast.chaos.wire import HICCUPS_MAX, Fate, ServiceError, SimClient, SimS3, Trouble
+from holdfast.chaos.checkers.observations import Stored
+from holdfast.chaos.checkers.sometimes import Sometimes
+from holdfast.chaos.sim.stores import Outcome, StoreDecision
+from holdfast.chaos.sim.wire import HICCUPS_MAX, Fate, ServiceError, SimClient, SimS3, Trouble
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.port import Operation

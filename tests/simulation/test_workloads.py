@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.workloads import WORKLOADS, find_workload
 from holdfast.chaos.workloads.feeds import Feed, read_before
 from holdfast.chaos.workloads.graphs import Graph, SourceNode, StepNode, draw_graph
 from holdfast.chaos.workloads.late import LOST_BATCHES_MAX, LateFeed
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.chaos.workloads.settings import BACKENDS, with_config
 from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import InvalidConfigError

@@ -6,13 +6,13 @@ from functools import cache
 
 import pytest
 
-from holdfast.chaos.faults import KINDS, Fault, check_plan, decode_plan, encode_plan
-from holdfast.chaos.processes import Kernel, Process
-from holdfast.chaos.streams import Streams
-from holdfast.chaos.trace import Trace
-from holdfast.chaos.userruns import run_seed
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.faults.faults import KINDS, Fault, check_plan, decode_plan, encode_plan
+from holdfast.chaos.sim.kernel import Kernel, Process
+from holdfast.chaos.sim.streams import Streams
+from holdfast.chaos.sim.trace import Trace
 from holdfast.chaos.workloads import find_workload
-from holdfast.chaos.world import RunRequest
 from holdfast.statebackends.errors import InvalidConfigError
 
 MOMENTS: dict[str, Fault] = {

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey
-from holdfast.chaos.objectstore import SimObjectStore
-from holdfast.chaos.oracle import CommittedOutput, Sequences, compare, compare_states, counted
-from holdfast.chaos.scenario import CutExpectation, Scenario, SinkExpectation
-from holdfast.chaos.statereading import SnapshotView
+from holdfast.chaos.checkers.oracle import CommittedOutput, Sequences, compare, compare_states, counted
+from holdfast.chaos.checkers.state_reading import SnapshotView
+from holdfast.chaos.sim.objectstore import SimObjectStore
+from holdfast.chaos.workloads.scenario import CutExpectation, Scenario, SinkExpectation
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.operators.base import JobPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 
-from holdfast.chaos.disk import SimDisk
+from holdfast.chaos.sim.disk import SimDisk
 
 
 class PowerCut(BaseException):

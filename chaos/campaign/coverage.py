@@ -1,0 +1,128 @@
+"""Which branches of the product ran in simulated runs, and which modules never did: what a campaign says nothing about.
+
+Measured in an interpreter of its own that imports the whole product first, so that a definition does not count as a run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pickle
+import pkgutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.chaos.campaign.seedprocess import RUN_SEED, Task, interpreter, perform, resolve
+from holdfast.chaos.campaign.summary import CoverageReport
+
+if TYPE_CHECKING:
+    from holdfast.chaos.cluster.world import RunRequest
+
+PACKAGES = ("statebackends", "barriers", "operators", "coordinator")
+"""Packages that are measured; what never ran of them is listed."""
+
+RUNS_MAX = 40
+"""Runs in a sample: tracing makes each some five times slower."""
+SEEDS_PER_RUN = 10
+"""Seeds of a campaign for one run in its sample; but every kind of run is in it."""
+
+MISSING = "install it with: pip install 'holdfast[chaos]'"
+
+
+def sample(seeds: range, kinds: tuple[int, ...]) -> list[int]:
+    """Some seeds of a campaign: those of each kind of run, then the first ones."""
+    count = min(RUNS_MAX, max(len(kinds), len(seeds) // SEEDS_PER_RUN))
+    return list(dict.fromkeys((*kinds, *seeds[:RUNS_MAX])))[:count]
+
+
+def measure(requests: list[RunRequest], *, limit_s: float, entry: str = RUN_SEED) -> CoverageReport:
+    """Run them under coverage. Never raises for what goes wrong there: the report says why it has no figures."""
+    if find_spec("coverage") is None:
+        return CoverageReport(unavailable=MISSING)
+    with tempfile.NamedTemporaryFile(suffix=".json") as answer:
+        try:
+            done = subprocess.run(
+                interpreter("holdfast.chaos.campaign.coverage:run_measured", entry, answer.name),
+                input=pickle.dumps(requests),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=limit_s * max(1, len(requests)),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return CoverageReport(unavailable="a run under coverage did not end")
+        if done.returncode != 0:
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            return CoverageReport(unavailable=f"its process ended with code {done.returncode}: {' '.join(last)}")
+        return msgspec.json.decode(Path(answer.name).read_bytes(), type=CoverageReport)
+
+
+def run_measured(entry: str, answer: str) -> None:
+    """In the interpreter of its own: requests from stdin, the report into a file."""
+    import coverage
+
+    requests: list[RunRequest] = pickle.load(sys.stdin.buffer)
+    run = resolve(entry)
+    modules = dict(product_modules())
+    meter = coverage.Coverage(branch=True, data_file=None, source_pkgs=list(PACKAGES), config_file=False, messages=False)
+    meter.set_option("run:disable_warnings", ["module-not-measured", "already-imported", "no-data-collected"])
+    meter.exclude(r"if TYPE_CHECKING:")
+    meter.start()
+    for request in requests:
+        perform(run, Task(request))
+    meter.stop()
+    with tempfile.NamedTemporaryFile(suffix=".json") as found:
+        meter.json_report(outfile=found.name)
+        files = json.loads(Path(found.name).read_bytes())["files"]
+    measured = {str(Path(path).resolve()): figures for path, figures in files.items()}
+    Path(answer).write_bytes(msgspec.json.encode(report(modules, measured, len(requests))))
+
+
+def product_modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the product that can be imported, imported, with its file."""
+    for package in PACKAGES:
+        whole = f"holdfast.{package}"
+        for found in pkgutil.walk_packages(importlib.import_module(whole).__path__, prefix=f"{whole}."):
+            module = importlib.import_module(found.name)
+            yield found.name, Path(str(module.__file__)).resolve()
+
+
+def report(modules: dict[str, Path], measured: dict[str, dict[str, Any]], runs: int) -> CoverageReport:
+    """From the figures of coverage's JSON report, by absolute path. A module without functions has nothing to run."""
+    covered = dict.fromkeys(PACKAGES, 0)
+    branches = dict.fromkeys(PACKAGES, 0)
+    never_ran = []
+    for name, path in sorted(modules.items()):
+        figures = measured.get(str(path), {"summary": {}, "executed_lines": []})
+        package = name.split(".")[1]
+        covered[package] += figures["summary"].get("covered_branches", 0)
+        branches[package] += figures["summary"].get("num_branches", 0)
+        if not figures["executed_lines"] and has_functions(path.read_text("utf-8")):
+            never_ran.append(name)
+    return CoverageReport(
+        runs=runs,
+        branches_percent=_percent(sum(covered.values()), sum(branches.values())),
+        packages={package: _percent(covered[package], branches[package]) for package in PACKAGES},
+        never_ran=tuple(never_ran),
+    )
+
+
+def _percent(part: int, whole: int) -> float:
+    return round(100 * part / whole, 1) if whole else 0.0
+
+
+def has_functions(source: str) -> bool:
+    """There is a function in it that does something: more than a docstring, `...` or `pass`."""
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return any(not all(_is_empty(statement) for statement in function.body) for function in functions)
+
+
+def _is_empty(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Pass) or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))

@@ -1,0 +1,234 @@
+"""What a job has committed, read from outside: the log of a sink as JSON, its files as Parquet, and nothing of the product.
+
+It tells rows that are missing, extra or out of order. What they should be is the scenario's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.chaos.checkers.observations import StoreView
+from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.scenario import CutStates, Possibly, SinkExpectation
+
+SHOWN_MAX = 5
+"""Rows that a message names."""
+
+
+class OutputDamagedError(Exception):
+    """What the log of a sink says is committed can't be read, or is not what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """A file that the log names."""
+
+    checkpoint_id: int
+    name: str
+    rows: list[Row]
+    digest: bytes
+    """Of its bytes."""
+
+
+class CommittedOutput:
+    """The committed files of one sink, in commit order. Both the log and the files only ever grow in number: each is read once."""
+
+    def __init__(self, view: StoreView, sink_id: str) -> None:
+        self._view = view
+        self._folder = f"_holdfast/{quote(sink_id, safe='')}"
+        self._sink_id = sink_id
+        self._entries: list[bytes] = []
+        self._names: set[str] = set()
+        self.files: list[CommittedFile] = []
+
+    def refresh(self) -> list[CommittedFile]:
+        """Take in what was committed since; the new files. Raises OutputDamagedError."""
+        known = len(self.files)
+        while (content := self._view.peek(self._log(len(self._entries)))) is not None:
+            self._entries.append(content)
+            entry = msgspec.json.decode(content)
+            if entry["type"] == "commit":
+                self.files += [self._read(entry["checkpoint_id"], file["name"], file["rows"]) for file in entry["files"]]
+        return self.files[known:]
+
+    def _log(self, sequence: int) -> str:
+        return f"{self._folder}/log/{sequence:012d}.json"
+
+    def _data(self, name: str) -> str:
+        return f"{self._folder}/data/{name}"
+
+    def _read(self, checkpoint_id: int, name: str, rows: int) -> CommittedFile:
+        where = f"sink {self._sink_id}: {name} of checkpoint {checkpoint_id}"
+        if name in self._names:
+            raise OutputDamagedError(f"{where} is committed twice")
+        self._names.add(name)
+        content = self._view.peek(self._data(name))
+        if content is None:
+            raise OutputDamagedError(f"{where} is committed and does not exist")
+        try:
+            found = parquet_rows(content)
+        except (pa.ArrowException, OSError) as error:
+            raise OutputDamagedError(f"{where} is committed and can't be read: {error}") from error
+        if len(found) != rows:
+            raise OutputDamagedError(f"{where} has {len(found)} rows, {rows} were committed")
+        return CommittedFile(checkpoint_id, name, found, _digest(content))
+
+    def recheck(self) -> None:
+        """Whether all that was ever committed is still there as it was. Raises OutputDamagedError."""
+        for sequence, content in enumerate(self._entries):
+            if self._view.peek(self._log(sequence)) != content:
+                raise OutputDamagedError(f"sink {self._sink_id}: entry {sequence} of its log has changed or is gone")
+        for file in self.files:
+            content_now = self._view.peek(self._data(file.name))
+            if content_now is None or _digest(content_now) != file.digest:
+                raise OutputDamagedError(f"sink {self._sink_id}: {file.name} was committed and has changed or is gone")
+
+
+def committed(view: StoreView, sink_id: str) -> list[CommittedFile]:
+    """The committed files of a sink, in the order of their commits. Raises OutputDamagedError."""
+    output = CommittedOutput(view, sink_id)
+    output.refresh()
+    return output.files
+
+
+def parquet_rows(content: bytes) -> list[Row]:
+    """Rows of a Parquet file; timestamps as us since the epoch."""
+    # Not read_table: for files of a few rows that takes three times as long.
+    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+        table = file.read(use_threads=False)
+    return list(zip(*(_plain(column) for column in table.columns), strict=True))
+
+
+def _plain(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+# -------------------------------------------------------------------------------------------------------------- verdicts
+
+
+def counted(files: Iterable[CommittedFile], sink: SinkExpectation) -> Counter[Row]:
+    """The rows of some files as the expectation counts them: the compared columns, or of each key only its last row."""
+    rows: Iterable[Row] = chain.from_iterable(file.rows for file in files)
+    if sink.last_of_key and sink.ordered_by is not None:
+        key, sequence = sink.ordered_by
+        last: dict[Any, Row] = {}
+        for row in rows:
+            if row[key] not in last or last[row[key]][sequence] < row[sequence]:
+                last[row[key]] = row
+        rows = last.values()
+    if sink.compared is not None:
+        rows = _columns(rows, sink.compared)
+    return Counter(rows)
+
+
+def _columns(rows: Iterable[Row], columns: tuple[int, ...]) -> Iterable[Row]:
+    # Most of what a run's verdict costs: each row of the output comes here.
+    if len(columns) > 1:
+        return map(itemgetter(*columns), rows)
+    return (tuple(row[column] for column in columns) for row in rows)
+
+
+def compare(expected: Counter[Row], actual: Counter[Row], *, partly: bool = False) -> str | None:
+    """The first rows that are missing or too many; None if all is right. `partly`: more may come, so none is missing yet."""
+    if dict.__eq__(actual, expected) or actual == expected:  # the first is much faster, and true of every good run
+        return None
+    extra, missing = actual - expected, Counter() if partly else expected - actual
+    parts = [f"{rows.total()} {what}: {_shown(rows)}" for what, rows in (("missing", missing), ("too many", extra)) if rows.total()]
+    return f"{actual.total()} of {expected.total()} rows; {'; '.join(parts)}" if parts else None
+
+
+def _shown(rows: Counter[Row]) -> str:
+    first = sorted(rows.items(), key=lambda item: repr(item[0]))[:SHOWN_MAX]
+    text = ", ".join(f"{row}" if count == 1 else f"{row} x{count}" for row, count in first)
+    return text if len(rows) <= SHOWN_MAX else f"{text} ..."
+
+
+class Growing:
+    """Checks while a sink's output grows that no row is too many (I2); one commit at a time, each row once."""
+
+    def __init__(self, sink: SinkExpectation, expected: Counter[Row]) -> None:
+        self._sink = sink
+        self._expected = expected
+        self._actual: Counter[Row] = Counter()
+
+    def add(self, file: CommittedFile) -> str | None:
+        """The first rows of a file that are too many; None if none is, or if only the last row of each key counts."""
+        if self._sink.last_of_key:
+            return None
+        rows = counted((file,), self._sink)
+        self._actual.update(rows)
+        extra = Counter({row: self._actual[row] - self._expected[row] for row in rows if self._actual[row] > self._expected[row]})
+        if not extra:
+            return None
+        return f"{extra.total()} too many: {_shown(extra)}, the last in {file.name} of checkpoint {file.checkpoint_id}"
+
+
+class Sequences:
+    """Checks the order of a sink's output (I3) and its steps (I5), file by file in the order of commits."""
+
+    def __init__(self, sink: SinkExpectation) -> None:
+        self._columns = sink.ordered_by
+        self._steps = sink.steps_by_one
+        self._last: dict[Any, Any] = {}
+
+    def add(self, file: CommittedFile) -> tuple[str, str] | None:
+        """(invariant, what is wrong) of the first row out of place; None if none is."""
+        if self._columns is None:
+            return None
+        key_column, column = self._columns
+        for row in file.rows:
+            key, sequence = row[key_column], row[column]
+            last = self._last.get(key)
+            self._last[key] = sequence
+            if last is not None and not last < sequence:
+                broken = "I3"
+            elif self._steps and sequence != (0 if last is None else last) + 1:
+                broken = "I5"
+            else:
+                continue
+            return broken, f"key {key!r} has {sequence!r} after {last!r} in {file.name} of checkpoint {file.checkpoint_id}"
+        return None
+
+
+def compare_states(expected: CutStates, actual: Mapping[str, Mapping[Any, Any]]) -> str | None:
+    """The first entries of keyed state that are not what the cut says; None if all is right."""
+    for state, wanted in expected.items():
+        found = actual.get(state, {})
+        if found == wanted:
+            continue
+        wrong = []
+        for key in sorted({*wanted, *found}, key=repr):
+            value, held = wanted.get(key, _ABSENT), found.get(key, _ABSENT)
+            if isinstance(value, Possibly):
+                value = value.value if key in found else _ABSENT
+            if held != value:
+                wrong.append(f"{key!r} is {held!r}, not {value!r}")
+        if wrong:
+            rest = f" and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
+            return f"state {state!r}: {'; '.join(wrong[:SHOWN_MAX])}{rest}"
+    return None
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()

@@ -1,0 +1,473 @@
+"""The simulated cluster of one run: its processes, and who starts and kills them.
+
+It assembles the pieces. Which faults strike it is strikes.py's matter, what users do to the job users.py's, how long a run
+goes on world.py's."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.barriers.jobgraph import ClaimMode
+from holdfast.barriers.launches import launch_token
+from holdfast.barriers.messages import Registered, RegisterWorker, ShutdownWorker
+from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
+from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
+from holdfast.chaos.cluster.driver import DriverHost, Order
+from holdfast.chaos.cluster.emitted import EmittedRows
+from holdfast.chaos.cluster.strikes import Strikes
+from holdfast.chaos.cluster.users import Users
+from holdfast.chaos.cluster.worker_host import Surroundings, WorkerHost, repeatable
+from holdfast.chaos.faults.faults import Fault
+from holdfast.chaos.faults.local_disk import damage_copies, limited_disk
+from holdfast.chaos.pipelines.modules import UserModules, running
+from holdfast.chaos.sim.control import Call, ControlNetwork
+from holdfast.chaos.sim.datanet import DataNetwork
+from holdfast.chaos.sim.forgeries import forge_registrations
+from holdfast.chaos.sim.injector import Injector
+from holdfast.chaos.sim.kernel import Kernel, Process
+from holdfast.chaos.sim.stores import SimStores
+from holdfast.chaos.sim.streams import Streams
+from holdfast.chaos.sim.trace import Trace
+from holdfast.chaos.workloads.scenario import Scenario
+from holdfast.coordinator.ha.records import derive_job_id
+from holdfast.operators.base import JobPlan
+from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.spark.standing import TERMINAL_STATES
+from holdfast.operators.worker.leader_retrieval import Target
+from holdfast.operators.worker.main import WorkerSpec
+
+STATE_ROOT = "/state"
+DEATH_US = (20_000, 250_000)
+"""Least and most time until a driver learns of a worker's death and its successor runs."""
+WAKE_US = (200_000, 4_000_000)
+"""Least and most time until a worker that hung out of reach wakes, once its task was cancelled."""
+IMPERSONATION_US = 400_000
+"""Most time that passes until each forged registration is sent: the worker that it is of may be dead by then, and its slot free."""
+GUARD_US = 3_000_000
+"""Time between two looks at whether a coordinator leads."""
+MEMORY_FOLDER = "/dev/shm"
+MEMORY_BYTES_MIN = 1 << 30
+"""A container may give it 64 MiB, which RocksDB's preallocation fills."""
+
+OBJECTS_SHARE = 0.35
+"""Of the runs, those on an object store instead of a disk."""
+
+WIRE_SHARE = 0.5
+"""Of these, those that reach it through the product's S3 shell; the others fail whole operations."""
+
+COPIES_SHARE = 0.5
+"""Of the runs whose state is on a disk of the worker's own anyway, those that keep copies of it there, too."""
+
+SHARED_BYTES_MIN = 512
+"""Inline threshold of jobs that write increments: the tables of a simulated job are small, and only files can be shared."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A worker process and whose it is."""
+
+    host: WorkerHost
+    driver: DriverHost
+    spawn: int
+
+
+class Cluster:
+    """Everything of one run that has a life."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        trace: Trace,
+        kernel: Kernel,
+        scenario: Scenario,
+        plan: tuple[Fault, ...],
+        observe: Callable[[Observation], None],
+        emitted: EmittedRows | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.trace = trace
+        self.streams = streams
+        self.scenario = scenario
+        self.observe = observe
+        self.random = streams.of("world")
+        self.injector = Injector(kernel, plan, Strikes(self), observe)
+        objects = streams.of("stores").random() < OBJECTS_SHARE
+        wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
+        self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
+        control = ControlNetwork(kernel, self.injector, observe)
+        self.around = Surroundings(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
+        self.control = control
+        self._plans: dict[tuple[int | None, bool], JobPlan] = {}
+        self._backend: str | None = None
+        self.held: dict[str, Held] = {}
+        self._coordinators: dict[str, CoordinatorHost] = {}
+        self.drivers: dict[str, DriverHost] = {}
+        self.driver: DriverHost | None = None
+        """The newest one."""
+        self.users = Users(self)
+        self.pending = 0
+        """Things on their way that will change the job: a driver to come, a stop with its restore."""
+        self._counts: dict[str, int] = {}
+        self.parallelism: int | None = None
+        """What the next submission asks for; None: the job's own."""
+        self.outcome = ""
+        """How the job ended, as its newest driver learned it."""
+        self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
+        self.crashes: list[str] = []
+        self.hung: set[str] = set()
+        """Workers that stand still until their task is cancelled."""
+        self.out_of_reach: set[str] = set()
+        """Those of them that the cancellation doesn't kill."""
+        self.local_directory = ""
+        self.keeps_copies = False
+        """Workers keep copies of their state on their own disk."""
+        self._damages = any(fault.kind in ("damage_copies", "local_disk_full") for fault in plan)
+        self._fills = any(fault.kind == "local_disk_full" for fault in plan)
+        self._local = ExitStack()
+
+    # ------------------------------------------------------------------------------------------------ as checkers see it
+
+    @property
+    def now_ms(self) -> int:
+        return self.kernel.now_ms
+
+    @property
+    def job_id(self) -> str:
+        return derive_job_id(self.job_plan(None).graph.name)
+
+    @property
+    def state(self) -> StoreView:
+        return self.stores.view(STATE_ROOT)
+
+    def store(self, location: str) -> StoreView:
+        """The store at an absolute path."""
+        return self.stores.view(location)
+
+    def workers(self) -> list[WorkerHost]:
+        return [self.held[name].host for name in sorted(self.held)]
+
+    def coordinators(self) -> list[CoordinatorHost]:
+        return [self._coordinators[name] for name in sorted(self._coordinators)]
+
+    @property
+    def jobs_live(self) -> bool:
+        """The newest submission has no terminal result yet."""
+        submissions = [path.rpartition("/")[2] for path in self.state.paths(f"{self.job_id}/submissions")]
+        newest = max(submissions, key=lambda name: int(name.removesuffix(".json")), default=None)
+        return newest is not None and self.state.size(f"{self.job_id}/results/{newest}") is None
+
+    @property
+    def has_ended(self) -> bool:
+        """The job is over, and nothing on its way will start it again."""
+        return bool(self.outcome) and self.pending == 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """No worker lives, no coordinator has a flow under way, and none will try anything again."""
+        return not self.held and all(host.is_at_rest for host in self._coordinators.values())
+
+    def standing(self) -> str:
+        """Who lives and what they are about, for the report of a run that does not end."""
+        workers = " ".join(f"{each.process.name}({each.summary()})" for each in self.workers())
+        leaders = " ".join(f"{each.process.name}({each.summary()})" for each in self.coordinators())
+        return f"outcome {self.outcome or 'none'}, {self.pending} pending; {leaders or 'no coordinator'}; {workers or 'no worker'}"
+
+    # --------------------------------------------------------------------------------------------------------- set-up
+
+    def use(self, *, backend: str | None) -> None:
+        """Settings of this run: another state backend than the workload's."""
+        self._backend = backend
+        is_opaque = self.job_plan(None).graph.config.state_backend == "rocksdb"
+        # Columns that a user leaves out of every comparison may hold the time of day, too.
+        ignores = any(said.ignore_columns for sink in self.scenario.sinks if sink.user for said in sink.user.expectations)
+        self.kernel.opaque = self.kernel.opaque or is_opaque or ignores
+        self.keeps_copies = self._damages or (is_opaque and self.streams.of("copies").random() < COPIES_SHARE)
+        if is_opaque or self.keeps_copies:
+            folder = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
+            self.local_directory = self._local.enter_context(folder)
+            if self._fills:
+                self._local.enter_context(limited_disk(self.injector.is_local_disk_full))
+
+    def job_plan(self, parallelism: int | None, *, allow_output_repeat: bool = False) -> JobPlan:
+        """The job at a parallelism, or its own."""
+        plan = self._plans.get((parallelism, allow_output_repeat))
+        if plan is None:
+            with running(None):  # a driver is on its way: whoever's event this is, it is not his code
+                plan = self.scenario.plan(parallelism)
+            config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend or plan.graph.config.state_backend)
+            if config.rocksdb is not None:
+                config = msgspec.structs.replace(config, rocksdb=repeatable(config.rocksdb))
+            if self._damages:
+                config = msgspec.structs.replace(config, inline_threshold=0)
+            if config.is_incremental:
+                config = msgspec.structs.replace(config, inline_threshold=min(config.inline_threshold, SHARED_BYTES_MIN))
+            if config != plan.graph.config:
+                graph = msgspec.structs.replace(plan.graph, config=config)
+                plan = JobPlan(graph, plan.operators, plan.sources, plan.selectors, plan.schemas)
+            if allow_output_repeat:
+                for operator in plan.operators.values():
+                    if isinstance(operator, FileCommitter):
+                        operator.allow_output_repeat = True
+            self._plans[parallelism, allow_output_repeat] = plan
+        return plan
+
+    def begin(self) -> None:
+        """The coordinator, and a driver that submits the job."""
+        self.start_coordinator()
+        self.start_driver(None)
+        self.kernel.after(GUARD_US, self._guard)
+
+    def close(self) -> None:
+        """Release what is real: local folders of RocksDB."""
+        for held in self.held.values():
+            held.host.dispose()
+        self._local.close()
+
+    def _process(self, role: str, label: str = "") -> Process:
+        name = label or role
+        self._counts[name] = self._counts.get(name, 0) + 1
+        process = Process(f"{name}.{self._counts[name]}" if label else f"{name}-{self._counts[name]}", role)
+        self.tell(process, "started")
+        return process
+
+    def tell(self, process: Process, change: str) -> None:
+        point = process.last_point if change == "killed" else ""
+        self.trace.add(process.name, change, point)
+        self.observe(Lifecycle(self.now_ms, process.name, process.role, change, point))
+
+    # ---------------------------------------------------------------------------------------------------- coordinators
+
+    def start_coordinator(self) -> CoordinatorHost:
+        """Another coordinator process; it leads when its recovery is done."""
+        process = self._process("coordinator")
+        host = CoordinatorHost(self.around, process, self.stores.client(process), lambda ready: None)
+        self._coordinators[process.name] = host
+        self.kernel.after(self.random.randrange(1_000, 20_000), host.start, process)
+        return host
+
+    def ensure_coordinator(self) -> None:
+        """As a service manager does: the newest process is started again when it is gone; older ones may linger, fenced."""
+        newest = self._coordinators.get(f"coordinator-{self._counts.get('coordinator', 0)}")
+        if newest is None or newest.process.paused:
+            self.start_coordinator()
+
+    def _guard(self) -> None:
+        """A service manager's health check of what clients are sent to: that it lives. Who leads is the coordinators' affair."""
+        known = self.control.leader
+        host = self._coordinators.get(known.process.name) if known is not None else self.newest_coordinator()
+        if host is None:
+            self.start_coordinator()
+        self.kernel.after(GUARD_US, self._guard)
+
+    def newest_coordinator(self) -> CoordinatorHost | None:
+        alive = [host for host in self._coordinators.values() if not host.process.paused]
+        return alive[-1] if alive else None
+
+    # --------------------------------------------------------------------------------------------------------- drivers
+
+    def start_driver(self, restore: str | None) -> DriverHost:
+        """A driver that submits the job; it is the newest from now on."""
+        process = self._process("driver")
+        mode = ClaimMode.CLAIM if restore in self.users.claims else ClaimMode.NO_CLAIM
+        repeat = restore in self.users.rewinds
+        plan = self.job_plan(self.parallelism, allow_output_repeat=repeat)
+        order = Order(plan, restore, claim_mode=mode, allow_output_repeat=repeat)
+        with running(None):
+            driver = DriverHost(self.around, process, order, self, self._driver_ended)
+        driver.job_id = self.job_id
+        self.drivers[process.name] = driver
+        self.driver = driver
+        self.outcome = ""
+        self.kernel.after(self.random.randrange(1_000, 30_000), driver.start, process)
+        return driver
+
+    def driver_later(self, delay_us: int, restore: str | None = None) -> None:
+        self.pending += 1
+
+        def start() -> None:
+            self.pending -= 1
+            self.start_driver(restore)
+
+        self.kernel.after(delay_us, start)
+
+    def _driver_ended(self, driver: DriverHost, outcome: str) -> None:
+        self.trace.add(driver.process.name, "ended", outcome)
+        self.drivers.pop(driver.process.name, None)
+        driver.process.alive = False
+        if driver is not self.driver:
+            return
+        if outcome in TERMINAL_STATES:
+            self.outcome = outcome
+            if outcome != "FINISHED":
+                self.on_trouble("I30", f"the job ended as {outcome}")
+            self.users.job_ended()
+        elif outcome == "exists":
+            self.outcome = "FINISHED"
+            self.users.job_ended()
+        elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
+            self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
+        elif outcome.startswith(("OutputMayRepeatError", "SnapshotClaimedError")) or self.users.misses(driver.order.restore):
+            # Another driver went on meanwhile: to rewind takes a flag, and what was claimed, or is old, may be gone.
+            self.outcome = "" if self.jobs_live else "FINISHED"
+            if self.drivers:
+                self.driver = next(iter(self.drivers.values()))
+            elif not self.outcome:
+                self.driver_later(200_000, self.users.say_again())
+        elif outcome in ("superseded", "workers ended") or outcome.startswith(("gave up", "FencedError")):
+            self.driver_later(200_000, driver.unanswered_restore)
+        else:
+            self.on_trouble("I16", f"the job can't be started again: {outcome}")
+
+    # --------------------------------------------------------------------------------------------------------- workers
+
+    def spawn(self, driver: DriverHost, slot: int, spawn: int) -> None:
+        """As driver.Slots."""
+        delay_us = self.random.randrange(*DEATH_US) if spawn > 1 else self.random.randrange(1_000, 40_000)
+        self.kernel.after(delay_us, lambda: self._start_worker(driver, slot, spawn), driver.process)
+
+    def cancel(self, driver: DriverHost, slot: int, spawn: int) -> None:
+        """As driver.Slots."""
+        for held in list(self.held.values()):
+            process = held.host.process
+            if held.driver is not driver or (held.host.slot, held.spawn) != (slot, spawn):
+                continue
+            if process.paused:
+                self.tell(process, "cancelled")
+            if process.name in self.out_of_reach:  # its task is over, and nothing can be done about the process
+                self.tell_driver(held, None)
+                self.kernel.after(self.random.randrange(*WAKE_US), lambda process=process: self.wake(process))  # type: ignore[misc]
+            else:
+                self.kill(process)
+
+    def _start_worker(self, driver: DriverHost, slot: int, spawn: int) -> None:
+        accepted = driver.accepted
+        if accepted is None or driver.outcome:
+            return
+        process = self._process("worker", f"worker-{slot}")
+        if self.scenario.user_modules:
+            process.modules = UserModules(self.scenario.user_modules)
+        self._counts["tasks"] = self._counts.get("tasks", 0) + 1
+        spec = WorkerSpec(
+            job_id=accepted.job_id,
+            slot=slot,
+            submission=accepted.submission,
+            task_attempt=self._counts["tasks"],
+            coordinator_url="sim://",
+            token=None,
+            state_directory=accepted.directory,
+            plan=driver.plan_bytes,
+            local_directory=self.local_directory,
+            cancellation_timeout_ms=driver.order.plan.graph.config.cancellation_timeout_ms,
+            watch_parent=False,
+            spawn=spawn,
+            launch_token=launch_token(
+                driver.launch_key, job_id=accepted.job_id, submission=accepted.submission, slot=slot, spawn=spawn
+            ),
+        )
+        nonce = f"n{self._counts['tasks']:x}"
+        storage = self.stores.client(process)
+        host = WorkerHost(self.around, process, spec, storage, nonce, self._worker_left, keeps_copies=self.keeps_copies)
+        self.held[process.name] = Held(host, driver, spawn)
+        host.start()
+
+    def _worker_left(self, host: WorkerHost, why: ShutdownWorker | None) -> None:
+        """It ended by itself."""
+        held = self.held.get(host.process.name)
+        if held is None:
+            return
+        self._remove(host.process)
+        self.tell(host.process, "left")
+        self.tell_driver(held, why)
+
+    def tell_driver(self, held: Held, why: ShutdownWorker | None) -> None:
+        slot, driver = held.host.slot, held.driver
+        delay_us = self.random.randrange(*DEATH_US)
+        self.kernel.after(delay_us, lambda: driver.worker_ended(slot, held.spawn, why, "lost"), driver.process)
+
+    def damage_copies(self, rng: random.Random) -> bool:
+        """Damage what workers keep on their host's disk; False if there is nothing."""
+        return self.keeps_copies and damage_copies(self.local_directory, rng) > 0
+
+    def hang(self, process: Process, *, out_of_reach: bool) -> None:
+        """It stands still until its task is cancelled; out of reach, it wakes after that."""
+        self.kernel.pause(process)
+        self.tell(process, "paused")
+        self.hung.add(process.name)
+        if out_of_reach:
+            self.out_of_reach.add(process.name)
+
+    def wake(self, process: Process) -> None:
+        """It goes on, whatever has become of its slot."""
+        self.out_of_reach.discard(process.name)
+        self.hung.discard(process.name)
+        if process.alive and process.paused:
+            self.tell(process, "resumed")
+            self.kernel.resume(process)
+
+    def impersonate(self, process: Process, rng: random.Random) -> bool:
+        """Strangers with all that a worker has register in its place and in others'; False if there is nobody to ask."""
+        held, leader = self.held.get(process.name), self.control.leader
+        if held is None or leader is None or not leader.process.alive or held.driver.accepted is None:
+            return False
+        for body in forge_registrations(held.host.session._identity, held.driver.accepted.slots, rng):
+            self._counts["stranger"] = self._counts.get("stranger", 0) + 1
+            stranger = Process(f"stranger-{self._counts['stranger']}", "stranger")
+            self.kernel.after(rng.randrange(IMPERSONATION_US), lambda body=body, stranger=stranger: self._ask_as(stranger, body))  # type: ignore[misc]
+        return True
+
+    def _ask_as(self, stranger: Process, body: RegisterWorker) -> None:
+        self.observe(Impersonated(self.now_ms, stranger.name, body.slot))
+        call = Call(stranger, "register", body.job_id, body.slot)
+        self.control.ask(call, Target(self.control.address), body, Registered, lambda answer: None)
+
+    # ----------------------------------------------------------------------------------------------------------- deaths
+
+    def kill(self, process: Process) -> None:
+        """kill -9."""
+        if not process.alive:
+            return
+        self.crashes.append(process.last_point)
+        self.tell(process, "killed")
+        held = self.held.get(process.name)
+        self._remove(process)
+        if held is not None:
+            self.tell_driver(held, None)
+
+    def _remove(self, process: Process) -> None:
+        self.kernel.kill(process)
+        self.control.process_gone(process)
+        self._coordinators.pop(process.name, None)
+        self.drivers.pop(process.name, None)
+        held = self.held.pop(process.name, None)
+        if held is not None:
+            held.host.transport.close()
+            held.host.dispose()
+
+    def kill_driver(self, driver: DriverHost, *, orphans: bool) -> None:
+        self.kill(driver.process)
+        for held in list(self.held.values()):
+            if held.driver is driver and (not orphans or held.host.process.name in self.hung):
+                self.kill(held.host.process)
+
+    def kill_everything(self) -> None:
+        for host in list(self._coordinators.values()):
+            self.kill(host.process)
+        for driver in list(self.drivers.values()):
+            self.kill(driver.process)
+        for held in list(self.held.values()):
+            self.kill(held.host.process)
+
+
+def _memory_folder() -> str | None:
+    """A file system in memory for what RocksDB writes: a run does not outlive its process. None: wherever temporary files go."""
+    if "TMPDIR" in os.environ or not os.access(MEMORY_FOLDER, os.W_OK):
+        return None
+    return MEMORY_FOLDER if shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN else None

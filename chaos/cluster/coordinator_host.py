@@ -1,0 +1,366 @@
+"""One simulated coordinator process: the real job host, job masters, checkpoint coordinators and storage flows.
+
+It stands for the REST service: requests come from the simulated network, and each job's turns are events of this process."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.checkers.observations import Led, Listened
+from holdfast.chaos.cluster.worker_host import Surroundings
+from holdfast.chaos.sim.gateway import Epoch
+from holdfast.chaos.sim.kernel import Process, ProcessClock
+from holdfast.chaos.sim.pool import FlowPool
+from holdfast.chaos.sim.stores import StoreClient
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost
+from holdfast.coordinator.dispatcher.job_runner import JobService
+from holdfast.coordinator.dispatcher.jobview import view_recorded_job
+from holdfast.coordinator.dispatcher.queries import ReadModels
+from holdfast.coordinator.dispatcher.submit import identify_job
+from holdfast.coordinator.dispatcher.threads import Turns
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.restore.plan import derive_triggers
+from holdfast.coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
+from holdfast.coordinator.views import TriggerView
+from holdfast.operators.spark.supervisor import SeenWorker
+from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.port import Flow, Storage
+
+T = TypeVar("T")
+
+Ended: TypeAlias = Callable[[Any, BaseException | None], None]
+
+TURN_US = (10, 250)
+"""Least and most time until an owner takes its next turn."""
+CALL_TIMEOUT_MS = 30_000
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a driver is told of its job."""
+
+    state: str
+    submission: int
+    attempt: int
+    workers: tuple[SeenWorker, ...]
+    failure: str = ""
+    completed: int = 0
+    """Newest completed checkpoint."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a user asks for."""
+
+    kind: CheckpointKind | None
+    """None: cancel."""
+    trigger_id: str
+    target: str | None = None
+    drain: bool = False
+    native: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a wish ended, or that it has not."""
+
+    in_progress: bool
+    location: str = ""
+    failure: str = ""
+
+
+class CoordinatorHost:
+    """Leads the jobs of the state directory from `start` until it is killed."""
+
+    def __init__(
+        self, around: Surroundings, process: Process, storage: StoreClient, ready: Callable[[CoordinatorHost], None]
+    ) -> None:
+        self.process = process
+        self._around = around
+        self._storage = storage
+        self._on_ready = ready
+        self.is_ready = False
+        self.clock = ProcessClock(around.kernel, process)
+        self._routed = RoutedStorage(storage)
+        self._decisions = FlowPool(around.kernel, process, storage, around.injector, threads=8)
+        self._cleanup = FlowPool(around.kernel, process, storage, around.injector, threads=2)
+        rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
+        self.url = f"sim://{process.name}"
+        config = ServiceConfig(storage.root, url=self.url)
+        self.host = JobHost(
+            config,
+            storage.root,
+            rng=rng,
+            clock=self.clock,
+            runner=self,
+            owner=lambda: SimOwner(self),
+            draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
+        )
+        host = self.host
+        self._models = ReadModels(host.registry, storage.root, CALL_TIMEOUT_MS, host.recovery, look_for=host.look_for)
+        self._starting: dict[str, deque[tuple[HostFlow[Any], Ended]]] = {}
+        """Of each job the flows that start it or take it over: the first is under way, the others wait for it."""
+        self._rounds = 0
+        process.phase = "recovering"
+
+    @property
+    def services(self) -> list[JobService]:
+        """Jobs that this process leads, or led."""
+        return self.host.registry.services()
+
+    def summary(self) -> str:
+        """What its jobs are about."""
+        if not self.is_ready:
+            return "recovering"
+        return ",".join(
+            f"e{each.epoch} {each._master.state.value.lower()} a{each._master.lifecycle.attempt}" for each in self.services
+        )
+
+    @property
+    def around(self) -> Surroundings:
+        return self._around
+
+    @property
+    def is_at_rest(self) -> bool:
+        """No flow is under way, and no job waits for a time to do something."""
+        idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unsettled or self.host.astray)
+        return idle and all(service.next_deadline_ms() is None for service in self.services)
+
+    def start(self) -> None:
+        """Open the state directory, listen, and lead on what lives in it."""
+        self._in_turn("", self.host.open(), self._opened)
+
+    def _opened(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._around.kernel.trace.add(self.process.name, "can't start", str(error))
+            self._around.kernel.after(200_000, self.start, self.process)
+            return
+        self.is_ready = True
+        self._around.control.announce(self)
+        self._around.observe(Listened(self._around.kernel.now_ms, self.process.name))
+        self._on_ready(self)
+        self._lead_on(None, None)  # one thread: a world has one job
+        self._retry()
+
+    def _lead_on(self, result: Any, error: BaseException | None) -> None:
+        """As a thread of holdfast.coordinator.service that recovers one job after the other."""
+        job_id = self.host.recovery.next()
+        if job_id is not None:
+            self._in_turn(job_id, self.host.lead_on(job_id), self._lead_on)
+        elif self.host.recovery.is_over:
+            self.process.phase = ""
+
+    def _retry(self) -> None:
+        """As holdfast.coordinator.service: looks for leaders, and tries again with jobs that storage did not let it recover."""
+        self._rounds += 1
+        if not self._starting:
+            if self._rounds % LEADERSHIP_ROUNDS == 0:
+                self._in_turn("", self.host.check_leaderships(), _nothing)
+            if self.host.astray:
+                self._in_turn("", self.host.find_leaders(), _nothing)
+            for job_id in sorted(self.host.unsettled):
+                self._in_turn(job_id, self.host.recover_unsettled_job(job_id), _nothing)
+        self._around.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
+
+    # --------------------------------------------------------------------------------------------- flows (FlowRunner)
+
+    def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
+        """As holdfast.coordinator.dispatcher.threads.FlowRunner."""
+        storage: Storage = self._routed
+        (self._cleanup if cleanup else self._decisions).drive(flow, ended, storage)
+
+    def _in_turn(self, job_id: str, flow: HostFlow[Any], ended: Ended) -> None:
+        """Starting and taking over jobs: each job one flow at a time, as its lock has it. An empty id: of no single job."""
+        waiting = self._starting.setdefault(job_id, deque())
+        waiting.append((flow, ended))
+        if len(waiting) == 1:
+            self._start_next(job_id)
+
+    def _start_next(self, job_id: str) -> None:
+        flow, ended = self._starting[job_id][0]
+
+        def done(result: Any, error: BaseException | None) -> None:
+            waiting = self._starting[job_id]
+            waiting.popleft()
+            if waiting:
+                self._start_next(job_id)
+            else:
+                del self._starting[job_id]
+            ended(result, error)
+
+        self._decisions.drive(flow, done, self._routed)
+
+    # -------------------------------------------------------------------------------------------- requests (Endpoint)
+
+    def serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
+        """As the routes of the REST service."""
+        try:
+            return self._serve(request, job_id, body)
+        except HoldfastError as error:
+            future: Future[Any] = Future()
+            future.set_exception(error)
+            return future
+
+    def _serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
+        call = self._models._call_in_session
+        match request:
+            case "register":
+                return self._models._register(body)
+            case "acks":
+                return call(job_id, lambda ticket: job.AckBatchReceived(ticket, body))
+            case "states":
+                return call(job_id, lambda ticket: job.StatesReceived(ticket, body))
+            case "heartbeat":
+                return _then(call(job_id, lambda ticket: job.HeartbeatReceived(ticket, body)), Epoch)
+            case "submit":
+                return self._submit(body)
+            case "look":
+                return self._look(job_id)
+            case "wish":
+                return self._wish(job_id, body)
+            case _:
+                return self._outcome(job_id, body)
+
+    def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
+        """As the route of the command stream."""
+        return self._models._led_in_session(job_id).subscribe(slot, session, after)
+
+    def leader_unreachable(self, job_id: str, epoch: int) -> None:
+        """As the REST service for every request that carries it."""
+        self.host.leader_unreachable(job_id, epoch)
+
+    def _submit(self, submission: Submission) -> Future[Any]:
+        future: Future[SubmissionAccepted] = Future()
+
+        def ended(accepted: Any, error: BaseException | None) -> None:
+            if error is None:
+                future.set_result(accepted)
+            else:
+                future.set_exception(error)
+
+        self._in_turn(identify_job(submission), self.host.submit(submission), ended)
+        return future
+
+    def _look(self, job_id: str) -> Future[Any]:
+        recorded = self._models._recorded_only(job_id)
+        if recorded is None:
+            return self._models._led(job_id).query(_look_at)
+        future: Future[Any] = Future()
+        view = view_recorded_job(recorded, self.clock.wall_ms())
+        newest = recorded.newest_submission
+        future.set_result(Look(view.overview.state, newest.number if newest is not None else 0, view.attempt, ()))
+        return future
+
+    def _wish(self, job_id: str, wish: Wish) -> Future[Any]:
+        kind = wish.kind
+        if kind is None:
+            return _then(self._models._call(job_id, job.CancelRequested), lambda _: "")
+        if kind is not CheckpointKind.CHECKPOINT and wish.target is None:
+            raise NotFoundError("a savepoint needs a target")
+        return self._models._call(
+            job_id,
+            lambda ticket: job.SnapshotRequested(
+                ticket, kind, wish.trigger_id, target=wish.target, drain=wish.drain, native=wish.native
+            ),
+        )
+
+    def _outcome(self, job_id: str, trigger_id: str) -> Future[Any]:
+        recorded = self._models._recorded_only(job_id)
+        if recorded is None:
+            return self._models._led(job_id).query(lambda master: _outcome_of(master.triggers.get(trigger_id), trigger_id))
+        view = next((entry for entry in derive_triggers(recorded) if entry.trigger_id == trigger_id), None)
+        future: Future[Any] = Future()
+        future.set_result(_outcome_of(view, trigger_id))
+        return future
+
+
+def _nothing(result: Any, error: BaseException | None) -> None:
+    pass
+
+
+def _look_at(master: JobMaster) -> Look:
+    workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.workforce.views())
+    setup = master.setup
+    restored = master.lifecycle.restore_point
+    completed = restored.checkpoint_id if restored is not None else 0
+    return Look(master.state.value, setup.submission, master.lifecycle.attempt, workers, master.lifecycle.failure or "", completed)
+
+
+def _outcome_of(view: TriggerView | None, trigger_id: str) -> Outcome:
+    if view is None:
+        raise NotFoundError(f"no trigger {trigger_id}")
+    return Outcome(view.in_progress, view.location or "", view.failure or "")
+
+
+def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
+    """The future's value, made into something else."""
+    made_future: Future[Any] = Future()
+
+    def done(ended: Future[Any]) -> None:
+        error = ended.exception()
+        if error is None:
+            made_future.set_result(made(ended.result()))
+        else:
+            made_future.set_exception(error)
+
+    future.add_done_callback(done)
+    return made_future
+
+
+class SimOwner:
+    """Implements holdfast.coordinator.dispatcher.threads.Owner: a job's turns as events of its process."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+        self._kernel = host.around.kernel
+        self._random = self._kernel.streams.of(f"owner/{host.process.name}")
+        self._service: Turns | None = None
+        self._due_us: int | None = None
+
+    def start(self, service: Turns) -> None:
+        self._service = service
+        if isinstance(service, JobService):
+            setup = service._master.setup
+            self._host.around.observe(
+                Led(self._kernel.now_ms, self._host.process.name, setup.job_id, setup.epoch, setup.submission, setup.graph)
+            )
+            self._kernel.trace.add(self._host.process.name, "leads", f"epoch {setup.epoch} submission {setup.submission}")
+        self.wake()
+
+    def wake(self) -> None:
+        self._turn_after(self._random.between(*TURN_US))
+
+    def join(self) -> None:
+        """On one thread nobody else takes the turns that are left."""
+        service = self._service
+        while service is not None and not service.closed:
+            if not service.turn():
+                raise StorageUnavailableError("a closing job has no turn left")
+
+    def _turn_after(self, delay_us: int) -> None:
+        due_us = self._kernel.now_us + delay_us
+        if self._due_us is not None and self._due_us <= due_us:
+            return
+        self._due_us = due_us
+        self._kernel.after(delay_us, lambda: self._turn(due_us), self._host.process)
+
+    def _turn(self, due_us: int) -> None:
+        service = self._service
+        if due_us != self._due_us or service is None or service.closed:
+            return
+        self._due_us = None
+        if service.turn() and service.has_waiting:
+            self.wake()
+            return
+        deadline_ms = service.next_deadline_ms()
+        if deadline_ms is not None:
+            self._turn_after(max(0, deadline_ms * 1000 - self._kernel.now_us))

@@ -1,0 +1,186 @@
+"""One simulated driver: submits the job, keeps a worker in every slot, watches until the job has ended.
+
+The slot supervisor is the product's; what it starts are simulated processes instead of Spark tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
+from holdfast.barriers.messages import ShutdownWorker
+from holdfast.chaos.checkers.observations import Submitted
+from holdfast.chaos.cluster.coordinator_host import Look
+from holdfast.chaos.cluster.worker_host import Surroundings
+from holdfast.chaos.sim.control import Call, JobClient, Reply
+from holdfast.chaos.sim.kernel import Process, ProcessClock
+from holdfast.operators.base import JobPlan
+from holdfast.operators.spark.standing import Standing, judge_look
+from holdfast.operators.spark.supervisor import (
+    Action,
+    AllEnded,
+    CancelWorker,
+    DeadlineReached,
+    Event,
+    GiveUp,
+    JobEnded,
+    Launch,
+    Question,
+    SlotSupervisor,
+    SpawnWorker,
+    WorkerEnd,
+    WorkerEnded,
+    WorkersSeen,
+    derive_end,
+)
+from holdfast.operators.worker.main import pickle_plan
+from holdfast.statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
+
+POLL_US = 250_000
+RETRY_US = (50_000, 300_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a driver submits the job."""
+
+    plan: JobPlan
+    restore: str | None = None
+    fresh: bool = False
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    allow_output_repeat: bool = False
+
+
+class Slots(Protocol):
+    """Where a driver's workers run."""
+
+    def spawn(self, driver: DriverHost, slot: int, spawn: int) -> None:
+        """Start a worker process."""
+
+    def cancel(self, driver: DriverHost, slot: int, spawn: int) -> None:
+        """End the task of one, and its process if that can be reached."""
+
+
+class DriverHost:
+    """From the submission to the end of the job, or of this driver."""
+
+    def __init__(
+        self, around: Surroundings, process: Process, order: Order, slots: Slots, ended: Callable[[DriverHost, str], None]
+    ) -> None:
+        """`ended` is called once: with the job's terminal state, `superseded`, or why it can't be started."""
+        self.process = process
+        self.order = order
+        self._around = around
+        self._slots = slots
+        self._ended = ended
+        self._clock = ProcessClock(around.kernel, process)
+        self._client = JobClient(around.control)
+        self._random = around.kernel.streams.of(f"driver/{process.name}")
+        self.plan_bytes = pickle_plan(order.plan)
+        self.launch_key = f"key of {process.name}"
+        self.job_id = ""
+        self.accepted: SubmissionAccepted | None = None
+        self._supervisor: SlotSupervisor | None = None
+        self._question = Question()
+        self.outcome = ""
+        self._superseded = False
+
+    @property
+    def unanswered_restore(self) -> str | None:
+        """Where its successor has to restore from: what this one asked for, unless the job was accepted."""
+        return self.order.restore if self.accepted is None else None
+
+    def start(self) -> None:
+        self._submit()
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def _call(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
+        self._client.ask(Call(self.process, request, self.job_id), body, kind, reply)
+
+    def _submit(self) -> None:
+        submission = Submission(
+            self.order.plan.graph,
+            restore=self.order.restore,
+            fresh=self.order.fresh,
+            claim_mode=self.order.claim_mode,
+            driver_nonce=self.process.name,
+            launch_key=self.launch_key,
+            allow_output_repeat=self.order.allow_output_repeat,
+        )
+        self._around.observe(Submitted(self._around.kernel.now_ms, self.process.name, submission))
+        self._call("submit", submission, SubmissionAccepted, self._submitted)
+
+    def _submitted(self, answer: Any) -> None:
+        if isinstance(answer, SubmissionAccepted):
+            self._around.kernel.trace.add(self.process.name, "submitted", f"submission {answer.submission}")
+            self.accepted, self.job_id = answer, answer.job_id
+            self._supervisor = SlotSupervisor.of(answer.slots, self.order.plan.graph.config)
+            self._handle(Launch())
+            self._around.kernel.after(POLL_US, self._poll, self.process)
+        elif isinstance(answer, JobExistsError):
+            self._end("exists")
+        elif isinstance(answer, StorageUnavailableError):
+            self._around.kernel.after(self._random.randrange(*RETRY_US), self._submit, self.process)
+        else:
+            self._end(f"{type(answer).__name__}: {answer}")
+
+    def _poll(self) -> None:
+        if not self.outcome:
+            self._question.ask(self._clock.monotonic_ms())
+            self._call("look", None, Look, self._looked)
+
+    def _looked(self, look: Any) -> None:
+        if self.outcome:
+            return
+        self._around.kernel.after(POLL_US, self._poll, self.process)
+        if isinstance(look, HoldfastError) or self.accepted is None:
+            return
+        standing = judge_look(ours=self.accepted.submission, seen=look.submission, state=look.state)
+        if standing is Standing.SUPERSEDED:
+            self._superseded = True
+        elif standing is Standing.ENDED:
+            self.outcome = look.state
+        elif standing is Standing.OURS:
+            self._handle(WorkersSeen(look.workers, self._question.answered(self._clock.monotonic_ms())))
+        if standing in (Standing.SUPERSEDED, Standing.ENDED):
+            self._handle(JobEnded())
+
+    # ----------------------------------------------------------------------------------------------------------- slots
+
+    def worker_ended(self, slot: int, spawn: int, left: ShutdownWorker | None, error: str = "") -> None:
+        """A worker process of this driver is gone; None: it died."""
+        end = WorkerEnd.DIED
+        if left is not None:
+            end = derive_end(respawn=left.respawn, superseded=left.superseded)
+            if end is WorkerEnd.LEFT and left.reason.startswith("rejected"):
+                end = WorkerEnd.RAISED
+        self._superseded = self._superseded or end is WorkerEnd.SUPERSEDED
+        self._handle(WorkerEnded(slot, spawn, end, error))
+
+    def _handle(self, event: Event) -> None:
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        for action in supervisor.handle(event, now_ms=self._clock.monotonic_ms()):
+            self._perform(action)
+        deadline_ms = supervisor.next_deadline_ms()
+        if deadline_ms is not None:
+            self._around.kernel.at_ms(deadline_ms, lambda: self._handle(DeadlineReached()), self.process)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SpawnWorker(slot, spawn):
+                self._slots.spawn(self, slot, spawn)
+            case CancelWorker(slot, spawn, _):
+                self._slots.cancel(self, slot, spawn)
+            case GiveUp(_, error):
+                self._end(f"gave up: {error}")
+            case AllEnded():
+                self._end(self.outcome or ("superseded" if self._superseded else "workers ended"))
+
+    def _end(self, outcome: str) -> None:
+        self._supervisor = None
+        self.outcome = outcome
+        self._ended(self, outcome)

@@ -1,0 +1,267 @@
+"""What the users of a simulated job do to it while it runs: rescale it, take snapshots, stop it and start it again.
+
+A user asks whoever leads, asks again when nobody answers, and gives up in the end, as people with a command line do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.checkers.observations import StoreView
+from holdfast.chaos.cluster.coordinator_host import Outcome, Wish
+from holdfast.chaos.sim.control import Call, JobClient, Reply
+from holdfast.chaos.sim.kernel import Process
+from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
+from holdfast.coordinator.ha.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ownership.claims import dispose_snapshot
+from holdfast.statebackends.errors import HoldfastError, NotFoundError
+from holdfast.statebackends.snapshot.metadata import decode_metadata
+from holdfast.statebackends.snapshot.parts import METADATA_NAME
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
+from holdfast.statebackends.storage.port import ReadFile, run_flow
+
+if TYPE_CHECKING:
+    from holdfast.chaos.cluster.cluster import Cluster
+
+SAVEPOINTS = "/savepoints"
+CLAIM_SHARE = 0.5
+"""Of the restores from a savepoint, those after which the job owns it."""
+NATIVE_SHARE = 0.3
+"""Of the savepoints, those in the state backend's own files."""
+COPY_SHARE = 0.4
+"""Of the restores from a savepoint, those from a copy of it, made by the product's own tool while storage is at fault."""
+DISPOSE_SHARE = 0.5
+"""Of the copies, those after which another one is made and disposed of: what lies beside it must not mind."""
+TOOL_TRIES = 4
+SAID_SHARE = 0.8
+"""Of the restores from an older snapshot, those of users who say that output may repeat; the others are refused."""
+DISPOSE_AFTER_US = 60_000
+"""How soon a user tries to delete what the job was given with CLAIM: before its first checkpoint, as a rule."""
+WISH_TRIES = 40
+WISH_POLL_US = 150_000
+
+
+class Users:
+    """All users of one job. Each method returns False when there is nothing to do it to."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._user = Process("user", "user")
+        self._client = JobClient(cluster.control)
+        self._wishes = 0
+        self._random = cluster.streams.of("claims")
+        self._tools = cluster.streams.of("tools")
+        self.claims: set[str | None] = set()
+        """Savepoints that the job is to own when it is started from them."""
+        self.rewinds: set[str | None] = set()
+        """Snapshots that a user goes back to, knowing that output will repeat."""
+        self._older: set[str] = set()
+        """Snapshots that a user wanted to go back to."""
+        self._unsure = False
+        """A user asked for a stop and was never told what came of it."""
+
+    def rescale(self, parallelism: int) -> bool:
+        """Submit the job at another parallelism while it runs."""
+        cluster = self._cluster
+        if cluster.pending or cluster.outcome or not cluster.scenario.may_rescale:
+            return False
+        cluster.parallelism = parallelism
+        cluster.start_driver(cluster.driver.unanswered_restore if cluster.driver is not None else None)
+        return True
+
+    def snapshot(self, kind: CheckpointKind) -> bool:
+        """Ask for a checkpoint or a savepoint, and not for what becomes of it."""
+        if self._cluster.outcome:
+            return False
+        is_savepoint = kind is CheckpointKind.SAVEPOINT
+        native = is_savepoint and self._random.random() < NATIVE_SHARE
+        wish = Wish(kind, self._trigger_id(), target=SAVEPOINTS if is_savepoint else None, native=native)
+        self._cluster.trace.add("user", f"asks for {kind}", wish.trigger_id)
+        self._ask("wish", wish, str, lambda answer: None)
+        return True
+
+    def restore(self, *, drain: bool) -> bool:
+        """Stop the job with a savepoint, drained or not, and start it again from there."""
+        if self._cluster.pending or self._cluster.outcome:
+            return False
+        self._cluster.pending += 1
+        native = self._random.random() < NATIVE_SHARE
+        wish = Wish(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain, native=native)
+        self._cluster.trace.add("user", "drains the job" if drain else "stops the job", wish.trigger_id)
+        self._stop_job(wish, WISH_TRIES)
+        return True
+
+    def rewind(self) -> bool:
+        """Start the job again from one of its older snapshots while it runs."""
+        cluster = self._cluster
+        if cluster.pending or cluster.outcome:
+            return False
+        choices = older_snapshots(cluster.state, cluster.job_id, cluster.store(SAVEPOINTS), self.claims)
+        if not choices:
+            return False
+        chosen = self._random.choice(choices)
+        self._older.add(chosen)
+        if self._random.random() < SAID_SHARE:
+            self.rewinds.add(chosen)
+        if "/" in chosen and self._random.random() < CLAIM_SHARE:
+            self.claims.add(chosen)
+        cluster.trace.add("user", "goes back" if chosen in self.rewinds else "would go back", chosen)
+        cluster.start_driver(chosen)
+        return True
+
+    def say_again(self) -> str | None:
+        """What the next driver restores: until the job has a checkpoint since it went back, each one has to be allowed to."""
+        if not self.rewinds:
+            return None
+        self.rewinds.add("latest")
+        return "latest"
+
+    def misses(self, restore: str | None) -> bool:
+        """Whether it names an older snapshot that was there when a user chose it, and has gone since: retention drops such."""
+        if restore not in self._older:
+            return False
+        cluster = self._cluster
+        if "/" in restore:
+            return cluster.store(restore).size(METADATA_NAME) is None
+        return any(cluster.state.size(f"{cluster.job_id}/chk-{restore}/{name}") is None for name in (CLAIM, METADATA_NAME))
+
+    def job_ended(self) -> None:
+        """The job may have been stopped without its user learning of it: who doesn't know goes on from the last checkpoint."""
+        if self._unsure:
+            self._unsure = False
+            self._cluster.start_driver("latest")
+
+    # ------------------------------------------------------------------------------------------------------------- steps
+
+    def _trigger_id(self) -> str:
+        self._wishes += 1
+        return f"wish-{self._wishes}"
+
+    def _ask(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
+        self._client.ask(Call(self._user, request, self._cluster.job_id), body, kind, reply)
+
+    def _stop_job(self, wish: Wish, tries: int) -> None:
+        """Ask until somebody answers, then until it is known how it ended."""
+
+        def asked(answer: Any) -> None:
+            if isinstance(answer, HoldfastError):
+                self._again(tries, lambda: self._stop_job(wish, tries - 1))
+            else:
+                self._follow(wish, WISH_TRIES)
+
+        self._ask("wish", wish, str, asked)
+
+    def _again(self, tries: int, act: Callable[[], None]) -> None:
+        cluster = self._cluster
+        if tries > 0 and not (cluster.outcome and cluster.outcome != "FINISHED"):
+            cluster.kernel.after(WISH_POLL_US, act, self._user)
+        else:
+            cluster.pending -= 1
+            cluster.trace.add("user", "gives up")
+            self._unsure = True
+            if cluster.outcome:
+                self.job_ended()
+
+    def _follow(self, wish: Wish, tries: int) -> None:
+        def told(answer: Any) -> None:
+            if isinstance(answer, Outcome) and not answer.in_progress:
+                if answer.location:
+                    self._restore_from(answer.location, WISH_TRIES)
+                else:
+                    self._again(0, lambda: None)
+            elif isinstance(answer, NotFoundError):
+                self._again(0, lambda: None)
+            else:
+                self._again(tries, lambda: self._follow(wish, tries - 1))
+
+        self._ask("outcome", wish.trigger_id, Outcome, told)
+
+    def _restore_from(self, location: str, tries: int) -> None:
+        """Once the stopped job has ended, start it again."""
+        cluster = self._cluster
+        if not cluster.outcome:
+            self._again(tries, lambda: self._restore_from(location, tries - 1))
+            return
+        cluster.pending -= 1
+        if self._tools.random() < COPY_SHARE:
+            location = self._moved(location)
+        if self._random.random() < CLAIM_SHARE:
+            self.claims.add(location)
+        cluster.trace.add("user", "claims" if location in self.claims else "restores", location.rpartition("/")[0])
+        cluster.start_driver(location)
+        if location in self.claims:
+            cluster.kernel.after(DISPOSE_AFTER_US, lambda: self._dispose_claimed(location), self._user)
+
+    # ------------------------------------------------------------------------------------------------------------- tools
+
+    def _moved(self, location: str) -> str:
+        """Where a copy of the savepoint is; where it is itself, if storage let none come about."""
+        folder = location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
+        copied = self._copy(folder, "copy")
+        if copied and self._tools.random() < DISPOSE_SHARE:
+            unwanted = self._copy(folder, "unwanted")
+            if unwanted:
+                self._dispose(unwanted)
+        return copied or location
+
+    def _copy(self, folder: str, what: str) -> str | None:
+        """Try some folders: one that a failed try left something in is never written into again."""
+        cluster = self._cluster
+        parent, _, name = folder.rpartition("/")
+        storage = cluster.stores.client(self._user).at(parent)
+        for number in range(1, TOOL_TRIES + 1):
+            target = f"{name}-{what}-{number}"
+            try:
+                metadata = decode_metadata(storage.execute(ReadFile(f"{name}/{METADATA_NAME}")), folder)
+                copy_snapshot(StoredSnapshot(metadata, storage, name), storage, target, nonce=target)
+            except HoldfastError as error:
+                cluster.trace.add("user", "could not copy", f"{target}: {type(error).__name__}")
+            else:
+                cluster.trace.add("user", "copied", target)
+                return f"{parent}/{target}"
+        return None
+
+    def _dispose_claimed(self, location: str) -> None:
+        """Try to delete what a job was given, while that runs: it is refused as long as it may need it."""
+        folder = location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
+        if self._cluster.outcome or not is_claimed(self._cluster.store(folder)):
+            return
+        self._dispose(folder, tries=1)
+
+    def _dispose(self, folder: str, tries: int = TOOL_TRIES) -> None:
+        cluster = self._cluster
+        storage = RoutedStorage(cluster.stores.client(self._user))
+        for number in range(1, tries + 1):
+            try:
+                run_flow(dispose_snapshot(folder, f"user-{number}", cluster.kernel.now_ms), storage)
+            except HoldfastError as error:
+                cluster.trace.add("user", "could not dispose of", f"{folder.rpartition('/')[2]}: {type(error).__name__}")
+            else:
+                cluster.trace.add("user", "disposed of", folder.rpartition("/")[2])
+                return
+
+
+def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claimed: Collection[str | None]) -> list[str]:
+    """What a submission can name to go back: ids of the job's snapshots but the newest one, and folders of savepoints.
+
+    `claimed`: folders that the job was given; their ids name nothing any more once it has checkpoints of its own."""
+    numbers = []
+    for path in state.paths(job_id):
+        folder, _, name = path.removeprefix(f"{job_id}/").partition("/")
+        number = parse_checkpoint_folder(folder)
+        if number is None or name != METADATA_NAME or state.size(f"{job_id}/{folder}/{CLAIM}") is None:
+            continue
+        decision = decode_decision(state.peek(path) or b"", path)
+        if isinstance(decision, Completed) or (isinstance(decision, SavepointRecord) and decision.folder not in claimed):
+            numbers.append(number)
+    found = [path.split("/") for path in savepoints.paths()]
+    folders = [parts[0] for parts in found if parts[1:] == [METADATA_NAME] and "-unwanted-" not in parts[0]]
+    return [str(number) for number in sorted(numbers)[:-1]] + [f"{SAVEPOINTS}/{folder}" for folder in sorted(folders)]
+
+
+def is_claimed(snapshot: StoreView) -> bool:
+    """Whether a job has its record in a snapshot's folder."""
+    return any(parse_owner_name(path) is not None for path in snapshot.paths())

@@ -1,0 +1,455 @@
+"""One simulated worker process: the real loop, session, pool work and operators, with ports of the simulated world.
+
+A turn of the loop takes virtual time: some for itself, more when an operator is slow. What in production is a thread (control
+thread, pool, watch) is here a series of events of the same process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.barriers.jobgraph import RocksDBConfig
+from holdfast.barriers.messages import (
+    AcknowledgeCheckpoint,
+    Answerable,
+    Deployment,
+    ShutdownWorker,
+    SubtaskDeployment,
+    SubtaskStatus,
+    WorkerCommand,
+)
+from holdfast.chaos.checkers.observations import (
+    ChannelEnded,
+    DataEnded,
+    Delivered,
+    Forged,
+    Observation,
+    Remembered,
+    Reported,
+    SnapshotBegan,
+    aborts_unread,
+)
+from holdfast.chaos.cluster.emitted import EmittedRows
+from holdfast.chaos.pipelines.modules import running
+from holdfast.chaos.pipelines.undeclared import Memory, changed, memory_of, memory_of_imports
+from holdfast.chaos.sim.commandstream import command_kind
+from holdfast.chaos.sim.control import ControlNetwork
+from holdfast.chaos.sim.datanet import DataNetwork
+from holdfast.chaos.sim.gateway import SimGateway
+from holdfast.chaos.sim.injector import Injector
+from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
+from holdfast.chaos.sim.pool import FlowPool
+from holdfast.chaos.sim.stores import StoreClient
+from holdfast.operators.base import JobPlan, Operator
+from holdfast.operators.functions.process import ProcessOperator
+from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.task.pool import POOL_THREADS
+from holdfast.operators.task.subtask import Subtask
+from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
+from holdfast.operators.worker.loop import Worker
+from holdfast.operators.worker.main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _directory_nonce, sweep_behind
+from holdfast.operators.worker.session_events import WorkerIdentity
+from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder
+from holdfast.statebackends.local_recovery.copies import LocalRecovery
+from holdfast.statebackends.settings import StateBackendSettings
+
+TURN_US = (500, 5_000)
+"""Least and most time of one turn of the loop."""
+SLICE_US = (100, 2_000)
+"""Least and most time of one slice of a firing."""
+WAIT_MIN_US = 100
+WATCH_US = 500_000
+FLUSH_LOOKS = 100
+
+FIRING = (TumblingWindowOperator, ProcessOperator)
+"""Operators whose watermarks make them emit in slices."""
+
+_REPEATABLE: dict[str, Any] = {
+    "background_compaction": False,
+    "sorted_runs_max": 3,
+    "write_behind_rows": 20,
+    "write_buffers_bytes_max": 1 << 40,  # it would count what other simulated workers have
+}
+"""RocksDB merges its tables at every third checkpoint or so, and never by itself: a seed gives the same run twice."""
+BACKEND_SETTINGS = StateBackendSettings(**{f"rocksdb_{name}": value for name, value in _REPEATABLE.items()})
+
+
+def repeatable(config: RocksDBConfig) -> RocksDBConfig:
+    """A job's own settings, which take the place of a worker's, but for those by which a run would not repeat."""
+    return msgspec.structs.replace(config, **_REPEATABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all processes of a world share."""
+
+    kernel: Kernel
+    injector: Injector
+    control: ControlNetwork
+    data: DataNetwork
+    observe: Callable[[Observation], None]
+    emitted: EmittedRows | None = None
+    """Where what each operator gives is noted; None: nowhere."""
+
+
+Left = Callable[["WorkerHost", ShutdownWorker | None], None]
+"""The process has ended by itself: told to leave, or (None) because it must not live on."""
+
+
+class WorkerHost:
+    """Runs one worker until it leaves, ends itself or is killed."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        process: Process,
+        spec: WorkerSpec,
+        storage: StoreClient,
+        nonce: str,
+        left: Left,
+        *,
+        keeps_copies: bool = False,
+    ) -> None:
+        self.process = process
+        self.spec = spec
+        self.slot = spec.slot
+        self._around = around
+        self._kernel = around.kernel
+        self._left = left
+        self.clock = ProcessClock(around.kernel, process)
+        self._random = around.kernel.streams.of(f"worker/{process.name}")
+        self._nonces = 0
+        self.pool = FlowPool(around.kernel, process, storage, around.injector, threads=POOL_THREADS)
+        self.transport = around.data.open(process, spec.slot, self.wake)
+        self.folder = self._open_folder()
+        self._recovery = None
+        if keeps_copies:
+            self._recovery = LocalRecovery(
+                spec.local_directory, job_id=spec.job_id, state_directory=spec.state_directory, storage=storage
+            )
+        builder = InstrumentedBuilder(spec.plan, self._ports(storage, nonce), self)
+        self.worker = Worker(spec.slot, self.transport, self.clock, builder, self._report)
+        self.gateway = SimGateway(
+            around.kernel,
+            process,
+            around.control,
+            self._identity(storage, nonce),
+            deliver=self._deliver,
+            metrics=self.worker.metrics_of,
+            frames_refused=lambda: self.worker.frames_refused,
+            seed=self._random.getrandbits(32),
+        )
+        self._watch = Watch(spec, 0, self.worker, self.gateway, self.clock)  # type: ignore[arg-type]
+        self._due_us: int | None = None
+        self._busy_until_us = 0
+        """Until then the last turn lasts: whatever comes meanwhile waits."""
+        self._leaving = 0
+        self._memories: dict[tuple[str, int], tuple[Operator, Memory]] = {}
+        """What the user's functions remembered when they were opened, by uid and identity of their operator."""
+
+    def _open_folder(self) -> OwnedFolder | None:
+        """On the disk of its host; None where runs use none."""
+        spec = self.spec
+        if not spec.local_directory:
+            return None
+        number = spec.task_attempt
+        folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{number}-{number:016x}")
+        sweep_behind(self.pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
+        return folder
+
+    def _ports(self, storage: StoreClient, nonce: str) -> WorkerPorts:
+        return WorkerPorts(
+            job_id=self.spec.job_id,
+            storage=storage,
+            clock=self.clock,
+            pool=self.pool,
+            wake=self.wake,
+            report=self._report,
+            new_nonce=lambda: self._nonce(nonce),
+            local_directory="" if self.folder is None else self.folder.path,
+            backend_settings=BACKEND_SETTINGS,
+            recovery=self._recovery,
+        )
+
+    @property
+    def session(self) -> Any:
+        return self.gateway.session
+
+    @property
+    def hears_commands(self) -> bool:
+        return self.gateway.hears_commands
+
+    def _identity(self, storage: StoreClient, nonce: str) -> WorkerIdentity:
+        spec = self.spec
+        seen = _directory_nonce(storage)
+        address = self.transport.address
+        numbers = (spec.job_id, spec.slot, spec.submission, spec.task_attempt)
+        key, token = self.transport.key, spec.launch_token
+        return WorkerIdentity(*numbers, nonce, 1, "sim", address, seen, key, spawn=spec.spawn, launch_token=token)
+
+    def _nonce(self, prefix: str) -> str:
+        self._nonces += 1
+        return f"{prefix}{self._nonces:02x}"
+
+    def start(self) -> None:
+        self.gateway.start()
+        self._turn_after(0)
+        self._kernel.after(WATCH_US, self._look, self.process)
+
+    # ------------------------------------------------------------------------------------------------------------ loop
+
+    def wake(self) -> None:
+        """Something waits for the loop."""
+        self._turn_after(self._random.between(20, 300))
+
+    def _turn_after(self, delay_us: int) -> None:
+        now_us = self._kernel.now_us
+        due_us = max(now_us + delay_us, self._busy_until_us)
+        if self._due_us is not None and self._due_us <= due_us:
+            return
+        self._due_us = due_us
+        self._kernel.after(due_us - now_us, lambda: self._turn(due_us), self.process)
+
+    def _turn(self, due_us: int) -> None:
+        if due_us != self._due_us:
+            return  # an earlier one was ordered meanwhile
+        self._due_us = None
+        progress = self.worker.run_once()
+        spent_us, self.clock.spent_us = self.clock.spent_us, 0
+        self._busy_until_us = self._kernel.now_us + spent_us
+        if self.worker.has_left:
+            self._leave()
+        elif progress:
+            self._turn_after(spent_us + self._random.between(*TURN_US))
+        else:
+            self._turn_after(spent_us + max(WAIT_MIN_US, self.worker.prepare_wait() * 1000))
+
+    def dispose(self) -> None:
+        """The process is gone; only real resources of its state are released (RocksDB's handles)."""
+        with running(self.process.modules):
+            for uid, number in list(self._memories):
+                self._look_back(uid, number)
+        self.gateway.close()
+        if self._recovery is not None:
+            for copies in self._recovery._owned:  # the system lets go of a dead process's locks
+                copies.close()
+        if self.folder is not None:
+            for each in self.subtasks():
+                with running(self.process.modules):
+                    each.subtask.chain.dispose()
+            self.folder.close()
+
+    def summary(self) -> str:
+        """One word of the session, and the state of each subtask."""
+        states = ",".join(each.subtask.state.value.lower() for each in self.subtasks())
+        return f"{self.session.state.value} a{self.session.attempt}: {states}"
+
+    def subtasks(self) -> tuple[DeployedSubtask, ...]:
+        """What the loop runs now."""
+        attempt = self.worker._attempt
+        return attempt.subtasks if attempt is not None else ()
+
+    def _leave(self) -> None:
+        """Told to leave: what was reported is sent first, for a while."""
+        self._leaving += 1
+        if not self.gateway.is_flushed and self._leaving < FLUSH_LOOKS:
+            self._kernel.after(int(FLUSH_TIMEOUT_S * 1e6) // FLUSH_LOOKS, self._leave, self.process)
+            return
+        leaving = self.worker.leaving
+        if self._recovery is not None and leaving is not None and leaving.job_over:
+            self._recovery.end()
+        if self.folder is not None:
+            self.folder.delete()
+        self._left(self, leaving)
+
+    def _look(self) -> None:
+        """What the watch thread does."""
+        if self._watch.verdict(self.clock.monotonic_ms()) is not None:
+            self._left(self, None)
+        else:
+            self._kernel.after(WATCH_US, self._look, self.process)
+
+    # ----------------------------------------------------------------------------------------------------------- ports
+
+    def _deliver(self, command: WorkerCommand) -> None:
+        kind = command_kind(command)
+        self._around.injector.point(f"worker.receive.{kind}", self.process)
+        if not self.process.alive:
+            return
+        self._kernel.trace.add(self.process.name, f"takes {kind}", _describe(command))
+        self._around.observe(Delivered(self._kernel.now_ms, self.process.name, self.slot, command))
+        self.worker.post(command)
+
+    def _report(self, item: SubtaskStatus | Answerable) -> None:
+        if not self.process.alive:
+            return
+        kind = (
+            item.state.value.lower() if isinstance(item, SubtaskStatus) else type(item).__name__.removesuffix("Checkpoint").lower()
+        )
+        self._kernel.trace.add(self.process.name, f"reports {kind}", _describe(item))
+        self._around.observe(Reported(self._kernel.now_ms, self.process.name, self.slot, item))
+        if not isinstance(item, AcknowledgeCheckpoint):
+            self.gateway.report(item)
+            return
+        for each in self._around.injector.acknowledgements(item, self.slot):
+            if each is not item:
+                self._kernel.trace.add(self.process.name, "forges ack", _describe(each))
+                self._around.observe(Forged(self._kernel.now_ms, self.process.name, self.slot, each, item))
+            self.gateway.report(each)
+
+    # ------------------------------------------------------------------------------------------------------- operators
+
+    def instrument(self, deployed: DeployedSubtask) -> None:
+        """Let faults hit the operators of a subtask: a wrapper on the instance takes the place of each method."""
+        for node in deployed.subtask.chain.nodes:
+            self._wrap(node.operator, node.context.uid)
+            if self._around.emitted is not None:
+                self._around.emitted.watch(node.operator, node.context.uid)
+            if self.process.modules is not None:
+                self._remember(node.operator, node.context.uid)
+        self._watch_head(deployed.subtask)
+
+    def _wrap(self, operator: Operator, uid: str) -> None:
+        for method, what in (
+            ("process_batch", "process"),
+            ("initialize_state", "restore"),
+            ("snapshot_state", "snapshot"),
+            ("close", "close"),
+        ):
+            setattr(operator, method, self._hook(getattr(operator, method), f"worker.{what}.{uid}", uid))
+        if isinstance(operator, FIRING):
+            vars(operator)["process_watermark"] = self._in_slices(operator.process_watermark, f"worker.fire.{uid}", uid)
+
+    def _remember(self, operator: Operator, uid: str) -> None:
+        """Look at what the user's function remembers when it is opened, and when it ends."""
+        opened, closed = operator.open, operator.close
+
+        def open_() -> None:
+            opened()
+            self._memories[uid, id(operator)] = (operator, self._memory(operator))
+
+        def close() -> None:
+            self._look_back(uid, id(operator))
+            closed()
+
+        vars(operator).update(open=open_, close=close)
+
+    def _memory(self, operator: Operator) -> Memory:
+        modules = self.process.modules
+        return {} if modules is None else memory_of(operator, modules.imported, modules.names)
+
+    def _look_back(self, uid: str, number: int) -> None:
+        operator, before = self._memories.pop((uid, number), (None, {}))
+        if operator is None:
+            return
+        after = self._memory(operator)
+        modules = self.process.modules
+        if modules is not None and modules.imported and after.keys() - before.keys():  # it may have imported since
+            before = {**memory_of_imports(modules), **before}
+        places = changed(before, after)
+        if places:
+            self._around.observe(Remembered(self._kernel.now_ms, self.process.name, uid, tuple(places)))
+
+    def _watch_head(self, subtask: Subtask) -> None:
+        """The head of a chain is the first to take part in a checkpoint, and to flush."""
+        head, key, attempt = subtask.chain.head.operator, subtask.key, subtask.attempt
+        kernel, process, observe = self._kernel, self.process, self._around.observe
+        snapshot_state, finish = head.snapshot_state, head.finish
+
+        def begin(checkpoint_id: int) -> None:
+            if process.alive:
+                unread = aborts_unread(subtask)
+                where = (process.name, attempt, key.vertex, key.subtask)
+                observe(SnapshotBegan(kernel.now_ms, *where, checkpoint_id, unread, _is_between_slices(subtask)))
+            snapshot_state(checkpoint_id)
+
+        def end() -> Iterator[None]:
+            if process.alive:
+                observe(DataEnded(kernel.now_ms, process.name, attempt, key.vertex, key.subtask))
+            return finish()
+
+        for name, watched in (("snapshot_state", begin), ("finish", end)):
+            setattr(head, name, watched)
+        if subtask._ports.inputs is not None:
+            self._watch_channels(subtask._ports.inputs.gate)
+
+    def _watch_channels(self, gate: Any) -> None:
+        kernel, process, observe = self._kernel, self.process, self._around.observe
+        handler = gate._handler
+        ended = handler._ended
+
+        def end(channel: int, now_ms: int) -> Any:
+            if process.alive:
+                observe(ChannelEnded(kernel.now_ms, process.name, bool(handler.pending)))
+            return ended(channel, now_ms)
+
+        handler._ended = end
+
+    def _in_slices(self, original: Callable[[int], Iterator[None]], point: str, uid: str) -> Callable[[int], Iterator[None]]:
+        """Each slice of a firing takes a while, so that what comes meanwhile may fall between two of them."""
+        injector, process, clock, drawn = self._around.injector, self.process, self.clock, self._random
+
+        def slices(watermark_ms: int) -> Iterator[None]:
+            firing = original(watermark_ms)  # at once: a barrier may be taken before the first slice
+
+            def go_on() -> Iterator[None]:
+                for _ in firing:
+                    injector.point(point, process)
+                    injector.operator(f"{uid}/firing", clock)
+                    clock.spent_us += drawn.between(*SLICE_US)
+                    yield
+
+            return go_on()
+
+        return slices
+
+    def _hook(self, original: Callable[..., Any], point: str, uid: str) -> Callable[..., Any]:
+        injector, process, clock = self._around.injector, self.process, self.clock
+
+        def call(*arguments: Any) -> Any:
+            injector.point(point, process)
+            injector.operator(uid, clock)
+            return original(*arguments)
+
+        return call
+
+
+def _is_between_slices(subtask: Subtask) -> bool:
+    """Work such as the firing of a watermark has begun, and has not ended."""
+    work = subtask._intake._work
+    return bool(work) and isinstance(work[0], Generator) and inspect.getgeneratorstate(work[0]) == inspect.GEN_SUSPENDED
+
+
+class InstrumentedBuilder(SubtaskBuilder):
+    """Builds subtasks as in production, and lets faults hit their operators."""
+
+    def __init__(self, plan: bytes, ports: WorkerPorts, host: WorkerHost) -> None:
+        super().__init__(plan, ports)
+        self._host = host
+
+    def _load(self, plan: bytes) -> JobPlan:
+        modules = self._host.process.modules
+        return super()._load(plan) if modules is None else modules.load(plan)
+
+    def build(self, deployment: Deployment, wanted: SubtaskDeployment) -> DeployedSubtask:
+        deployed = super().build(deployment, wanted)
+        self._host.instrument(deployed)
+        return deployed
+
+
+def _describe(item: Any) -> str:
+    """The numbers of a message: attempt, id, subtask."""
+    parts = []
+    for name, short in (("attempt", "a"), ("checkpoint_id", "id"), ("vertex", ""), ("subtask", "/")):
+        value = getattr(item, name, None)
+        if value is not None:
+            parts.append(f"{short}{value[:6] if isinstance(value, str) else value}")
+    deployment = getattr(item, "deployment", None)
+    if deployment is not None:
+        parts.append(f"a{deployment.attempt} from {deployment.restored_checkpoint_id}")
+    text = getattr(item, "error", "") or getattr(item, "reason", "")
+    return " ".join([*parts, str(text)]) if text else " ".join(parts)

@@ -1,0 +1,306 @@
+"""A disk in memory with the durability of a real one, and file names as a directory on it has them.
+
+What was not synced is not lost when a process dies, and may be when the power goes: content that nobody fsynced is torn, a
+name whose folder nobody fsynced comes or goes. It knows nothing of checkpoints, and injects nothing by itself: a hook sees
+every call before it happens, and may fail it or cut it short."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from holdfast.chaos.sim.disknodes import File, Folder, Node, survive
+from holdfast.statebackends.storage import port as ops
+from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER, LocalStorage, storage_from_url
+from holdfast.statebackends.storage.filesystem import FileStat, OsFileSystem
+from holdfast.statebackends.storage.port import Buffer
+
+_FIRST_DESCRIPTOR = 1 << 30
+"""Lower ones are the real system's."""
+
+
+class CallHook(Protocol):
+    """Sees each call before it takes effect."""
+
+    def __call__(self, name: str, path: str, size: int) -> int:
+        """`name` of a FileSystem method (or a request of an object store), its path, and the bytes it wants to write.
+
+        Returns how many bytes may be written, 1..size (ignored by all but writes). An OSError is the call's own failure; any
+        other exception is the end of the caller, and must be raised by every call that follows."""
+
+
+class SimDisk:
+    """Implements `filesystem.FileSystem`; for one thread. Paths are absolute and normal (no `.`, `..`, `//`)."""
+
+    def __init__(self, now_ms: Callable[[], int] = lambda: 0, before_call: CallHook | None = None) -> None:
+        self.before_call = before_call
+        self.power_losses = 0
+        self.calls_of_change = 8
+        """Of LocalStorage for a new file: look, create, write, fsync, link, fsync the folder, unlink; more for a new folder."""
+        self.real: set[str] = set()
+        """Paths that mean files of the real system: the local ends of uploads and downloads under way."""
+        self._now_ms = now_ms
+        self._os = OsFileSystem()
+        self._numbers = 0
+        self._nonces = 0
+        self._descriptors = _FIRST_DESCRIPTOR
+        self._open: dict[int, tuple[File, str]] = {}
+        self._root = Folder(0, now_ms())
+        self._nodes: dict[str, Node] = {}
+        self._index("", self._root)
+
+    def storage(self, location: str) -> LocalStorage:
+        """The product's own directory storage on this disk, with names for its temporary files that no other storage uses.
+
+        Raises InvalidConfigError as storage_from_url."""
+        return _DiskStorage(storage_from_url(location).root, self)
+
+    def new_nonce(self) -> str:
+        """Different on each call."""
+        self._nonces += 1
+        return f"{self._nonces:08x}"
+
+    def view(self, location: str) -> DiskView:
+        """The files below a folder, which need not exist."""
+        return DiskView(storage_from_url(location).root, self._nodes)
+
+    def power_loss(self, rng: random.Random) -> None:
+        """Off and on again: what was synced is there, the rest is or isn't. Whatever was open is closed."""
+        self.power_losses += 1
+        self._open.clear()
+        survive(self._root, rng, set())
+        self._nodes.clear()  # views hold on to it
+        self._index("", self._root)
+
+    def _index(self, path: str, node: Node) -> None:
+        self._nodes[path or "/"] = node
+        if isinstance(node, Folder):
+            for name, entry in node.entries.items():
+                self._index(f"{path}/{name}", entry)
+
+    # ----------------------------------------------------------------------------------------------------------- content
+
+    def create(self, path: str) -> int:
+        if path in self.real:
+            return self._os.create(path)
+        if self.before_call is not None:
+            self.before_call("create", path, 0)
+        self._numbers += 1
+        file = File(self._numbers, self._now_ms())
+        self._add(path, file)
+        return self._descriptor(file, path)
+
+    def open(self, path: str) -> int:
+        if path in self.real:
+            return self._os.open(path)
+        if self.before_call is not None:
+            self.before_call("open", path, 0)
+        node = self._nodes.get(path)
+        if not isinstance(node, File):
+            raise self._error(errno.EISDIR, path) if node is not None else self._missing(path)
+        return self._descriptor(node, path)
+
+    def _descriptor(self, file: File, path: str) -> int:
+        self._descriptors += 1
+        self._open[self._descriptors] = (file, path)
+        return self._descriptors
+
+    def write(self, descriptor: int, data: Buffer) -> int:
+        if descriptor < _FIRST_DESCRIPTOR:
+            return self._os.write(descriptor, data)
+        file, path = self._opened(descriptor)
+        if self.before_call is not None:
+            size = memoryview(data).nbytes
+            data = memoryview(data).cast("B")[: self.before_call("write", path, size)]
+        before = file.size
+        file.append(data, self._now_ms())
+        return file.size - before
+
+    def read(self, descriptor: int, size: int, offset: int) -> bytes:
+        if descriptor < _FIRST_DESCRIPTOR:
+            return self._os.read(descriptor, size, offset)
+        file, path = self._opened(descriptor)
+        if self.before_call is not None:
+            self.before_call("read", path, 0)
+        return file.content[offset : offset + size]
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        content = self.read(descriptor, len(buffer), offset)
+        buffer[: len(content)] = content
+        return len(content)
+
+    def copy(self, source: int, target: int, size: int, offset: int) -> int:
+        content = self.read(source, size, offset)
+        return self.write(target, content) if content else 0
+
+    def fsync(self, descriptor: int) -> None:
+        if descriptor < _FIRST_DESCRIPTOR:
+            return self._os.fsync(descriptor)
+        file, path = self._opened(descriptor)
+        if self.before_call is not None:
+            self.before_call("fsync", path, 0)
+        file.synced = file.size
+
+    def close(self, descriptor: int) -> None:
+        if descriptor < _FIRST_DESCRIPTOR:
+            self._os.close(descriptor)
+        else:
+            self._open.pop(descriptor, None)  # after a loss of power nothing is open
+
+    def _opened(self, descriptor: int) -> tuple[File, str]:
+        found = self._open.get(descriptor)
+        if found is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------- names
+
+    def link(self, source: str, target: str) -> None:
+        if self.before_call is not None:
+            self.before_call("link", target, 0)
+        node = self._nodes.get(source)
+        if node is None:
+            raise self._missing(source)
+        if isinstance(node, Folder):
+            parent, name = self._parent(target)
+            raise self._error(errno.EEXIST if name in parent.entries else errno.EPERM, source)
+        self._add(target, node)
+
+    def _add(self, path: str, node: Node) -> None:
+        parent, name = self._parent(path)
+        if name in parent.entries:
+            raise self._error(errno.EEXIST, path)
+        parent.unsynced.setdefault(name, None)
+        parent.entries[name] = self._nodes[path] = node
+
+    def _parent(self, path: str) -> tuple[Folder, str]:
+        folder, _, name = path.rpartition("/")
+        parent = self._nodes.get(folder or "/")
+        if not isinstance(parent, Folder):
+            raise self._missing(path)
+        return parent, name
+
+    def unlink(self, path: str) -> None:
+        if path in self.real:
+            return self._os.unlink(path)
+        if self.before_call is not None:
+            self.before_call("unlink", path, 0)
+        if not isinstance(self._nodes.get(path), File):
+            raise self._error(errno.EISDIR, path) if path in self._nodes else self._missing(path)
+        self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        parent, name = self._parent(path)
+        parent.unsynced.setdefault(name, parent.entries[name])
+        del parent.entries[name], self._nodes[path]
+
+    def mkdir(self, path: str) -> None:
+        if self.before_call is not None:
+            self.before_call("mkdir", path, 0)
+        self._numbers += 1
+        self._add(path, Folder(self._numbers, self._now_ms()))
+
+    def rmdir(self, path: str) -> None:
+        if self.before_call is not None:
+            self.before_call("rmdir", path, 0)
+        if self._folder(path).entries:
+            raise self._error(errno.ENOTEMPTY, path)
+        self._remove(path)
+
+    def fsync_folder(self, path: str) -> None:
+        if self.before_call is not None:
+            self.before_call("fsync_folder", path, 0)
+        self._folder(path).unsynced.clear()
+
+    def stat(self, path: str) -> FileStat:
+        if self.before_call is not None:
+            self.before_call("stat", path, 0)
+        node = self._nodes.get(path)
+        if node is None:
+            raise self._missing(path)
+        if node.stat is None:
+            node.stat = FileStat(node.size, (0, node.number), False, node.modified_ms)
+        return node.stat
+
+    def is_link(self, path: str) -> bool:
+        return False  # nobody makes any
+
+    def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
+        if self.before_call is not None:
+            self.before_call("list_folder", path, 0)
+        return [(name, isinstance(node, Folder)) for name, node in self._folder(path).entries.items()]
+
+    def _folder(self, path: str) -> Folder:
+        node = self._nodes.get(path)
+        if not isinstance(node, Folder):
+            raise self._error(errno.ENOTDIR, path) if node is not None else self._missing(path)
+        return node
+
+    def _missing(self, path: str) -> OSError:
+        """Why there is nothing: no such name, or a file where a folder should be."""
+        above = path.rpartition("/")[0]
+        while above and (node := self._nodes.get(above)) is None:
+            above = above.rpartition("/")[0]
+        return self._error(errno.ENOTDIR if above and isinstance(node, File) else errno.ENOENT, path)
+
+    @staticmethod
+    def _error(code: int, path: str) -> OSError:
+        return OSError(code, os.strerror(code), path)
+
+
+_LOCAL = (ops.UploadFile, ops.DownloadFile)
+
+
+class _DiskStorage(LocalStorage):
+    """LocalStorage on a SimDisk; local ends of uploads and downloads are real files, as RocksDB's are."""
+
+    def __init__(self, root: str, disk: SimDisk) -> None:
+        super().__init__(root, file_system=disk, new_nonce=disk.new_nonce)
+        self._disk = disk
+
+    def at(self, location: str) -> LocalStorage:
+        return self._disk.storage(location)
+
+    def execute(self, operation: ops.Operation) -> Any:
+        if not isinstance(operation, _LOCAL):
+            return super().execute(operation)
+        self._disk.real.add(operation.local_path)
+        try:
+            return super().execute(operation)
+        finally:
+            self._disk.real.discard(operation.local_path)
+
+
+class DiskView:
+    """Implements `observations.StoreView`: what a process would see that looks now."""
+
+    def __init__(self, root: str, nodes: dict[str, Node]) -> None:
+        self.root = root
+        self._prefix = "" if root == "/" else root
+        self._nodes = nodes
+
+    def peek(self, path: str) -> bytes | None:
+        node = self._nodes.get(f"{self._prefix}/{path}")
+        return node.content if isinstance(node, File) else None
+
+    def size(self, path: str) -> int | None:
+        node = self._nodes.get(f"{self._prefix}/{path}")
+        return node.size if isinstance(node, File) else None
+
+    def paths(self, prefix: str = "") -> list[str]:
+        prefix = prefix.rstrip("/")
+        node = self._nodes.get(f"{self._prefix}/{prefix}" if prefix else self.root)
+        found: list[str] = []
+        if isinstance(node, Folder):
+            self._walk(node, f"{prefix}/" if prefix else "", found)
+        return sorted(found)
+
+    def _walk(self, folder: Folder, prefix: str, found: list[str]) -> None:
+        for name, node in folder.entries.items():
+            if isinstance(node, File):
+                found.append(prefix + name)
+            elif prefix or name != TEMPORARY_FOLDER:
+                self._walk(node, f"{prefix}{name}/", found)

@@ -1,0 +1,134 @@
+"""Virtual time, the schedule of events, and the processes that they belong to.
+
+Time jumps from event to event; two events of one moment come in an order drawn from the seed. An event belongs to a process,
+or to nobody (the store, the network): what belongs to a dead process never happens, what belongs to a paused one waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from holdfast.chaos.pipelines.modules import UserModules, running
+from holdfast.chaos.sim.streams import Streams
+from holdfast.chaos.sim.trace import Trace
+
+Act = Callable[[], None]
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    """One simulated operating system process."""
+
+    name: str
+    """`worker-1.3`: the third process in slot 1; `coordinator-2`, `driver-1`."""
+    role: str
+    alive: bool = True
+    paused: bool = False
+    last_point: str = "start"
+    """Last point that it passed: where it dies, if it dies now."""
+    phase: str = ""
+    """What it is about, part of the names of its points: a coordinator is `recovering` until it has tried to lead every job on."""
+    wall_offset_ms: int = 0
+    """Its wall clock against true time."""
+    modules: UserModules | None = None
+    """The user's code as this process has it; None: it runs none of its own."""
+    waiting: list[Act] = field(default_factory=list)
+    """Events that came due while it was paused."""
+
+
+class Kernel:
+    """The schedule. `current` is the process whose event runs now, None for an event of nobody."""
+
+    def __init__(self, streams: Streams, trace: Trace) -> None:
+        self.streams = streams
+        self.trace = trace
+        self.now_us = 0
+        self.steps = 0
+        self.opaque = False
+        """The trace leaves out what messages and files hold: RocksDB's files hold the time of day, and so do their checksums."""
+        self.power_cuts = 0
+        """How often everything lost power: what was on its way then never arrives."""
+        self.current: Process | None = None
+        self._order: Callable[[], float] = streams.of("order").random
+        self._events: list[tuple[int, float, int, Process | None, Act]] = []
+        self._numbers = 0
+
+    @property
+    def now_ms(self) -> int:
+        return self.now_us // 1000
+
+    def after(self, delay_us: int, act: Act, process: Process | None = None) -> None:
+        """Let `act` happen once that much time has passed; >= 0 us."""
+        self._numbers += 1
+        due_us = self.now_us + delay_us if delay_us > 0 else self.now_us
+        heappush(self._events, (due_us, self._order(), self._numbers, process, act))
+
+    def at_ms(self, at_ms: int, act: Act, process: Process | None = None) -> None:
+        """Let `act` happen at a time, or now if that is over."""
+        self.after(at_ms * 1000 - self.now_us, act, process)
+
+    def step(self) -> bool:
+        """Let the next event happen; False when there is none."""
+        if not self._events:
+            return False
+        self.now_us, _, _, process, act = heappop(self._events)
+        self.steps += 1
+        if process is None or process.alive:
+            self.run_as(process, act)
+        return True
+
+    def run_as(self, process: Process | None, act: Act) -> None:
+        """Run an act as a process, unless it is dead; if it is paused the act waits."""
+        if process is not None:
+            if not process.alive:
+                return
+            if process.paused:
+                process.waiting.append(act)
+                return
+        before, self.current = self.current, process
+        try:
+            if process is None or process.modules is None:
+                act()
+            else:
+                with running(process.modules):
+                    act()
+        finally:
+            self.current = before
+
+    def kill(self, process: Process) -> None:
+        """It executes nothing any more."""
+        process.alive = False
+        process.waiting.clear()
+
+    def pause(self, process: Process) -> None:
+        process.paused = True
+
+    def resume(self, process: Process) -> None:
+        """What came due meanwhile happens now, in its order."""
+        if not process.paused:
+            return
+        process.paused = False
+        waiting, process.waiting = process.waiting, []
+        for delay_us, act in enumerate(waiting):  # one after the other: lines of a stream must not overtake each other
+            self.after(delay_us, act, process)
+
+
+class ProcessClock:
+    """Both clocks of one process and its stopwatch (`holdfast.operators.task.context.Clock`, and the coordinator's)."""
+
+    def __init__(self, kernel: Kernel, process: Process, epoch_ms: int = 1_700_000_000_000) -> None:
+        self._kernel = kernel
+        self._process = process
+        self._epoch_ms = epoch_ms
+        self.spent_us = 0
+        """Time that the running event has used up so far: slow user code moves the stopwatch, not the schedule."""
+
+    def monotonic_ms(self) -> int:
+        return (self._kernel.now_us + self.spent_us) // 1000
+
+    def wall_ms(self) -> int:
+        return self._epoch_ms + self.monotonic_ms() + self._process.wall_offset_ms
+
+    def seconds(self) -> float:
+        return (self._kernel.now_us + self.spent_us) / 1_000_000
