@@ -1,6 +1,6 @@
 """Typed client of the REST service, for drivers and the CLI: calls, waiting, retries, typed errors.
 
-It decides how long to keep trying; whom to ask is decided in holdfast.operators.worker.leader_retrieval, and of how a job runs it knows
+It decides how long to keep trying; whom to ask is decided in operators.worker.leader_retrieval, and of how a job runs it knows
 nothing. Every call may be repeated safely: submissions carry the driver's nonce and triggers an id drawn here."""
 
 from __future__ import annotations

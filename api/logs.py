@@ -1,7 +1,7 @@
 """The coordinator's log: levels, text or JSON, and lines that nobody can forge.
 
 One line is one event. Names of jobs, messages of errors and paths come from users: whatever is not printable in them is escaped and
-what is long is clipped, where our own lines are worded (`holdfast.coordinator.dispatcher.loglines`) and, for all that libraries say, here. The
+what is long is clipped, where our own lines are worded (`job_log.py`) and, for all that libraries say, here. The
 service's token is never written, whatever a message holds."""
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ SIMULATOR = "simulator"
 HANG = "hang"
 """Named like an invariant when a run does not end within its limit of real time."""
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from holdfast.chaos.campaign.seedprocess import call; call(*sys.argv[2:])"
+_BOOT = """import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from holdfast.chaos.campaign.seedprocess import call
+call(*sys.argv[2:])"""
 GC_THRESHOLD = 1_000_000
 """Objects that are made between two collections of the youngest: a run of usual length makes fewer, a long one stays bounded."""
 _FRAMES = 4

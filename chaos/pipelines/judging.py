@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from holdfast.chaos.pipelines.expectations import Expectation
+from holdfast.chaos.expectations import Expectation
 from holdfast.chaos.pipelines.rows import (
     Difference,
     Row,

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobGraph, OperatorDescription
-from holdfast.chaos.pipelines.expectations import Expectation
+from holdfast.chaos.expectations import Expectation
 from holdfast.operators.base import JobPlan
 
 Row = tuple[Any, ...]

@@ -24,7 +24,7 @@ import cloudpickle
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning
-from holdfast.chaos.pipelines.expectations import Expectation, collecting, of_function
+from holdfast.chaos.expectations import Expectation, collecting, of_function
 from holdfast.chaos.pipelines.modules import importable
 from holdfast.chaos.pipelines.rows import UserSink, sink_rows
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation, Workload

@@ -40,7 +40,7 @@ def test_a_module_that_says_what_the_simulator_must_find_can_be_imported_on_an_e
         "print(sorted(name for name in sys.modules if name.startswith('holdfast.')))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['holdfast.chaos', 'holdfast.chaos.pipelines.expectations']"
+    assert done.stdout.strip() == "['holdfast.chaos', 'holdfast.chaos.expectations']"
 
 
 def test_blocks_of_several_threads_end_in_any_order_and_leave_what_the_user_registered() -> None:

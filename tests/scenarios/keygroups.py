@@ -197,7 +197,8 @@ def check_null(case: str, expected: str) -> Outcome:
 def check_python_keys(case: str, expected: str) -> Outcome:
     """Hashes are the same under another hash salt, and each value is a key of one declared type only."""
     program = (
-        "from holdfast.statebackends.serialization.keys import KeyType as T; print(T.parse('utf8').hash32('user-1'), T.parse('int64').hash32(7))"
+        "from holdfast.statebackends.serialization.keys import KeyType as T; "
+        "print(T.parse('utf8').hash32('user-1'), T.parse('int64').hash32(7))"
     )
     salts = ("1", "2")
     seen = {

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.chaos.pipelines.expectations import Expectation, collecting, of_function
+from holdfast.chaos.expectations import Expectation, collecting, of_function
 from holdfast.chaos.pipelines.judging import SinkJudge
 from holdfast.chaos.pipelines.rows import Row, RowSource, UserSink, frozen, named_rows
 from holdfast.statebackends.errors import InvalidConfigError
