@@ -23,8 +23,8 @@ from holdfast.operators.datastream.environment import claim_mode_of, sink_mode_o
 from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
 from holdfast.operators.datastream.settings import signature_with_settings
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.state_processor.places import Location
-from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.state_processor.contents import Location
+from holdfast.statebackends.storage.directory import folder_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

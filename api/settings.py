@@ -15,9 +15,9 @@ from holdfast.api.http.auth import TOKEN_FILE, check_exposure, check_token, load
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
-from holdfast.statebackends.storage.s3_location import is_s3, location_of, parse_location
+from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
 
 DEFAULT_HOST = "127.0.0.1"
 

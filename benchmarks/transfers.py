@@ -28,8 +28,7 @@ from unittest.mock import patch
 
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.snapshot.partreading import read_parts
-from holdfast.statebackends.snapshot.partwriter import PartsWriter
+from holdfast.statebackends.snapshot.parts import PartsWriter, read_parts
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import (
     DownloadFile,

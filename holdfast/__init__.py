@@ -107,9 +107,9 @@ if TYPE_CHECKING:
     from holdfast.statebackends.state import Pickled as Pickled
     from holdfast.statebackends.state import Redistribution as Redistribution
     from holdfast.statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
+    from holdfast.statebackends.state import Ttl as Ttl
     from holdfast.statebackends.state import ValueState as ValueState
     from holdfast.statebackends.state import ValueStateDescriptor as ValueStateDescriptor
-    from holdfast.statebackends.ttl import Ttl as Ttl
 
     __version__: str
 
@@ -196,10 +196,10 @@ _EXPORTS = {
         "Pickled",
         "Redistribution",
         "ReducingStateDescriptor",
+        "Ttl",
         "ValueState",
         "ValueStateDescriptor",
     ),
-    "holdfast.statebackends.ttl": ("Ttl",),
 }
 
 _PACKAGES_SHOWN = ("chaos",)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from holdfast.statebackends.backends.filesystem import FilesystemKeyedBackend
+from holdfast.statebackends.backends.heap import FilesystemKeyedBackend, MemoryKeyedBackend
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
-from holdfast.statebackends.backends.memory import MemoryKeyedBackend
 from holdfast.statebackends.backends.operator import ListOperatorStateBackend
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange

@@ -391,7 +391,7 @@ def preflight(
     from holdfast.api.cli.render_preflight import show_report
     from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline
     from holdfast.operators.datastream.pipelines import build_environment, load_function
-    from holdfast.statebackends.state_processor.places import absolute_location
+    from holdfast.statebackends.state_processor.contents import absolute_location
 
     with console.trouble(), interruptible():
         function, _ = load_function(pipeline, "job")

@@ -20,7 +20,7 @@ from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
-from holdfast.statebackends.state_processor.places import absolute_location
+from holdfast.statebackends.state_processor.contents import absolute_location
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Flow, InParallel, StatFile, run_flow
 

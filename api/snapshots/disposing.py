@@ -9,7 +9,7 @@ import time
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.claims import dispose_snapshot
 from holdfast.statebackends.errors import NotFoundError
-from holdfast.statebackends.state_processor.places import Location, absolute_location
+from holdfast.statebackends.state_processor.contents import Location, absolute_location
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import run_flow
 

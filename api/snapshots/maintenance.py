@@ -14,7 +14,7 @@ from holdfast.coordinator.ha.records import DIRECTORY_FILE, derive_job_id, is_jo
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
-from holdfast.statebackends.state_processor.places import Location
+from holdfast.statebackends.state_processor.contents import Location
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, StatFile, Storage, run_flow
 

@@ -13,8 +13,14 @@ from holdfast.coordinator.ownership.claims import check_target
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
-from holdfast.statebackends.state_processor.places import Location, Place, place_of, place_of_snapshot
+from holdfast.statebackends.state_processor.contents import (
+    Location,
+    Place,
+    StoredSnapshot,
+    check_contents,
+    place_of,
+    place_of_snapshot,
+)
 from holdfast.statebackends.storage.port import ListFolder, run_flow
 
 

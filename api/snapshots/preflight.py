@@ -15,7 +15,7 @@ from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.restore.resolve import is_path
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.state_processor.places import Location, absolute_location
+from holdfast.statebackends.state_processor.contents import Location, absolute_location
 from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Operation, ReadFile, StatFile, Storage, run_flow

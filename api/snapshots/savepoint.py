@@ -42,8 +42,8 @@ from holdfast.statebackends.state_processor.bootstrap import (
     write_savepoint,
 )
 from holdfast.statebackends.state_processor.conform import StateLayout
+from holdfast.statebackends.state_processor.contents import Location
 from holdfast.statebackends.state_processor.edit import Batches
-from holdfast.statebackends.state_processor.places import Location
 from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.state_processor.rows import JSON, SUBTASK
 

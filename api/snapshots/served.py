@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.snapshot.parts import METADATA_NAME
-from holdfast.statebackends.state_processor.places import absolute_location
+from holdfast.statebackends.state_processor.contents import absolute_location
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.s3_location import is_s3, location_of, parse_location
+from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
 
 if TYPE_CHECKING:
     from holdfast.api.snapshots.snapshot import Snapshot

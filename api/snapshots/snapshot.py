@@ -19,13 +19,11 @@ from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.state_processor.change_feed import ChangeFeed
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.state_processor.contents import Location, StoredSnapshot, StoredState, metadata_table, states_of
 from holdfast.statebackends.state_processor.copy import copy_snapshot
-from holdfast.statebackends.state_processor.describing import metadata_table
 from holdfast.statebackends.state_processor.diff import SnapshotDiff, diff_snapshots
 from holdfast.statebackends.state_processor.edit import edit_snapshot
 from holdfast.statebackends.state_processor.export import ExportReport, export_snapshot
-from holdfast.statebackends.state_processor.places import Location
 from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
 from holdfast.statebackends.state_processor.verify import VerifyReport, verify_files
 from holdfast.statebackends.storage.port import run_flow

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
-from holdfast.statebackends.serialization.keyfields_wide import DecimalField, Utf8Field
+from holdfast.statebackends.serialization.key_fields import DecimalField, Utf8Field
 
 
 def _folds(original: Any) -> Any:

@@ -9,7 +9,7 @@ import holdfast.coordinator.restore.assign as restore_module
 import holdfast.statebackends.redistribute as redistribute_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.task.timers import Timer, TimerQueue
-from holdfast.statebackends.columnar.frozen import FrozenColumns
+from holdfast.statebackends.columnar.state import FrozenColumns
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.state_table import Generations
 from holdfast.statebackends.heap.ttl import Expiry, TableExpiry

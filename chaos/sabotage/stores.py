@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER, LocalStorage
-from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure
+from holdfast.statebackends.storage.s3_connection import FailureKind, RequestFailure
 from holdfast.statebackends.storage.s3_transfer import Found, Transfers
 
 

@@ -19,8 +19,7 @@ import msgspec
 from holdfast.chaos.sim.disk import CallHook
 from holdfast.chaos.sim.objectstore import SimObjectStore
 from holdfast.statebackends.storage.s3 import S3Storage
-from holdfast.statebackends.storage.s3_connection import S3Connection, S3Settings
-from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure
+from holdfast.statebackends.storage.s3_connection import FailureKind, RequestFailure, S3Connection, S3Settings
 from holdfast.statebackends.storage.s3_transfer import NONCE
 
 T = TypeVar("T")

@@ -19,8 +19,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink
-from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.ttl import Ttl
+from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, Ttl, ValueStateDescriptor
 
 LEDGER = "/out/expiring"
 LASTING_MS = 10**9

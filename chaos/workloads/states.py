@@ -26,9 +26,9 @@ from holdfast.statebackends.state import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    Ttl,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.ttl import Ttl
 
 PATH = "/out/states"
 YEARS_MS = 10 * 365 * 86_400_000

@@ -55,7 +55,7 @@ from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import part_path
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import DeleteFolder, Flow
 
 StorageAction: TypeAlias = (

@@ -41,7 +41,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.layout import writer_of
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.flows import make_durable
 from holdfast.statebackends.storage.port import Flow, InParallel
 
 

@@ -19,7 +19,7 @@ from holdfast.coordinator.ha.store import (
 )
 from holdfast.statebackends.errors import FencedError, ObjectMissingError
 from holdfast.statebackends.snapshot.parts import read_metadata_file
-from holdfast.statebackends.storage.durable import make_durable
+from holdfast.statebackends.storage.flows import make_durable
 from holdfast.statebackends.storage.port import Flow, InParallel
 
 SETTLE_TRIES_MAX = 4

@@ -41,8 +41,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.layout import SHARED_FOLDER, writer_of
 from holdfast.statebackends.snapshot.parts import read_metadata_file
-from holdfast.statebackends.storage.deleting import delete_files
-from holdfast.statebackends.storage.flows import read_in_group, read_whole
+from holdfast.statebackends.storage.flows import delete_files, read_in_group, read_whole
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, InParallel, ListFiles, ListFolder, PutIfAbsent
 
 SUBMISSION_BYTES_MAX = 256 << 20

@@ -42,7 +42,7 @@ from holdfast.statebackends.errors import (
 from holdfast.statebackends.layout import shared_name
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.schema import RowType
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
-from holdfast.statebackends.state_processor.places import Location, absolute_location
+from holdfast.statebackends.state_processor.contents import Location, absolute_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission, SubmissionAccepted
 from holdfast.operators.base import JobPlan
-from holdfast.statebackends.state_processor.places import Location
+from holdfast.statebackends.state_processor.contents import Location
 
 
 class CoordinatorClient(Protocol):

@@ -23,8 +23,8 @@ from holdfast.operators.functions.skipping import is_skipping
 from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
-from holdfast.statebackends.durations import duration_ms
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.state import duration_ms
 
 if TYPE_CHECKING:
     from holdfast.operators.datastream.environment import Environment

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
-from holdfast.statebackends.durations import duration_ms
 from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.state import duration_ms
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)

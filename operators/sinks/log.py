@@ -35,8 +35,7 @@ from holdfast.statebackends.errors import (
     OutputMayRepeatError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.storage.durable import make_durable
-from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.flows import make_durable, read_whole
 from holdfast.statebackends.storage.port import DeleteFile, Flow, LinkFile, PutIfAbsent, ReadFile
 
 APPEND_TRIES_MAX = 5

@@ -18,8 +18,7 @@ from holdfast.operators.sinks.manifest import FileName, job_tag, parse_name
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
 from holdfast.statebackends.snapshot.parts import read_metadata_file
-from holdfast.statebackends.storage.deleting import delete_files
-from holdfast.statebackends.storage.flows import read_whole
+from holdfast.statebackends.storage.flows import delete_files, read_whole
 from holdfast.statebackends.storage.port import Flow, ListFolder, Storage
 
 R = TypeVar("R")

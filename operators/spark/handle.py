@@ -39,7 +39,7 @@ from holdfast.operators.spark.slots import SlotRunner
 from holdfast.operators.spark.standing import ENDING_STATES, Standing, judge_look
 from holdfast.operators.spark.supervisor import JobEnded, Question, StopRequested, WorkersSeen
 from holdfast.statebackends.errors import FencedError, HoldfastError, JobFailedError
-from holdfast.statebackends.state_processor.places import Location, absolute_location
+from holdfast.statebackends.state_processor.contents import Location, absolute_location
 
 T = TypeVar("T")
 

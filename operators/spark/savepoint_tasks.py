@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_arrow
 from holdfast.statebackends.errors import StorageUnavailableError
-from holdfast.statebackends.state_processor.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange, as_row
+from holdfast.statebackends.state_processor.bootstrap import SUBTASK_COLUMN, RangeTask, WrittenRange, as_row
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

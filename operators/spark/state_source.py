@@ -24,10 +24,14 @@ from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file
 from holdfast.statebackends.state_processor.change_feed import ChangeFeed
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents
-from holdfast.statebackends.state_processor.describing import SCHEMA as METADATA_SCHEMA
-from holdfast.statebackends.state_processor.describing import metadata_table
-from holdfast.statebackends.state_processor.places import place_of_snapshot
+from holdfast.statebackends.state_processor.contents import SCHEMA as METADATA_SCHEMA
+from holdfast.statebackends.state_processor.contents import (
+    StoredSnapshot,
+    StoredState,
+    check_contents,
+    metadata_table,
+    place_of_snapshot,
+)
 from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
 from holdfast.statebackends.storage.port import run_flow
 

@@ -14,7 +14,7 @@ from holdfast.operators.base import Operator
 from holdfast.operators.task.context import RuntimeContext
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.errors import InvariantError
-from holdfast.statebackends.rocksdb.panics import failure_of
+from holdfast.statebackends.rocksdb.database import failure_of
 
 
 class ResultPort(Protocol):

@@ -31,7 +31,7 @@ from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask, Mail, Po
 from holdfast.operators.task.slices import RowBudget
 from holdfast.operators.task.subtaskports import TERMINAL, Attach, StepResult, SubtaskPorts
 from holdfast.operators.task.user_failures import error_line, told_traceback
-from holdfast.statebackends.rocksdb.panics import failure_of
+from holdfast.statebackends.rocksdb.database import failure_of
 
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""

@@ -16,8 +16,7 @@ from holdfast.barriers.elements import MIN_WATERMARK
 from holdfast.statebackends.backend import TimerRow
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.heap.layers import MISSING
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, Generations
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE
 
 Timer: TypeAlias = TimerRow

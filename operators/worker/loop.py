@@ -32,7 +32,7 @@ from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask
 from holdfast.operators.task.subtaskports import TERMINAL, Report
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from holdfast.statebackends.errors import PeerLostError, ProtocolError
-from holdfast.statebackends.rocksdb.panics import failure_of
+from holdfast.statebackends.rocksdb.database import failure_of
 
 IDLE_WAIT_MS_MAX = 1_000
 """The loop looks up, and steps every subtask, at least so often, even when nothing calls."""

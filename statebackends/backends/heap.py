@@ -1,26 +1,36 @@
 """Keyed state as Python objects in memory: the working state of the `memory` and `filesystem` backends.
 
 One Generations per (state, namespace); a namespace that holds nothing any more is forgotten once nobody uses its state
-object. What becomes of a snapshot's tables is the subclasses'."""
+object. What becomes of a snapshot's tables is the subclasses'.
+
+The `memory` backend: state as Python objects, checkpoints inside the acknowledgement; for small jobs and tests.
+
+A checkpoint writes no file at all, so its size is bounded. Savepoints are files as in every backend, since they must be
+readable on their own.
+
+The `filesystem` backend: state as Python objects in memory, snapshots as files in checkpoint storage.
+
+A checkpoint stores what changed since the one before it: see tablechains.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
+from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
-from holdfast.statebackends.handles import KeyedStateHandle, StateMeta
-from holdfast.statebackends.heap.layers import MapLayer, visible_keys
+from holdfast.statebackends.errors import SnapshotTooLargeError
+from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
 from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import Generations, MapLayer, visible_keys
 from holdfast.statebackends.serialization.state_serializer import StateCodec
 from holdfast.statebackends.snapshot.deltas import newest_rows
-from holdfast.statebackends.snapshot.sources import ChangingSource, GenerationsSource
-from holdfast.statebackends.snapshot.tablechains import StoredChains
-from holdfast.statebackends.snapshot.tablesnapshot import TablesSnapshot
-from holdfast.statebackends.storage.port import Storage
+from holdfast.statebackends.snapshot.increments import StoredChains, TablesSnapshot
+from holdfast.statebackends.snapshot.sources import ChangingSource, GenerationsSource, write_tables
+from holdfast.statebackends.storage.port import Flow, Storage
 
 _ROW_KINDS = ("value", "reducing", "aggregating")
 _ENTRY_BYTES = 200
@@ -126,3 +136,43 @@ def _merge(live: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None:
             if entries is None:
                 entries = live[key] = MapLayer()
             entries.update(value)
+
+
+class MemoryKeyedBackend(HeapKeyedBackend):
+    """All parts of a checkpoint are inline. A larger checkpoint fails with SnapshotTooLargeError."""
+
+    def __init__(self, config: KeyedBackendConfig, *, snapshot_bytes_max: int) -> None:
+        super().__init__(config)
+        self._snapshot_bytes_max = snapshot_bytes_max
+
+    def _pending(self, sources: list[ChangingSource]) -> TablesSnapshot:
+        return InlineSnapshot(sources, self._key_groups, self._admit)
+
+    def _admit(self, size: int) -> None:
+        if size > self._snapshot_bytes_max:
+            raise SnapshotTooLargeError(
+                f"operator {self._operator!r} subtask {self._subtask}: its snapshot is larger than the {self._snapshot_bytes_max} "
+                "bytes that the memory backend sends to the coordinator; raise memory_snapshot_bytes_max, or use the "
+                "filesystem or rocksdb backend",
+                operator=self._operator,
+                subtask=self._subtask,
+                size=size,
+                limit=self._snapshot_bytes_max,
+            )
+
+
+class InlineSnapshot(TablesSnapshot):
+    """Every part of a checkpoint inline; a savepoint as usual."""
+
+    def __init__(self, sources: list[ChangingSource], key_groups: KeyGroupRange, admit: Callable[[int], None]) -> None:
+        super().__init__(sources, key_groups)
+        self._admit = admit
+
+    def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
+        if target.canonical:
+            return write_tables(self._sources, self._key_groups, target)
+        return write_tables(self._sources, self._key_groups, replace(target, inline_threshold=1 << 62), self._admit)
+
+
+class FilesystemKeyedBackend(HeapKeyedBackend):
+    """Parts below the target's inline threshold travel in the acknowledgement, all others are files."""

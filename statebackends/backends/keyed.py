@@ -38,9 +38,10 @@ from holdfast.statebackends.serialization.state_serializer import (
     not_widened,
     state_metas,
 )
-from holdfast.statebackends.snapshot.deltas import merged_runs
+from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, TABLE_FORMATS, TablePiece, merged_runs, piece_batches, table_pieces
+from holdfast.statebackends.snapshot.increments import StoredChains, restored_chains
 from holdfast.statebackends.snapshot.list_order import in_list_order
-from holdfast.statebackends.snapshot.partreading import read_parts
+from holdfast.statebackends.snapshot.parts import read_parts
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.rows import KeyedRows, stamped_rows, unexpired_rows
 from holdfast.statebackends.snapshot.sources import (
@@ -53,8 +54,6 @@ from holdfast.statebackends.snapshot.sources import (
     timer_meta,
     timer_rows,
 )
-from holdfast.statebackends.snapshot.tablechains import StoredChains, restored_chains
-from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, TABLE_FORMATS, TablePiece, piece_batches, table_pieces
 from holdfast.statebackends.snapshot.tables import decode_keyed_table
 from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from holdfast.statebackends.storage.failures import refusal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.statebackends.heap.layers import MISSING, TOMBSTONE, Layer, MapLayer, apply_entries
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, Generations, Layer, MapLayer, apply_entries
 
 
 class MapGenerations(Generations):

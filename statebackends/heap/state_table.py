@@ -5,16 +5,200 @@ change while a snapshot pins them, so a pool thread may read them. When the pins
 down in O(changed since the barrier). With no snapshot in flight there is one dict, and every access is one lookup; where
 increments are made there are two, and the keys of the live one are those that changed since the barrier: whoever writes to
 it has noted a change, and only keys that didn't change since cost a second lookup.
-What a key's value means is decided in keyedstates.py."""
+What a key's value means is decided in keyedstates.py.
+
+Which keys of a table changed since which barrier: what an increment of a snapshot is made from.
+
+At a barrier the keys of the generation that it froze are noted, and are kept until a checkpoint at or above it is known to be
+a base: what an aborted checkpoint had stored is then still in the next one's increment. When too much has changed, or for too
+many barriers, the oldest are forgotten: an increment on a base before them can't be made, and the snapshot is full. It knows
+nothing of values: those are looked up in the generations that a barrier froze.
+
+Layers of working state, and what several of them, newest first, show as one state.
+
+A layer is a dict; what it says of a key hides what older layers say. Which layers there are is decided in generations.py."""
 
 from __future__ import annotations
 
 import threading
-from itertools import islice
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, compress, islice
+from operator import not_
+from typing import Any, Final
 
-from holdfast.statebackends.heap.changes import ChangedKeys, ChangeLog
-from holdfast.statebackends.heap.layers import MISSING, TOMBSTONE, Layer
+EPOCHS_MAX = 32
+"""Barriers since the base."""
+KEYS_MIN = 4_096
+"""Changed keys that are always kept; above it half as many as there are keys: more are no increment."""
+
+Epoch = tuple[int, Collection[Any]]
+"""(barrier, keys that changed between the one before and this one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedKeys:
+    """What is known of a table's changes at one barrier; for another thread, while that barrier's generations are pinned."""
+
+    complete_from: int
+    """The lowest base that an increment can build on."""
+    epochs: tuple[Epoch, ...]
+    """Newest first."""
+    forgotten: list[Epoch] = field(default_factory=list)
+    """To be cleared by the other thread: freeing many keys takes milliseconds."""
+
+    def count(self, base: int) -> int:
+        """Keys that may have changed since a base; one that did so twice may count twice."""
+        return sum(len(keys) for barrier, keys in self.epochs if barrier > base)
+
+    def chunks(self, base: int, rows: int) -> Iterator[list[Any]]:
+        """Keys that changed since a base, each once, up to `rows` at a time: only short stretches hold the interpreter lock."""
+        newer: list[Collection[Any]] = []
+        for barrier, keys in self.epochs:
+            if barrier <= base:
+                return
+            left = iter(keys)
+            while some := list(islice(left, rows)):
+                for other in newer:
+                    some = [key for key in some if key not in other]
+                if some:
+                    yield some
+            newer.append(keys)
+
+
+class ChangeLog:
+    """The keys of one table that changed up to its last barrier."""
+
+    __slots__ = ("_complete_from", "_epochs")
+
+    def __init__(self, complete_from: int) -> None:
+        """Nothing changed since the base `complete_from`; 0: the table is new, and was empty."""
+        self._complete_from = complete_from
+        self._epochs: tuple[Epoch, ...] = ()
+
+    @property
+    def complete_from(self) -> int:
+        """The lowest base that an increment can build on."""
+        return self._complete_from
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._epochs
+
+    def close(self, barrier: int, keys: Collection[Any], base: int, count: int) -> ChangedKeys:
+        """At a barrier: `keys` changed since the one before. No base below `base` will be asked for; the table has `count` keys."""
+        epochs = ((barrier, keys), *self._epochs) if keys else self._epochs
+        kept = self._bounded([epoch for epoch in epochs if epoch[0] > base], max(KEYS_MIN, count // 2))
+        self._epochs = kept
+        return ChangedKeys(
+            self._complete_from, kept, [epoch for epoch in epochs if epoch[0] <= base or epoch[0] <= self._complete_from]
+        )
+
+    def _bounded(self, epochs: Sequence[Epoch], keys_max: int) -> tuple[Epoch, ...]:
+        kept = 0
+        for number, (barrier, keys) in enumerate(epochs):
+            kept += len(keys)
+            if kept > keys_max or number == EPOCHS_MAX:
+                self._complete_from = barrier
+                return tuple(epochs[:number])
+        return tuple(epochs)
+
+
+class _Mark:
+    """A value that no user can store."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+MISSING: Final = _Mark("MISSING")
+"""Nothing was found."""
+TOMBSTONE: Final = _Mark("TOMBSTONE")
+"""Deleted in this generation; hides what older ones hold."""
+
+Layer = dict[Any, Any]
+
+
+class MapLayer(dict[Any, Any]):
+    """One generation's entries of one key's map. `cleared`: hides the entries of older generations."""
+
+    __slots__ = ("cleared",)
+
+    def __init__(self, *, cleared: bool = False) -> None:
+        super().__init__()
+        self.cleared = cleared
+
+
+def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterator[tuple[list[Any], list[Any]]]:
+    """(keys, values) of some layers, newest first, as one state, about `rows` keys at a time; a map's value is a dict.
+
+    For the pool thread: layers don't change meanwhile, and only short stretches hold the interpreter lock."""
+    for position, layer in enumerate(layers):
+        newer = layers[:position]
+        older = layers[position + 1 :]
+        keys_left, values_left = iter(layer), iter(layer.values())
+        while keys := list(islice(keys_left, rows)):
+            values = list(islice(values_left, rows))
+            for other in newer:
+                hidden = list(map(other.__contains__, keys))
+                if any(hidden):
+                    shown = list(map(not_, hidden))
+                    keys, values = list(compress(keys, shown)), list(compress(values, shown))
+            if maps and (newer or older):
+                values = [_visible_entries(key, layers) for key in keys]
+                keys = [key for key, entries in zip(keys, values, strict=True) if entries]
+                values = [entries for entries in values if entries]
+            elif older:
+                keys = [key for key, value in zip(keys, values, strict=True) if value is not TOMBSTONE]
+                values = [value for value in values if value is not TOMBSTONE]
+            yield keys, values
+
+
+def visible_keys(layers: Sequence[Layer], *, maps: bool) -> list[Any]:
+    """Keys that some layers, newest first, have as one state. For the loop thread, at any time, without the lock.
+
+    A pool thread may fold newer layers into the lowest one meanwhile. What is hidden by them does not show, and a list of a
+    layer's keys, or a value, is had in one step, in between which no other thread comes."""
+    keys = list(dict.fromkeys(chain.from_iterable([list(layer) for layer in layers])))
+    return [key for key, found in zip(keys, lookup(keys, layers, maps=maps), strict=True) if found is not MISSING]
+
+
+def lookup(keys: Sequence[Any], layers: Sequence[Layer], *, maps: bool) -> list[Any]:
+    """What some layers, newest first, have as one state for each key; MISSING for none."""
+    if maps:
+        return [_visible_entries(key, layers) or MISSING for key in keys]
+    found = [MISSING] * len(keys)
+    for layer in reversed(layers):
+        found = [layer.get(key, below) for key, below in zip(keys, found, strict=True)]
+    return [MISSING if value is TOMBSTONE else value for value in found]
+
+
+def _visible_entries(key: Any, layers: Sequence[Layer]) -> Layer:
+    stack: list[MapLayer] = []
+    for layer in layers:
+        entries = layer.get(key)
+        if entries is not None:
+            stack.append(entries)
+            if entries.cleared:
+                break
+    found: Layer = {}
+    for entries in reversed(stack):
+        apply_entries(found, entries)
+    return found
+
+
+def apply_entries(found: Layer, entries: MapLayer) -> None:
+    for entry, value in entries.items():
+        if value is TOMBSTONE:
+            found.pop(entry, None)
+        else:
+            found[entry] = value
+
 
 _ROWS_PER_FOLD = 1 << 12
 _LAYERS_MAX = 8

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
-from holdfast.statebackends.heap.layers import MISSING, TOMBSTONE, MapLayer
 from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, Generations, MapLayer
+from holdfast.statebackends.serialization.type_serializer import Copier
 from holdfast.statebackends.serialization.value_checks import Checks
-from holdfast.statebackends.serialization.valuecopy import Copier
 from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.statebackends.backend import TimerRow
-from holdfast.statebackends.heap.changes import ChangedKeys
-from holdfast.statebackends.heap.layers import MISSING, lookup, visible_chunks
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, ChangedKeys, Generations, lookup, visible_chunks
 
 _ROWS_PER_CHUNK = 1 << 14
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.statebackends.heap.layers import MISSING
 from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, Generations
 from holdfast.statebackends.serialization.state_serializer import StateCodec
-from holdfast.statebackends.ttl import Ttl
+from holdfast.statebackends.state import Ttl
 
 _SLICES_PER_DURATION = 4
 """A value is noted in each slice it was stamped in: more slices clean up sooner and remember more."""

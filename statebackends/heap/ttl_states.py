@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.heap.layers import MISSING
 from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, Generations
 from holdfast.statebackends.heap.states import GenerationalListState, GenerationalMapState, GenerationalValueState, KeyContext
 from holdfast.statebackends.heap.ttl import TableExpiry
+from holdfast.statebackends.serialization.type_serializer import Copier
 from holdfast.statebackends.serialization.value_checks import Checks
-from holdfast.statebackends.serialization.valuecopy import Copier
 from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,

@@ -17,26 +17,22 @@ from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import InvariantError, StateValueError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
-from holdfast.statebackends.heap.layers import TOMBSTONE
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import TOMBSTONE, Generations
 from holdfast.statebackends.heap.ttl import Expiry, TableExpiry
 from holdfast.statebackends.rocksdb.database import TABLE_SUFFIX, RocksStore
-from holdfast.statebackends.rocksdb.options import Compaction
+from holdfast.statebackends.rocksdb.options import Compaction, shared_memory
 from holdfast.statebackends.rocksdb.restore import NativeRestore
-from holdfast.statebackends.rocksdb.rocksdb_memory import shared_memory
 from holdfast.statebackends.rocksdb.row_keys import Row, row_key
 from holdfast.statebackends.rocksdb.state_table import RocksGenerations, RocksMapGenerations
 from holdfast.statebackends.rocksdb.ttl_cleanup import ExpirySweep
 from holdfast.statebackends.rocksdb.write_buffer import FrontTier, SealedGeneration, TierLimits
 from holdfast.statebackends.serialization.state_serializer import StateCodec
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshot.increments import StoredFiles
-from holdfast.statebackends.snapshot.partwriter import PartsWriter, WrittenPart
+from holdfast.statebackends.snapshot.increments import StoredChains, StoredFiles, TablesSnapshot
+from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
 from holdfast.statebackends.snapshot.sorting import RowStream
 from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource, write_tables
-from holdfast.statebackends.snapshot.tablechains import StoredChains
-from holdfast.statebackends.snapshot.tablesnapshot import TablesSnapshot
 from holdfast.statebackends.storage.port import Flow, Storage
 
 NATIVE_FORMAT = "rocksdb"

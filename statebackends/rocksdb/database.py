@@ -6,7 +6,12 @@ here as an error of ours: plain Exception for what the disk refuses (see storage
 none that anybody else catches.
 
 A database whose background work the disk refused once is not written any more, whether RocksDB finds its way back or not:
-every later write raises what the disk said, until the attempt is over and the folder is gone."""
+every later write raises what the disk said, until the attempt is over and the folder is gone.
+
+Panics of native libraries. pyo3 raises them as a BaseException, so that nobody takes them for an error that was thought of; and
+they would end whoever calls, with all that belongs to others. Here a panic is a failure of what was being done.
+
+Which class that is can't be imported: every library has one of its own, made at its first panic."""
 
 from __future__ import annotations
 
@@ -42,11 +47,22 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.rocksdb.options import LOADING, Compaction, changeable, database_options
-from holdfast.statebackends.rocksdb.panics import is_panic
-from holdfast.statebackends.rocksdb.rocksdb_memory import RocksMemory
+from holdfast.statebackends.rocksdb.options import LOADING, Compaction, RocksMemory, changeable, database_options
 from holdfast.statebackends.rocksdb.row_keys import GROUP_AND_STATE, Row, RowKey, parse_row_key
 from holdfast.statebackends.storage.failures import rocksdb_failure
+
+
+def is_panic(error: BaseException) -> bool:
+    return any(kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime" for kind in type(error).__mro__)
+
+
+def failure_of(error: BaseException) -> BaseException:
+    """`error`, if the work that raised it failed by it. Raises it if it ends the one who does the work: an interrupt, an exit, the
+    end of a generator."""
+    if isinstance(error, Exception) or is_panic(error):
+        return error
+    raise error
+
 
 log = logging.getLogger("holdfast.rocksdb")
 

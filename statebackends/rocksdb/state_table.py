@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.statebackends.heap.layers import MISSING, TOMBSTONE, Layer, MapLayer
 from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, Generations, Layer, MapLayer
 from holdfast.statebackends.heap.states import KeyContext
 from holdfast.statebackends.heap.ttl import Expiry
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore

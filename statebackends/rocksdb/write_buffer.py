@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.statebackends.errors import StateBackendError, StateValueError, StorageUnavailableError
-from holdfast.statebackends.heap.layers import Layer
+from holdfast.statebackends.heap.state_table import Layer
 from holdfast.statebackends.heap.ttl import Expiry
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.state_table import GroupsOf, Piece, RocksGenerations, weight

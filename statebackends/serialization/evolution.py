@@ -12,8 +12,15 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.statebackends.serialization.recordshapes import RecordField, RecordShape
-from holdfast.statebackends.serialization.shapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
+from holdfast.statebackends.serialization.shapes import (
+    DictShape,
+    ListShape,
+    OptionalShape,
+    RecordField,
+    RecordShape,
+    Shape,
+    TupleShape,
+)
 
 
 class Compatibility(StrEnum):

@@ -14,8 +14,7 @@ from holdfast.statebackends.errors import InvalidKeyError
 from holdfast.statebackends.keygroups import key_groups_of_hashes
 from holdfast.statebackends.serialization import key_hash as keyhash
 from holdfast.statebackends.serialization import key_types as keytypes
-from holdfast.statebackends.serialization.key_fields import FieldType
-from holdfast.statebackends.serialization.nestedrows import NestedRows
+from holdfast.statebackends.serialization.key_fields import FieldType, NestedRows
 
 _TUPLE_TAG = b"\x09"
 

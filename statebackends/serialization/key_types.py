@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.statebackends.serialization.key_fields import BoolField, DateField, FieldType, FloatField, Int64Field, TimestampField
-from holdfast.statebackends.serialization.keyfields_wide import DECIMAL_DIGITS_MAX, BinaryField, DecimalField, Utf8Field
+from holdfast.statebackends.serialization.key_fields import (
+    DECIMAL_DIGITS_MAX,
+    BinaryField,
+    BoolField,
+    DateField,
+    DecimalField,
+    FieldType,
+    FloatField,
+    Int64Field,
+    TimestampField,
+    Utf8Field,
+)
 
 _SIMPLE: dict[str, FieldType] = {
     field.text: field

@@ -1,16 +1,22 @@
 """Shapes of state values: for each, its canonical text, its Arrow type, and columns of values to Arrow and back.
 
 Columns are built leaf by leaf, so that a struct or list costs a few calls per field, not one per value. A shape is strict
-on the way in (StateValueError) and reads older forms that evolution.py allows on the way out."""
+on the way in (StateValueError) and reads older forms that evolution.py allows on the way out.
+
+What is encoded in the place of a map's key, so that keys which are equal in Python have one encoding (ADR 25).
+
+Shapes of records: msgspec.Struct, dataclass, NamedTuple and TypedDict values, as Arrow structs by field name."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,10 +24,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from holdfast.statebackends.serialization.key_fields import BoolField, DateField, FieldType, Int64Field, TimestampField
+from holdfast.statebackends.serialization.key_fields import (
+    BinaryField,
+    BoolField,
+    DateField,
+    FieldType,
+    Int64Field,
+    TimestampField,
+    Utf8Field,
+)
 from holdfast.statebackends.serialization.key_types import unwrap
-from holdfast.statebackends.serialization.keyfields_wide import BinaryField, Utf8Field
-from holdfast.statebackends.serialization.mapkeys import Form, form_of_members, one_decimal
+
+Form: TypeAlias = Callable[[Any], Any]
+
+_DECIMAL_ZEROS_MAX = 28
+"""Written out at the end of a map's key; behind more it keeps its exponent."""
+
+
+def one_decimal(value: Decimal) -> Decimal:
+    """The same for 1.0, 1.00 and 1, and for 1E+1 and 10."""
+    if not value.is_finite():
+        return value
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    if not value:
+        return Decimal(0)
+    zeros = next(count for count, digit in enumerate(reversed(digits)) if digit)
+    digits, exponent = digits[: len(digits) - zeros], exponent + zeros
+    if 0 < exponent <= _DECIMAL_ZEROS_MAX:
+        digits, exponent = digits + (0,) * exponent, 0
+    return Decimal((sign, digits, exponent))
+
+
+def form_of_members(forms: Sequence[Form | None]) -> Form | None:
+    """Of a sequence with a form for each member, or None for one that stays as it is."""
+    if not any(forms):
+        return None
+    return lambda value: [member if form is None else form(member) for form, member in zip(forms, value, strict=True)]
+
 
 _REPR_LENGTH_MAX = 200
 _PLAIN_DECIMAL = r"^-?[0-9]+(\.[0-9]*)?(E[+-]?[0-9]{1,9})?$"
@@ -464,3 +504,127 @@ SCALARS: dict[type, Shape] = {
     datetime: TimeShape(),
     Decimal: DecimalShape(),
 }
+
+
+MISSING: Any = object()
+"""The value of a TypedDict key that isn't there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordField:
+    """One field of a record."""
+
+    attribute: str
+    name: str
+    """As encoded, and as the Arrow struct names it."""
+    shape: Shape
+    default: Callable[[], Any] | None
+    """Makes the value of a record that was written without the field; None: the field is required."""
+
+    @property
+    def text(self) -> str:
+        name = self.name if self.name.isidentifier() else json.dumps(self.name)
+        return f"{name}: {self.shape.text}" + (" = default" if self.default is not None else "")
+
+
+class RecordShape(Shape):
+    """A record. `struct<...>` is encoded as a map by name, `namedtuple<...>` as an array by position."""
+
+    def __init__(
+        self,
+        kind: str,
+        record_class: Any,
+        fields: tuple[RecordField, ...],
+        *,
+        is_dict: bool = False,
+        positional: bool = False,
+    ) -> None:
+        self.kind, self.fields = kind, fields
+        self.text = f"{kind}<{', '.join(field.text for field in fields)}>"
+        self.arrow_type = pa.struct([(field.name, field.shape.arrow_type) for field in fields])
+        self.children = tuple(field.shape for field in fields)
+        self._class, self._is_dict, self._positional = record_class, is_dict, positional
+
+    def read(self, value: Any, field: RecordField) -> Any:
+        """A field of a record, or MISSING. Raises StateValueError for a key that has to be there."""
+        if not self._is_dict:
+            return getattr(value, field.attribute)
+        member = value.get(field.attribute, MISSING)
+        if member is MISSING and field.default is None:
+            raise refused(value, self.text, f"{field.attribute!r} is missing")
+        return member
+
+    def check_class(self, value: Any) -> None:
+        """Raises StateValueError for what is no record of this kind, whatever its fields are."""
+        if not isinstance(value, self._class):
+            raise refused(value, self.text)
+        if self._is_dict and not value.keys() <= {field.attribute for field in self.fields}:
+            raise refused(value, self.text, "unknown keys")
+
+    def check(self, value: Any) -> None:
+        self.check_class(value)
+        for field in self.fields:
+            member = self.read(value, field)
+            if member is not MISSING:
+                field.shape.check(member)
+
+    def key_form(self) -> Form | None:
+        forms = [field.shape.key_form() for field in self.fields]
+        if not any(forms):
+            return None
+
+        def form(value: Any) -> Any:
+            given = zip(self.fields, [self.read(value, field) for field in self.fields], forms, strict=True)
+            found = [
+                (field.name, member if each is None else each(member))
+                for field, member, each in given
+                if member is not MISSING  # of a dict that was made without it
+            ]
+            return [member for _, member in found] if self.kind == "namedtuple" else dict(found)
+
+        return form
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for value in values:
+            self.check_class(value)
+        arrays = [self._column(field, [self.read(value, field) for value in values]) for field in self.fields]
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
+
+    def _column(self, field: RecordField, members: list[Any]) -> pa.Array:
+        if not self._is_dict or field.default is None:
+            return field.shape.to_arrow(members)
+        present = [member for member in members if member is not MISSING]
+        return scatter(field.shape.to_arrow(present), [member is not MISSING for member in members])
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        self._no_nulls(array)
+        columns = [self._members(field, array) for field in self.fields]
+        if self._positional:
+            return [self._class(*members) for members in zip(*columns, strict=True)]
+        names = [field.attribute for field in self.fields]
+        rows = (zip(names, members, strict=True) for members in zip(*columns, strict=True))
+        if self._is_dict:
+            return [{name: member for name, member in row if member is not MISSING} for row in rows]
+        return [self._class(**dict(row)) for row in rows]
+
+    def check_column(self, array: pa.Array) -> None:
+        self._no_nulls(array)
+        for index, field in enumerate(self.fields):
+            column = array.field(index)
+            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalShape):
+                column = column.drop_null()  # the field is absent
+            field.shape.check_column(column)
+
+    def _members(self, field: RecordField, array: pa.Array) -> list[Any]:
+        index = array.type.get_field_index(field.name)
+        if index >= 0:
+            column = array.field(index)
+            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalShape):
+                present = iter(field.shape.from_arrow(column.drop_null()))
+                return [next(present) if valid else field.default() for valid in column.is_valid().to_pylist()]
+            return field.shape.from_arrow(column)
+        if field.default is not None:
+            return [field.default() for _ in range(len(array))]
+        if isinstance(field.shape, OptionalShape):
+            return [None] * len(array)
+        raise CorruptStateError(f"no column {field.name!r} for {self.text}", reason="missing column")

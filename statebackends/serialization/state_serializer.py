@@ -1,6 +1,8 @@
 """What a declared keyed state is made of: its stored description, its codecs, and how its values are copied.
 
-It decides whether stored state fits a declaration; the rules for types are in evolution.py."""
+It decides whether stored state fits a declaration; the rules for types are in evolution.py.
+
+Codecs of stored states from their text alone, without the user's classes. Pickled values stay bytes: nothing runs."""
 
 from __future__ import annotations
 
@@ -24,18 +26,27 @@ from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.layout import TTL_STAMP, VALUE
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.mapkeys import Form
-from holdfast.statebackends.serialization.type_serializer import TypeSpec, map_text, migrate, split_map_text, type_changes
+from holdfast.statebackends.serialization.shapes import Form, OpaqueShape
+from holdfast.statebackends.serialization.type_serializer import (
+    Copier,
+    TypeSpec,
+    copier_of,
+    map_text,
+    migrate,
+    split_map_text,
+    type_changes,
+)
 from holdfast.statebackends.serialization.value_checks import Checks, checks_of
-from holdfast.statebackends.serialization.valuecopy import Copier, copier_of
 from holdfast.statebackends.state import (
     DESCRIPTORS,
     ColumnarStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
     StateDescriptor,
+    Ttl,
+    split_ttl_text,
+    ttl_text,
 )
-from holdfast.statebackends.ttl import Ttl, split_ttl_text, ttl_text
 
 TIMERS_KIND = "timers"
 TIMERS_VALUE_TYPE = "int"
@@ -317,3 +328,30 @@ def meta_text(meta: StateMeta) -> str:
     """A stored or declared state in words; operator state has no key."""
     key = f" by {meta.key_type}" if meta.key_type is not None else ""
     return f"{meta.kind} of {meta.value_type}{key}"
+
+
+PICKLED = "pickled"
+
+_OPAQUE = TypeSpec(PICKLED, OpaqueShape(PICKLED, bytes, bytes), bytes, bytes)
+
+
+def stored_type(text: str) -> TypeSpec:
+    """The type of stored values, with `pickled` as plain bytes. Raises InvalidConfigError."""
+    return _OPAQUE if text == PICKLED else TypeSpec.parse(text)
+
+
+def codec_of_meta(meta: StateMeta) -> StateCodec | None:
+    """Codec of a keyed state; None for one of a kind with columns of its own. Raises InvalidConfigError."""
+    if meta.kind not in CODED_KINDS:
+        return None
+    key_text, value_text, stamped = value_texts(meta)
+    map_key = stored_type(key_text) if meta.kind == "map" else None
+    form = None if map_key is None else _form_of(map_key)
+    return (StampedCodec if stamped else StateCodec)(meta, stored_type(value_text), map_key, None, form)
+
+
+def _form_of(map_key: TypeSpec) -> Form | None:
+    try:
+        return map_key.shape.key_form()
+    except InvalidConfigError:
+        return None  # no job declares such a map any more: its keys are what their bytes are

@@ -1,10 +1,15 @@
 """Value codecs: a state's declared type -> msgpack bytes, typed Arrow columns, and a text that is stored with snapshots.
 
 The law is that what goes in comes out equal, or is refused at once. Pickle is used for `Pickled` alone, which the user asks
-for. Records are identified by their fields, not by class names, so that classes may move between modules."""
+for. Records are identified by their fields, not by class names, so that classes may move between modules.
+
+How a value of a declared type is copied, so that changing the copy leaves the original as it was.
+
+Needed where a value is still being read by a snapshot. Scalars and tuples of them need no copy at all."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 from collections.abc import Callable, Sequence
@@ -17,11 +22,40 @@ import pyarrow as pa
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
-from holdfast.statebackends.serialization.mapkeys import Form
-from holdfast.statebackends.serialization.shapes import OpaqueShape, Shape, refused
-from holdfast.statebackends.serialization.types import ENCODER, python_type_of_arrow, shape_of
-from holdfast.statebackends.serialization.valuetext import parse_type
+from holdfast.statebackends.serialization.shapes import (
+    SCALARS,
+    DictShape,
+    Form,
+    ListShape,
+    OpaqueShape,
+    OptionalShape,
+    RecordShape,
+    Shape,
+    TupleShape,
+    refused,
+)
+from holdfast.statebackends.serialization.types import ENCODER, parse_type, python_type_of_arrow, shape_of
 from holdfast.statebackends.state import Pickled
+
+Copier = Callable[[Any], Any]
+
+
+def copier_of(spec: TypeSpec) -> Copier | None:
+    """None when values can't be changed in place; a shallow copy when that is deep enough; else a round trip."""
+    shape = spec.shape
+    if _immutable(shape):
+        return None
+    inner = shape.children[0] if isinstance(shape, OptionalShape) else shape
+    if isinstance(inner, ListShape | DictShape | RecordShape) and all(_immutable(child) for child in inner.children):
+        return copy.copy
+    return lambda value: spec.decode(spec.encode(value))
+
+
+def _immutable(shape: Shape) -> bool:
+    if isinstance(shape, OptionalShape | TupleShape):
+        return all(_immutable(child) for child in shape.children)
+    return shape in SCALARS.values()
+
 
 T = TypeVar("T")
 

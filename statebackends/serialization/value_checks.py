@@ -13,13 +13,14 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.serialization.recordshapes import MISSING, RecordShape
 from holdfast.statebackends.serialization.shapes import (
+    MISSING,
     SCALARS,
     DictShape,
     ListShape,
     OpaqueShape,
     OptionalShape,
+    RecordShape,
     ScalarShape,
     Shape,
     TupleShape,

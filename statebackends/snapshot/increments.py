@@ -1,15 +1,45 @@
 """What a backend that writes increments remembers: which file of its own, or which state, it stored as what, per checkpoint.
 
 Only the base that a trigger names is ever looked up: that one is completed, whatever this process has heard of it. What is
-not known here is stored again; a file is never recognised by its content."""
+not known here is stored again; a file is never recognised by its content.
+
+Writing tables of keyed state as increments: a base table, and delta runs of what changed since.
+
+The base is written again, as a full table, when there is none that the trigger's base has, when what changed since it is not
+known, when its runs would be too many or too large (a restore reads them all), and when most of a file that it shares with other
+tables is needed by nobody. A table that travels inline is always whole: it is small. Bases are shared files or pieces of them
+(ADR 21), placeholders where the trigger's base has them (ADR 12); runs too, but for small ones, whose sum stays below the
+inline threshold, so that acknowledgements stay as small as they were.
+
+The asynchronous part of a snapshot that is tables alone: whole ones, or increments where the backend makes them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from holdfast.statebackends.handles import FileHandle
+import pyarrow as pa
+
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    KeyGroupRange,
+    PlaceholderHandle,
+    SegmentHandle,
+    StateHandle,
+    StateMeta,
+)
+from holdfast.statebackends.layout import shared_name
+from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TablePiece, replaced_by
+from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
+from holdfast.statebackends.snapshot.sources import ChangingSource, write_tables
+from holdfast.statebackends.snapshot.tables import encode_keyed_table
+from holdfast.statebackends.storage.port import Flow
 
 S = TypeVar("S")
 
@@ -67,3 +97,183 @@ class StoredByCheckpoint(Generic[S]):
 
 class StoredFiles(StoredByCheckpoint[FileHandle]):
     """Local name of a file -> the shared one. A database that is cloned by a restore gives its files new numbers."""
+
+
+RUN_BYTES_MIN = 16 * 1024
+"""Runs may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""
+WASTE_MAX = 2
+"""A file that several tables share is kept while it has at most so many times the bytes that are needed of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChain:
+    """The files of one state at one checkpoint."""
+
+    meta: StateMeta
+    base: FileHandle
+    runs: tuple[FileHandle | InlineHandle, ...] = ()
+
+    @property
+    def files(self) -> list[FileHandle]:
+        """The parts that are not inline."""
+        return [part for part in (self.base, *self.runs) if isinstance(part, FileHandle)]
+
+    def parts(self, known: TableChain | None) -> tuple[StateHandle, list[StateHandle]]:
+        """(base, runs) as they are acknowledged when the trigger's base has the chain `known`."""
+        theirs = set() if known is None else {_place(part) for part in known.files}
+        return _acknowledged(self.base, theirs), [_acknowledged(run, theirs) for run in self.runs]
+
+    def admits(self, size: int) -> bool:
+        """Whether a further run of `size` bytes costs less than writing the table again would save."""
+        runs_size = size + sum(run.length for run in self.runs)
+        return len(self.runs) < RUNS_MAX and runs_size <= max(self.base.length // 2, RUN_BYTES_MIN)
+
+
+Chains = Mapping[str, TableChain]
+StoredChains = StoredByCheckpoint[TableChain]
+"""State name -> its files, per checkpoint."""
+
+
+def write_chains(
+    sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: StoredChains
+) -> Flow[tuple[KeyedStateHandle, ...]]:
+    """One base per source, empty ones included, and a handle with the runs if there are any."""
+    known = stored.of_base(target.base)
+    going_on = [chain for source in sources if (chain := known.get(source.meta.name)) is not None]
+    wasteful = _wasteful(going_on)
+    writer = PartsWriter(target)
+    writing: list[tuple[ChangingSource, TableChain | None, WrittenPart | None]] = []
+    for source in sources:
+        before = known.get(source.meta.name)
+        if before is not None and not wasteful.isdisjoint(part.path for part in before.files):
+            before = None
+        extended, part = _add_changes(source, before, target, writer)
+        if not extended:
+            before = None
+            data = encode_keyed_table(source.stream(), "arrow")
+            part = writer.add(memoryview(data), f"{source.meta.name}.arrow", is_shared=True)
+        writing.append((source, before, part))
+        if writer.is_full:
+            yield from writer.store()
+    yield from writer.store()
+
+    chains: dict[str, TableChain] = {}
+    bases: list[StateHandle] = []
+    run_metas: list[StateMeta] = []
+    runs: list[StateHandle] = []
+    for source, before, part in writing:
+        chain = _chain(source.meta, before, part)
+        if chain is None:
+            assert part is not None
+            bases.append(part.handle)
+            continue
+        chains[source.meta.name] = chain
+        base, own_runs = chain.parts(known.get(source.meta.name))
+        bases.append(base)
+        runs += own_runs
+        run_metas += [source.meta] * len(own_runs)
+    stored.remember(target.checkpoint_id, chains)
+    handles = [KeyedStateHandle(key_groups, "arrow", tuple(source.meta for source in sources), tuple(bases))]
+    if runs:
+        handles.append(KeyedStateHandle(key_groups, DELTA_FORMAT, tuple(run_metas), tuple(runs)))
+    return tuple(handles)
+
+
+def restored_chains(
+    pieces: Sequence[TablePiece], key_groups: KeyGroupRange, declared: Mapping[str, StateMeta]
+) -> dict[str, TableChain]:
+    """What an increment on a restored checkpoint can build upon: tables of just our key groups and of the declared types."""
+    chains = {}
+    for piece in pieces:
+        files = [part for part in (piece.base, *piece.runs) if isinstance(part, FileHandle)]
+        is_ours = piece.key_groups == key_groups and piece.format == "arrow" and declared.get(piece.meta.name) == piece.meta
+        if is_ours and isinstance(piece.base, FileHandle) and all(shared_name(file.path) is not None for file in files):
+            runs = tuple(run for run in piece.runs if isinstance(run, FileHandle | InlineHandle))
+            if len(runs) == len(piece.runs):
+                chains[piece.meta.name] = TableChain(piece.meta, piece.base, runs)
+    return chains
+
+
+def _add_changes(
+    source: ChangingSource, before: TableChain | None, target: SnapshotTarget, writer: PartsWriter
+) -> tuple[bool, WrittenPart | None]:
+    """(whether the base's chain goes on, its new run if anything changed); if it doesn't, the whole table must be written."""
+    if before is None or before.meta != source.meta or target.base is None:
+        return False, None
+    run: pa.Table | None = source.changes(target.base)
+    if run is None:
+        return False, None
+    if not run.num_rows and not replaced_by(run.schema):
+        return True, None
+    data = encode_keyed_table(run, "arrow")
+    if not before.admits(data.size):
+        return False, None
+    inlined = sum(part.length for part in before.runs if isinstance(part, InlineHandle))
+    threshold = max(0, target.inline_threshold - inlined)
+    packs = before.base.length < target.pack_threshold  # what shares a file with others is cheap to write again
+    name = f"{source.meta.name}.delta"
+    return True, writer.add(memoryview(data), name, is_shared=True, packs=packs, inline_threshold=threshold)
+
+
+def _chain(meta: StateMeta, before: TableChain | None, part: WrittenPart | None) -> TableChain | None:
+    """What was written, as what later checkpoints build upon: nothing upon a table that travels inline."""
+    handle = None if part is None else part.handle
+    if before is not None:
+        return before if handle is None else TableChain(meta, before.base, (*before.runs, _stored(handle)))
+    return TableChain(meta, handle) if isinstance(handle, FileHandle) else None
+
+
+def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
+    if isinstance(handle, PlaceholderHandle):
+        raise InvariantError(f"{handle.path} was written just now, and is no placeholder")
+    return handle
+
+
+def _wasteful(chains: Iterable[TableChain]) -> set[str]:
+    """Files of several parts of which less than half is needed any more: whoever has a part there should write its table again."""
+    needed: dict[str, int] = {}
+    lengths: dict[str, int] = {}
+    for chain in chains:
+        for part in chain.files:
+            needed[part.path] = needed.get(part.path, 0) + part.length
+            lengths[part.path] = part.file_length
+    return {path for path, length in lengths.items() if length > needed[path] * WASTE_MAX}
+
+
+def _place(part: FileHandle) -> tuple[str, int | None]:
+    return part.path, part.offset if isinstance(part, SegmentHandle) else None
+
+
+def _acknowledged(part: FileHandle | InlineHandle, theirs: set[tuple[str, int | None]]) -> StateHandle:
+    if isinstance(part, FileHandle) and (place := _place(part)) in theirs:
+        return PlaceholderHandle(part.path, part.length, place[1])
+    return part
+
+
+class TablesSnapshot:
+    """`backend.PendingSnapshot` of sources alone."""
+
+    def __init__(self, sources: Sequence[ChangingSource], key_groups: KeyGroupRange, chains: StoredChains | None = None) -> None:
+        """`chains`: what the backend's checkpoints stored; None: every checkpoint is whole."""
+        self._sources = list(sources)
+        self._key_groups = key_groups
+        self._chains = chains
+        self._released = False
+
+    def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
+        if not self._sources:
+            return ()
+        if self._chains is not None and target.shared_prefix and not target.canonical:
+            return (yield from write_chains(self._sources, self._key_groups, target, self._chains))
+        handle: KeyedStateHandle = yield from self._write_whole(target)
+        return (handle,)
+
+    def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
+        return write_tables(self._sources, self._key_groups, target)
+
+    def release(self) -> None:
+        """Idempotent."""
+        if not self._released:
+            self._released = True
+            for source in self._sources:
+                source.release()

@@ -23,8 +23,7 @@ from holdfast.statebackends.serialization.column_types import fitted
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.shapes import OptionalShape, ScalarShape, Shape
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateCodec
-from holdfast.statebackends.serialization.storedcodecs import codec_of_meta
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateCodec, codec_of_meta
 from holdfast.statebackends.snapshot.deltas import TOMBSTONE_COLUMN, row_codes, tombstones
 from holdfast.statebackends.snapshot.list_order import in_list_order, positions_of
 from holdfast.statebackends.snapshot.sources import TIME

@@ -17,14 +17,12 @@ from holdfast.statebackends.backend import SnapshotTarget, TimerRow, TimerRowPro
 from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, NumpyColumnarState
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from holdfast.statebackends.heap.changes import ChangedKeys
-from holdfast.statebackends.heap.layers import MISSING, lookup, visible_chunks
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, ChangedKeys, Generations, lookup, visible_chunks
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
 from holdfast.statebackends.snapshot.deltas import delta_run
-from holdfast.statebackends.snapshot.partwriter import PartsWriter
+from holdfast.statebackends.snapshot.parts import PartsWriter
 from holdfast.statebackends.snapshot.rows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
 from holdfast.statebackends.snapshot.sorting import RowStream, stable_order
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table, keyed_table_schema, sort_by_key_group

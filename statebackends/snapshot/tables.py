@@ -21,9 +21,8 @@ from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.snapshot.parquetpages import row_groups_of
 from holdfast.statebackends.snapshot.sorting import LARGE_POOL, RowStream, is_sorted, stable_order
-from holdfast.statebackends.snapshot.unpacking import check_arrow, check_parquet, checked_batch
+from holdfast.statebackends.snapshot.unpacking import check_arrow, check_parquet, checked_batch, row_groups_of
 from holdfast.statebackends.storage.failures import refusal
 
 TableFormat = Literal["arrow", "parquet"]

@@ -19,8 +19,7 @@ from holdfast.statebackends.state_processor.contents import StoredSnapshot, Stor
 from holdfast.statebackends.state_processor.edit import Batches, OperatorRewriting, finish_edited, layout_of, named_schema
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches
-from holdfast.statebackends.state_processor.tablefiles import TableFiles
-from holdfast.statebackends.state_processor.writing import ClaimedFolder, claimed_folder
+from holdfast.statebackends.state_processor.writing import ClaimedFolder, TableFiles, claimed_folder
 from holdfast.statebackends.storage.port import Storage
 
 

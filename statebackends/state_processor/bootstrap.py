@@ -1,37 +1,143 @@
-"""A canonical savepoint that no job took: states made of rows that come from elsewhere, for a job to start with history."""
+"""A canonical savepoint that no job took: states made of rows that come from elsewhere, for a job to start with history.
+
+A state of a new savepoint written by many processes: each gets the rows of some subtasks' key groups and writes their files.
+
+Names are of one writer and one try, so that a task that is repeated, or lives on after its driver gave it up, writes over
+nothing; whoever asked names in `_metadata` what it was told of, and nothing else. Knows no Spark."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
+from holdfast.statebackends import errors
 from holdfast.statebackends.columnar.state import part_fields_of
-from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvariantError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
-from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import state_meta
-from holdfast.statebackends.serialization.storedcodecs import codec_of_meta
+from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.state_serializer import codec_of_meta, state_meta
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME
+from holdfast.statebackends.snapshot.parts import METADATA_NAME, file_name
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.snapshot.sources import TIME, timer_meta
 from holdfast.statebackends.snapshot.tables import keyed_table_schema
 from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
-from holdfast.statebackends.state_processor.conform import StateLayout
-from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.conform import EntryLists, StateLayout
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, place_of
 from holdfast.statebackends.state_processor.edit import CANONICAL, Batches
-from holdfast.statebackends.state_processor.entries import EntryLists
-from holdfast.statebackends.state_processor.ranges import RangeTask, WrittenRange
 from holdfast.statebackends.state_processor.reading import PartReader
-from holdfast.statebackends.state_processor.sorting import KeyGroupSorter
-from holdfast.statebackends.state_processor.tablefiles import TableFiles
-from holdfast.statebackends.state_processor.writing import ClaimedFolder, claimed_folder
-from holdfast.statebackends.storage.port import Storage
+from holdfast.statebackends.state_processor.writing import ClaimedFolder, KeyGroupSorter, TableFiles, claimed_folder, write_table
+from holdfast.statebackends.storage.port import Storage, UploadFile
+
+SUBTASK_COLUMN = "__holdfast_subtask"
+
+
+class WrittenRange(msgspec.Struct, frozen=True):
+    """A file that a task wrote; or why it could not, with `error` not empty."""
+
+    subtask: int
+    name: str = ""
+    length: int = 0
+    checksum: str = ""
+    error: str = ""
+    """Class of the error, of which the message and the fields (JSON) follow."""
+    message: str = ""
+    fields: str = "{}"
+
+    @staticmethod
+    def failed(error: HoldfastError, subtask: int) -> WrittenRange:
+        fields = msgspec.json.encode(error.fields, enc_hook=repr).decode()
+        return WrittenRange(subtask, error=type(error).__name__, message=error.message, fields=fields)
+
+    def check(self) -> None:
+        """Raises the error that the task met."""
+        if self.error:
+            kind: type[HoldfastError] = getattr(errors, self.error, HoldfastError)
+            raise kind(self.message, **msgspec.json.decode(self.fields))
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """What every task is told."""
+
+    uid: str
+    meta: StateMeta
+    key_type: str
+    max_parallelism: int
+    parallelism: int
+    schema: pa.Schema
+    stamp_ms: int
+    location: str
+    """Of the savepoint's folder: a path that all processes see, or a URL."""
+    writer: str
+    """In the name of every file."""
+
+    @staticmethod
+    def of(layout: StateLayout, parallelism: int, location: str, writer: str) -> RangeTask:
+        key_type, schema = layout.key_type.text, layout.schema
+        return RangeTask(
+            layout.operator, layout.meta, key_type, layout.max_parallelism, parallelism, schema, layout.stamp_ms, location, writer
+        )
+
+    def layout(self) -> StateLayout:
+        key_type = KeyType.parse(self.key_type)
+        codec = codec_of_meta(self.meta)
+        return StateLayout(self.uid, self.meta, key_type, self.max_parallelism, self.schema, codec, self.stamp_ms)
+
+    def numbered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches with the subtask of each row; rows of a batch with a bad key go to subtask 0, which refuses them."""
+        key_type = KeyType.parse(self.key_type)
+        for batch in batches:
+            keys = [batch.column(name) for name in key_columns(key_type)]
+            try:
+                groups = key_type.column(keys, max_parallelism=self.max_parallelism, operator=self.uid).key_groups
+                subtasks = groups.astype(np.int64) * self.parallelism // self.max_parallelism
+            except HoldfastError:
+                subtasks = np.zeros(batch.num_rows, np.int64)
+            yield batch.append_column(SUBTASK_COLUMN, pa.array(subtasks.astype(np.int32)))
+
+    def write(self, batches: Iterable[pa.RecordBatch], attempt: str) -> Iterator[WrittenRange]:
+        """Write a file for each subtask among numbered rows, which must be all rows of these subtasks; `attempt` is no other's.
+
+        What is wrong with rows is told, for trying again would not mend it; StorageUnavailableError is raised. Memory: as
+        sorting.py says."""
+        subtask = 0
+        try:
+            place = place_of(self.location)
+            with PartReader(place.storage, lambda path, *, operator: path) as scratch:
+                rows = KeyGroupSorter(self.layout(), scratch.new_path)
+                subtasks: set[int] = set()
+                for batch in batches:
+                    found = np.unique(batch.column(SUBTASK_COLUMN).to_numpy())
+                    subtasks.update(map(int, found))
+                    subtask = int(found[0]) if len(found) else subtask
+                    rows.add(batch.drop_columns([SUBTASK_COLUMN]))
+                for subtask in sorted(subtasks):
+                    local = scratch.new_path("table")
+                    groups = assign_key_groups(self.max_parallelism, self.parallelism, subtask)
+                    write_table(local, self.schema, rows.tables(groups))
+                    what = f"{self.writer}-{attempt}-{file_name(self.meta.name)}.parquet"
+                    name = f"{file_name(self.uid)}-{subtask}-{what}"
+                    length, checksum = place.storage.execute(UploadFile(local, f"{place.folder}/{name}"))
+                    scratch.discard(local)
+                    yield WrittenRange(subtask, name, length, checksum)
+        except StorageUnavailableError:
+            raise
+        except HoldfastError as error:
+            error.message += f" (rows are counted in the task of subtask {subtask})"
+            yield WrittenRange.failed(error, subtask)
+
+
+def as_row(written: WrittenRange) -> dict[str, Any]:
+    return msgspec.structs.asdict(written)
+
 
 JOB_ID = "0" * 32
 """Of no job: a name's hash is never this."""

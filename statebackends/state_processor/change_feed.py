@@ -16,8 +16,7 @@ from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.layout import VALUE
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
-from holdfast.statebackends.state_processor.diff import Change, entries_of, is_comparable
-from holdfast.statebackends.state_processor.diffrows import UNIT_ROWS_MAX, DiffRows, RowUnit, Unit
+from holdfast.statebackends.state_processor.diff import UNIT_ROWS_MAX, Change, DiffRows, RowUnit, Unit, entries_of, is_comparable
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import JSON
 from holdfast.statebackends.state_processor.values import entry_json

@@ -1,12 +1,21 @@
 """A snapshot as tools see it: its operators and states, where each piece of a state is, and which paths it may name.
 
-It reads `_metadata` alone. What a checksum can't vouch for (a `_metadata` that somebody else wrote) is checked here."""
+It reads `_metadata` alone. What a checksum can't vouch for (a `_metadata` that somebody else wrote) is checked here.
+
+Where a snapshot is, as people write it: a path or URL to a storage and a folder in it; its bytes are read elsewhere.
+
+What `_metadata` says of operators and states, as a table: a row a state, and one for an operator without any."""
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import (
@@ -22,6 +31,7 @@ from holdfast.statebackends.handles import (
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
+from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import (
     LINK_DETAIL,
@@ -33,10 +43,63 @@ from holdfast.statebackends.snapshot.parts import (
     part_path,
 )
 from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
-from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
 from holdfast.statebackends.state import OPERATOR_KINDS
 from holdfast.statebackends.state_processor.reading import PartReader
+from holdfast.statebackends.storage.directory import folder_of
+from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import LINKED, StatFile, Storage
+
+Location = str | os.PathLike[str]
+"""A path, or a URL that `open_storage` knows."""
+
+
+class Place(NamedTuple):
+    """A folder in a storage."""
+
+    storage: Storage
+    folder: str
+    """Relative to the storage's root, never empty."""
+
+    @property
+    def location(self) -> str:
+        return f"{self.storage.root.rstrip('/')}/{self.folder}"
+
+
+def place_of(location: Location, *, levels: int = 1) -> Place:
+    """The folder at a path or URL, in a storage whose root is `levels` above it. Raises InvalidConfigError."""
+    text = absolute_location(location)
+    scheme, mark, path = text.rpartition("://")
+    segments = [segment for segment in path.split("/") if segment]
+    if mark:  # the first segment of a URL is its host or bucket
+        bucket, *segments = segments or [""]
+        root = f"{scheme}://{bucket}"
+    else:
+        root = ""
+    if not segments or ".." in segments:
+        raise InvalidConfigError(f"{os.fspath(location)!r} is not the folder of a snapshot", path=os.fspath(location))
+    above = segments[:-levels]
+    return Place(open_storage("/".join([root, *above]) or "/"), "/".join(segments[len(above) :]))
+
+
+def absolute_location(location: Location) -> str:
+    """A path from the root, or a URL other than file://, which is a path."""
+    text = os.fspath(location)
+    if "://" in text and not text.startswith("file://"):
+        return text
+    text = folder_of(text)
+    return os.path.normpath(Path(os.path.expanduser(text)).absolute())  # Path.expanduser raises for a user that is not known
+
+
+def place_of_snapshot(location: Location) -> Place:
+    """The folder of a snapshot, or the one that its `_metadata` file is in. Raises InvalidConfigError.
+
+    The storage's root is high enough for what a checkpoint shares with others."""
+    text = absolute_location(location)
+    text = text if text.endswith("://") else text.rstrip("/") or "/"
+    if text.rpartition("/")[2] == METADATA_NAME:
+        text = text.rpartition("/")[0] or "/"
+    return place_of(text, levels=2 if text.rpartition("/")[2].startswith("chk-") else 1)
+
 
 NATIVE = "rocksdb"
 KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})
@@ -301,3 +364,53 @@ def _check_state(path: str, stored: StoredState) -> None:
 
 def _refused(path: str, operator: OperatorState, reason: str) -> CorruptStateError:
     return CorruptStateError(f"{path}: operator {operator.uid!r}: {reason}", path=path, operator=operator.uid, reason="contents")
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("operator", pa.utf8(), nullable=False),
+        pa.field("operator_id", pa.utf8(), nullable=False),
+        pa.field("name", pa.utf8(), nullable=False),
+        pa.field("parallelism", pa.int32(), nullable=False),
+        pa.field("max_parallelism", pa.int32(), nullable=False),
+        pa.field("operator_size", pa.int64(), nullable=False),
+        pa.field("state", pa.utf8()),
+        pa.field("kind", pa.utf8()),
+        pa.field("key_type", pa.utf8()),
+        pa.field("value_type", pa.utf8()),
+        pa.field("format", pa.utf8()),
+        pa.field("size", pa.int64()),
+        pa.field("entries", pa.int64()),
+    ]
+)
+"""Sizes are bytes. Null: `state` and all behind it of an operator without state; `size` of native files, which hold all states of
+their operator; `key_type` of operator state, and `entries` of keyed state."""
+
+
+def metadata_table(snapshot: StoredSnapshot) -> pa.Table:
+    """Operators in their order, states by name. Raises CorruptStateError."""
+    rows: list[dict[str, Any]] = []
+    for operator in snapshot.metadata.operators:
+        own = {
+            "operator": operator.uid,
+            "operator_id": operator.operator_id,
+            "name": operator.name,
+            "parallelism": operator.parallelism,
+            "max_parallelism": operator.max_parallelism,
+            "operator_size": operator.size,
+        }
+        rows += [own | _described(state) for state in states_of(operator).values()] or [own]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def _described(state: StoredState) -> dict[str, Any]:
+    meta = state.meta
+    return {
+        "state": meta.name,
+        "kind": meta.kind,
+        "key_type": meta.key_type,
+        "value_type": meta.value_type,
+        "format": state.format,
+        "size": None if state.size < 0 else state.size,
+        "entries": None if state.entries < 0 else state.entries,
+    }

@@ -1,7 +1,12 @@
 """What changed between two snapshots: keys added, removed and changed, for each operator and state.
 
 Parallelism, backend and format don't matter: keys compare by their canonical bytes, values by their encoding, operator state
-as a bag of entries. Memory is one key group of both sides."""
+as a bag of entries. Memory is one key group of both sides.
+
+The rows of one keyed state, taken apart for comparison and handed out one unit at a time.
+
+A unit is a key group where both sides have the same number of them; else a share of the keys by a hash of their own, and the
+state is read once for every unit. Either way a key is in the same unit on both sides, whatever parallelism or backend."""
 
 from __future__ import annotations
 
@@ -9,19 +14,248 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
 
-from holdfast.statebackends.errors import NotFoundError
-from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError, NotFoundError
+from holdfast.statebackends.handles import KeyGroupRange, StateMeta
+from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION
+from holdfast.statebackends.serialization.keys import key_columns
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
+from holdfast.statebackends.snapshot.sources import TIME
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
-from holdfast.statebackends.state_processor.diffrows import UNIT_ROWS_MAX, DiffRows, Identity, Unit
 from holdfast.statebackends.state_processor.reading import PartReader
-from holdfast.statebackends.state_processor.rows import fetched_lists
-from holdfast.statebackends.state_processor.values import plain_entry
+from holdfast.statebackends.state_processor.rows import fetched_lists, state_batches, state_schema
+from holdfast.statebackends.state_processor.values import Comparer, named, plain_entry, stored_codec
+
+UNIT_ROWS_MAX = 1 << 20
+"""Rows of a unit that isn't a key group."""
+
+
+Identity: TypeAlias = tuple[bytes, Any, Any]
+"""What a row is about, in the order of keys: (canonical key; namespace, bytes or int; encoded key of a map's entry, or time of a
+timer, or b""). A plain tuple, since there is one for every row."""
+
+Unit = dict[Identity, bytes]
+"""Identity -> encoded value; a list's elements are one value."""
+
+
+class DiffRows:
+    """One side of a comparison of keyed state."""
+
+    def __init__(self, reader: PartReader, state: StoredState, key_groups: KeyGroupRange | None = None) -> None:
+        """`key_groups`: only these. Raises CorruptStateError."""
+        self._reader, self._state, self._key_groups = reader, state, key_groups
+        self._key_type = state.key_type()
+        self._schema = state_schema(reader, state)
+        self._comparer = Comparer(state.meta)
+        codec = stored_codec(state)
+        self._codec = codec
+        self._map_key = None if codec is None else codec.map_key
+        self.is_list = state.meta.kind == "list"
+        taken = {KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, *key_columns(self._key_type)}
+        if state.meta.kind == TIMERS_KIND:
+            taken.add(TIME)
+        self._value_columns = [name for name in self._schema.names if name not in taken]
+        self.identity_columns = [name for name in self._schema.names if name in taken - {KEY_GROUP, POSITION}]
+
+    def count(self) -> int:
+        """Rows, all read for it."""
+        return sum(batch.num_rows for batch in self._batches())
+
+    def by_key_group(self) -> Iterator[tuple[int, Unit]]:
+        """Key groups that have rows, ascending."""
+        group, unit = -1, _UnitBuilder(self._state, is_list=self.is_list)
+        for batch in self._batches():
+            groups = batch.column(0).to_numpy()
+            bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+            identities, positions, values = self._rows(batch)
+            for start, stop in pairwise(bounds):
+                if groups[start] != group:
+                    if unit.rows:
+                        yield group, unit.build()
+                    group, unit = int(groups[start]), _UnitBuilder(self._state, is_list=self.is_list)
+                unit.add(identities[start:stop], positions[start:stop], values[start:stop])
+        if unit.rows:
+            yield group, unit.build()
+
+    def by_hash(self, units: int) -> Iterator[tuple[int, Unit]]:
+        """`units` shares of the keys, each with a whole pass over the state."""
+        for number in range(units):
+            unit = _UnitBuilder(self._state, is_list=self.is_list)
+            for batch in self._batches():
+                identities, positions, values = self._rows(batch)
+                ours = [row for row, each in enumerate(identities) if xxhash.xxh3_64_intdigest(each[0]) % units == number]
+                unit.add([identities[row] for row in ours], [positions[row] for row in ours], [values[row] for row in ours])
+            yield number, unit.build()
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @property
+    def value_columns(self) -> Sequence[str]:
+        return self._value_columns
+
+    def value_type(self, column: str) -> pa.DataType:
+        """Of what one key has in a value column: all elements of a list together."""
+        own = self._schema.field(column).type
+        return pa.list_(own) if self.is_list else own
+
+    def row_units(self, units: int | None) -> Iterator[RowUnit]:
+        """As `by_key_group`, or with `units` as `by_hash`, with the rows themselves."""
+        if units is None:
+            yield from self._row_key_groups()
+            return
+        for number in range(units):
+            kept = []
+            for batch in self._batches():
+                identities, _, _ = self._rows(batch)
+                ours = [row for row, each in enumerate(identities) if xxhash.xxh3_64_intdigest(each[0]) % units == number]
+                kept.append(batch.take(pa.array(ours, pa.int64())))
+            yield self._row_unit(number, kept)
+
+    def _row_key_groups(self) -> Iterator[RowUnit]:
+        group, kept = -1, list[pa.RecordBatch]()
+        for batch in self._batches():
+            groups = batch.column(0).to_numpy()
+            bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+            for start, stop in pairwise(bounds):
+                if start == stop:
+                    continue
+                if groups[start] != group and kept:
+                    yield self._row_unit(group, kept)
+                    kept = []
+                group = int(groups[start])
+                kept.append(batch.slice(start, stop - start))
+        if kept:
+            yield self._row_unit(group, kept)
+
+    def _row_unit(self, number: int, batches: list[pa.RecordBatch]) -> RowUnit:
+        builder = _UnitBuilder(self._state, is_list=self.is_list)
+        places: dict[Identity, list[tuple[int, int]]] = {}
+        first = 0
+        for batch in batches:
+            identities, positions, values = self._rows(batch)
+            builder.add(identities, positions, values)
+            for row, (identity, position) in enumerate(zip(identities, positions, strict=True), first):
+                places.setdefault(identity, []).append((position, row))
+            first += batch.num_rows
+        rows = {identity: [row for _, row in sorted(each)] for identity, each in places.items()}
+        return RowUnit(number, builder.build(), rows, pa.Table.from_batches(batches, self._schema), self)
+
+    def shown(self, identity: Identity) -> tuple[Any, Any]:
+        """(key, map key or time) as plain values."""
+        key, _, rest = identity
+        if self._map_key is not None:
+            rest = self._map_key.decode(rest)
+        elif rest == b"":
+            rest = None
+        return self._key_type.decode(key), rest
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        return state_batches(self._reader, self._state, self._schema, self._key_groups)
+
+    def _rows(self, batch: pa.RecordBatch) -> tuple[list[Identity], list[int], list[bytes]]:
+        """(identity, position in a list, encoded value) of each row."""
+        count = batch.num_rows
+        try:
+            arrays = [batch.column(name) for name in key_columns(self._key_type)]
+            keys = self._key_type.column(arrays, max_parallelism=self._state.operator.max_parallelism).encoded()
+            rest: list[Any] = [b""] * count
+            if self._map_key is not None:
+                rest = self._entries(batch.column(MAP_KEY))
+            elif self._state.meta.kind == TIMERS_KIND:
+                rest = batch.column(TIME).to_pylist()
+            columns = [batch.column(name).to_pylist() for name in self._value_columns]
+            values = self._comparer.encode(columns) if columns else [b""] * count
+        except (CorruptStateError, InvalidKeyError) as error:
+            raise named(error, self._state) from error
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise self._state.corrupt(f"rows that can't be read: {error}") from error
+        positions = batch.column(POSITION).to_pylist() if self.is_list else [0] * count
+        return list(zip(keys, batch.column(NAMESPACE).to_pylist(), rest, strict=True)), positions, values
+
+    def _entries(self, column: pa.Array) -> list[bytes]:
+        """A map's keys, one encoding for equal ones: backends differ in which of them they keep."""
+        assert self._codec is not None
+        assert self._map_key is not None
+        return [self._codec.encode_entry(each) for each in self._map_key.from_arrow(column)]
+
+
+@dataclass(frozen=True, slots=True)
+class RowUnit:
+    """One unit with its rows."""
+
+    number: int
+    unit: Unit
+    rows: dict[Identity, list[int]]
+    """Rows of the table; of a list its elements, in their order."""
+    table: pa.Table
+    side: DiffRows
+
+    def identities(self, wanted: Sequence[Identity]) -> list[pa.Array]:
+        """What these rows are about, a column each."""
+        firsts = self.table.take(pa.array([self.rows[each][0] for each in wanted], pa.int64()))
+        return [_whole(firsts.column(name)) for name in self.side.identity_columns]
+
+    def values(self, wanted: Sequence[Identity]) -> list[pa.Array]:
+        """What these rows have, a column each."""
+        places = [self.rows[each] for each in wanted]
+        taken = self.table.take(pa.array([row for rows in places for row in rows], pa.int64()))
+        columns = [_whole(taken.column(name)) for name in self.side.value_columns]
+        if self.side.is_list:
+            offsets = pa.array(np.cumsum([0, *map(len, places)]), pa.int32())
+            return [
+                pa.ListArray.from_arrays(offsets, column, self.side.value_type(name))
+                for name, column in zip(self.side.value_columns, columns, strict=True)
+            ]
+        return columns
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+
+
+class _UnitBuilder:
+    """Rows of one unit."""
+
+    def __init__(self, state: StoredState, *, is_list: bool) -> None:
+        self.rows = 0
+        self._state = state
+        self._unit: Unit = {}
+        self._elements: dict[Identity, list[tuple[int, bytes]]] | None = {} if is_list else None
+
+    def add(self, identities: list[Identity], positions: list[int], values: list[bytes]) -> None:
+        self.rows += len(identities)
+        if self._elements is None:
+            self._unit.update(zip(identities, values, strict=True))
+            return
+        for identity, position, value in zip(identities, positions, values, strict=True):
+            self._elements.setdefault(identity, []).append((position, value))
+
+    def build(self) -> Unit:
+        """Raises CorruptStateError if a key is there twice."""
+        if self._elements is not None:
+            return {each: _joined(elements) for each, elements in self._elements.items()}
+        if len(self._unit) != self.rows:
+            raise self._state.corrupt(f"{self.rows - len(self._unit)} keys are there twice")
+        return self._unit
+
+
+def _joined(elements: list[tuple[int, bytes]]) -> bytes:
+    """A list's elements as one msgpack array."""
+    elements.sort(key=lambda element: element[0])
+    count = len(elements)
+    head = bytes([0x90 | count]) if count < 16 else b"\xdd" + count.to_bytes(4, "big")
+    return head + b"".join(value for _, value in elements)
 
 
 class Change(StrEnum):

@@ -25,20 +25,17 @@ from holdfast.statebackends.handles import (
 )
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.layout import KEY_GROUP, STATE_METADATA, VALUE
+from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import METADATA_NAME
-from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.arrangement import renamed
-from holdfast.statebackends.state_processor.conform import StateLayout
+from holdfast.statebackends.state_processor.conform import EntryLists, StateLayout, refuse_json
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents, states_of
-from holdfast.statebackends.state_processor.entries import EntryLists, refuse_json
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
-from holdfast.statebackends.state_processor.sorting import KeyGroupSorter
-from holdfast.statebackends.state_processor.tablefiles import TableFiles
 from holdfast.statebackends.state_processor.values import stored_codec
-from holdfast.statebackends.state_processor.writing import ClaimedFolder, claimed_folder
+from holdfast.statebackends.state_processor.writing import ClaimedFolder, KeyGroupSorter, TableFiles, claimed_folder
 from holdfast.statebackends.storage.port import Storage
 
 Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table]

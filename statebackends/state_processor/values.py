@@ -10,10 +10,15 @@ import msgspec
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.serialization.recordshapes import RecordShape
-from holdfast.statebackends.serialization.shapes import DictShape, ListShape, OptionalShape, Shape, TupleShape
-from holdfast.statebackends.serialization.state_serializer import CODED_KINDS, StateCodec, has_stamps, value_texts
-from holdfast.statebackends.serialization.storedcodecs import codec_of_meta, stored_type
+from holdfast.statebackends.serialization.shapes import DictShape, ListShape, OptionalShape, RecordShape, Shape, TupleShape
+from holdfast.statebackends.serialization.state_serializer import (
+    CODED_KINDS,
+    StateCodec,
+    codec_of_meta,
+    has_stamps,
+    stored_type,
+    value_texts,
+)
 from holdfast.statebackends.state_processor.contents import StoredState
 
 Normaliser = Callable[[Any], Any]

@@ -1,7 +1,13 @@
 """A new folder that one writer fills and finishes with one last file; who fails deletes what it wrote.
 
 The claim is a conditional create, so that two writers never share a folder. Until the last file exists the folder means
-nothing to anybody; a folder that holds anything is never written into."""
+nothing to anybody; a folder that holds anything is never written into.
+
+Parquet files of keyed state and lists of operator state, written as they come: what a savepoint that no job takes is made of.
+
+Rows in any order, given back in key-group order: in memory while they are few, else through files of some key groups each.
+
+Memory: HELD_BYTES_MAX while rows come in; while they go out, the rows of a BUCKETS-th of the key groups."""
 
 from __future__ import annotations
 
@@ -9,10 +15,15 @@ import signal
 import threading
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
@@ -22,8 +33,14 @@ from holdfast.statebackends.errors import (
     ObjectMissingError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.storage.deleting import delete_files
+from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyGroupRange, OperatorListHandle, StateMeta
+from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE, POSITION
+from holdfast.statebackends.serialization.keys import key_columns
+from holdfast.statebackends.snapshot.parts import file_name
+from holdfast.statebackends.snapshot.tables import restrict, sort_by_key_group
+from holdfast.statebackends.state_processor.conform import StateLayout
+from holdfast.statebackends.state_processor.reading import PartReader, scratch_errors
+from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import (
     DeleteFile,
     DeleteFolder,
@@ -240,3 +257,165 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+GROUP_ROWS = 1 << 17
+"""Rows of one row group: what is held in memory."""
+INLINE_BYTES = 20_480
+"""Operator state of fewer bytes lives in `_metadata`, as that of a job does by default."""
+
+
+def write_table(local: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.RecordBatch]) -> None:
+    """A local Parquet file of rows in key-group order; one with the schema alone if there are none."""
+    with scratch_errors(local), pq.ParquetWriter(local, schema, compression="zstd", store_schema=True) as writer:
+        held: list[pa.Table] = []
+        for piece in tables:
+            held.append(piece if isinstance(piece, pa.Table) else pa.Table.from_batches([piece], schema))
+            if sum(table.num_rows for table in held) >= GROUP_ROWS:
+                writer.write_table(pa.concat_tables(held), row_group_size=GROUP_ROWS)
+                held = []
+        writer.write_table(pa.concat_tables(held) if held else schema.empty_table(), row_group_size=GROUP_ROWS)
+
+
+class TableFiles:
+    """Names and writes the files of one savepoint."""
+
+    def __init__(self, target: ClaimedFolder, scratch: PartReader) -> None:
+        self._target = target
+        self._scratch = scratch
+        self._count = 0
+
+    def name(self, operator: str, subtask: int, what: str) -> str:
+        """A file name that was not given out before."""
+        self._count += 1
+        return f"{file_name(operator)}-{subtask}-{self._count}-{file_name(what)}"
+
+    def write(
+        self, operator: str, subtask: int, state: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.RecordBatch]
+    ) -> FileHandle:
+        """One state's share of one subtask, in key-group order; a file with the schema alone if there are no rows."""
+        local = self._scratch.new_path("table")
+        write_table(local, schema, tables)
+        handle = self._target.store(local, self.name(operator, subtask, f"{state}.parquet"))
+        self._scratch.discard(local)
+        return handle
+
+    def write_list(self, operator: str, subtask: int, meta: StateMeta, entries: Sequence[bytes]) -> OperatorListHandle:
+        """One operator state's share of one subtask."""
+        encoded = msgspec.msgpack.encode(entries)
+        if len(encoded) < INLINE_BYTES:
+            return OperatorListHandle(meta, InlineHandle(encoded), len(entries))
+        local = self._scratch.new_path("list")
+        with scratch_errors(local):
+            Path(local).write_bytes(encoded)
+        handle = self._target.store(local, self.name(operator, subtask, f"list-{meta.name}"))
+        self._scratch.discard(local)
+        return OperatorListHandle(meta, handle, len(entries))
+
+
+BUCKETS = 64
+HELD_BYTES_MAX = 64 << 20
+
+
+class KeyGroupSorter:
+    """The rows of one state; one thread. Files are the caller's scratch folder's to delete."""
+
+    def __init__(self, layout: StateLayout, new_path: Callable[[str], str], *, held_bytes_max: int = HELD_BYTES_MAX) -> None:
+        self._layout = layout
+        self._new_path = new_path
+        self._held_bytes_max = held_bytes_max
+        self._count = min(BUCKETS, layout.max_parallelism)
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._rows = 0
+        self._files: dict[int, tuple[str, pa.NativeFile, pa.ipc.RecordBatchStreamWriter]] = {}
+        self._finished = False
+
+    def add(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Rows as `StateLayout.conform` takes them; raises as it does."""
+        if batch.num_rows:
+            table = self._layout.conform(batch, self._rows)
+            self._rows += batch.num_rows
+            self._held.append(table)
+            self._held_bytes += table.nbytes
+            if self._held_bytes > self._held_bytes_max:
+                self._spill()
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    def tables(self, groups: KeyGroupRange) -> Iterator[pa.Table]:
+        """The rows of some key groups, in their order; those of a list in the order of their positions, which are counted anew.
+
+        No rows may be added afterwards. Raises InvalidKeyError for two rows of one entry."""
+        self._finish()
+        for bucket in range(self._count):
+            own = self._groups_of(bucket)
+            wanted = own.intersection(groups)
+            if len(wanted):
+                table = restrict(sort_by_key_group(self._load(bucket)), wanted)
+                if table.num_rows:
+                    self._layout.check_distinct(table)
+                    yield self._numbered(table) if self._layout.meta.kind == "list" else table
+
+    def _groups_of(self, bucket: int) -> KeyGroupRange:
+        size = self._layout.max_parallelism
+        return KeyGroupRange(-(-bucket * size // self._count), -(-(bucket + 1) * size // self._count))
+
+    def _spill(self) -> None:
+        table = pa.concat_tables(self._held)
+        self._held, self._held_bytes = [], 0
+        groups = table.column(KEY_GROUP).to_numpy().astype(np.int64)
+        buckets = groups * self._count // self._layout.max_parallelism
+        order = np.argsort(buckets, kind="stable")
+        table, buckets = table.take(pa.array(order)), buckets[order]
+        cuts = np.searchsorted(buckets, np.arange(self._count + 1))
+        for bucket in range(self._count):
+            part = table.slice(cuts[bucket], cuts[bucket + 1] - cuts[bucket])
+            if part.num_rows:
+                self._write(bucket, part)
+
+    def _write(self, bucket: int, part: pa.Table) -> None:
+        if bucket not in self._files:
+            path = self._new_path("sorting")
+            with scratch_errors(path):
+                sink = pa.OSFile(path, "wb")
+                self._files[bucket] = path, sink, pa.ipc.new_stream(sink, self._layout.schema)
+        path, _, writer = self._files[bucket]
+        with scratch_errors(path):
+            writer.write_table(part)
+
+    def _finish(self) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        if self._files and self._held:
+            self._spill()
+        for path, sink, writer in self._files.values():
+            with scratch_errors(path):
+                writer.close()
+                sink.close()
+
+    def _load(self, bucket: int) -> pa.Table:
+        if not self._files:
+            table = pa.concat_tables(self._held) if self._held else self._layout.schema.empty_table()
+            return restrict(table, self._groups_of(bucket))
+        if bucket not in self._files:
+            return self._layout.schema.empty_table()
+        path, _, _ = self._files[bucket]
+        with scratch_errors(path), pa.OSFile(path) as source:
+            return pa.ipc.open_stream(source).read_all()
+
+    def _numbered(self, table: pa.Table) -> pa.Table:
+        """List elements of one key side by side, numbered from 0."""
+        names = [*key_columns(self._layout.key_type), NAMESPACE]
+        order = pc.sort_indices(table, [(name, "ascending") for name in (KEY_GROUP, *names, POSITION)])
+        table = table.take(order)
+        entries = self._layout.lists(table)
+        starts = np.fromiter((row == 0 or entries[row] != entries[row - 1] for row in range(len(entries))), bool, len(entries))
+        firsts = np.flatnonzero(starts)
+        counts = np.diff([*firsts, len(entries)])
+        positions = np.arange(len(entries)) - np.repeat(firsts, counts)
+        index = table.schema.get_field_index(POSITION)
+        return table.set_column(index, self._layout.schema.field(POSITION), pa.array(positions.astype(np.int32)))

@@ -2,7 +2,11 @@
 
 A file appears under its name whole or not at all: bytes go to `.tmp` below the root, are synced, and are then linked.
 link() is the one atomic step that also refuses to overwrite, which rename() would not. What it says is durable is: file
-first, then the folder that names it, then each folder made on the way. It decides nothing about what is written."""
+first, then the folder that names it, then each folder made on the way. It decides nothing about what is written.
+
+Folders as people write them: a path, or a `file:///` URL; what is neither, and what no system takes, is refused by name.
+
+Durable folders below a storage root: made when needed, and synced into their parents before anything relies on them."""
 
 from __future__ import annotations
 
@@ -11,9 +15,11 @@ import errno
 import itertools
 import os
 import posixpath
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
+from urllib.parse import unquote
 
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
@@ -24,13 +30,107 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import Digest
-from holdfast.statebackends.storage.copying import COPY_BYTES, UPLOAD_BYTES, about_local, copy_file, write_all
 from holdfast.statebackends.storage.failures import unavailable
-from holdfast.statebackends.storage.filesystem import FileStat, FileSystem, OsFileSystem
-from holdfast.statebackends.storage.folders import DurableFolders
-from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.storage.filesystem import (
+    COPY_BYTES,
+    UPLOAD_BYTES,
+    FileStat,
+    FileSystem,
+    OsFileSystem,
+    about_local,
+    copy_file,
+    write_all,
+)
 from holdfast.statebackends.storage.permissions import OUTPUT, PRIVATE, permissions_of
 from holdfast.statebackends.storage.transfers import ONE_BY_ONE, TransferPool
+
+
+def folder_of(location: str) -> str:
+    """The folder that a path or a `file:///` URL names. Raises InvalidConfigError."""
+    scheme, mark, rest = location.partition("://")
+    if not mark:
+        return check_folder(location)
+    if scheme != "file":
+        raise InvalidConfigError(
+            f"storage scheme {scheme!r} is not supported: use a path, file:/// or s3://bucket/prefix", url=location
+        )
+    host, slash, path = rest.partition("/")
+    if host not in ("", "localhost") or not slash:
+        raise InvalidConfigError(f"{location!r} names a host: use file:/// and an absolute path", url=location)
+    if "?" in path or "#" in path:  # a URL's path ends there: a folder of another name would be taken
+        raise InvalidConfigError(f"{location!r}: in a URL the name of a folder has %3F for '?' and %23 for '#'", url=location)
+    return check_folder(f"/{unquote(path)}")
+
+
+def check_folder(path: str) -> str:
+    """The path. Raises InvalidConfigError for one that is empty, or that no system takes."""
+    if not path:
+        raise InvalidConfigError("the location of a folder is empty", path=path)
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise InvalidConfigError(f"{path!r} is no path: it is no text", path=path) from error
+    if b"\0" in encoded:
+        raise InvalidConfigError(f"{path!r} is no path: it holds a null character", path=path)
+    return path
+
+
+T = TypeVar("T")
+
+
+class DurableFolders:
+    """Remembers which folders this process has synced; thread-safe."""
+
+    def __init__(self, file_system: FileSystem, root: str) -> None:
+        self._fs, self._root = file_system, root
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+
+    def within(self, folder: str, action: Callable[[], T]) -> T:
+        """Run an action in a durable folder; make the folder again if somebody removed it meanwhile."""
+        self.ensure(folder)
+        try:
+            return action()
+        except FileNotFoundError:
+            self.forget("")
+            self.ensure(folder)
+            return action()
+
+    def ensure(self, folder: str) -> None:
+        """Make a folder and its ancestors, each synced into its parent.
+
+        Also if it exists: another process may have made it and may not have synced it yet."""
+        with self._lock:
+            if folder in self._known:
+                return
+        parent = posixpath.dirname(folder)
+        if folder != self._root and folder.startswith(self._root):
+            self.ensure(parent)
+        try:
+            self._fs.mkdir(folder)
+        except FileExistsError:
+            pass  # a file in its place fails the next step, with its own error
+        except FileNotFoundError:
+            self.forget("")
+            self.ensure(parent)
+            with contextlib.suppress(FileExistsError):
+                self._fs.mkdir(folder)
+        self._sync(parent)
+        with self._lock:
+            self._known.add(folder)
+
+    def _sync(self, parent: str) -> None:
+        try:
+            self._fs.fsync_folder(parent)
+        except PermissionError:
+            if parent.startswith(self._root):
+                raise  # above the root, a folder that we may not read is not ours to sync
+
+    def forget(self, folder: str) -> None:
+        """A folder was deleted: it and those below must be made again. Empty: all of them."""
+        with self._lock:
+            self._known = {known for known in self._known if folder and known != folder and not known.startswith(folder + "/")}
+
 
 TEMPORARY_FOLDER = ".tmp"
 _NOT_NAMES = frozenset({"", ".", ".."})

@@ -1,15 +1,22 @@
 """Small files that are read and decoded whole, however long somebody has made them: never more of one than such files have.
 
-A sparse file costs its maker nothing, and whoever reads it all of its length."""
+A sparse file costs its maker nothing, and whoever reads it all of its length.
+
+Several files deleted at one time, where their order is nobody's business.
+
+What one must do before acting on a file that somebody else may have died over: make sure that its name stays.
+
+On a directory a name can be seen before it is durable. Who wrote it was not told of success then; whoever finds it and goes on
+from there has to finish the job, or a power loss takes back what others have acted on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.storage.port import Flow, InParallel, ReadFile
+from holdfast.statebackends.storage.port import DeleteFile, Flow, InParallel, PutIfAbsent, ReadFile
 
 T = TypeVar("T")
 
@@ -58,3 +65,22 @@ def _unless_long(flow: Flow[T]) -> Flow[list[T]]:
             step = partial(flow.send, (yield operation))
         except Exception as error:
             step = partial(flow.throw, error)
+
+
+def delete_files(paths: Iterable[str]) -> Flow[int]:
+    """Delete files in any order; returns how many there were. A crash, or a failure, leaves any of them."""
+    flows = [_delete(path) for path in paths]
+    gone: list[bool] = yield InParallel(flows, [0] * len(flows))
+    return sum(gone)
+
+
+def _delete(path: str) -> Flow[bool]:
+    was_there: bool = yield DeleteFile(path)
+    return was_there
+
+
+def make_durable(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
+    """Content of a file, as `read` gives it, which is durable from now on. Raises ObjectMissingError."""
+    content = yield from read(path)
+    yield PutIfAbsent(path, content)  # it exists: this makes its name durable, and writes nothing
+    return content

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.statebackends.storage.directory import LocalStorage
-from holdfast.statebackends.storage.paths import folder_of
+from holdfast.statebackends.storage.directory import LocalStorage, folder_of
 from holdfast.statebackends.storage.port import Storage
-from holdfast.statebackends.storage.s3 import open_s3
-from holdfast.statebackends.storage.s3_location import is_s3
+from holdfast.statebackends.storage.s3 import is_s3, open_s3
 
 
 def open_storage(location: str) -> Storage:

@@ -1,10 +1,13 @@
 """Storage on S3 and on what speaks its protocol: whole objects, conditional creates, no folders and no renames.
 
 It relies on what S3 promises since 2024: reads and listings see every acknowledged write, and of all conditional creates of a
-name one succeeds. Nothing here lists, but the three operations whose purpose it is. It decides nothing about what is written."""
+name one succeeds. Nothing here lists, but the three operations whose purpose it is. It decides nothing about what is written.
+
+`s3://bucket/prefix` and the paths below it, checked before anything is sent."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, assert_never
@@ -14,12 +17,54 @@ from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import Digest
 from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER
 from holdfast.statebackends.storage.failures import unavailable
-from holdfast.statebackends.storage.s3_connection import S3Connection, check_installed
-from holdfast.statebackends.storage.s3_failures import FailureKind, RequestFailure, error_of, failure_of_entry
-from holdfast.statebackends.storage.s3_files import blocks_of_file, replace_file
-from holdfast.statebackends.storage.s3_location import check_path, is_s3, location_of, parse_location
-from holdfast.statebackends.storage.s3_transfer import Found, Transfers, blocks_of
+from holdfast.statebackends.storage.s3_connection import (
+    FailureKind,
+    RequestFailure,
+    S3Connection,
+    check_installed,
+    error_of,
+    failure_of_entry,
+)
+from holdfast.statebackends.storage.s3_transfer import Found, Transfers, blocks_of, blocks_of_file, replace_file
 from holdfast.statebackends.storage.transfers import TransferPool
+
+SCHEME = "s3://"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_NOT_NAMES = frozenset({"", ".", ".."})
+
+
+def is_s3(location: str) -> bool:
+    return location.startswith(SCHEME)
+
+
+def parse_location(location: str) -> tuple[str, str]:
+    """(bucket, what all keys begin with: empty, or with a trailing `/`). Taken literally: nothing is percent-decoded.
+
+    Raises InvalidConfigError."""
+    if not is_s3(location) or "\0" in location:
+        raise InvalidConfigError(f"{location!r} is no location on S3: use s3://bucket/prefix", url=location)
+    bucket, _, prefix = location.removeprefix(SCHEME).partition("/")
+    if _BUCKET.fullmatch(bucket) is None:
+        raise InvalidConfigError(f"{location!r} names no bucket: use s3://bucket/prefix", url=location)
+    prefix = prefix.rstrip("/")
+    if not prefix:
+        return bucket, ""
+    if not _NOT_NAMES.isdisjoint(prefix.split("/")):
+        raise InvalidConfigError(f"the prefix of {location!r} must not contain '.', '..' or empty names", url=location)
+    return bucket, f"{prefix}/"
+
+
+def location_of(bucket: str, prefix: str) -> str:
+    """The one form of a location."""
+    return f"{SCHEME}{bucket}/{prefix}".rstrip("/")
+
+
+def check_path(path: str) -> None:
+    """Raise InvalidConfigError for a path that a directory would not take: what works here has to work there."""
+    parts = path.split("/")
+    if not _NOT_NAMES.isdisjoint(parts) or "\0" in path or parts[0] == TEMPORARY_FOLDER:
+        raise InvalidConfigError(f"{path!r} is not a path below the storage root", path=path)
+
 
 PAGE_KEYS_MAX = 1_000
 """Keys in one listing, and in one request to delete them: S3's bound for both."""

@@ -26,8 +26,8 @@ from holdfast.operators.functions.selectors import key_selector
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError, StateValueError
 from holdfast.statebackends.handles import FileHandle, InlineHandle, StateMeta
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
+from holdfast.statebackends.state_processor.conform import EntryLists
 from holdfast.statebackends.state_processor.edit import edit_snapshot
-from holdfast.statebackends.state_processor.entries import EntryLists
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Operation
 from tests.api.test_snapshots import fails, run, runner

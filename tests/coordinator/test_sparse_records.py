@@ -31,8 +31,7 @@ from holdfast.statebackends.snapshot import metadata
 from holdfast.statebackends.snapshot import parts as snapshot
 from holdfast.statebackends.storage import flows as whole
 from holdfast.statebackends.storage.directory import LocalStorage
-from holdfast.statebackends.storage.durable import make_durable
-from holdfast.statebackends.storage.flows import FIRST_BYTES, RECORD_BYTES_MAX, read_in_group, read_whole
+from holdfast.statebackends.storage.flows import FIRST_BYTES, RECORD_BYTES_MAX, make_durable, read_in_group, read_whole
 from holdfast.statebackends.storage.port import Flow, InParallel, Operation, ReadFile, StatFile, drive, run_flow
 from holdfast.statebackends.storage.transfers import ONE_BY_ONE
 from tests.coordinator.doubles import submission, word_count

@@ -10,9 +10,9 @@ from holdfast.statebackends.state import (
     MapStateDescriptor,
     Pickled,
     ReducingStateDescriptor,
+    Ttl,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.ttl import Ttl
 from tests.golden.contents_v1 import LATE, Mean, Stop
 from tests.golden.model import Contents, Held
 

@@ -22,7 +22,7 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.shapes import SCALARS
 from holdfast.statebackends.serialization.type_serializer import TypeSpec
 from holdfast.statebackends.snapshot import metadata
-from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS
+from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS
 from holdfast.statebackends.state import OPERATOR_KINDS, ColumnAggregate, ColumnarStateDescriptor
 from holdfast.statebackends.state_processor.contents import KEYED_KINDS, NATIVE
 from holdfast.statebackends.storage.checksums import checksum_of

@@ -16,8 +16,7 @@ from holdfast.operators.functions.process import ProcessOperator
 from holdfast.statebackends.errors import StateBackendError
 from holdfast.statebackends.rocksdb import database as rocksdb_store
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
-from holdfast.statebackends.rocksdb.database import RocksStore
-from holdfast.statebackends.rocksdb.panics import failure_of, is_panic
+from holdfast.statebackends.rocksdb.database import RocksStore, failure_of, is_panic
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
 from tests.operators.test_worker import committed, count_job, expected

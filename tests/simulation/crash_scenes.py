@@ -30,8 +30,7 @@ from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, Operato
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.snapshot.metadata import decode_metadata
-from holdfast.statebackends.snapshot.parts import write_part
-from holdfast.statebackends.snapshot.partwriter import PartsWriter, WrittenPart
+from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart, write_part
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.state_processor.bootstrap import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
 from holdfast.statebackends.state_processor.contents import StoredSnapshot

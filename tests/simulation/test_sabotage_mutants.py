@@ -26,17 +26,17 @@ from holdfast.chaos.workloads import WORKLOADS
 from holdfast.coordinator.restore import assign as restore_module
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.timers import TimerQueue
-from holdfast.statebackends.columnar.frozen import FrozenColumns
+from holdfast.statebackends.columnar.state import FrozenColumns
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 from holdfast.statebackends.heap.state_table import Generations
 from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.heap.ttl import Expiry, TableExpiry, TtlClock
 from holdfast.statebackends.redistribute import keyed_redistribute
+from holdfast.statebackends.state import Ttl
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.filesystem import OsFileSystem
 from holdfast.statebackends.storage.port import PutIfAbsent, ReadFile
-from holdfast.statebackends.ttl import Ttl
 from tests.operators.functions import test_window as window_tests
 from tests.operators.harness import OperatorHarness
 from tests.operators.ports import ManualContext

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.statebackends.columnar.accumulators import check_descriptor, value_type_text
-from holdfast.statebackends.columnar.frozen import CHUNK_ROWS
-from holdfast.statebackends.columnar.state import NumpyColumnarState
+from holdfast.statebackends.columnar.state import CHUNK_ROWS, NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, StateOverflowError
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import state_meta

@@ -17,14 +17,13 @@ from holdfast.statebackends.backend import SnapshotTarget, TimerRow
 from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from holdfast.statebackends.heap import changes
+from holdfast.statebackends.heap import state_table as changes
 from holdfast.statebackends.heap import state_table as generations
-from holdfast.statebackends.heap.layers import MISSING
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, Generations
 from holdfast.statebackends.heap.timers import GenerationRows
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshot import tablechains
-from holdfast.statebackends.snapshot.tablepieces import table_pieces
+from holdfast.statebackends.snapshot import increments as tablechains
+from holdfast.statebackends.snapshot.deltas import table_pieces
 from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.statebackends.backend_harness import KEY, MAX_PARALLELISM, WINDOWS, union

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.factory import BACKEND_KINDS
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.recordshapes import RecordShape
+from holdfast.statebackends.serialization.shapes import RecordShape
 from holdfast.statebackends.serialization.state_serializer import check_compatible, state_changes, state_meta
 from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSpec, compatibility, migrate, type_changes
 from holdfast.statebackends.state import (
@@ -32,6 +32,7 @@ from holdfast.statebackends.state import (
     MapStateDescriptor,
     Pickled,
     ReducingStateDescriptor,
+    Ttl,
     ValueStateDescriptor,
 )
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
@@ -41,7 +42,6 @@ from holdfast.statebackends.state_processor.export import export_snapshot
 from holdfast.statebackends.state_processor.verify import verify_files
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
-from holdfast.statebackends.ttl import Ttl
 from tests.statebackends.backend_harness import KEY, Cluster, stored, use
 
 AS_IS, MIGRATION, INCOMPATIBLE = Compatibility

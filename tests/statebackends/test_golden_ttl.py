@@ -11,8 +11,7 @@ from pathlib import Path
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import StateCodec
 from holdfast.statebackends.snapshot.rows import KeyedRows
-from holdfast.statebackends.state import KeyedStateDescriptor, ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.ttl import Ttl
+from holdfast.statebackends.state import KeyedStateDescriptor, ListStateDescriptor, MapStateDescriptor, Ttl, ValueStateDescriptor
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "ttl_rows_v1.json"
 KEY = KeyType.of(str)

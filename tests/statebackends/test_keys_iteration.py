@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import BackendKind
-from holdfast.statebackends.heap.layers import MapLayer, visible_keys
 from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import Generations, MapLayer, visible_keys
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.settings import StateBackendSettings
 from tests.statebackends.backend_harness import COUNT, KEY, TAGS, Cluster, use

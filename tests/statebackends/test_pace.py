@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.statebackends.snapshot.pace import PAUSES_S_MAX, Pace
+from holdfast.statebackends.snapshot.rows import PAUSES_S_MAX, Pace
 
 TURNS = 50
 

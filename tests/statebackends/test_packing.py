@@ -26,9 +26,7 @@ from holdfast.statebackends.handles import (
     StateHandle,
 )
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.partreading import read_parts
-from holdfast.statebackends.snapshot.parts import ProblemKind, read_part, verify_file
-from holdfast.statebackends.snapshot.partwriter import PACK_BYTES_MAX, PartsWriter
+from holdfast.statebackends.snapshot.parts import PACK_BYTES_MAX, PartsWriter, ProblemKind, read_part, read_parts, verify_file
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
 from holdfast.statebackends.state_processor.copy import copy_snapshot

@@ -14,7 +14,7 @@ import pytest
 from holdfast.barriers.jobgraph import JobConfig, RocksDBConfig
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.rocksdb.database import RocksStore
-from holdfast.statebackends.rocksdb.rocksdb_memory import shared_memory
+from holdfast.statebackends.rocksdb.options import shared_memory
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.state import ValueStateDescriptor
 from tests.statebackends.backend_harness import Cluster, use

@@ -18,8 +18,7 @@ from holdfast.statebackends.rocksdb.options import Compaction
 from holdfast.statebackends.rocksdb.row_keys import row_key, row_keys, write_order
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import StateCodec
-from holdfast.statebackends.state import ListStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.ttl import Ttl
+from holdfast.statebackends.state import ListStateDescriptor, Ttl, ValueStateDescriptor
 
 ROWS = st.lists(st.tuples(st.integers(0, 2**15 - 1), st.binary(min_size=1, max_size=30)), max_size=20)
 

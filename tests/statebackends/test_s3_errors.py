@@ -21,8 +21,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.s3 import S3Storage
-from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection, S3Settings
-from holdfast.statebackends.storage.s3_failures import failure_of
+from holdfast.statebackends.storage.s3_connection import PART_BYTES_MIN, S3Connection, S3Settings, failure_of
 from tests.s3_server import App, S3Server, SimClock, Start, answer, connect, read_body
 from tests.statebackends.s3_fixtures import clock, connection, first, server, storage
 from tests.statebackends.storage_contract import DATA, PATH

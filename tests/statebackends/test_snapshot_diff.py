@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from holdfast.statebackends.errors import CorruptStateError, NotFoundError
 from holdfast.statebackends.handles import OperatorState
 from holdfast.statebackends.state_processor import diff as diffing
-from holdfast.statebackends.state_processor import diffrows
+from holdfast.statebackends.state_processor import diff as diffrows
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.diff import Change, SnapshotDiff, StateDiff, diff_snapshots
 from holdfast.statebackends.state_processor.values import Comparer

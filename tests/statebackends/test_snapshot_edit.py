@@ -30,11 +30,11 @@ from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.layout import KEY_GROUP, POSITION
 from holdfast.statebackends.serialization.column_types import fitted, loses_nothing
 from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY
-from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT
 from holdfast.statebackends.state_processor.conform import StateLayout
 from holdfast.statebackends.state_processor.edit import edit_snapshot, layout_of
-from holdfast.statebackends.state_processor.sorting import KeyGroupSorter
+from holdfast.statebackends.state_processor.writing import KeyGroupSorter
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Operation
 from tests.examples import examples

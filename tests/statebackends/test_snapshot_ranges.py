@@ -25,12 +25,19 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.state_processor import ranges
-from holdfast.statebackends.state_processor.bootstrap import NewState, Shape, SpreadState, layout_of_descriptor, write_savepoint
-from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor import bootstrap as ranges
+from holdfast.statebackends.state_processor.bootstrap import (
+    SUBTASK_COLUMN,
+    NewState,
+    RangeTask,
+    Shape,
+    SpreadState,
+    WrittenRange,
+    layout_of_descriptor,
+    write_savepoint,
+)
+from holdfast.statebackends.state_processor.contents import Place, StoredSnapshot
 from holdfast.statebackends.state_processor.diff import diff_snapshots
-from holdfast.statebackends.state_processor.places import Place
-from holdfast.statebackends.state_processor.ranges import SUBTASK_COLUMN, RangeTask, WrittenRange
 from holdfast.statebackends.state_processor.verify import verify_files
 from holdfast.statebackends.state_processor.writing import CLAIM_NAME
 from holdfast.statebackends.storage.directory import LocalStorage

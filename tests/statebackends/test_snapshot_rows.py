@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, StateMeta
-from holdfast.statebackends.state_processor import tables
+from holdfast.statebackends.state_processor import reading as tables
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.storage.checksums import checksum_of

@@ -22,9 +22,8 @@ from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream
 from holdfast.statebackends.snapshot.tables import decode_keyed_table, encode_keyed_table
-from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.state_processor.tables import TableFile
-from holdfast.statebackends.ttl import Ttl
+from holdfast.statebackends.state import MapStateDescriptor, Ttl, ValueStateDescriptor
+from holdfast.statebackends.state_processor.reading import TableFile
 
 META = StateMeta("s", "value", "str", "utf8")
 UTF8 = KeyType.of(str)

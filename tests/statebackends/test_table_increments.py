@@ -22,16 +22,21 @@ from holdfast.statebackends.handles import (
     OperatorSubtaskState,
     StateMeta,
 )
-from holdfast.statebackends.heap import changes
-from holdfast.statebackends.heap.changes import ChangeLog
-from holdfast.statebackends.heap.layers import MISSING, MapLayer
+from holdfast.statebackends.heap import state_table as changes
 from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import MISSING, ChangeLog, Generations, MapLayer
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshot import tablechains
-from holdfast.statebackends.snapshot.deltas import REPLACED_METADATA, delta_run, merged_runs, replaced_by
-from holdfast.statebackends.snapshot.tablepieces import DELTA_FORMAT, RUNS_MAX, table_pieces
+from holdfast.statebackends.snapshot import increments as tablechains
+from holdfast.statebackends.snapshot.deltas import (
+    DELTA_FORMAT,
+    REPLACED_METADATA,
+    RUNS_MAX,
+    delta_run,
+    merged_runs,
+    replaced_by,
+    table_pieces,
+)
 from holdfast.statebackends.snapshot.tables import keyed_table_schema
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents

@@ -17,8 +17,7 @@ from holdfast.operators.task.pool import drive
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, InlineHandle
-from holdfast.statebackends.snapshot.parts import verify_file
-from holdfast.statebackends.snapshot.partwriter import HELD_BYTES_MAX, PartsWriter, WrittenPart
+from holdfast.statebackends.snapshot.parts import HELD_BYTES_MAX, PartsWriter, WrittenPart, verify_file
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import (
     Flow,

@@ -24,20 +24,23 @@ from holdfast.statebackends.snapshot.parts import read_part
 from holdfast.statebackends.snapshot.rows import unexpired_rows
 from holdfast.statebackends.snapshot.tables import decode_keyed_table, encode_keyed_table
 from holdfast.statebackends.state import (
+    DURATION_MS_MAX,
     AggregatingStateDescriptor,
     KeyedStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     Pickled,
     ReducingStateDescriptor,
+    Ttl,
     ValueStateDescriptor,
+    split_ttl_text,
+    ttl_text,
 )
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.diff import diff_snapshots
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.state_processor.values import Comparer
 from holdfast.statebackends.storage.port import run_flow
-from holdfast.statebackends.ttl import DURATION_MS_MAX, Ttl, split_ttl_text, ttl_text
 from tests.statebackends.backend_harness import KEY, Cluster, MeanAggregate, stored, use
 
 HOUR_MS = 3_600_000

@@ -26,9 +26,11 @@ from holdfast.statebackends.state import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    Ttl,
+    TtlUpdate,
+    TtlVisibility,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.ttl import Ttl, TtlUpdate, TtlVisibility
 from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, Visit, use
 

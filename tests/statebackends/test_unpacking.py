@@ -15,12 +15,20 @@ import pytest
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.snapshot import parquetpages, unpacking
-from holdfast.statebackends.snapshot.arrowblocks import blocks_of
-from holdfast.statebackends.snapshot.parquetpages import DICTIONARY_PAGE, pages_of, row_groups_of
+from holdfast.statebackends.snapshot import unpacking
+from holdfast.statebackends.snapshot import unpacking as parquetpages
 from holdfast.statebackends.snapshot.tables import decode_keyed_table
-from holdfast.statebackends.snapshot.unpacking import Unpacked, check_arrow, check_parquet, checked_batch
-from holdfast.statebackends.state_processor.tables import TableFile
+from holdfast.statebackends.snapshot.unpacking import (
+    DICTIONARY_PAGE,
+    Unpacked,
+    blocks_of,
+    check_arrow,
+    check_parquet,
+    checked_batch,
+    pages_of,
+    row_groups_of,
+)
+from holdfast.statebackends.state_processor.reading import TableFile
 
 MIB = 1 << 20
 

@@ -20,9 +20,9 @@ from holdfast.statebackends.state import (
     MapStateDescriptor,
     Pickled,
     ReducingStateDescriptor,
+    Ttl,
     ValueStateDescriptor,
 )
-from holdfast.statebackends.ttl import Ttl
 from tests.operators.functions.test_process import ROWS, harness
 
 

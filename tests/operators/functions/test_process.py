@@ -23,8 +23,7 @@ from holdfast.statebackends.errors import (
     UndeclaredStateError,
     UserFunctionError,
 )
-from holdfast.statebackends.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
-from holdfast.statebackends.ttl import Ttl
+from holdfast.statebackends.state import ListStateDescriptor, ReducingStateDescriptor, Ttl, ValueStateDescriptor
 from tests.examples import examples
 from tests.operators.harness import OperatorHarness
 
