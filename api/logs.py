@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from holdfast.barriers.messages import FailureReason, clip_front
-from holdfast.coordinator.dispatcher.loglines import MESSAGE_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, printable
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")

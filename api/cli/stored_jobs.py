@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.api.flink import render_checkpoints, render_jobs
-from holdfast.coordinator.dispatcher.jobview import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
+from holdfast.coordinator.dispatcher.queries import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import DIRECTORY_FILE, JobPaths
 from holdfast.coordinator.ha.routing import RoutedStorage

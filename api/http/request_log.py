@@ -8,7 +8,7 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.coordinator.dispatcher.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
+from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable, printable_fields
 
 logger = logging.getLogger("holdfast.requests")
 

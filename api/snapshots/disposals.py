@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from holdfast.coordinator.dispatcher.loglines import printable
+from holdfast.coordinator.dispatcher.job_log import printable
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
 
 DISPOSALS_MAX = 8

@@ -16,16 +16,16 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.observations import Report, WorldView
 from holdfast.chaos.workloads.scenario import Scenario
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import ABORTED_FOLDERS_MAX
 from holdfast.coordinator.checkpoints.completed import RECENT_COMPLETED_MAX
-from holdfast.coordinator.checkpoints.decisions import ABORTED_FOLDERS_MAX
 from holdfast.coordinator.checkpoints.failures import COUNTED_IDS_MAX
 from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.checkpoints.requests import QUEUED_REQUESTS_MAX
 from holdfast.coordinator.checkpoints.stats import HISTORY_MAX
 from holdfast.coordinator.jobmaster.events import JobState
 from holdfast.coordinator.jobmaster.failover import EXCEPTIONS_MAX
-from holdfast.coordinator.jobmaster.outbox import OUTBOX_COMMANDS_MAX
-from holdfast.coordinator.jobmaster.triggers import TRIGGERS_MAX
+from holdfast.coordinator.jobmaster.jobmaster import TRIGGERS_MAX
+from holdfast.coordinator.jobmaster.slots import OUTBOX_COMMANDS_MAX
 from holdfast.operators.worker.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
 
 OVERSHOOT = 2

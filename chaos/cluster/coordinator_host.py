@@ -24,8 +24,7 @@ from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost
 from holdfast.coordinator.dispatcher.job_runner import JobService
-from holdfast.coordinator.dispatcher.jobview import view_recorded_job
-from holdfast.coordinator.dispatcher.queries import ReadModels
+from holdfast.coordinator.dispatcher.queries import ReadModels, view_recorded_job
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage

@@ -24,8 +24,7 @@ from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
-from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from holdfast.coordinator.checkpoints.decisions import Decisions
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator, Decisions
 from holdfast.coordinator.checkpoints.failures import FailureCounter
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, list_files
 from holdfast.coordinator.checkpoints.requests import Load, RequestQueue
@@ -34,8 +33,8 @@ from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import SubmissionRecord
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
+from holdfast.coordinator.jobmaster.slots import Workforce
 from holdfast.coordinator.jobmaster.stopping import StopRetries
-from holdfast.coordinator.jobmaster.workforce import Workforce
 from holdfast.operators.worker.session import Session
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
 from holdfast.statebackends.storage.flows import read_whole

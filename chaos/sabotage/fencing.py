@@ -10,13 +10,12 @@ import msgspec
 import holdfast.coordinator.dispatcher.storage_effects as effects_module
 import holdfast.coordinator.ha.recovery as settling_module
 import holdfast.coordinator.ha.store as store_module
-import holdfast.coordinator.jobmaster.workforce as workforce_module
+import holdfast.coordinator.jobmaster.slots as workforce_module
 import holdfast.coordinator.restore.resolve as resolving_module
 from holdfast.barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from holdfast.coordinator.checkpoints.decisions import Decisions
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator, Decisions
 from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
 from holdfast.coordinator.ha.records import AbortRecord, JobPaths, RestorePoint

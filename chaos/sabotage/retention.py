@@ -12,13 +12,13 @@ import holdfast.coordinator.dispatcher.dispatcher as hosting_module
 import holdfast.coordinator.dispatcher.storage_effects as effects_module
 import holdfast.coordinator.ha.recovery as settling_module
 import holdfast.coordinator.ownership.claims as claiming_module
-import holdfast.coordinator.ownership.ownership as ownership_module
+import holdfast.coordinator.ownership.claims as ownership_module
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import Decisions
 from holdfast.coordinator.checkpoints.completed import RetainedCheckpoints
-from holdfast.coordinator.checkpoints.decisions import Decisions
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.shared_state import Released, SharedFiles

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from holdfast.barriers.messages import NumberedCommand
-from holdfast.coordinator.jobmaster.outbox import OUTBOX_COMMANDS_MAX
+from holdfast.coordinator.jobmaster.slots import OUTBOX_COMMANDS_MAX
 
 
 class Subscription:

@@ -1,7 +1,12 @@
 """SHELL: one line of the log for each thing that happened to a job. The one place that words them.
 
 Every line carries its facts as `fields` of the log record too (`logging`'s `extra`), which a JSON log shows one by one. Texts of
-users are made fit for a line here (`loglines.py`): a driver's own handlers write what they get."""
+users are made fit for a line here (`loglines.py`): a driver's own handlers write what they get.
+
+CORE: texts of others, made fit for a line of the log: whatever is not printable is escaped, and what is long is clipped.
+
+A coordinator inside a driver speaks to the handlers of somebody else, which write a text as they get it: so it is made fit where a
+line is worded, and not by a formatter."""
 
 from __future__ import annotations
 
@@ -11,11 +16,33 @@ from typing import assert_never
 
 import msgspec
 
+from holdfast.barriers import messages
 from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
 from holdfast.barriers.messages import FailureReason
-from holdfast.coordinator.dispatcher.loglines import TEXT_CHARACTERS_MAX, printable, printable_fields
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+
+MESSAGE_CHARACTERS_MAX = 4_096
+"""Of a line's message, and of each of its facts; of a traceback ten times as many."""
+
+TEXT_CHARACTERS_MAX = 3_072
+"""Of one text of somebody else's in a message: what we say around it has room, so that the message is clipped once."""
+
+_CLIPPED = "... (clipped)"
+
+
+def printable(text: str, characters_max: int = MESSAGE_CHARACTERS_MAX) -> str:
+    """The text on one line of at most so many characters: what is not printable as Python escapes it, clipped.
+
+    A line that went through here once stays as it is. `characters_max` is at least 16."""
+    found = messages.printable(text[: characters_max + 1])
+    return found if len(found) <= characters_max else found[: characters_max - len(_CLIPPED)] + _CLIPPED
+
+
+def printable_fields(fields: Mapping[str, object]) -> dict[str, object]:
+    """Facts of a line by name, each text of them fit for one."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
+
 
 logger = logging.getLogger("holdfast.coordinator.jobs")
 

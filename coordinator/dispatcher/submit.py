@@ -27,8 +27,7 @@ from holdfast.coordinator.ha.records import (
 from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, settle_job
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.events import JobSetup
-from holdfast.coordinator.ownership.claims import claim_snapshot, holds_claim, release_snapshot
-from holdfast.coordinator.ownership.ownership import derive_releases, find_leftovers
+from holdfast.coordinator.ownership.claims import claim_snapshot, derive_releases, find_leftovers, holds_claim, release_snapshot
 from holdfast.coordinator.restore.plan import check_graph, derive_setup, examine_submission, plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.statebackends.errors import (

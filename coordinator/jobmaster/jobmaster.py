@@ -1,13 +1,18 @@
 """CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
 
 It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
-job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's."""
+job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's.
+
+Trigger ids of user requests and what became of them. Bounded; a repeated id is the same request."""
 
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from holdfast.barriers.messages import (
     AckAnswers,
@@ -25,19 +30,77 @@ from holdfast.barriers.messages import (
 )
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompleteRequest
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.events import Action, Event, JobSetup, JobState
 from holdfast.coordinator.jobmaster.failover import Incident
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.releases import Releases
-from holdfast.coordinator.jobmaster.slots import Slot, Verdict
+from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, Verdict, Workforce
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
-from holdfast.coordinator.jobmaster.triggers import TriggerRegister
-from holdfast.coordinator.jobmaster.workforce import JobTurn, Workforce
 from holdfast.coordinator.notes import Note, RequestEnded
+from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
 from holdfast.statebackends.storage import is_absolute_folder
+
+TRIGGERS_MAX = 1_000
+
+
+class TriggerRegister:
+    """The oldest finished trigger is forgotten when the bound is passed."""
+
+    def __init__(self, known: Iterable[TriggerView] = ()) -> None:
+        self._triggers: OrderedDict[str, TriggerView] = OrderedDict((view.trigger_id, view) for view in known)
+        self._cancel_after: set[str] = set()
+
+    def get(self, trigger_id: str) -> TriggerView | None:
+        return self._triggers.get(trigger_id)
+
+    def begin(self, trigger_id: str, kind: CheckpointKind, *, cancel: bool = False) -> bool:
+        """Note a request; False if the id is known: then nothing is to be done."""
+        if trigger_id in self._triggers:
+            return False
+        self._triggers[trigger_id] = TriggerView(trigger_id, kind, in_progress=True)
+        if cancel:
+            self._cancel_after.add(trigger_id)
+        self._forget()
+        return True
+
+    def reopen(self, trigger_id: str) -> None:
+        """What it asks for is tried again: it has no outcome yet."""
+        view = self._triggers.get(trigger_id)
+        if view is not None:
+            self._triggers[trigger_id] = TriggerView(trigger_id, view.kind, in_progress=True)
+
+    def end(self, outcome: CompleteRequest) -> bool:
+        """Note an outcome; True if the job is to be cancelled now."""
+        view = self._triggers.get(outcome.request.trigger_id)
+        if view is None:
+            return False
+        failed = outcome.failure is not None
+        self._triggers[view.trigger_id] = replace(
+            view,
+            in_progress=False,
+            checkpoint_id=outcome.checkpoint_id,
+            location=outcome.completed.folder if outcome.completed is not None else None,
+            failure=(outcome.message or outcome.failure.value) if outcome.failure is not None else None,
+            failure_reason=outcome.failure.value if outcome.failure is not None else None,
+            tries=outcome.tries,
+        )
+        wanted = view.trigger_id in self._cancel_after
+        self._cancel_after.discard(view.trigger_id)
+        return wanted and not failed
+
+    def savepoints(self) -> frozenset[str]:
+        """Folders of the savepoints that were taken."""
+        return frozenset(view.location for view in self._triggers.values() if view.kind.is_savepoint and view.location is not None)
+
+    def _forget(self) -> None:
+        for trigger_id in list(self._triggers):
+            if len(self._triggers) <= TRIGGERS_MAX:
+                return
+            if not self._triggers[trigger_id].in_progress:
+                del self._triggers[trigger_id]
 
 
 class JobMaster:

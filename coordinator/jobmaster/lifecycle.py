@@ -26,12 +26,10 @@ from holdfast.coordinator.checkpoints.events import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import keeps_checkpoints
 from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.attempts import NextAttempt
 from holdfast.coordinator.jobmaster.events import JobSetup, JobState
-from holdfast.coordinator.jobmaster.execution import Execution
+from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
 from holdfast.coordinator.jobmaster.failover import Incident, Incidents
-from holdfast.coordinator.jobmaster.slots import Slot
-from holdfast.coordinator.jobmaster.workforce import JobTurn, Workforce
+from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, Workforce
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from holdfast.coordinator.totals import Totals, reached
 from holdfast.coordinator.views import RestoredView

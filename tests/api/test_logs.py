@@ -15,7 +15,7 @@ from holdfast.api.logs import LOGGERS, leaving_log_to_driver, writing_log
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.barriers.jobgraph import Submission
-from holdfast.coordinator.dispatcher.loglines import MESSAGE_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, printable
 from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,

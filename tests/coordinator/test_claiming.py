@@ -28,8 +28,14 @@ from holdfast.coordinator.ha.records import (
 )
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.ownership.claims import claim_snapshot, dispose_snapshot, find_owner, release_snapshot
-from holdfast.coordinator.ownership.ownership import STARTING_MS_MAX, derive_releases
+from holdfast.coordinator.ownership.claims import (
+    STARTING_MS_MAX,
+    claim_snapshot,
+    derive_releases,
+    dispose_snapshot,
+    find_owner,
+    release_snapshot,
+)
 from holdfast.statebackends.errors import (
     CorruptStateError,
     FencedError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
-from holdfast.coordinator.dispatcher.jobview import view_job, view_recorded_job
+from holdfast.coordinator.dispatcher.queries import view_job, view_recorded_job
 from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job

@@ -14,8 +14,7 @@ from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
-from holdfast.coordinator.dispatcher.jobview import view_overview
-from holdfast.coordinator.dispatcher.queries import ReadModels
+from holdfast.coordinator.dispatcher.queries import ReadModels, view_overview
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from holdfast.coordinator.ha.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result

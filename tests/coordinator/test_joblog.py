@@ -9,8 +9,7 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
 from holdfast.coordinator.dispatcher import job_log as joblog
-from holdfast.coordinator.dispatcher.job_log import JobLog
-from holdfast.coordinator.dispatcher.loglines import printable
+from holdfast.coordinator.dispatcher.job_log import JobLog, printable
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.failover import Incident

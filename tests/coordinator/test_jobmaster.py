@@ -22,9 +22,14 @@ from holdfast.barriers.messages import (
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.outbox import OUTBOX_COMMANDS_MAX, Outbox
-from holdfast.coordinator.jobmaster.slots import Verdict, judge_registration
-from holdfast.coordinator.jobmaster.workforce import LIVENESS_GRACE_MS, STREAM_GRACE_MS
+from holdfast.coordinator.jobmaster.slots import (
+    LIVENESS_GRACE_MS,
+    OUTBOX_COMMANDS_MAX,
+    STREAM_GRACE_MS,
+    Outbox,
+    Verdict,
+    judge_registration,
+)
 from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig

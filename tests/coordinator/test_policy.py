@@ -8,7 +8,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.events import CheckpointRequest
 from holdfast.coordinator.checkpoints.requests import Execute, Load, Refused, RequestQueue, TooEarly
-from holdfast.coordinator.jobmaster.triggers import TriggerRegister
+from holdfast.coordinator.jobmaster.jobmaster import TriggerRegister
 from tests.coordinator.bench import A, Bench, of
 
 PERIODIC = CheckpointRequest(periodic=True)

@@ -20,7 +20,7 @@ from holdfast.barriers.messages import (
     SubtaskMetrics,
     TaskState,
 )
-from holdfast.coordinator.dispatcher.jobview import view_job, view_numbers, view_recorded_numbers
+from holdfast.coordinator.dispatcher.queries import view_job, view_numbers, view_recorded_numbers
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.recovery import Takeover, settle_job

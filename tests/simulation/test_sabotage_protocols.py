@@ -22,8 +22,8 @@ from holdfast.coordinator.ha.recovery import Takeover, settle_job
 from holdfast.coordinator.ha.shared_state import SharedFiles
 from holdfast.coordinator.jobmaster.failover import Incident, Incidents
 from holdfast.coordinator.jobmaster.releases import Releases
+from holdfast.coordinator.jobmaster.slots import JobTurn, Workforce
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
-from holdfast.coordinator.jobmaster.workforce import JobTurn, Workforce
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
 from holdfast.statebackends.storage.port import DeleteFile, Flow, run_flow
