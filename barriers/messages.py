@@ -277,7 +277,7 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     launch_token: str = ""
     """Proof of that: see launches.py."""
     fingerprint: str = ""
-    """Which process `pid` is, to a launcher on the same host: see operators/worker/processidentity.py. Empty: not known."""
+    """Which process `pid` is, to a launcher on the same host: see operators/worker/working_folders.py. Empty: not known."""
     data_socket: str = ""
     """Path of a unix socket for peers of the same host; empty: there is none."""
 

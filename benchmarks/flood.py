@@ -46,8 +46,7 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.operators.task.pool import SystemClock
-from holdfast.operators.worker.control_client import CoordinatorAddress
-from holdfast.operators.worker.gateway import Gateway
+from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
 from holdfast.operators.worker.session_events import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState

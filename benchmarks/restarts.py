@@ -48,7 +48,7 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.operators.worker import session_events as on
-from holdfast.operators.worker.control_client import RefusedError, RejectedError, check_answer
+from holdfast.operators.worker.gateway import RefusedError, RejectedError, check_answer
 from holdfast.operators.worker.session import Session, SessionState
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import OperatorSubtaskState
@@ -62,7 +62,7 @@ CHECKPOINT_INTERVAL_MS = 10_000
 """200 jobs: 20 checkpoints a second."""
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 10.0
-"""As holdfast.operators.worker.control_client."""
+"""As holdfast.operators.worker.gateway."""
 
 
 def make_graph(name: str, workers: int) -> JobGraph:

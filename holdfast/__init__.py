@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from holdfast.barriers.jobgraph import SinkMode as SinkMode
     from holdfast.coordinator.restore.preflight import PreflightReport as PreflightReport
     from holdfast.operators.base import Counter as Counter
-    from holdfast.operators.datastream.keyed import KeyedStream as KeyedStream
-    from holdfast.operators.datastream.keyed import WindowedStream as WindowedStream
     from holdfast.operators.datastream.launcher import JobHandle as JobHandle
     from holdfast.operators.datastream.launcher import OperatorProgress as OperatorProgress
     from holdfast.operators.datastream.launcher import Progress as Progress
+    from holdfast.operators.datastream.stream import KeyedStream as KeyedStream
     from holdfast.operators.datastream.stream import Stream as Stream
+    from holdfast.operators.datastream.stream import WindowedStream as WindowedStream
     from holdfast.operators.functions.aggregates import Aggregate as Aggregate
     from holdfast.operators.functions.aggregates import count as count
     from holdfast.operators.functions.aggregates import max as max
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.aggregates import min as min
     from holdfast.operators.functions.aggregates import sum as sum
     from holdfast.operators.functions.context import FunctionContext as FunctionContext
+    from holdfast.operators.functions.context import RichFunction as RichFunction
     from holdfast.operators.functions.process import Collector as Collector
     from holdfast.operators.functions.process import ProcessContext as ProcessContext
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
-    from holdfast.operators.functions.rich import RichFunction as RichFunction
     from holdfast.operators.functions.time import Tumbling as Tumbling
     from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
@@ -124,13 +124,11 @@ _EXPORTS = {
     "holdfast.barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
-    "holdfast.operators.datastream.keyed": ("KeyedStream", "WindowedStream"),
     "holdfast.operators.datastream.launcher": ("JobHandle", "OperatorProgress", "Progress"),
-    "holdfast.operators.datastream.stream": ("Stream",),
+    "holdfast.operators.datastream.stream": ("KeyedStream", "Stream", "WindowedStream"),
     "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
-    "holdfast.operators.functions.context": ("FunctionContext",),
+    "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
-    "holdfast.operators.functions.rich": ("RichFunction",),
     "holdfast.operators.functions.time": ("Tumbling",),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),

@@ -40,7 +40,7 @@ from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.operators.base import JobPlan
 from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.spark.standing import TERMINAL_STATES
+from holdfast.operators.spark.handle import TERMINAL_STATES
 from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.operators.worker.main import WorkerSpec
 

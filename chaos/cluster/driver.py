@@ -16,7 +16,7 @@ from holdfast.chaos.cluster.worker_host import Surroundings
 from holdfast.chaos.sim.control import Call, JobClient, Reply
 from holdfast.chaos.sim.kernel import Process, ProcessClock
 from holdfast.operators.base import JobPlan
-from holdfast.operators.spark.standing import Standing, judge_look
+from holdfast.operators.spark.handle import Standing, judge_look
 from holdfast.operators.spark.supervisor import (
     Action,
     AllEnded,

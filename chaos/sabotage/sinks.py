@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import holdfast.operators.sinks.committer as sweep_module
 import holdfast.operators.sinks.log as log_module
-import holdfast.operators.sinks.sweep as sweep_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.committer import FileCommitter
 

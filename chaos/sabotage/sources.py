@@ -8,8 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
-from holdfast.operators.sources.generator import GeneratorReader
-from holdfast.operators.sources.stripes import StripeCursor
+from holdfast.operators.sources.generator import GeneratorReader, StripeCursor
 from holdfast.operators.task.chain import ChainNode
 from holdfast.operators.task.snapshots import SubtaskSnapshots
 from holdfast.operators.task.source_operator import SourceOperator

@@ -28,7 +28,7 @@ from holdfast.statebackends.errors import HoldfastError
 KEEP_ALIVE_US = 2_000_000
 """Silence on a command stream after which a line without a command is sent, as in holdfast.api.routes.command_stream."""
 SILENCE_US = 10_000_000
-"""Silence on a command stream after which its reader gives it up, as in holdfast.operators.worker.control_client."""
+"""Silence on a command stream after which its reader gives it up, as in holdfast.operators.worker.gateway."""
 
 
 class CommandStream:

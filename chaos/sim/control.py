@@ -25,7 +25,7 @@ from holdfast.statebackends.errors import HoldfastError, NotFoundError, NotLeade
 WAY_US = (100, 1_500)
 """Least and most time of a message one way."""
 ANSWER_TIMEOUT_US = 10_000_000
-"""How long a request waits for its answer, as in holdfast.operators.worker.control_client."""
+"""How long a request waits for its answer, as in holdfast.operators.worker.gateway."""
 
 Reply = Callable[[Any], None]
 """Takes the answer, or the HoldfastError that came instead."""

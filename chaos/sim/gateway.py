@@ -18,7 +18,7 @@ from holdfast.chaos.sim.commandstream import CommandStream
 from holdfast.chaos.sim.control import Call, ControlNetwork
 from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
 from holdfast.operators.worker import session_events as on
-from holdfast.operators.worker.control_client import CONTENT_STATUS, REJECTED_STATUS
+from holdfast.operators.worker.gateway import CONTENT_STATUS, REJECTED_STATUS
 from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.operators.worker.session import Session, SessionState
 from holdfast.statebackends.errors import HoldfastError

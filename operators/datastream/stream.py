@@ -1,10 +1,12 @@
 """The DSL: streams and what can be done with them. Each call records a node; nothing runs before `Environment.execute`.
 
-Columns, types and keys are checked as the calls are made, so that an error points at the line that caused it."""
+Columns, types and keys are checked as the calls are made, so that an error points at the line that caused it.
+
+Keyed streams: process functions, windows and running aggregates, with state per key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
@@ -13,22 +15,29 @@ import pyarrow as pa
 
 from holdfast.barriers.jobgraph import Partitioning
 from holdfast.operators.base import Operator, Sink
-from holdfast.operators.datastream.chaining import Chaining
-from holdfast.operators.datastream.graph import StreamEdge, StreamNode
-from holdfast.operators.functions.batches import MapBatchesOperator
-from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
-from holdfast.operators.functions.schema import RowType, annotated_type, declared_type, merged_type, undeclared_error
-from holdfast.operators.functions.selectors import Key, key_selector
+from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamNode
+from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
+from holdfast.operators.functions.process import (
+    CallableProcessFunction,
+    Collector,
+    ProcessContext,
+    ProcessFunction,
+    ProcessOperator,
+)
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapBatchesOperator, MapOperator
+from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_type, declared_type, merged_type, undeclared_error
+from holdfast.operators.functions.selectors import Key, Selector, key_selector
 from holdfast.operators.functions.skipping import is_skipping
+from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
+from holdfast.operators.functions.window import WINDOW_COLUMNS, TumblingWindowOperator
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
-from holdfast.statebackends.state import duration_ms
+from holdfast.statebackends.state import StateDescriptor, duration_ms
 
 if TYPE_CHECKING:
     from holdfast.operators.datastream.environment import Environment
-    from holdfast.operators.datastream.keyed import KeyedStream
 
 
 class Stage:
@@ -183,7 +192,6 @@ class Stream(Stage):
         """Bring equal keys together: a column, several columns, or a deterministic function of the row.
 
         `key_type` (a Python class, an Arrow type) is needed for a function without a return annotation."""
-        from holdfast.operators.datastream.keyed import KeyedStream
 
         selector = key_selector(key, key_type, self._row_type, f"key_by({self._key_text(key)})")
         inputs = tuple(StreamEdge(edge.source, Partitioning.HASH, selector) for edge in self._inputs)
@@ -276,3 +284,96 @@ def _at_least_one(value: int, what: str, node: StreamNode) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidConfigError(f"the {what} of {node.label!r} must be at least 1, not {value!r}", operator=node.label)
     return value
+
+
+class KeyedStream(Stream):
+    """A stream whose records are brought together by key. `map`, `filter` and sinks see each key on one subtask."""
+
+    def __init__(
+        self, environment: Environment, inputs: tuple[StreamEdge, ...], row_type: RowType, selector: Selector
+    ) -> None:
+        super().__init__(environment, inputs, row_type)
+        self._selector = selector
+
+    def _told(self) -> str:
+        return f"by {self._selector!r} ({self._selector.key_type_text}) {super()._told()}"
+
+    def process(
+        self,
+        function: ProcessFunction | Callable[[Any, ProcessContext, Collector], None],
+        *,
+        states: Sequence[StateDescriptor] = (),
+        returns: Any = None,
+    ) -> Stream:
+        """Run a ProcessFunction, or a plain function `(value, ctx, out)` with these `states`, on each record of a key."""
+        if not isinstance(function, ProcessFunction):
+            if isinstance(function, type) or not callable(function):
+                raise GraphError(f"operator 'process': {function!r} is neither a ProcessFunction instance nor a function")
+            function = CallableProcessFunction(function, tuple(states))
+        elif states:
+            raise GraphError("operator 'process': a ProcessFunction declares its own states; don't give states=")
+        if type(function).process_element is ProcessFunction.process_element and "process_element" not in vars(function):
+            raise GraphError(f"operator 'process': {type(function).__name__} must define process_element")
+        self._row_type.check_rows("process")
+        declared = function.returns if returns is None else returns
+        output = UNDECLARED if declared is None else declared_type(declared, "process")
+        operator = ProcessOperator(function, self._selector, self._row_type, output)
+        stream = self._add_keyed("process", operator, output)
+        if operator.uses_timers:
+            stream._own("process").properties["timers"] = True
+        return stream
+
+    def window(self, windows: Tumbling) -> WindowedStream:
+        """Group each key's records into event-time windows."""
+        if not isinstance(windows, Tumbling):
+            raise GraphError(f"operator 'window': {windows!r} is not a window such as hf.Tumbling(minutes=1)", operator="window")
+        if not self._timestamped:
+            raise GraphError(
+                "operator 'window': event-time windows need event times and watermarks: call assign_timestamps before key_by",
+                operator="window",
+            )
+        return WindowedStream(self, windows)
+
+    def aggregate(self, *, emit: str = "changes", **aggregates: Aggregate) -> Stream:
+        """Running aggregates per key. emit: `changes` (after each batch the new rows of its keys) or `none`."""
+        if emit not in ("changes", "none"):
+            raise GraphError(f"operator 'aggregate': emit must be 'changes' or 'none', not {emit!r}", operator="aggregate")
+        self._need_columns("aggregate")
+        descriptor = columnar_descriptor("aggregates", aggregates, self._row_type, self._selector.names, "aggregate")
+        operator = RunningAggregateOperator(descriptor, self._selector, self._row_type, emits_changes=emit == "changes")
+        return self._add_keyed("aggregate", operator, operator.output_type)
+
+    def union(self, *others: Stream) -> Stream:
+        """Refused: unite the streams first, then key the union."""
+        raise GraphError("a union of keyed streams loses the key: call union before key_by")
+
+    def _add_keyed(self, kind: str, operator: Operator, output: RowType, **properties: Any) -> Stream:
+        return self._add(kind, operator, output, selector=self._selector, properties=properties)
+
+    def _need_columns(self, operator: str) -> None:
+        if self._row_type.schema is None:
+            raise undeclared_error(operator, "columns")
+
+
+class WindowedStream:
+    """Records of each key and window, to be aggregated."""
+
+    def __init__(self, keyed: KeyedStream, windows: Tumbling) -> None:
+        self._keyed = keyed
+        self._windows = windows
+
+    def __repr__(self) -> str:
+        return f"<WindowedStream of {self._windows!r} {self._keyed._told()}>"
+
+    def aggregate(self, **aggregates: Aggregate) -> Stream:
+        """One row per key and window: key columns, window_start, window_end (UTC), and the named aggregates."""
+        keyed = self._keyed
+        keyed._need_columns("window")
+        reserved = (*keyed._selector.names, *WINDOW_COLUMNS)
+        if len(set(reserved)) != len(reserved):
+            raise GraphError(f"operator 'window': a key column is called like a window's: {', '.join(reserved)}", operator="window")
+        descriptor = columnar_descriptor("windows", aggregates, keyed._row_type, reserved, "window")
+        operator = TumblingWindowOperator(self._windows, descriptor, keyed._selector, keyed._row_type)
+        return keyed._add_keyed(
+            "window", operator, operator.output_type, size_ms=self._windows.size_ms, offset_ms=self._windows.offset_ms
+        )

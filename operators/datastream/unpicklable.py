@@ -10,8 +10,7 @@ from typing import Any, get_args, get_origin
 
 from holdfast.operators.base import JobPlan
 from holdfast.operators.pickling import dumps_by_value, globals_of, travels_by_value
-from holdfast.operators.task.frames import place_of_function
-from holdfast.operators.task.user_failures import function_name
+from holdfast.operators.task.user_failures import function_name, place_of_function
 from holdfast.statebackends.errors import GraphError, HoldfastError
 from holdfast.statebackends.state import Pickled
 

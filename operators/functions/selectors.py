@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.functions.schema import RowType, return_annotation
-from holdfast.operators.task.frames import place_of_function
-from holdfast.operators.task.user_failures import STOPPED, check_returns, function_name, raise_told, shown
+from holdfast.operators.task.user_failures import STOPPED, check_returns, function_name, place_of_function, raise_told, shown
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType

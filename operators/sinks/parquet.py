@@ -16,8 +16,7 @@ from holdfast.barriers.messages import has_control_characters
 from holdfast.barriers.sinklog import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths
 from holdfast.operators.base import Operator
 from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sinks.log import read_log_flow
-from holdfast.operators.sinks.manifest import SinkSettings
+from holdfast.operators.sinks.log import SinkSettings, read_log_flow
 from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.operators.sources.materialised import schema_from_text, schema_text
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError

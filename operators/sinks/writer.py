@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
-from holdfast.operators.sinks.manifest import Committable, FileName, SinkSettings, job_tag, nonce_tag
+from holdfast.operators.sinks.log import Committable, FileName, SinkSettings, job_tag, nonce_tag
 from holdfast.statebackends.storage.port import Flow, Storage, WriteFile
 
 _COMPRESSED_BYTES_MIN = 8 * 1024

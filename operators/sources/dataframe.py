@@ -12,9 +12,15 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext, Poll
+from holdfast.operators.sources.generator import (
+    StripeCursor,
+    StripePosition,
+    check_rate,
+    decode_positions,
+    encode_position,
+    rate_of_subtask,
+)
 from holdfast.operators.sources.materialised import ChunkFile, InputManifest, load_chunk_flow, load_manifest_flow
-from holdfast.operators.sources.rate import check_rate, rate_of_subtask
-from holdfast.operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
 
 if TYPE_CHECKING:

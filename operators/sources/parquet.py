@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext, Poll
+from holdfast.operators.sources.generator import check_rate, rate_of_subtask
 from holdfast.operators.sources.materialised import checksum_of
-from holdfast.operators.sources.rate import check_rate, rate_of_subtask
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, InputChangedError, InvalidConfigError, UnknownColumnError
 from holdfast.statebackends.storage.failures import unavailable

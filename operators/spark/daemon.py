@@ -9,7 +9,7 @@ import contextlib
 import gc
 import importlib
 
-PRELOADED = ("holdfast.operators.spark.spark_task", "holdfast.operators.worker.deploy", "pyarrow.parquet", "pyspark.worker")
+PRELOADED = ("holdfast.operators.spark.slots", "holdfast.operators.worker.deploy", "pyarrow.parquet", "pyspark.worker")
 
 
 def preload() -> None:

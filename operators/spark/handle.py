@@ -1,4 +1,6 @@
-"""A job submitted from this driver: watches it, keeps its workers going, shows its progress, and lets go of all at the end."""
+"""A job submitted from this driver: watches it, keeps its workers going, shows its progress, and lets go of all at the end.
+
+CORE: what a look at a job means to the driver of one of its submissions. Pure; the same in production and in the simulator."""
 
 from __future__ import annotations
 
@@ -12,13 +14,21 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import printable
 from holdfast.operators.datastream.launcher import CoordinatorClient, Progress
-from holdfast.operators.spark.failures import frames_of_failure, restart_hint, with_frames
-from holdfast.operators.spark.messages import describe_attached, describe_ending, describe_interrupted, describe_left
+from holdfast.operators.spark.messages import (
+    describe_attached,
+    describe_ending,
+    describe_interrupted,
+    describe_left,
+    frames_of_failure,
+    restart_hint,
+    with_frames,
+)
 from holdfast.operators.spark.progress import (
     CompletedCheckpoints,
     Look,
@@ -36,10 +46,34 @@ from holdfast.operators.spark.progress import (
     worker_nonces,
 )
 from holdfast.operators.spark.slots import SlotRunner
-from holdfast.operators.spark.standing import ENDING_STATES, Standing, judge_look
 from holdfast.operators.spark.supervisor import JobEnded, Question, StopRequested, WorkersSeen
 from holdfast.statebackends.errors import FencedError, HoldfastError, JobFailedError
 from holdfast.statebackends.state_processor.contents import Location, absolute_location
+
+TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
+ENDING_STATES = frozenset({"CANCELLING", "FAILING"})
+"""Nothing leads out of them but a terminal one."""
+
+
+class Standing(StrEnum):
+    """What a look at a job means to the driver of one submission of it."""
+
+    OURS = "ours"
+    """Our submission runs."""
+    ENDED = "ended"
+    """Our submission is in a terminal state."""
+    SUPERSEDED = "superseded"
+    """A newer submission took the job over: it is another driver's."""
+    STALE = "stale"
+    """Whoever answered knows only an older submission: not the leader, or not any more. It says nothing of ours."""
+
+
+def judge_look(*, ours: int, seen: int, state: str) -> Standing:
+    """`ours` is the number of the driver's submission, `seen` the one that the coordinator speaks of, in `state`."""
+    if seen != ours:
+        return Standing.SUPERSEDED if seen > ours else Standing.STALE
+    return Standing.ENDED if state in TERMINAL_STATES else Standing.OURS
+
 
 T = TypeVar("T")
 

@@ -34,8 +34,7 @@ from holdfast.operators.spark.packaging import modules_by_value, user_modules, w
 from holdfast.operators.spark.progress import ProgressLine
 from holdfast.operators.spark.running_jobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
 from holdfast.operators.spark.settings import apply_settings, await_slots, hide_progress_bar
-from holdfast.operators.spark.slots import RddBackend, SlotRunner
-from holdfast.operators.spark.spark_task import WorkerTemplate
+from holdfast.operators.spark.slots import RddBackend, SlotRunner, WorkerTemplate
 from holdfast.operators.spark.supervisor import SlotSupervisor
 from holdfast.operators.worker.main import pickle_plan
 from holdfast.operators.worker.working_folders import PACKAGE_FOLDER, FolderSweep, OwnedFolder

@@ -1,18 +1,21 @@
 """CORE: the life and the step of one subtask, given its ports. No threads, sockets or clock of its own.
 
 It decides what a mail means in each state, when input may run, and when the subtask has ended. What is taken in, in which
-order, is intake.py's; what a checkpoint does from the barrier on is snapshotting.py's."""
+order, is intake.py's; what a checkpoint does from the barrier on is snapshotting.py's.
+
+What a subtask is given, and what it tells of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, assert_never
 
 from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
 from holdfast.barriers.messages import (
     TRACEBACK_BYTES_MAX,
+    Answerable,
     CheckpointKind,
     FailureReason,
     FinishTasks,
@@ -25,13 +28,50 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     clip_front,
 )
-from holdfast.operators.task.chain import ResultPort
-from holdfast.operators.task.input import Intake
-from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask, Mail, PoolOutcome
-from holdfast.operators.task.slices import RowBudget
-from holdfast.operators.task.subtaskports import TERMINAL, Attach, StepResult, SubtaskPorts
+from holdfast.operators.task.chain import OperatorChain, ResultPort
+from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SubtaskPool
+from holdfast.operators.task.input import GateInputs, Intake, RowBudget
+from holdfast.operators.task.snapshots import SubtaskSnapshots
 from holdfast.operators.task.user_failures import error_line, told_traceback
+from holdfast.statebackends.local_recovery.storage import RestoredBytes
 from holdfast.statebackends.rocksdb.database import failure_of
+
+TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
+
+
+class StepResult(NamedTuple):
+    """What one step did. `next_wakeup_ms` is monotonic: when a step is due although nothing arrives."""
+
+    progress: bool
+    next_wakeup_ms: int | None = None
+    backpressured: bool = False
+    has_more: bool = False
+    """It stopped before it knew that nothing was left to do: another step is due at once."""
+
+
+Report: TypeAlias = Callable[[SubtaskStatus | Answerable], None]
+
+Attach: TypeAlias = Callable[[], None]
+"""Hands restored backends to the contexts; runs on the loop thread."""
+
+
+@dataclass(slots=True)
+class SubtaskPorts:
+    """Everything that a subtask touches."""
+
+    chain: OperatorChain
+    mailbox: Mailbox
+    pool: SubtaskPool
+    clock: Clock
+    snapshots: SubtaskSnapshots
+    report: Report
+    inputs: GateInputs | None = None
+    """None for a source."""
+    restore: Callable[[], Attach] | None = None
+    """Opens backends and reads state; runs on the pool. None: the contexts are complete."""
+    restored: RestoredBytes = field(default_factory=RestoredBytes)
+    """What `restore` has read."""
+
 
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""

@@ -23,14 +23,12 @@ from holdfast.barriers.valve import MultiInputValve
 from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
 from holdfast.operators.base import JobPlan, KeySelector, Operator
 from holdfast.operators.task.chain import ChainNode, OperatorChain
-from holdfast.operators.task.context import Clock, Pool, RuntimeContext, SubtaskPool
+from holdfast.operators.task.context import Clock, Mailbox, Pool, RuntimeContext, SubtaskPool
 from holdfast.operators.task.input import GateInputs
-from holdfast.operators.task.mailbox import Mailbox
 from holdfast.operators.task.restore import StateLoader
 from holdfast.operators.task.snapshots import SubtaskSnapshots
 from holdfast.operators.task.source_operator import SourceOperator
-from holdfast.operators.task.subtask import Subtask
-from holdfast.operators.task.subtaskports import Report, SubtaskPorts
+from holdfast.operators.task.subtask import Report, Subtask, SubtaskPorts
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.keygroups import subtasks_of_key_groups
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery

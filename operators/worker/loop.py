@@ -27,9 +27,8 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.transport import PeerLost, Received, Transport
 from holdfast.barriers.wiring import derive_channels, derive_peers
-from holdfast.operators.task.context import Clock
-from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask
-from holdfast.operators.task.subtaskports import TERMINAL, Report
+from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask
+from holdfast.operators.task.subtask import TERMINAL, Report
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from holdfast.statebackends.errors import PeerLostError, ProtocolError
 from holdfast.statebackends.rocksdb.database import failure_of

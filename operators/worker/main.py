@@ -31,14 +31,12 @@ from holdfast.operators.functions.context import LOGGER
 from holdfast.operators.pickling import dumps_by_value
 from holdfast.operators.task.context import Pool
 from holdfast.operators.task.pool import SystemClock, ThreadPool
-from holdfast.operators.task.subtaskports import Report
-from holdfast.operators.worker.control_client import CoordinatorAddress
+from holdfast.operators.task.subtask import Report
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
-from holdfast.operators.worker.gateway import Gateway
+from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
 from holdfast.operators.worker.loop import Worker
-from holdfast.operators.worker.processidentity import fingerprint_of
 from holdfast.operators.worker.session_events import WorkerIdentity
-from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder
+from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder, fingerprint_of
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.storage.flows import FIRST_BYTES

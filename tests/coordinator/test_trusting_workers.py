@@ -35,8 +35,7 @@ from holdfast.coordinator.dispatcher.submit import Starter, identify_job, resume
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.slots import Slot
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.spark.slots import RddBackend
-from holdfast.operators.spark.spark_task import WorkerTemplate
+from holdfast.operators.spark.slots import RddBackend, WorkerTemplate
 from holdfast.operators.spark.supervisor import Launch, SlotSupervisor, SpawnWorker, WorkerEnded, derive_end
 from holdfast.operators.worker.session import Session
 from holdfast.operators.worker.session_events import DeadlineReached, SendRegister, WorkerIdentity

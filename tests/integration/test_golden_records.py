@@ -49,7 +49,7 @@ from holdfast.coordinator.ha.records import (
     VoidRecord,
 )
 from holdfast.coordinator.totals import OperatorTotals
-from holdfast.operators.sinks.manifest import Committable
+from holdfast.operators.sinks.log import Committable
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,

@@ -21,7 +21,7 @@ from holdfast.operators.spark.progress import seen_workers
 from holdfast.operators.spark.slots import Ended, SlotRunner
 from holdfast.operators.spark.supervisor import SlotSupervisor, StopRequested, WorkerEnd, WorkersSeen
 from holdfast.operators.worker.main import EXIT_RESPAWN, WorkerSpec
-from holdfast.operators.worker.processidentity import fingerprint_of, kill_process
+from holdfast.operators.worker.working_folders import fingerprint_of, kill_process
 from tests.integration.test_two_processes import ROOT, Cluster, committed, counting_plan, eventually, expected
 
 

@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator
-from holdfast.operators.task.context import RuntimeContext, SubtaskPool
-from holdfast.operators.task.mailbox import Mailbox
+from holdfast.operators.task.context import Mailbox, RuntimeContext, SubtaskPool
 from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
 from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState, SnapshotTarget
 from holdfast.statebackends.backends.operator import ListOperatorStateBackend

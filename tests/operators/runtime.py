@@ -14,13 +14,11 @@ from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, Ta
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import Operator, Poll
 from holdfast.operators.task.chain import ChainNode, OperatorChain
-from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError, RuntimeContext, SubtaskPool
+from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError, Mailbox, RuntimeContext, SubtaskPool
 from holdfast.operators.task.input import GateInputs
-from holdfast.operators.task.mailbox import Mailbox
 from holdfast.operators.task.snapshots import SubtaskSnapshots
 from holdfast.operators.task.source_operator import SourceOperator
-from holdfast.operators.task.subtask import Subtask
-from holdfast.operators.task.subtaskports import SubtaskPorts
+from holdfast.operators.task.subtask import Subtask, SubtaskPorts
 from holdfast.statebackends.backend import OperatorListState, SnapshotTarget
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorListHandle, StateMeta
 from holdfast.statebackends.local_recovery.copies import LocalCopies

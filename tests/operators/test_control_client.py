@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.barriers import codec
 from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint
-from holdfast.operators.worker import control_client
-from holdfast.operators.worker.control_client import CoordinatorAddress, CoordinatorHttp, UnreachableError
+from holdfast.operators.worker import gateway as control_client
+from holdfast.operators.worker.gateway import CoordinatorAddress, CoordinatorHttp, UnreachableError
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 
 TIMEOUT_S = 0.4

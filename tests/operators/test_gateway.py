@@ -39,16 +39,16 @@ from holdfast.barriers.messages import (
 from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
 from holdfast.operators.task.pool import SystemClock, ThreadPool
 from holdfast.operators.worker import main as worker_main
-from holdfast.operators.worker.control_client import (
+from holdfast.operators.worker.gateway import (
     ADDRESS_FILE,
     CONNECT_TIMEOUT_S,
     PIECE_BYTES,
     READ_TIMEOUT_S,
     CoordinatorAddress,
     CoordinatorHttp,
+    Gateway,
     UnreachableError,
 )
-from holdfast.operators.worker.gateway import Gateway
 from holdfast.operators.worker.main import DIRECTORY_FILE, WorkerSpec, run_worker
 from holdfast.operators.worker.session import REGISTER_BYTES_MAX
 from holdfast.operators.worker.session_events import WorkerIdentity

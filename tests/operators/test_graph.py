@@ -17,8 +17,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.datastream.keyed import KeyedStream
-from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.datastream.stream import KeyedStream, Stream
 from holdfast.operators.functions.aggregates import count, max, mean, sum
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.time import Tumbling

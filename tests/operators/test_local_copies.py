@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, NotifyCheckpointAborted, NotifyCheckpointComplete
-from holdfast.operators.task.mailbox import CancelSubtask
+from holdfast.operators.task.context import CancelSubtask
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery, is_dead, name_of
 from tests.operators.runtime import Bench, DictStorage, Recording
 from tests.operators.test_subtask import barrier

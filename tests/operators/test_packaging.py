@@ -27,7 +27,7 @@ def test_the_package_is_compiled_complete_and_reproducible(tmp_path: Path) -> No
 
 def test_a_bare_interpreter_runs_from_the_zip(tmp_path: Path) -> None:
     path = write_package(tmp_path)
-    code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.operators.spark.spark_task as t; print(t.__file__)"
+    code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.operators.spark.slots as t; print(t.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{path}/holdfast/operators/spark_task.pyc"
 

@@ -20,7 +20,7 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
 )
 from holdfast.operators.base import Poll
-from holdfast.operators.task.mailbox import CancelSubtask
+from holdfast.operators.task.context import CancelSubtask
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.worker.deploy import DeployedSubtask
 from holdfast.operators.worker.loop import _is_due

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.operators.spark.standing import Standing, judge_look
+from holdfast.operators.spark.handle import Standing, judge_look
 
 
 @pytest.mark.parametrize(

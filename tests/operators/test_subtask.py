@@ -30,7 +30,7 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
 )
 from holdfast.operators.base import Operator
-from holdfast.operators.task.mailbox import CancelSubtask, FailSubtask
+from holdfast.operators.task.context import CancelSubtask, FailSubtask
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.errors import StorageUnavailableError, UserFunctionError
 from tests.operators.ports import DictStorage

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.operators.spark.slots import _outcome
-from holdfast.operators.spark.spark_task import WorkerReport
+from holdfast.operators.spark.slots import WorkerReport, _outcome
 from holdfast.operators.spark.supervisor import (
     ABSENCE_FIRST_MS,
     ABSENCE_MARGIN_MS,

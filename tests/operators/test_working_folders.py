@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.operators.spark import launcher as spark
-from holdfast.operators.spark import spark_task
+from holdfast.operators.spark import slots as spark_task
 from holdfast.operators.worker.working_folders import BEGUN_AGE_S, BEGUN_SUFFIX, WORKER_FOLDER, FolderSweep, OwnedFolder
 from tests.harness.disks import NOBODY, needs_root
 

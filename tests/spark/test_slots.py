@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.operators.spark.settings import apply_settings, await_slots, check_settings, concurrent_tasks
-from holdfast.operators.spark.slots import RddBackend, SlotRunner
-from holdfast.operators.spark.spark_task import WorkerReport, WorkerTemplate
+from holdfast.operators.spark.slots import RddBackend, SlotRunner, WorkerReport, WorkerTemplate
 from holdfast.operators.spark.supervisor import SlotSupervisor, StopRequested
 from holdfast.statebackends.errors import InvalidConfigError, NotEnoughSlotsError
 
@@ -157,8 +156,8 @@ ship_package(context)
 ship_package(context)
 before = len(context._python_includes)
 def where(_):
-    import holdfast.operators.spark.spark_task, holdfast.statebackends.errors
-    yield holdfast.operators.spark.spark_task.__file__
+    import holdfast.operators.spark.slots, holdfast.statebackends.errors
+    yield holdfast.operators.spark.slots.__file__
 print("PATHS", set(context.parallelize(range(4), 4).mapPartitions(where).collect()), before)
 import holdfast.operators.spark.progress
 print("DRIVER", holdfast.operators.spark.progress.__file__)

@@ -12,8 +12,14 @@ import pytest
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.task.frames import FRAMES_MAX, frames_text, place_of_error, with_source_lines
-from holdfast.operators.task.user_failures import error_line, told_traceback
+from holdfast.operators.task.user_failures import (
+    FRAMES_MAX,
+    error_line,
+    frames_text,
+    place_of_error,
+    told_traceback,
+    with_source_lines,
+)
 from holdfast.statebackends.errors import (
     HoldfastError,
     InvariantError,

@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.operators.functions.batches import MapBatchesOperator
 from holdfast.operators.functions.context import FunctionContext
-from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapBatchesOperator, MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.statebackends.errors import HoldfastError, SchemaMismatchError, UndeclaredStateError, UserFunctionError
 from tests.operators.harness import OperatorHarness

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.barriers.sinklog import CommitEntry, OwnerEntry, SinkPaths
 from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sinks.manifest import SinkSettings
+from holdfast.operators.sinks.log import SinkSettings
 from holdfast.operators.sinks.parquet import read_log
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.operators.sources.rate import RateLimit
-from holdfast.operators.sources.stripes import StripeCursor, StripePosition, decode_positions, encode_position, stripe_count_for
+from holdfast.operators.sources.generator import (
+    RateLimit,
+    StripeCursor,
+    StripePosition,
+    decode_positions,
+    encode_position,
+    stripe_count_for,
+)
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 from tests.examples import examples
 
