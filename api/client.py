@@ -21,7 +21,7 @@ import urllib3
 from holdfast.api.errors import ConnectionLostError, decode_error
 from holdfast.api.run_record import read_run_record
 from holdfast.api.settings import check_url
-from holdfast.barriers.headers import UNREACHABLE_HEADER
+from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.coordinator.ha.records import DIRECTORY_FILE
 from holdfast.coordinator.restore.preflight import PreflightReport

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.barriers.headers import ERROR_HEADER, FIELDS_HEADER, decode_fields
+from holdfast.barriers.codec import ERROR_HEADER, FIELDS_HEADER, decode_fields
 from holdfast.statebackends import errors as kinds
 from holdfast.statebackends.errors import (
     AuthenticationError,

@@ -30,7 +30,7 @@ from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.disposing import dispose_confined
 from holdfast.api.version import VERSION
-from holdfast.barriers.headers import UNREACHABLE_HEADER
+from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable

@@ -27,7 +27,7 @@ import msgspec
 import urllib3
 
 from holdfast.barriers import codec
-from holdfast.barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER, decode_fields
+from holdfast.barriers.codec import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER, decode_fields
 from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,

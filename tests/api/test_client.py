@@ -11,7 +11,7 @@ import pytest
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
 from holdfast.api.run_record import RunRecord, write_run_record
-from holdfast.barriers.headers import UNREACHABLE_HEADER
+from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.records import DIRECTORY_FILE

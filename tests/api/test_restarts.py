@@ -18,7 +18,7 @@ from benchmarks.restarts import Connection, Restarts, Sidecar, Worker, make_grap
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.barriers import codec
-from holdfast.barriers.headers import FIELDS_HEADER
+from holdfast.barriers.codec import FIELDS_HEADER
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import AckBatch, Heartbeat, Registered, RegisterWorker
 from holdfast.coordinator.config import ServiceConfig

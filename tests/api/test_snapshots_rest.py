@@ -13,7 +13,7 @@ import pytest
 from holdfast.api.routes import snapshots
 from holdfast.api.settings import server_settings
 from holdfast.api.snapshots.served import SnapshotDirectories
-from holdfast.barriers.headers import ERROR_HEADER
+from holdfast.barriers.codec import ERROR_HEADER
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import SavepointRecord, encode_record
 from holdfast.coordinator.views import SavepointPlaces

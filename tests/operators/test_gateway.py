@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.barriers import codec
-from holdfast.barriers.headers import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER
+from holdfast.barriers.codec import ERROR_HEADER, FIELDS_HEADER, UNREACHABLE_HEADER
 from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
