@@ -388,7 +388,7 @@ def preflight(
     as_json: Json = False,
 ) -> None:
     """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if nobody can tell."""
-    from holdfast.api.cli.render_preflight import show_report
+    from holdfast.api.cli.render import show_report
     from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline
     from holdfast.operators.datastream.pipelines import build_environment, load_function
     from holdfast.statebackends.state_processor.contents import absolute_location

@@ -1,17 +1,33 @@
-"""What routes share: path parameters, the service behind them, and answers encoded by msgspec."""
+"""What routes share: path parameters, the service behind them, and answers encoded by msgspec.
+
+Request bodies: how large each may be, how many bytes are held in all, who decodes them; and their description for OpenAPI.
+
+Content types are not looked at: `curl -d` says form data and means JSON, as Flink's users do."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Path, Request, Response
+from pydantic import ValidationError
 
+from holdfast.api.errors import BodyTooLargeError, BusyError
 from holdfast.api.flink import schemas
+from holdfast.api.flink.schemas import RequestBody
+from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.protocol import connection_of
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.served import SnapshotDirectories
 from holdfast.barriers import codec
 from holdfast.coordinator.interface import Coordinator
+from holdfast.statebackends.errors import InvalidConfigError
 
 JobId = Annotated[str, Path(alias="jobid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]
 VertexId = Annotated[str, Path(alias="vertexid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]
@@ -59,3 +75,134 @@ KnownDisposals = Annotated[Disposals, Depends(_disposals)]
 def answer(record: msgspec.Struct, status: int = 200) -> Response:
     """A record of the worker protocol as a response."""
     return Response(codec.encode(record), status_code=status, media_type="application/json")
+
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+Model = TypeVar("Model", bound=RequestBody)
+
+REFERENCE = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What one kind of request may send. Never more than the service's `body_bytes_max`."""
+
+    bytes_max: int
+    pieces: str | None = None
+    """As of `codec.decode_large`."""
+
+
+REQUEST = BodyLimits(64 * 1024)
+"""Of Flink's dialect: a handful of settings."""
+GRAPH = BodyLimits(16 * 1024 * 1024)
+"""Of a submission: two kilobytes a vertex."""
+REPORT = BodyLimits(64 * 1024 * 1024)
+"""States with their tracebacks, and counters, of all subtasks of a worker."""
+ACKNOWLEDGEMENTS = BodyLimits(1 << 62, "items")
+"""With the state of the memory backend: bounded by `body_bytes_max` alone."""
+REGISTRATION = BodyLimits(1 << 62, "unanswered")
+"""With what was not answered."""
+
+SMALL_BYTES = 64 * 1024
+"""A body up to this is taken whatever is held: acknowledgements of files never wait for those of megabytes."""
+
+LARGE_BYTES = 1024 * 1024
+"""A body beyond this is decoded by a thread, one at a time."""
+
+_STEP_BYTES = 1024 * 1024
+"""Taken from the budget at a time for a body of unknown length."""
+
+
+@contextlib.asynccontextmanager
+async def held_body(request: Request, limits: BodyLimits) -> AsyncIterator[bytearray]:
+    """The whole body, counted among those that are held until the block ends.
+
+    Raises BodyTooLargeError as soon as it is known to exceed its bound, BusyError when others leave no room for it, and
+    ClientDisconnect."""
+    state = request.app.state
+    size_max = min(limits.bytes_max, state.settings.body_bytes_max)
+    announced = int(request.headers.get("content-length", 0))
+    if announced > size_max:
+        raise _too_large(size_max)
+    connection = connection_of(request.scope)
+    standing = Standing.CLIENT if connection is None else connection.standing
+    held, number = 0, next(_numbers)
+
+    def hold(size: int) -> None:
+        nonlocal held
+        if size > max(held, SMALL_BYTES):
+            if not state.bodies.take(number, size - held, standing):
+                raise BusyError(f"no room for a body of {size} bytes beside those of others: ask again", size=size)
+            held = size
+
+    try:
+        hold(announced)
+        body = bytearray()
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > size_max:
+                raise _too_large(size_max)
+            body += chunk
+            if len(body) > max(held, SMALL_BYTES):
+                hold(min(len(body) + _STEP_BYTES, size_max))
+        yield body
+    finally:
+        state.bodies.give_back(number)
+
+
+_numbers = itertools.count(1)
+
+
+def _too_large(size_max: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the request's body is larger than {size_max} bytes", size_max=size_max)
+
+
+async def read_record(request: Request, kind: type[Record], limits: BodyLimits) -> Record:
+    """The body as a record of the worker protocol. Raises ProtocolError naming the path of the first wrong field."""
+    async with held_body(request, limits) as body:
+        if len(body) <= LARGE_BYTES:
+            return codec.decode(body, kind)
+        decode = functools.partial(codec.decode_large, body, kind, limits.pieces)
+        return await asyncio.get_running_loop().run_in_executor(request.app.state.decoding, decode)
+
+
+def parse_model(body: bytes | bytearray, model: type[Model]) -> Model:
+    """A request body of Flink's dialect; an empty body stands for `{}`. Raises InvalidConfigError."""
+    try:
+        return model.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or 'body'}: {problem['msg']}" for problem in error.errors()
+        )
+        raise InvalidConfigError(
+            f"the request did not match the expected format {model.__name__}: {problems}", expected=model.__name__
+        ) from error
+
+
+def body_of(model: type[Model]) -> Callable[[Request], Coroutine[Any, Any, Model]]:
+    """A dependency that reads and parses a body of Flink's dialect."""
+
+    async def read(request: Request) -> Model:
+        async with held_body(request, REQUEST) as body:
+            return parse_model(body, model)
+
+    return read
+
+
+def describe_model(model: type[RequestBody], *, required: bool = False) -> dict[str, Any]:
+    """OpenAPI's description of a body of Flink's dialect."""
+    return _described(model.model_json_schema(by_alias=True), required=required)
+
+
+def describe_record(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """OpenAPI's description of a body of the worker protocol; the record itself is among the components."""
+    return _described({"$ref": REFERENCE.format(name=kind.__name__)}, required=True)
+
+
+def _described(schema: dict[str, Any], *, required: bool) -> dict[str, Any]:
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe_answer(kind: type[msgspec.Struct], media_type: str = "application/json") -> dict[str, Any]:
+    """OpenAPI's description of an answer of the worker protocol."""
+    schema = {"$ref": REFERENCE.format(name=kind.__name__)}
+    return {"description": f"A {kind.__name__}.", "content": {media_type: {"schema": schema}}}

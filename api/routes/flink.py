@@ -10,8 +10,18 @@ from fastapi import APIRouter, Depends, Query, Request
 from holdfast.api.flink import checkpoint_schemas as checkpoints_of
 from holdfast.api.flink import render_checkpoints, render_jobs, schemas
 from holdfast.api.http.request_log import SUBJECT
-from holdfast.api.routes.bodies import body_of, describe_model
-from holdfast.api.routes.common import ERRORS, CheckpointNumber, Directories, JobId, KnownDisposals, Service, TriggerId, VertexId
+from holdfast.api.routes.common import (
+    ERRORS,
+    CheckpointNumber,
+    Directories,
+    JobId,
+    KnownDisposals,
+    Service,
+    TriggerId,
+    VertexId,
+    body_of,
+    describe_model,
+)
 from holdfast.api.version import DIALECT_VERSION, REVISION
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import TriggerView

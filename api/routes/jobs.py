@@ -8,8 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.flink import schemas
 from holdfast.api.http.request_log import SUBJECT
-from holdfast.api.routes.bodies import GRAPH, describe_answer, describe_record, read_record
-from holdfast.api.routes.common import ERRORS, Service, answer
+from holdfast.api.routes.common import ERRORS, GRAPH, Service, answer, describe_answer, describe_record, read_record
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.totals import derive_job_totals

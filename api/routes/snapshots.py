@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from holdfast.api.flink import schemas
-from holdfast.api.routes.bodies import body_of, describe_model
-from holdfast.api.routes.common import ERRORS, Directories
+from holdfast.api.routes.common import ERRORS, Directories, body_of, describe_model
 from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX
 from holdfast.statebackends.errors import StorageUnavailableError
 

@@ -15,9 +15,20 @@ from starlette.concurrency import run_in_threadpool
 from holdfast.api.flink import schemas
 from holdfast.api.http.connection_budget import Standing
 from holdfast.api.http.protocol import prove
-from holdfast.api.routes.bodies import ACKNOWLEDGEMENTS, REGISTRATION, REPORT, describe_answer, describe_record, read_record
 from holdfast.api.routes.command_stream import MEDIA_TYPE, CommandStream
-from holdfast.api.routes.common import ERRORS, JobId, Service, Slot, answer
+from holdfast.api.routes.common import (
+    ACKNOWLEDGEMENTS,
+    ERRORS,
+    REGISTRATION,
+    REPORT,
+    JobId,
+    Service,
+    Slot,
+    answer,
+    describe_answer,
+    describe_record,
+    read_record,
+)
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.coordinator.totals import NOTHING
 from holdfast.coordinator.views import JobView, WorkerView

@@ -24,11 +24,11 @@ from holdfast.api.http.auth import BearerAuth
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.routes import flink, health, jobs, snapshots, workers
-from holdfast.api.routes.bodies import REFERENCE
+from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
-from holdfast.api.snapshots.disposing import dispose_confined
+from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.api.version import VERSION
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted

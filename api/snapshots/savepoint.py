@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.api.snapshots.frames import batches_of, is_frame, is_spark, quoted
-from holdfast.api.snapshots.opening import outside_of, target_of
-from holdfast.api.snapshots.snapshot import Snapshot
+from holdfast.api.snapshots.snapshot import Snapshot, outside_of, target_of
 from holdfast.barriers.jobgraph import with_uids
 from holdfast.barriers.sinklog import COMMITTABLES
 from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS

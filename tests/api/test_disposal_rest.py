@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.api.snapshots import disposals
 from holdfast.api.snapshots.disposals import Disposal, Disposals
-from holdfast.api.snapshots.disposing import dispose_confined
+from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.barriers.codec import ERROR_HEADER
 from holdfast.coordinator.ha.records import JobPaths, OwnerRecord, encode_record
 from holdfast.coordinator.views import SavepointPlaces

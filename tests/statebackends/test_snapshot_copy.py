@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.api.snapshots.opening import open_snapshot
+from holdfast.api.snapshots.snapshot import open_snapshot
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CorruptStateError,

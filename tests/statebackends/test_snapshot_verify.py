@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.api.snapshots.opening import open_snapshot
+from holdfast.api.snapshots.snapshot import open_snapshot
 from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle
 from holdfast.statebackends.snapshot.parts import ProblemKind
