@@ -14,8 +14,7 @@ import statistics
 import time
 from typing import Any
 
-from holdfast.chaos.campaign.runner import SeedRunner, cpu_count
-from holdfast.chaos.campaign.seedprocess import Outcome, Task, perform, prepare_process, tidy_up
+from holdfast.chaos.campaign.runner import Outcome, SeedRunner, Task, cpu_count, perform, prepare_process, tidy_up
 from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.results import RunResult
 from holdfast.chaos.cluster.world import RunRequest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.api.cli import console
-from holdfast.chaos.campaign.seedprocess import RUN_SEED
+from holdfast.chaos.campaign.runner import RUN_SEED
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def replay(
 ) -> None:
     """Run one seed again, event for event; exit code 1 if it breaks an invariant."""
     from holdfast.chaos import report
-    from holdfast.chaos.campaign.replay import replay_seed
+    from holdfast.chaos.campaign.campaign import replay_seed
 
     _at_least("SEED", seed, 0)
     _at_least("--events", events, 0)

@@ -1,6 +1,8 @@
 """A campaign: seeds over workloads, run until they are through or enough has broken; then each failure made small and told.
 
-It decides which seed runs which workload, when to stop, and what is looked at again. It prints nothing."""
+It decides which seed runs which workload, when to stop, and what is looked at again. It prints nothing.
+
+One run again: the same request, or with a part of its faults."""
 
 from __future__ import annotations
 
@@ -13,16 +15,30 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from holdfast.chaos.campaign.catalogue import choose_part
 from holdfast.chaos.campaign.determinism import DETERMINISM, run_twice
 from holdfast.chaos.campaign.minimise import Minimised, minimise
-from holdfast.chaos.campaign.runner import LIMIT_S, SeedRunner, cpu_count
-from holdfast.chaos.campaign.seedprocess import HANG, RUN_SEED, SIMULATOR, Outcome, Task
+from holdfast.chaos.campaign.runner import HANG, LIMIT_S, RUN_SEED, SIMULATOR, Outcome, SeedRunner, Task, cpu_count, quieten_logs
 from holdfast.chaos.campaign.summary import Failure, Summary, Tally
 from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 from holdfast.chaos.faults.faults import Fault
 
 if TYPE_CHECKING:
-    from holdfast.chaos.cluster.world import RunRequest
+    from holdfast.chaos.cluster.world import Run, RunRequest
+
+
+def replay_seed(request: RunRequest, only: str | None) -> Run:
+    """Run it in this process. `only`: these faults of its plan alone, which takes a run to find out if it is drawn.
+
+    Raises InvalidConfigError for faults that are not in it, and whatever the run itself raises."""
+    from holdfast.chaos.campaign.user_runs import run_seed
+
+    quieten_logs()
+    if only is None:
+        return run_seed(request)
+    plan = request.plan if request.plan is not None else run_seed(request).result.plan
+    return run_seed(replace(request, plan=choose_part(only, plan)))
+
 
 FAILURES_MAX = 5
 """Failures told in full; beyond them only their count."""

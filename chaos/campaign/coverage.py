@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.chaos.campaign.seedprocess import RUN_SEED, Task, interpreter, perform, resolve
+from holdfast.chaos.campaign.runner import RUN_SEED, Task, interpreter, perform, resolve
 from holdfast.chaos.campaign.summary import CoverageReport
 
 if TYPE_CHECKING:

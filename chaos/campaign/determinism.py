@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from holdfast.chaos.campaign.minimise import breaks
-from holdfast.chaos.campaign.runner import LIMIT_S, SeedRunner
-from holdfast.chaos.campaign.seedprocess import HANG, RUN_SEED, Outcome, Task
+from holdfast.chaos.campaign.runner import HANG, LIMIT_S, RUN_SEED, Outcome, SeedRunner, Task
 from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 
 DETERMINISM = "determinism"

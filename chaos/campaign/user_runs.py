@@ -22,7 +22,7 @@ from holdfast.chaos.faults.faults import Fault, expand_kinds
 from holdfast.chaos.pipelines.judging import Dependence, SinkJudge, expected_difference
 from holdfast.chaos.pipelines.rows import Difference, Row, difference, frozen_rows, operator_rows, operators_before, rows_per_key
 from holdfast.chaos.pipelines.undeclared import hint
-from holdfast.chaos.sim.streams import Streams
+from holdfast.chaos.sim.kernel import Streams
 from holdfast.chaos.workloads import find_workload
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 

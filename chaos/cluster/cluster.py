@@ -30,12 +30,10 @@ from holdfast.chaos.faults.local_disk import damage_copies, limited_disk
 from holdfast.chaos.pipelines.modules import UserModules, running
 from holdfast.chaos.sim.control import Call, ControlNetwork
 from holdfast.chaos.sim.datanet import DataNetwork
-from holdfast.chaos.sim.forgeries import forge_registrations
+from holdfast.chaos.sim.forgery import forge_registrations
 from holdfast.chaos.sim.injector import Injector
-from holdfast.chaos.sim.kernel import Kernel, Process
+from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
 from holdfast.chaos.sim.stores import SimStores
-from holdfast.chaos.sim.streams import Streams
-from holdfast.chaos.sim.trace import Trace
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.operators.base import JobPlan

@@ -36,8 +36,7 @@ from holdfast.chaos.checkers.observations import (
 from holdfast.chaos.cluster.emitted import EmittedRows
 from holdfast.chaos.pipelines.modules import running
 from holdfast.chaos.pipelines.undeclared import Memory, changed, memory_of, memory_of_imports
-from holdfast.chaos.sim.commandstream import command_kind
-from holdfast.chaos.sim.control import ControlNetwork
+from holdfast.chaos.sim.control import ControlNetwork, command_kind
 from holdfast.chaos.sim.datanet import DataNetwork
 from holdfast.chaos.sim.gateway import SimGateway
 from holdfast.chaos.sim.injector import Injector

@@ -28,9 +28,7 @@ from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.faults.plan import draw_plan
 from holdfast.chaos.pipelines.rows import Row
-from holdfast.chaos.sim.kernel import Kernel
-from holdfast.chaos.sim.streams import Streams
-from holdfast.chaos.sim.trace import Trace
+from holdfast.chaos.sim.kernel import Kernel, Streams, Trace
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 from holdfast.coordinator.ha.recorded_job import Completed
 from holdfast.coordinator.ha.records import ClaimRecord, SavepointRecord, decode_record

@@ -1,18 +1,34 @@
 """Messages that nobody of an attempt sent, as they come to a worker's data port: of strangers, of workers that were replaced,
-and of a peer on channels that are not its own. Whoever decodes or believes one of them fails its attempt."""
+and of a peer on channels that are not its own. Whoever decodes or believes one of them fails its attempt.
+
+Messages to a coordinator that nobody of the job sends: real ones with one thing made wrong. What a worker with a mistake, or
+none of ours, may say.
+
+An acknowledgement is wrong in a way that the coordinator can know without opening a file. A registration comes from a process that
+the job's launcher did not start, or not as that worker."""
 
 from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
 from holdfast.barriers.credits import CreditAnnouncement
 from holdfast.barriers.frames import FRAME_VERSION, ChannelId, FrameKind, Header
+from holdfast.barriers.messages import AcknowledgeCheckpoint, RegisterWorker
+from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyGroupRange,
+    OperatorListHandle,
+    OperatorSubtaskState,
+    StateMeta,
+)
 
 FAR_ATTEMPT = 1_000_000
 FAR_SEQUENCE = 1_000_000
@@ -71,3 +87,102 @@ def _of_peer(slot: int, attempt: int, channel: ChannelId) -> Iterator[list[Any]]
 
 def _message(kind: FrameKind, attempt: int, channel: ChannelId, body: bytes) -> list[Any]:
     return [msgspec.msgpack.encode(Header(FRAME_VERSION, attempt, *channel, FAR_SEQUENCE, kind, len(body))), body]
+
+
+_Forgery = Callable[[AcknowledgeCheckpoint, random.Random], AcknowledgeCheckpoint | None]
+_CHECKSUM = "xxh3_128:" + "0" * 32
+_PATHS = ("../../../outside", "/etc/hostname", "a\0b", "_claim", "_metadata", "..", "", "a/b", "x" * 300, "../shared/1-1-op-0-n0-x")
+
+
+def forge(ack: AcknowledgeCheckpoint, rng: random.Random) -> tuple[AcknowledgeCheckpoint, ...]:
+    """What is sent in the place of a real acknowledgement: something that its checkpoint must not complete with.
+
+    Or, with the real one behind it, something that belongs to no checkpoint of the job: nothing may be deleted for its sake."""
+    if rng.random() < 0.3:
+        return _stray(ack, rng), ack
+    kinds: list[_Forgery] = [_with_path, _with_groups, _shifted]
+    rng.shuffle(kinds)
+    forged = (kind(ack, rng) for kind in kinds)
+    return (next((each for each in forged if each is not None), None) or msgspec.structs.replace(ack, states={}),)
+
+
+def forge_registrations(worker: WorkerIdentity, slots: int, rng: random.Random) -> tuple[RegisterWorker, ...]:
+    """What somebody can send who has all that one worker of a job has: its proof for a later spawn and for another slot, and none
+    for its slot."""
+    spawn = worker.spawn + rng.randint(1, 3)
+    claimed = (
+        (worker.slot, spawn, worker.launch_token),
+        ((worker.slot + 1) % max(2, slots), worker.spawn + rng.randint(0, 3), worker.launch_token),
+        (worker.slot, spawn, rng.choice(("", "0" * 64, "caf\u00e9"))),
+    )
+    return tuple(
+        RegisterWorker(
+            job_id=worker.job_id,
+            slot=slot,
+            submission=worker.submission,
+            task_attempt=worker.task_attempt + rng.randint(0, 1_000),
+            nonce=f"forged{number}",
+            pid=worker.pid,
+            host=worker.host,
+            data_address=worker.data_address,
+            directory_nonce=worker.directory_nonce,
+            data_key=worker.data_key,
+            spawn=spawn_claimed,
+            launch_token=token,
+        )
+        for number, (slot, spawn_claimed, token) in enumerate(claimed)
+    )
+
+
+def _stray(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint:
+    """Of an attempt that is not; it names the checkpoint's own records, and what other tasks wrote."""
+    part = FileHandle(rng.choice(("_claim", "_metadata", *_files(ack))), 1, _CHECKSUM)
+    listed = OperatorListHandle(StateMeta("positions", "operator_list", "bytes"), part, 1)
+    uid = min(ack.states, default="")
+    states = {uid: OperatorSubtaskState(operator=(listed,))}
+    return msgspec.structs.replace(ack, attempt=ack.attempt + 1_000, states=states)
+
+
+def _files(ack: AcknowledgeCheckpoint) -> list[str]:
+    keyed = [part for state in ack.states.values() for handle in state.keyed for part in handle.parts]
+    parts = [*keyed, *(handle.part for state in ack.states.values() for handle in state.operator)]
+    return sorted({part.path for part in parts if isinstance(part, FileHandle)})
+
+
+def _with_path(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint | None:
+    """One of its parts lies where none may, or is of a length that none has."""
+    bad: Any = FileHandle(rng.choice(_PATHS), 5, _CHECKSUM) if rng.random() < 0.7 else FileHandle("v-0-1-n0-x", -5, _CHECKSUM)
+    for uid, state in ack.states.items():
+        if state.operator:
+            first = msgspec.structs.replace(state.operator[0], part=bad)
+            return _replaced(ack, uid, msgspec.structs.replace(state, operator=(first, *state.operator[1:])))
+        if state.keyed and state.keyed[0].parts:
+            keyed = msgspec.structs.replace(state.keyed[0], parts=(bad, *state.keyed[0].parts[1:]))
+            return _replaced(ack, uid, msgspec.structs.replace(state, keyed=(keyed, *state.keyed[1:])))
+    return None
+
+
+def _with_groups(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint | None:
+    """Keyed state of key groups that are another subtask's, or nobody's."""
+    for uid, state in ack.states.items():
+        if state.keyed:
+            groups = state.keyed[0].key_groups
+            other = rng.choice((KeyGroupRange(groups.start + 1, groups.stop + 1), KeyGroupRange(-4, 2), KeyGroupRange(0, 1 << 40)))
+            keyed = msgspec.structs.replace(state.keyed[0], key_groups=other)
+            return _replaced(ack, uid, msgspec.structs.replace(state, keyed=(keyed, *state.keyed[1:])))
+    return None
+
+
+def _shifted(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint | None:
+    """For the subtask of another slot, or with more bytes than any task sends in an acknowledgement."""
+    if rng.random() < 0.5:
+        return msgspec.structs.replace(ack, subtask=ack.subtask + 1)
+    for uid, state in ack.states.items():
+        if state.operator:
+            first = msgspec.structs.replace(state.operator[0], part=InlineHandle(b"\0" * (2 << 20)))
+            return _replaced(ack, uid, msgspec.structs.replace(state, operator=(first, *state.operator[1:])))
+    return None
+
+
+def _replaced(ack: AcknowledgeCheckpoint, uid: str, state: OperatorSubtaskState) -> AcknowledgeCheckpoint:
+    return msgspec.structs.replace(ack, states={**ack.states, uid: state})

@@ -14,8 +14,7 @@ import msgspec
 
 from holdfast.api.errors import status_of
 from holdfast.barriers.messages import AckAnswers, Answerable, Heartbeat, Registered, SubtaskMetrics, SubtaskStatus, WorkerCommand
-from holdfast.chaos.sim.commandstream import CommandStream
-from holdfast.chaos.sim.control import Call, ControlNetwork
+from holdfast.chaos.sim.control import Call, CommandStream, ControlNetwork
 from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
 from holdfast.operators.worker import session_events as on
 from holdfast.operators.worker.gateway import CONTENT_STATUS, REJECTED_STATUS

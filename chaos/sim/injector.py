@@ -14,7 +14,7 @@ import msgspec
 from holdfast.barriers.messages import AcknowledgeCheckpoint
 from holdfast.chaos.checkers.observations import FaultBegan, Observation
 from holdfast.chaos.faults.faults import KINDS, Fault
-from holdfast.chaos.sim.forgeries import forge
+from holdfast.chaos.sim.forgery import forge
 from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
 from holdfast.chaos.sim.stores import LATE_MS, OK, Outcome, StoreDecision
 from holdfast.statebackends.errors import UserFunctionError

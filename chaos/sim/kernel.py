@@ -1,17 +1,85 @@
 """Virtual time, the schedule of events, and the processes that they belong to.
 
 Time jumps from event to event; two events of one moment come in an order drawn from the seed. An event belongs to a process,
-or to nobody (the store, the network): what belongs to a dead process never happens, what belongs to a paused one waits."""
+or to nobody (the store, the network): what belongs to a dead process never happens, what belongs to a paused one waits.
+
+One root seed; every other stream of random numbers is derived from it by name, so that they don't disturb each other.
+
+Leaving one fault out of a plan, or asking one stream once more, changes nothing in any other stream: that is what lets a
+failing seed be minimised.
+
+The trace of a run: one line an event, the same bytes for the same seed."""
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from holdfast.chaos.pipelines.modules import UserModules, running
-from holdfast.chaos.sim.streams import Streams
-from holdfast.chaos.sim.trace import Trace
+
+
+class Stream(random.Random):
+    """One stream of random numbers."""
+
+    def between(self, low: int, high: int) -> int:
+        """As randrange(low, high), low < high, number for number, in half the time: most events draw one."""
+        width = high - low
+        bits = width.bit_length()
+        drawn = self.getrandbits(bits)
+        while drawn >= width:
+            drawn = self.getrandbits(bits)
+        return low + drawn
+
+
+class Streams:
+    """Named random streams of one seed; the same (seed, name) always gives the same numbers, in every process."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._streams: dict[str, Stream] = {}
+
+    def of(self, name: str) -> Stream:
+        """The stream of a name; asked again it goes on where it was."""
+        stream = self._streams.get(name)
+        if stream is None:
+            digest = hashlib.blake2b(f"{self.seed}/{name}".encode(), digest_size=16).digest()
+            stream = self._streams[name] = Stream(int.from_bytes(digest, "big"))
+        return stream
+
+
+Entry = tuple[int, str, str, str]
+"""(time in us, actor, event, details)."""
+
+
+class Trace:
+    """Events of a run, kept as tuples and made into text when somebody looks."""
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us = now_us
+        self._entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, actor: str, event: str, details: str = "") -> None:
+        """`details` must not hold anything that differs between two processes: no addresses, no real times or paths."""
+        self._entries.append((self._now_us(), actor, event, details.replace("\n", " | ") if "\n" in details else details))
+
+    def lines(self, last: int | None = None) -> list[str]:
+        """The whole trace, or its last events, one aligned line each."""
+        entries = self._entries if last is None else self._entries[-last:]
+        return [
+            ("%12.3f  %-16s %-22s %s" % (time_us / 1000, actor, event, details)).rstrip()  # noqa: UP031 - twice as fast
+            for time_us, actor, event, details in entries
+        ]
+
+    def digest(self) -> str:
+        """Of all lines."""
+        return hashlib.blake2b("\n".join(self.lines()).encode(), digest_size=16).hexdigest()
+
 
 Act = Callable[[], None]
 

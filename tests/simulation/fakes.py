@@ -7,13 +7,12 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.chaos.campaign.runner import SeedRunner
-from holdfast.chaos.campaign.seedprocess import Task
+from holdfast.chaos.campaign.runner import SeedRunner, Task
 from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.pipelines.judging import Dependence
 from holdfast.chaos.pipelines.rows import Difference
-from holdfast.chaos.sim.trace import Trace
+from holdfast.chaos.sim.kernel import Trace
 
 ENTRY = "tests.simulation.fakes:run_seed"
 

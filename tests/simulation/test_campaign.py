@@ -10,11 +10,11 @@ import pytest
 from holdfast.chaos.campaign import campaign as campaigns
 from holdfast.chaos.campaign.campaign import Campaign, Finding, Settings, Unwatched, _shown, run_campaign
 from holdfast.chaos.campaign.proof import Trial, Verdict, try_all
-from holdfast.chaos.campaign.seedprocess import SIMULATOR
+from holdfast.chaos.campaign.runner import SIMULATOR
 from holdfast.chaos.campaign.summary import Tally
 from holdfast.chaos.cluster import world
 from holdfast.chaos.cluster.results import RunResult, ViolationRecord
-from holdfast.chaos.sim.trace import Trace
+from holdfast.chaos.sim.kernel import Trace
 from tests.simulation import fakes
 
 SETTINGS = Settings(jobs=2, entry=fakes.ENTRY, limit_s=20.0)

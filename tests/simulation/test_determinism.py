@@ -9,8 +9,7 @@ import pytest
 
 import holdfast.operators.task.subtask as subtask_module
 from holdfast.chaos.campaign.determinism import DETERMINISM, HASH_SEEDS, Difference, first_difference, run_twice
-from holdfast.chaos.campaign.runner import SeedRunner
-from holdfast.chaos.campaign.seedprocess import HANG, SIMULATOR, Outcome, Task, perform
+from holdfast.chaos.campaign.runner import HANG, SIMULATOR, Outcome, SeedRunner, Task, perform
 from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.results import ViolationRecord
 from holdfast.chaos.cluster.world import RunRequest

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from holdfast.chaos.campaign.seedprocess import interpreter
+from holdfast.chaos.campaign.runner import interpreter
 
 _PART = b"holdfast" * 512
 _ENABLED = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -17,7 +17,7 @@ _ENABLED = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 def hold_and_collapse() -> None:
     held = [bytes(_PART + number.to_bytes(8, "big")) for number in range(8_000)]  # 32 MB
-    from holdfast.chaos.campaign.hugepages import collapse_memory
+    from holdfast.chaos.campaign.runner import collapse_memory
 
     before = _huge_kb()
     collapsed = collapse_memory()
@@ -50,7 +50,7 @@ def test_memory_is_moved_and_keeps_its_content() -> None:
 
 
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.chaos.campaign.hugepages import collapse_memory
+    from holdfast.chaos.campaign.runner import collapse_memory
 
     monkeypatch.setattr(sys, "platform", "darwin")
     assert collapse_memory() == 0

@@ -12,8 +12,7 @@ import weakref
 import pytest
 
 from holdfast.chaos.campaign import runner
-from holdfast.chaos.campaign.runner import SeedRunner
-from holdfast.chaos.campaign.seedprocess import HANG, SIMULATOR, Outcome, Task, perform, tidy_up
+from holdfast.chaos.campaign.runner import HANG, SIMULATOR, Outcome, SeedRunner, Task, perform, tidy_up
 from holdfast.chaos.cluster.results import RunResult
 from tests.simulation import fakes
 from tests.simulation.fakes import make_runner, make_task

@@ -12,10 +12,8 @@ import pytest
 
 from holdfast.chaos.checkers.observations import Observation, Stored
 from holdfast.chaos.sim.disk import SimDisk
-from holdfast.chaos.sim.kernel import Kernel, Process
+from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
 from holdfast.chaos.sim.stores import EPOCH_MS, OK, SimStores, StoreClient, StoreDecision
-from holdfast.chaos.sim.streams import Streams
-from holdfast.chaos.sim.trace import Trace
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.port import Operation, Storage

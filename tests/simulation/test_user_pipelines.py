@@ -10,7 +10,7 @@ import pytest
 from holdfast.chaos.campaign import user_runs as userruns
 from holdfast.chaos.campaign.campaign import Campaign, Settings, Unwatched, run_campaign
 from holdfast.chaos.campaign.determinism import DETERMINISM, run_twice
-from holdfast.chaos.campaign.seedprocess import Task
+from holdfast.chaos.campaign.runner import Task
 from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.results import RunResult
 from holdfast.chaos.cluster.world import RunRequest

@@ -13,9 +13,7 @@ import pytest
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
 from holdfast.chaos.pipelines.modules import IDENTITY, TRACKED, UserModules, running
 from holdfast.chaos.pipelines.undeclared import changed, memory_of
-from holdfast.chaos.sim.kernel import Kernel, Process
-from holdfast.chaos.sim.streams import Streams
-from holdfast.chaos.sim.trace import Trace
+from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
 from holdfast.operators.base import JobPlan
 from holdfast.operators.pickling import dumps_by_value
 

@@ -9,9 +9,7 @@ import pytest
 from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.world import RunRequest
 from holdfast.chaos.faults.faults import KINDS, Fault, check_plan, decode_plan, encode_plan
-from holdfast.chaos.sim.kernel import Kernel, Process
-from holdfast.chaos.sim.streams import Streams
-from holdfast.chaos.sim.trace import Trace
+from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
 from holdfast.chaos.workloads import find_workload
 from holdfast.statebackends.errors import InvalidConfigError
 
