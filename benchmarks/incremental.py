@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.harness import raw_write_ms, spread
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.ha.shared_state import SharedFiles, shared_handles
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import create_keyed_backend
@@ -70,7 +70,7 @@ class Job:
         folder.mkdir()
         self._folder = folder
         self._storage = LocalStorage(folder / "state")
-        self._shared = SharedFiles()
+        self._shared = SharedStateRegistry()
         self._newest: int | None = None
         self._random = random.Random(7)
         self.backend: KeyedBackendBase = create_keyed_backend(

@@ -27,7 +27,7 @@ from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, Oper
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import row_keys
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
 from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows
@@ -44,7 +44,7 @@ MAX_PARALLELISM = 128
 PARTS = 4
 """Subtasks that wrote the snapshot."""
 KEY = KeyType.of(int)
-CODEC = StateCodec.of(ValueStateDescriptor("value", bytes), KEY)
+CODEC = StateSerializer.of(ValueStateDescriptor("value", bytes), KEY)
 ROWS = KeyedRows(KEY, MAX_PARALLELISM, "op")
 FORMATS: tuple[Format, ...] = ("arrow", "parquet", "rocksdb")
 _READ_ALL = """

@@ -25,7 +25,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.queries import ReadModels
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, ThreadOwner
@@ -64,7 +64,7 @@ class CoordinatorService(ReadModels):
         self._rng = random.Random(config.seed)
         self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
         clock = SystemClock()
-        self._host = JobHost(
+        self._host = Dispatcher(
             config, self._storage.root, rng=self._rng, clock=clock, runner=self._runner, owner=lambda: ThreadOwner(clock)
         )
         self._closing = threading.Lock()

@@ -75,7 +75,7 @@ class FrozenTimerRows(Protocol):
 class TimerRowProvider(Protocol):
     """Keeps timers of its own order, and lets the backend snapshot and restore them as keyed state of kind `timers`.
 
-    generations.GenerationRows is one over a Generations whose keys are rows."""
+    generations.TimerRows is one over a Generations whose keys are rows."""
 
     def freeze(self) -> FrozenTimerRows:
         """Loop thread, at the barrier: O(1) or O(changed)."""

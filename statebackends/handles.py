@@ -105,7 +105,7 @@ class StateMeta(msgspec.Struct, frozen=True):
     kind: str
     """value | list | map | reducing | aggregating | columnar | timers | operator_list | operator_union | operator_broadcast."""
     value_type: str
-    """Canonical text of the declared value type (serializers.TypeSpec.text); for map state `map<K,V>`."""
+    """Canonical text of the declared value type (serializers.TypeSerializer.text); for map state `map<K,V>`."""
     key_type: str | None = None
     """Canonical text of the operator's key type; None for operator state."""
 

@@ -128,7 +128,7 @@ class Pickled(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class ValueStateDescriptor(Generic[V]):
-    """One value per key. `type` is a type that serializers.TypeSpec.of accepts (int, str, a msgspec.Struct ...)."""
+    """One value per key. `type` is a type that serializers.TypeSerializer.of accepts (int, str, a msgspec.Struct ...)."""
 
     name: str
     type: Any

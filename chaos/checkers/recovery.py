@@ -19,7 +19,7 @@ from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
 from holdfast.coordinator.ha.records import CLAIM, METADATA, JobPaths, LeaderRecord
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.snapshot.parts import file_handles
@@ -99,7 +99,7 @@ class RecoveryChecker(Checker):
 def recover(paths: JobPaths, now_ms: int) -> Flow[RecordedJob]:
     """What a leader does that comes now."""
     epoch = yield from become_leader(paths, LeaderRecord(1, f"{_NONCE} {now_ms}", "", now_ms))
-    return (yield from settle_job(paths, Takeover(epoch, f"{_NONCE} {epoch}", now_ms)))
+    return (yield from recover_job(paths, Takeover(epoch, f"{_NONCE} {epoch}", now_ms)))
 
 
 def meaning(job: RecordedJob) -> tuple[tuple[int, ...], tuple[int, ...], int]:

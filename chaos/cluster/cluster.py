@@ -22,9 +22,9 @@ from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observ
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
 from holdfast.chaos.cluster.emitted import EmittedRows
-from holdfast.chaos.cluster.strikes import Strikes
+from holdfast.chaos.cluster.strikes import FaultActions
 from holdfast.chaos.cluster.users import Users
-from holdfast.chaos.cluster.worker_host import Surroundings, WorkerHost, repeatable
+from holdfast.chaos.cluster.worker_host import SimPorts, WorkerHost, repeatable
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.faults.local_disk import damage_copies, limited_disk
 from holdfast.chaos.pipelines.modules import UserModules, running
@@ -69,7 +69,7 @@ SHARED_BYTES_MIN = 512
 
 
 @dataclass(slots=True)
-class Held:
+class RunningWorker:
     """A worker process and whose it is."""
 
     host: WorkerHost
@@ -96,16 +96,16 @@ class Cluster:
         self.scenario = scenario
         self.observe = observe
         self.random = streams.of("world")
-        self.injector = Injector(kernel, plan, Strikes(self), observe)
+        self.injector = Injector(kernel, plan, FaultActions(self), observe)
         objects = streams.of("stores").random() < OBJECTS_SHARE
         wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
         self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
         control = ControlNetwork(kernel, self.injector, observe)
-        self.around = Surroundings(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
+        self.around = SimPorts(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, RunningWorker] = {}
         self._coordinators: dict[str, CoordinatorHost] = {}
         self.drivers: dict[str, DriverHost] = {}
         self.driver: DriverHost | None = None
@@ -373,7 +373,7 @@ class Cluster:
         nonce = f"n{self._counts['tasks']:x}"
         storage = self.stores.client(process)
         host = WorkerHost(self.around, process, spec, storage, nonce, self._worker_left, keeps_copies=self.keeps_copies)
-        self.held[process.name] = Held(host, driver, spawn)
+        self.held[process.name] = RunningWorker(host, driver, spawn)
         host.start()
 
     def _worker_left(self, host: WorkerHost, why: ShutdownWorker | None) -> None:
@@ -385,7 +385,7 @@ class Cluster:
         self.tell(host.process, "left")
         self.tell_driver(held, why)
 
-    def tell_driver(self, held: Held, why: ShutdownWorker | None) -> None:
+    def tell_driver(self, held: RunningWorker, why: ShutdownWorker | None) -> None:
         slot, driver = held.host.slot, held.driver
         delay_us = self.random.randrange(*DEATH_US)
         self.kernel.after(delay_us, lambda: driver.worker_ended(slot, held.spawn, why, "lost"), driver.process)

@@ -15,15 +15,15 @@ import msgspec
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.observations import Led, Listened
-from holdfast.chaos.cluster.worker_host import Surroundings
+from holdfast.chaos.cluster.worker_host import SimPorts
 from holdfast.chaos.sim.gateway import Epoch
 from holdfast.chaos.sim.kernel import Process, ProcessClock
 from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost
-from holdfast.coordinator.dispatcher.job_runner import JobService
+from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
+from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.queries import ReadModels, view_recorded_job
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import Turns
@@ -46,7 +46,7 @@ TURN_US = (10, 250)
 CALL_TIMEOUT_MS = 30_000
 
 
-class Look(msgspec.Struct, frozen=True):
+class JobStatus(msgspec.Struct, frozen=True):
     """What a driver is told of its job."""
 
     state: str
@@ -58,7 +58,7 @@ class Look(msgspec.Struct, frozen=True):
     """Newest completed checkpoint."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class UserRequest(msgspec.Struct, frozen=True):
     """What a user asks for."""
 
     kind: CheckpointKind | None
@@ -69,7 +69,7 @@ class Wish(msgspec.Struct, frozen=True):
     native: bool = False
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RequestResult(msgspec.Struct, frozen=True):
     """How a wish ended, or that it has not."""
 
     in_progress: bool
@@ -81,7 +81,7 @@ class CoordinatorHost:
     """Leads the jobs of the state directory from `start` until it is killed."""
 
     def __init__(
-        self, around: Surroundings, process: Process, storage: StoreClient, ready: Callable[[CoordinatorHost], None]
+        self, around: SimPorts, process: Process, storage: StoreClient, ready: Callable[[CoordinatorHost], None]
     ) -> None:
         self.process = process
         self._around = around
@@ -95,7 +95,7 @@ class CoordinatorHost:
         rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         self.url = f"sim://{process.name}"
         config = ServiceConfig(storage.root, url=self.url)
-        self.host = JobHost(
+        self.host = Dispatcher(
             config,
             storage.root,
             rng=rng,
@@ -112,7 +112,7 @@ class CoordinatorHost:
         process.phase = "recovering"
 
     @property
-    def services(self) -> list[JobService]:
+    def services(self) -> list[JobMasterRunner]:
         """Jobs that this process leads, or led."""
         return self.host.registry.services()
 
@@ -125,7 +125,7 @@ class CoordinatorHost:
         )
 
     @property
-    def around(self) -> Surroundings:
+    def around(self) -> SimPorts:
         return self._around
 
     @property
@@ -256,10 +256,10 @@ class CoordinatorHost:
         future: Future[Any] = Future()
         view = view_recorded_job(recorded, self.clock.wall_ms())
         newest = recorded.newest_submission
-        future.set_result(Look(view.overview.state, newest.number if newest is not None else 0, view.attempt, ()))
+        future.set_result(JobStatus(view.overview.state, newest.number if newest is not None else 0, view.attempt, ()))
         return future
 
-    def _wish(self, job_id: str, wish: Wish) -> Future[Any]:
+    def _wish(self, job_id: str, wish: UserRequest) -> Future[Any]:
         kind = wish.kind
         if kind is None:
             return _then(self._models._call(job_id, job.CancelRequested), lambda _: "")
@@ -286,18 +286,20 @@ def _nothing(result: Any, error: BaseException | None) -> None:
     pass
 
 
-def _look_at(master: JobMaster) -> Look:
+def _look_at(master: JobMaster) -> JobStatus:
     workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.workforce.views())
     setup = master.setup
     restored = master.lifecycle.restore_point
     completed = restored.checkpoint_id if restored is not None else 0
-    return Look(master.state.value, setup.submission, master.lifecycle.attempt, workers, master.lifecycle.failure or "", completed)
+    return JobStatus(
+        master.state.value, setup.submission, master.lifecycle.attempt, workers, master.lifecycle.failure or "", completed
+    )
 
 
-def _outcome_of(view: TriggerView | None, trigger_id: str) -> Outcome:
+def _outcome_of(view: TriggerView | None, trigger_id: str) -> RequestResult:
     if view is None:
         raise NotFoundError(f"no trigger {trigger_id}")
-    return Outcome(view.in_progress, view.location or "", view.failure or "")
+    return RequestResult(view.in_progress, view.location or "", view.failure or "")
 
 
 def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
@@ -327,7 +329,7 @@ class SimOwner:
 
     def start(self, service: Turns) -> None:
         self._service = service
-        if isinstance(service, JobService):
+        if isinstance(service, JobMasterRunner):
             setup = service._master.setup
             self._host.around.observe(
                 Led(self._kernel.now_ms, self._host.process.name, setup.job_id, setup.epoch, setup.submission, setup.graph)

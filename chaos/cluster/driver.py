@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from holdfast.barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
 from holdfast.barriers.messages import ShutdownWorker
 from holdfast.chaos.checkers.observations import Submitted
-from holdfast.chaos.cluster.coordinator_host import Look
-from holdfast.chaos.cluster.worker_host import Surroundings
+from holdfast.chaos.cluster.coordinator_host import JobStatus
+from holdfast.chaos.cluster.worker_host import SimPorts
 from holdfast.chaos.sim.control import Call, JobClient, Reply
 from holdfast.chaos.sim.kernel import Process, ProcessClock
 from holdfast.operators.base import JobPlan
-from holdfast.operators.spark.handle import Standing, judge_look
+from holdfast.operators.spark.handle import SubmissionStatus, submission_status
 from holdfast.operators.spark.supervisor import (
     Action,
     AllEnded,
@@ -66,7 +66,7 @@ class DriverHost:
     """From the submission to the end of the job, or of this driver."""
 
     def __init__(
-        self, around: Surroundings, process: Process, order: Order, slots: Slots, ended: Callable[[DriverHost, str], None]
+        self, around: SimPorts, process: Process, order: Order, slots: Slots, ended: Callable[[DriverHost, str], None]
     ) -> None:
         """`ended` is called once: with the job's terminal state, `superseded`, or why it can't be started."""
         self.process = process
@@ -129,7 +129,7 @@ class DriverHost:
     def _poll(self) -> None:
         if not self.outcome:
             self._question.ask(self._clock.monotonic_ms())
-            self._call("look", None, Look, self._looked)
+            self._call("look", None, JobStatus, self._looked)
 
     def _looked(self, look: Any) -> None:
         if self.outcome:
@@ -137,14 +137,14 @@ class DriverHost:
         self._around.kernel.after(POLL_US, self._poll, self.process)
         if isinstance(look, HoldfastError) or self.accepted is None:
             return
-        standing = judge_look(ours=self.accepted.submission, seen=look.submission, state=look.state)
-        if standing is Standing.SUPERSEDED:
+        standing = submission_status(ours=self.accepted.submission, seen=look.submission, state=look.state)
+        if standing is SubmissionStatus.SUPERSEDED:
             self._superseded = True
-        elif standing is Standing.ENDED:
+        elif standing is SubmissionStatus.ENDED:
             self.outcome = look.state
-        elif standing is Standing.OURS:
+        elif standing is SubmissionStatus.OURS:
             self._handle(WorkersSeen(look.workers, self._question.answered(self._clock.monotonic_ms())))
-        if standing in (Standing.SUPERSEDED, Standing.ENDED):
+        if standing in (SubmissionStatus.SUPERSEDED, SubmissionStatus.ENDED):
             self._handle(JobEnded())
 
     # ----------------------------------------------------------------------------------------------------------- slots

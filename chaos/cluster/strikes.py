@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.chaos.cluster.cluster import Cluster
 
 
-class Strikes:
+class FaultActions:
     """Implements injector.Hands."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.observations import StoreView
-from holdfast.chaos.cluster.coordinator_host import Outcome, Wish
+from holdfast.chaos.cluster.coordinator_host import RequestResult, UserRequest
 from holdfast.chaos.sim.control import Call, JobClient, Reply
 from holdfast.chaos.sim.kernel import Process
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
@@ -78,7 +78,7 @@ class Users:
             return False
         is_savepoint = kind is CheckpointKind.SAVEPOINT
         native = is_savepoint and self._random.random() < NATIVE_SHARE
-        wish = Wish(kind, self._trigger_id(), target=SAVEPOINTS if is_savepoint else None, native=native)
+        wish = UserRequest(kind, self._trigger_id(), target=SAVEPOINTS if is_savepoint else None, native=native)
         self._cluster.trace.add("user", f"asks for {kind}", wish.trigger_id)
         self._ask("wish", wish, str, lambda answer: None)
         return True
@@ -89,7 +89,7 @@ class Users:
             return False
         self._cluster.pending += 1
         native = self._random.random() < NATIVE_SHARE
-        wish = Wish(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain, native=native)
+        wish = UserRequest(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain, native=native)
         self._cluster.trace.add("user", "drains the job" if drain else "stops the job", wish.trigger_id)
         self._stop_job(wish, WISH_TRIES)
         return True
@@ -143,7 +143,7 @@ class Users:
     def _ask(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
         self._client.ask(Call(self._user, request, self._cluster.job_id), body, kind, reply)
 
-    def _stop_job(self, wish: Wish, tries: int) -> None:
+    def _stop_job(self, wish: UserRequest, tries: int) -> None:
         """Ask until somebody answers, then until it is known how it ended."""
 
         def asked(answer: Any) -> None:
@@ -165,9 +165,9 @@ class Users:
             if cluster.outcome:
                 self.job_ended()
 
-    def _follow(self, wish: Wish, tries: int) -> None:
+    def _follow(self, wish: UserRequest, tries: int) -> None:
         def told(answer: Any) -> None:
-            if isinstance(answer, Outcome) and not answer.in_progress:
+            if isinstance(answer, RequestResult) and not answer.in_progress:
                 if answer.location:
                     self._restore_from(answer.location, WISH_TRIES)
                 else:
@@ -177,7 +177,7 @@ class Users:
             else:
                 self._again(tries, lambda: self._follow(wish, tries - 1))
 
-        self._ask("outcome", wish.trigger_id, Outcome, told)
+        self._ask("outcome", wish.trigger_id, RequestResult, told)
 
     def _restore_from(self, location: str, tries: int) -> None:
         """Once the stopped job has ended, start it again."""

@@ -83,7 +83,7 @@ def repeatable(config: RocksDBConfig) -> RocksDBConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SimPorts:
     """What all processes of a world share."""
 
     kernel: Kernel
@@ -104,7 +104,7 @@ class WorkerHost:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: SimPorts,
         process: Process,
         spec: WorkerSpec,
         storage: StoreClient,

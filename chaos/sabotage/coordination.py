@@ -25,15 +25,15 @@ from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, consta
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator, Decisions
-from holdfast.coordinator.checkpoints.failures import FailureCounter
+from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, list_files
-from holdfast.coordinator.checkpoints.requests import Load, RequestQueue
-from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost
+from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Load
+from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import SubmissionRecord
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
-from holdfast.coordinator.jobmaster.slots import Workforce
+from holdfast.coordinator.jobmaster.slots import SlotPool
 from holdfast.coordinator.jobmaster.stopping import StopRetries
 from holdfast.operators.worker.session import Session
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
@@ -140,7 +140,7 @@ def _skips_the_final(original: Any) -> Any:
 
 
 def _keeps_aborts_to_itself(original: Any) -> Any:
-    def broadcast(self: Workforce, command: WorkerCommand) -> None:
+    def broadcast(self: SlotPool, command: WorkerCommand) -> None:
         if not isinstance(command, NotifyCheckpointAborted):
             original(self, command)
 
@@ -148,7 +148,7 @@ def _keeps_aborts_to_itself(original: Any) -> Any:
 
 
 def _tells_one_of_aborts(original: Any) -> Any:
-    def broadcast(self: Workforce, command: WorkerCommand) -> None:
+    def broadcast(self: SlotPool, command: WorkerCommand) -> None:
         if isinstance(command, NotifyCheckpointAborted):
             self.send(self.slots[0], command)
         else:
@@ -166,7 +166,7 @@ def _hears_of_none_when_it_registers(original: Any) -> Any:
 
 
 def _knows_no_pause(original: Any) -> Any:
-    def following(self: RequestQueue, load: Load, now_ms: int) -> Any:
+    def following(self: CheckpointRequestDecider, load: Load, now_ms: int) -> Any:
         return original(self, msgspec.structs.replace(load, pause_until_ms=0), now_ms)
 
     return following
@@ -203,7 +203,7 @@ def _has_a_tenth_of_its_time(original: Any) -> Any:
 def _is_deaf_while_it_recovers(original: Any) -> Any:
     """It listens when every job is recovered: this one, whose clock runs from then on, and many others."""
 
-    def open_directory(self: JobHost) -> HostFlow[None]:
+    def open_directory(self: Dispatcher) -> HostFlow[None]:
         yield from original(self)
         yield from self.recover()
         for _ in range(OTHER_JOBS):
@@ -279,7 +279,7 @@ SABOTAGES = (
         "tasks are never told that a checkpoint is off",
         ("I30",),
         (
-            Mutant(Workforce, "broadcast", _keeps_aborts_to_itself),
+            Mutant(SlotPool, "broadcast", _keeps_aborts_to_itself),
             Mutant(Session, "_reconcile", _hears_of_none_when_it_registers),
         ),
         kinds=("store_fails", "disk_full"),
@@ -288,7 +288,7 @@ SABOTAGES = (
         "half_told_abort",
         "the tasks of one worker alone are told that a checkpoint is off",
         ("I30",),
-        (Mutant(Workforce, "broadcast", _tells_one_of_aborts),),
+        (Mutant(SlotPool, "broadcast", _tells_one_of_aborts),),
         kinds=("store_fails", "disk_full"),
         seeds_max=60,
     ),
@@ -296,14 +296,14 @@ SABOTAGES = (
         "ignored_pause",
         "periodic checkpoints don't wait for the pause after the last one",
         ("I16",),
-        (Mutant(RequestQueue, "next", _knows_no_pause),),
+        (Mutant(CheckpointRequestDecider, "next", _knows_no_pause),),
         seeds_max=120,
     ),
     Sabotage(
         "lasting_failures",
         "a completed checkpoint doesn't reset the count of failed ones",
         ("I16",),
-        (Mutant(FailureCounter, "completed", constant(None)),),
+        (Mutant(CheckpointFailureManager, "completed", constant(None)),),
         workloads=("windows", "counter"),
         plan=(throughout("store_fails", "worker:WriteFile", probability=0.15),),
     ),
@@ -311,7 +311,7 @@ SABOTAGES = (
         "tolerated_failures",
         "any number of failed checkpoints in a row is tolerated",
         ("I16",),
-        (Mutant(FailureCounter, "failed", constant(False)),),
+        (Mutant(CheckpointFailureManager, "failed", constant(False)),),
         kinds=("store_fails", "disk_full"),
         seeds_max=60,
     ),
@@ -355,7 +355,7 @@ SABOTAGES = (
         "deaf_recovery",
         "a coordinator listens only when every job is recovered, while the time that their workers have runs out",
         ("I16",),
-        (Mutant(JobHost, "open", _is_deaf_while_it_recovers),),
+        (Mutant(Dispatcher, "open", _is_deaf_while_it_recovers),),
         workloads=("counter", "windows"),
         plan=(
             Fault("kill_coordinator", at_ms=400, amount=50),

@@ -13,8 +13,8 @@ from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.totals import Totals
 from holdfast.operators.functions.window import TumblingWindowOperator
-from holdfast.operators.task.input import Intake
-from holdfast.operators.task.snapshots import SubtaskSnapshots
+from holdfast.operators.task.input import TaskInput
+from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 
 Stamps = npt.NDArray[np.int64]
 
@@ -60,7 +60,7 @@ def _goes_on_from_the_last_count(original: Any) -> Any:
 def _counts_when_stored(original: Any) -> Any:
     """The counters that are told of a cut are those of the moment at which its state is durable."""
 
-    def ended(self: SubtaskSnapshots, running: Any, states: Any, error: BaseException | None) -> None:
+    def ended(self: SubtaskCheckpointCoordinator, running: Any, states: Any, error: BaseException | None) -> None:
         running.counted = self._chain.metrics()
         original(self, running, states, error)
 
@@ -81,7 +81,7 @@ def _empties_at_once(original: Any) -> Any:
 
 
 def _drains_each_source(original: Any) -> Any:
-    def end_of_data(self: Intake, *, drain: bool, stopped: bool) -> Any:
+    def end_of_data(self: TaskInput, *, drain: bool, stopped: bool) -> Any:
         return original(self, drain=drain, stopped=False)
 
     return end_of_data
@@ -137,7 +137,7 @@ SABOTAGES = (
         "counted_behind_the_cut",
         "an acknowledgement tells the counters of the moment at which it is sent, and not those of its cut",
         ("I4",),
-        (Mutant(SubtaskSnapshots, "_ended", _counts_when_stored),),
+        (Mutant(SubtaskCheckpointCoordinator, "_ended", _counts_when_stored),),
         workloads=("late",),
     ),
     Sabotage(
@@ -153,7 +153,7 @@ SABOTAGES = (
         "drained_apart",
         "a drain that was ordered ends event time source by source: what is read behind it is late where the others were ahead",
         ("I1", "I7"),
-        (Mutant(Intake, "_end_of_data", _drains_each_source),),
+        (Mutant(TaskInput, "_end_of_data", _drains_each_source),),
         workloads=("windows", "timers"),
         kinds=("drain",),
         seeds_max=60,

@@ -7,11 +7,11 @@ from typing import Any
 import holdfast.coordinator.jobmaster.failover as incidents_module
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
-from holdfast.coordinator.jobmaster.failover import Incident, Incidents
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
 
 
 def _never_grows(original: Any) -> Any:
-    def restart_delay_ms(self: Incidents, incident: Incident, *, same_incident: bool) -> int | None:
+    def restart_delay_ms(self: ExceptionHistory, incident: Incident, *, same_incident: bool) -> int | None:
         delay_ms = original(self, incident, same_incident=same_incident)
         return None if delay_ms is None else min(delay_ms, self._strategy.delay_ms)
 
@@ -35,7 +35,7 @@ SABOTAGES = (
         "even_pauses",
         "the pause before a restart is the same, however often the job has failed without a checkpoint between",
         ("I16",),
-        (Mutant(Incidents, "restart_delay_ms", _never_grows),),
+        (Mutant(ExceptionHistory, "restart_delay_ms", _never_grows),),
         workloads=_WORKLOADS,
         plan=_IN_A_ROW,
     ),
@@ -43,7 +43,7 @@ SABOTAGES = (
         "lasting_pauses",
         "a completed checkpoint does not take the pause before a restart back to the first",
         ("I16",),
-        (Mutant(Incidents, "progressed", constant(None)),),
+        (Mutant(ExceptionHistory, "progressed", constant(None)),),
         workloads=_WORKLOADS,
         plan=tuple(Fault("user_error", at_ms=ms) for ms in (300, 900, 1_500)),
     ),

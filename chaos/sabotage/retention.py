@@ -18,10 +18,10 @@ from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import Decisions
-from holdfast.coordinator.checkpoints.completed import RetainedCheckpoints
+from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import JobPaths
-from holdfast.coordinator.ha.shared_state import Released, SharedFiles
+from holdfast.coordinator.ha.shared_state import Released, SharedStateRegistry
 from holdfast.coordinator.ha.store import discard_shared
 from holdfast.coordinator.jobmaster.releases import Release, Releases
 from holdfast.statebackends.layout import writer_of
@@ -39,7 +39,7 @@ def _looks_for_aborted(original: Any) -> Any:
 
 
 def _drops_the_newest(original: Any) -> Any:
-    def take_drops(self: RetainedCheckpoints) -> Any:
+    def take_drops(self: CompletedCheckpointStore) -> Any:
         drops = []
         while len(self._retained) > self._retained_max:
             victim = self._retained.pop()
@@ -83,7 +83,7 @@ def _deletes_shared_first(original: Any) -> Any:
 def _releases_what_others_need(original: Any) -> Any:
     """A file goes with the first checkpoint that refers to it."""
 
-    def release(self: SharedFiles, checkpoint_id: int) -> Released:
+    def release(self: SharedStateRegistry, checkpoint_id: int) -> Released:
         named = {name for name, ids in self.counts().items() if checkpoint_id in ids}
         released: Released = original(self, checkpoint_id)
         return Released(tuple(sorted(named.union(released.names))), released.after)
@@ -102,7 +102,7 @@ def _releases_at_once(original: Any) -> Any:
 
 
 def _takes_the_oldest(original: Any) -> Any:
-    def newest(self: RetainedCheckpoints) -> Any:
+    def newest(self: CompletedCheckpointStore) -> Any:
         candidates = [*self._retained[:1], *([self._stop_point] if self._stop_point is not None else [])]
         return max(candidates, key=lambda entry: entry.checkpoint_id, default=None)
 
@@ -127,7 +127,7 @@ SABOTAGES = (
         "newest_dropped",
         "retention drops the newest checkpoint instead of the oldest",
         ("I16",),
-        (Mutant(RetainedCheckpoints, "take_drops", _drops_the_newest),),
+        (Mutant(CompletedCheckpointStore, "take_drops", _drops_the_newest),),
     ),
     Sabotage(
         "final_dropped",
@@ -161,7 +161,7 @@ SABOTAGES = (
         "kept_aborted_ids",
         "the coordinator forgets which ids it aborted, and their registers stay for ever",
         ("I24",),
-        (Mutant(RetainedCheckpoints, "aborted", constant(None)),),
+        (Mutant(CompletedCheckpointStore, "aborted", constant(None)),),
         kinds=("store_fails", "disk_full"),
     ),
     Sabotage(
@@ -200,7 +200,7 @@ SABOTAGES = (
         "unheld_base",
         "retention drops the checkpoint that an increment under way builds on, so that it can't complete",
         ("I15", "I30"),
-        (Mutant(RetainedCheckpoints, "hold", constant(None)),),
+        (Mutant(CompletedCheckpointStore, "hold", constant(None)),),
         workloads=("timers", "counter", "windows", "aggregate"),
         plan=(throughout("store_slow", "worker:", amount=60, probability=0.2),),
         backend="rocksdb",
@@ -210,7 +210,7 @@ SABOTAGES = (
         "needed_shared_file_deleted",
         "a shared file goes with the first checkpoint that refers to it",
         ("I23",),
-        (Mutant(SharedFiles, "release", _releases_what_others_need),),
+        (Mutant(SharedStateRegistry, "release", _releases_what_others_need),),
         backend="rocksdb",
     ),
     Sabotage(
@@ -257,7 +257,7 @@ SABOTAGES = (
         "oldest_restored",
         "a failover goes back to the oldest retained checkpoint",
         ("I16", "I22"),
-        (Mutant(RetainedCheckpoints, "newest", _takes_the_oldest),),
+        (Mutant(CompletedCheckpointStore, "newest", _takes_the_oldest),),
         kinds=("kill_worker", "user_error"),
     ),
 )

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.operators.sources.generator import GeneratorReader, StripeCursor
 from holdfast.operators.task.chain import ChainNode
-from holdfast.operators.task.snapshots import SubtaskSnapshots
+from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.storage.port import Flow
@@ -32,7 +32,7 @@ class _LateLists:
 
 
 def _freezes_late(original: Any) -> Any:
-    def freeze(self: SubtaskSnapshots, node: ChainNode, checkpoint_id: int) -> Any:
+    def freeze(self: SubtaskCheckpointCoordinator, node: ChainNode, checkpoint_id: int) -> Any:
         part = original(self, node, checkpoint_id)
         return replace(part, lists=_LateLists(node, checkpoint_id)) if isinstance(node.operator, SourceOperator) else part
 
@@ -60,7 +60,7 @@ SABOTAGES = (
         "late_position",
         "the position of a source is read when its snapshot is written, not at the barrier",
         ("I7", "I8", "I1"),
-        (Mutant(SubtaskSnapshots, "_freeze", _freezes_late),),
+        (Mutant(SubtaskCheckpointCoordinator, "_freeze", _freezes_late),),
         workloads=("windows", "ends", "fanout"),
         kinds=("store_slow",),
         seeds_max=80,

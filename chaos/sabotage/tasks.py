@@ -13,10 +13,10 @@ from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.operators.spark.supervisor import SlotSupervisor
 from holdfast.operators.task.chain import OperatorChain
-from holdfast.operators.task.input import Intake
+from holdfast.operators.task.input import TaskInput
 from holdfast.operators.task.subtask import Subtask
 from holdfast.operators.worker.session import Session
-from holdfast.statebackends.heap.timers import FrozenGenerationRows
+from holdfast.statebackends.heap.timers import FrozenTimerRows
 
 _PREPARE = OperatorChain.prepare_snapshot
 
@@ -31,7 +31,7 @@ def _prepares_behind_barrier(original: Any) -> Any:
 
 
 def _forgets_one(original: Any) -> Any:
-    def rows(self: FrozenGenerationRows) -> Any:
+    def rows(self: FrozenTimerRows) -> Any:
         yield from list(original(self))[1:]
 
     return rows
@@ -66,7 +66,7 @@ def _hears_no_end(original: Any) -> Any:
 def _asks_the_first(original: Any) -> Any:
     """Of several channels the first one to end says whether the data of all has ended, or their readers were stopped."""
 
-    def event(self: Intake, channel: int, event: Any) -> None:
+    def event(self: TaskInput, channel: int, event: Any) -> None:
         if isinstance(event, EndOfData) and self._ended_channels:
             event = EndOfData(self._drains)
         original(self, channel, event)
@@ -75,7 +75,7 @@ def _asks_the_first(original: Any) -> Any:
 
 
 def _waits_for_one(original: Any) -> Any:
-    def event(self: Intake, channel: int, event: Any) -> None:
+    def event(self: TaskInput, channel: int, event: Any) -> None:
         if isinstance(event, EndOfData):
             if self._ended_channels:
                 return
@@ -107,7 +107,7 @@ SABOTAGES = (
         "forgotten_timer",
         "a snapshot lacks one timer of each subtask",
         ("I7", "I10", "I1"),
-        (Mutant(FrozenGenerationRows, "rows", _forgets_one),),
+        (Mutant(FrozenTimerRows, "rows", _forgets_one),),
         workloads=("timers",),
     ),
     Sabotage(
@@ -128,7 +128,7 @@ SABOTAGES = (
         "stopped_is_ended",
         "a subtask of which one input has ended flushes when the others are merely stopped",
         ("I10",),
-        (Mutant(Intake, "_event", _asks_the_first),),
+        (Mutant(TaskInput, "_event", _asks_the_first),),
         workloads=("ends", "random", "windows", "timers"),
         kinds=("restore",),
     ),
@@ -136,7 +136,7 @@ SABOTAGES = (
         "early_end",
         "a subtask tells of the end of its data when the first of its inputs has ended",
         ("I10", "I7", "I1"),
-        (Mutant(Intake, "_event", _waits_for_one),),
+        (Mutant(TaskInput, "_event", _waits_for_one),),
         workloads=("ends", "random", "windows", "timers"),
     ),
     Sabotage(

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import AcknowledgeCheckpoint, has_control_characters
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
-from holdfast.coordinator.ha.shared_state import SharedFiles
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -128,7 +128,7 @@ _SHARED = shared_path("")
 class AcknowledgementJudge:
     """Of one job: its graph says what a task stores, and which key groups are its own; `shared` knows the files of its bases."""
 
-    def __init__(self, graph: JobGraph, shared: SharedFiles) -> None:
+    def __init__(self, graph: JobGraph, shared: SharedStateRegistry) -> None:
         self._shared = shared
         self._lists = _Form(frozenset(), graph.config.inline_threshold, FILE_BYTES_MAX, shares=False)
         self._checkpoint = _form(graph.config, savepoint=False, native=False)

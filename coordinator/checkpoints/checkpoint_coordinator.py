@@ -36,11 +36,11 @@ from holdfast.barriers.messages import (
 )
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
-from holdfast.coordinator.checkpoints.completed import RetainedCheckpoints
+from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.checkpoints.events import Action, CheckpointRequest, CompletedCheckpoint, DropCheckpoint, Event
-from holdfast.coordinator.checkpoints.failures import FailureCounter
+from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, PendingStatus, list_files
-from holdfast.coordinator.checkpoints.requests import Execute, Load, PeriodicSchedule, RequestQueue, TooEarly
+from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Execute, Load, PeriodicSchedule, TooEarly
 from holdfast.coordinator.checkpoints.stats import CheckpointStats
 from holdfast.coordinator.ha.recorded_job import Completed, Decision, Unreadable, keeps_checkpoints
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
@@ -119,7 +119,7 @@ class Triggering:
         self._config = config
         self._board = board
         self._turn = turn
-        self._queue = RequestQueue(config.max_concurrent_checkpoints)
+        self._queue = CheckpointRequestDecider(config.max_concurrent_checkpoints)
         self.schedule = PeriodicSchedule(config.checkpoint_interval_ms, config.min_pause_ms, rng)
         self.next_id = next_id
         self.preparing: PendingCheckpoint | None = None
@@ -239,7 +239,7 @@ REASONS_OF_TASKS = frozenset(
 class Decisions:
     """The pending checkpoints and the completed ones."""
 
-    def __init__(self, job_id: str, graph: JobGraph, board: TaskBoard, turn: Turn, retained: RetainedCheckpoints) -> None:
+    def __init__(self, job_id: str, graph: JobGraph, board: TaskBoard, turn: Turn, retained: CompletedCheckpointStore) -> None:
         self._job_id = job_id
         config = graph.config
         self._config = config
@@ -248,7 +248,7 @@ class Decisions:
         self._turn = turn
         self.retained = retained
         self._judge = AcknowledgementJudge(graph, retained.shared)
-        self.failures = FailureCounter(config.tolerable_failed_checkpoints)
+        self.failures = CheckpointFailureManager(config.tolerable_failed_checkpoints)
         self.stats = CheckpointStats()
         self.pending: dict[int, PendingCheckpoint] = {}
         self.pause_until_ms = 0
@@ -571,7 +571,7 @@ class CheckpointCoordinator:
         self._turn = Turn()
         self._board = TaskBoard()
         self._triggering = Triggering(job_id, config, self._board, self._turn, rng, next_checkpoint_id)
-        retained = RetainedCheckpoints(
+        retained = CompletedCheckpointStore(
             config.retained_checkpoints,
             completed,
             aborted,
@@ -618,7 +618,7 @@ class CheckpointCoordinator:
         return self._decisions.stats
 
     @property
-    def failures(self) -> FailureCounter:
+    def failures(self) -> CheckpointFailureManager:
         return self._decisions.failures
 
     @property

@@ -11,7 +11,7 @@ from operator import ge
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.checkpoints.events import CompletedCheckpoint, DropCheckpoint
-from holdfast.coordinator.ha.shared_state import SharedFiles
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.errors import InvariantError
 
 RECENT_COMPLETED_MAX = 1_000
@@ -30,7 +30,7 @@ class _Dropping:
     retry_ms: int | None = None
 
 
-class RetainedCheckpoints:
+class CompletedCheckpointStore:
     """Retained checkpoints by id, newest last. Savepoints are user-owned: never counted, never dropped."""
 
     def __init__(
@@ -45,7 +45,7 @@ class RetainedCheckpoints:
     ) -> None:
         """`pinned`: what the job was restored from; `buildable`: the same, if it is a checkpoint of this very directory;
         `first_checkpoint_id`: ids from here on are of this submission."""
-        self.shared = SharedFiles()
+        self.shared = SharedStateRegistry()
         self._retained_max = retained_max
         self._pinned = pinned
         self._buildable = buildable

@@ -19,7 +19,7 @@ _COUNTED = frozenset(
 )
 
 
-class FailureCounter:
+class CheckpointFailureManager:
     """Counts each failed id once; a success resets it and makes older failures irrelevant.
 
     `tolerable` failures in a row are accepted; the next one fails the job and resets the count.

@@ -100,7 +100,7 @@ class Refused:
     reason: FailureReason
 
 
-class RequestQueue:
+class CheckpointRequestDecider:
     """Requests that wait, in order of rank, at most `size_max`."""
 
     def __init__(self, max_concurrent: int, *, size_max: int = QUEUED_REQUESTS_MAX) -> None:

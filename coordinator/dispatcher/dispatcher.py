@@ -22,7 +22,7 @@ from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
-from holdfast.coordinator.dispatcher.job_runner import JobService
+from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import (
@@ -33,7 +33,7 @@ from holdfast.coordinator.dispatcher.submit import (
     resume_submission,
     start_submission,
 )
-from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, Owner
+from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
 from holdfast.coordinator.ha.leadership import OtherLeader, find_leader, open_directory
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import JobPaths, RestorePoint, is_job_id
@@ -52,7 +52,7 @@ class JobRegistry:
     def __init__(self, jobs_max: int) -> None:
         self._jobs_max = jobs_max
         self._lock = threading.Lock()
-        self._services: OrderedDict[str, JobService] = OrderedDict()
+        self._services: OrderedDict[str, JobMasterRunner] = OrderedDict()
         self._recorded: OrderedDict[str, RecordedJob] = OrderedDict()
         self._broken: dict[str, HoldfastError] = {}
         self._elsewhere: OrderedDict[str, OtherLeader] = OrderedDict()
@@ -63,11 +63,11 @@ class JobRegistry:
         with self._lock:
             return self._job_locks.setdefault(job_id, threading.Lock())
 
-    def find(self, job_id: str) -> JobService | None:
+    def find(self, job_id: str) -> JobMasterRunner | None:
         with self._lock:
             return self._services.get(job_id)
 
-    def led(self, job_id: str) -> JobService:
+    def led(self, job_id: str) -> JobMasterRunner:
         """Also a job that ended here, or that is not led from here any more while nobody knows by whom.
 
         Raises NotLeaderError for one that another coordinator leads, NotFoundError for one that is not known, and the error that
@@ -122,7 +122,7 @@ class JobRegistry:
         with self._lock:
             return self._recorded.get(job_id)
 
-    def services(self) -> list[JobService]:
+    def services(self) -> list[JobMasterRunner]:
         with self._lock:
             return list(self._services.values())
 
@@ -130,7 +130,7 @@ class JobRegistry:
         with self._lock:
             return list(self._recorded.values())
 
-    def put(self, service: JobService) -> None:
+    def put(self, service: JobMasterRunner) -> None:
         """A job is led from now on; the longest ended one is forgotten when there are too many."""
         with self._lock:
             self._services[service.job_id] = service
@@ -220,7 +220,7 @@ class RecoveryBackoff:
         return due
 
 
-class JobHost:
+class Dispatcher:
     """Run `open`, listen, then `recover`; flows of different jobs may interleave, those of one job must not.
 
     In this order, since the workers of a job have `reconcile_timeout_ms` from the moment it is led: it must be reachable then,
@@ -234,7 +234,7 @@ class JobHost:
         rng: random.Random,
         clock: Clock,
         runner: FlowRunner,
-        owner: Callable[[], Owner],
+        owner: Callable[[], JobThread],
         draw_secret: Callable[[], str] = draw_secret,
     ) -> None:
         """`root` is the printable root of the storage that drives the flows; `owner` makes one for each job that is led;
@@ -430,14 +430,14 @@ class JobHost:
         service = self._launch(setup)
         return self._accepted(service, setup.base, setup.notes)
 
-    def _replace(self, current: JobService) -> HostFlow[None]:
+    def _replace(self, current: JobMasterRunner) -> HostFlow[None]:
         """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
         reason = "superseded by a newer submission"
         if not current.ended.is_set():  # one that lost its leadership, or crashed, decides nothing any more
             yield Await(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
         current.close(reason)
 
-    def _accepted(self, service: JobService, base: RestorePoint | None, notes: tuple[str, ...]) -> SubmissionAccepted:
+    def _accepted(self, service: JobMasterRunner, base: RestorePoint | None, notes: tuple[str, ...]) -> SubmissionAccepted:
         return SubmissionAccepted(
             job_id=service.job_id,
             submission=service.submission,
@@ -451,10 +451,10 @@ class JobHost:
 
     # ------------------------------------------------------------------------------------------------------- leading
 
-    def _launch(self, setup: JobSetup) -> JobService:
+    def _launch(self, setup: JobSetup) -> JobMasterRunner:
         """Start the turns of a job that this process leads."""
         identity = Identity(setup.job_id, setup.epoch, self._nonce(), setup.submission, setup.graph, setup.started_ms)
-        service = JobService(
+        service = JobMasterRunner(
             JobMaster(setup, rng=random.Random(self._rng.getrandbits(64)), draw_secret=self._draw_secret),
             StorageEffects(identity, self._clock.wall_ms),
             clock=self._clock,

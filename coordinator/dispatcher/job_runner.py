@@ -19,7 +19,7 @@ from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.job_log import JobLog
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
-from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, Owner, SystemClock
+from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread, SystemClock
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
@@ -35,7 +35,7 @@ wall_clock_ms = SystemClock().wall_ms
 """What read models are dated by."""
 
 
-class JobService:
+class JobMasterRunner:
     """Start it once; `close` ends its turns without ending the job."""
 
     def __init__(
@@ -45,7 +45,7 @@ class JobService:
         *,
         clock: Clock,
         runner: FlowRunner,
-        owner: Owner,
+        owner: JobThread,
         inbox_events_max: int,
     ) -> None:
         self._master = master

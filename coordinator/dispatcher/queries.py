@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, RegisterWorker
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
-from holdfast.coordinator.dispatcher.job_runner import JobService, wall_clock_ms
+from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner, wall_clock_ms
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
@@ -336,7 +336,7 @@ class ReadModels:
             self._look_for(job_id)
         return recorded
 
-    def _led(self, job_id: str) -> JobService:
+    def _led(self, job_id: str) -> JobMasterRunner:
         """Raises FencedError for a job that ended before this process started: its workers are to leave.
 
         Raises NotLeaderError for a job that another coordinator leads, RecoveringError for one that we have not come to yet."""
@@ -378,7 +378,7 @@ class ReadModels:
     def _call_in_session(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
         return self._led_in_session(job_id).call(make)
 
-    def _led_in_session(self, job_id: str) -> JobService:
+    def _led_in_session(self, job_id: str) -> JobMasterRunner:
         """As `_led`, for what a worker says in its session. Raises FencedError for a job that we have not come to yet: its sessions
         were those of an older leader, and the worker is to register, which takes along whatever is unanswered."""
         try:

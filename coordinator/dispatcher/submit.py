@@ -24,7 +24,7 @@ from holdfast.coordinator.ha.records import (
     derive_job_id,
     is_job_id,
 )
-from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_job
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.ownership.claims import claim_snapshot, derive_releases, find_leftovers, holds_claim, release_snapshot
@@ -98,7 +98,7 @@ def start_submission(job_id: str, submission: Submission, starter: Starter, *, v
     `verified`: a preflight has just read every byte of the snapshot, which nobody may change; it is not read again."""
     paths = JobPaths(job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
-    job = yield from settle_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
+    job = yield from recover_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
     plan = yield from plan_submission(job, submission, checksums=not verified, now_ms=starter.now_ms)
     base = plan.base
     if base is not None and submission.claim_mode is ClaimMode.CLAIM and not base.claim and is_absolute_folder(base.folder):
@@ -210,7 +210,7 @@ def resume_submission(job_id: str, starter: Starter, known: RecordedJob | None =
         raise NotFoundError(f"job {job_id} is not live", job=job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
-    settled = yield from settle_job(paths, takeover, known)
+    settled = yield from recover_job(paths, takeover, known)
     job = yield from _fence_submissions(paths, takeover, settled)
     record = job.newest_submission
     if record is None or not job.is_live:

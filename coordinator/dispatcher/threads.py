@@ -35,7 +35,7 @@ class FlowRunner(Protocol):
 
 
 class Turns(Protocol):
-    """What an owner drives: `JobService`."""
+    """What an owner drives: `JobMasterRunner`."""
 
     @property
     def job_id(self) -> str: ...
@@ -55,7 +55,7 @@ class Turns(Protocol):
         """When a turn is due though nothing waits, in the clock's monotonic ms."""
 
 
-class Owner(Protocol):
+class JobThread(Protocol):
     """Takes the turns of one service, one after the other: until one finds nothing, then at the next wake or deadline."""
 
     def start(self, service: Turns) -> None:

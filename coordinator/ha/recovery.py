@@ -35,7 +35,7 @@ class Takeover:
     now_ms: int
 
 
-def settle_job(paths: JobPaths, takeover: Takeover, known: RecordedJob | None = None) -> Flow[RecordedJob]:
+def recover_job(paths: JobPaths, takeover: Takeover, known: RecordedJob | None = None) -> Flow[RecordedJob]:
     """Bring a job that an older leader left to rest: decide every claimed, undecided id, fence the next one, sweep.
 
     Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim

@@ -50,7 +50,7 @@ class _SharedFile:
     """Of those that are being deleted: a crash may leave one of them a checkpoint."""
 
 
-class SharedFiles:
+class SharedStateRegistry:
     """Shared files of one job by name, each with the completed checkpoints that refer to it."""
 
     def __init__(self) -> None:

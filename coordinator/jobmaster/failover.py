@@ -71,7 +71,7 @@ class Incident:
         return self.traceback[len(self.error) :].strip("\n") if self.traceback.startswith(self.error) else ""
 
 
-class Incidents:
+class ExceptionHistory:
     """Counts the failovers of one submission and remembers the newest failures."""
 
     def __init__(self, strategy: RestartStrategy, restarts: int) -> None:

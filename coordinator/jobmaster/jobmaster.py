@@ -36,7 +36,7 @@ from holdfast.coordinator.jobmaster.events import Action, Event, JobSetup, JobSt
 from holdfast.coordinator.jobmaster.failover import Incident
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.releases import Releases
-from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, Verdict, Workforce
+from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.notes import Note, RequestEnded
 from holdfast.coordinator.views import TriggerView
@@ -122,7 +122,7 @@ class JobMaster:
             buildable=_buildable(setup),
             first_checkpoint_id=setup.first_checkpoint_id,
         )
-        self.workforce = Workforce(setup, rng, self._turn)
+        self.workforce = SlotPool(setup, rng, self._turn)
         self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn, draw_secret)
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()

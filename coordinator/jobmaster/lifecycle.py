@@ -28,8 +28,8 @@ from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.events import JobSetup, JobState
 from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
-from holdfast.coordinator.jobmaster.failover import Incident, Incidents
-from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, Workforce
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
+from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from holdfast.coordinator.totals import Totals, reached
 from holdfast.coordinator.views import RestoredView
@@ -51,7 +51,7 @@ class Lifecycle:
         self,
         setup: JobSetup,
         coordinator: CheckpointCoordinator,
-        workforce: Workforce,
+        workforce: SlotPool,
         turn: JobTurn,
         draw_secret: Callable[[], str],
     ) -> None:
@@ -62,7 +62,7 @@ class Lifecycle:
         self._turn = turn
         self._draw_secret = draw_secret
         self._inbox: list[on.Event] = []
-        self.incidents = Incidents(self._config.restart, setup.restarts)
+        self.incidents = ExceptionHistory(self._config.restart, setup.restarts)
         self.state = JobState.CREATED
         self.timestamps: dict[str, int] = {}
         self.next = NextAttempt(setup.graph, setup.attempt + (0 if setup.reconcile else 1), turn, setup.totals)

@@ -206,7 +206,7 @@ class DataPorts:
     """Of those that have one."""
 
 
-class Workforce:
+class SlotPool:
     """Slots 0 .. count-1."""
 
     def __init__(self, setup: JobSetup, rng: random.Random, turn: JobTurn) -> None:

@@ -43,7 +43,7 @@ TOLD_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CompatibilityResult:
     """A snapshot's metadata judged against a job."""
 
     graph: JobGraph
@@ -76,7 +76,7 @@ class Judgement:
         return tuple(said)
 
 
-def judge_snapshot(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False) -> Judgement:
+def judge_snapshot(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False) -> CompatibilityResult:
     """Everything that `_metadata` alone tells; refusals in the order in which they would be raised.
 
     Kinds: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, and the plain RestoreError where
@@ -105,10 +105,10 @@ def judge_snapshot(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_res
             vertices.append(vertex)
     adopted = msgspec.structs.replace(graph, vertices=tuple(vertices))
     operators = tuple(_operator_findings(stored, adopted, findings))
-    return Judgement(adopted, operators, tuple(Refusal.of(error) for error in found), dropped, dropped_states)
+    return CompatibilityResult(adopted, operators, tuple(Refusal.of(error) for error in found), dropped, dropped_states)
 
 
-def plan_restore(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False) -> Judgement:
+def plan_restore(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False) -> CompatibilityResult:
     """As `judge_snapshot`, of a snapshot that fits. Raises the first refusal, a RestoreError, otherwise."""
     judgement = judge_snapshot(metadata, graph, allow_non_restored_state=allow_non_restored_state)
     for refusal in judgement.refusals:

@@ -37,7 +37,7 @@ from holdfast.coordinator.ha.store import read_optional
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.jobmaster.stopping import derive_cut_off_stops
 from holdfast.coordinator.ownership.claims import check_name, check_owner, check_returnable, derive_releases, find_owner, job_folder
-from holdfast.coordinator.restore.compatibility import Judgement, find_sinks, judge_snapshot
+from holdfast.coordinator.restore.compatibility import CompatibilityResult, find_sinks, judge_snapshot
 from holdfast.coordinator.restore.preflight import (
     PreflightReport,
     Refusal,
@@ -186,7 +186,7 @@ class _Examined:
     base: RestorePoint
     skipped: tuple[SkippedFinding, ...]
     metadata: SnapshotMetadata
-    judgement: Judgement
+    judgement: CompatibilityResult
     forks: SinkJudgement
     problems: tuple[SnapshotProblem, ...]
     ownership: Ownership

@@ -31,7 +31,7 @@ from holdfast.operators.spark.messages import (
 )
 from holdfast.operators.spark.progress import (
     CompletedCheckpoints,
-    Look,
+    ObservedJob,
     ProgressLine,
     derive_progress,
     describe_late,
@@ -55,7 +55,7 @@ ENDING_STATES = frozenset({"CANCELLING", "FAILING"})
 """Nothing leads out of them but a terminal one."""
 
 
-class Standing(StrEnum):
+class SubmissionStatus(StrEnum):
     """What a look at a job means to the driver of one submission of it."""
 
     OURS = "ours"
@@ -68,11 +68,11 @@ class Standing(StrEnum):
     """Whoever answered knows only an older submission: not the leader, or not any more. It says nothing of ours."""
 
 
-def judge_look(*, ours: int, seen: int, state: str) -> Standing:
+def submission_status(*, ours: int, seen: int, state: str) -> SubmissionStatus:
     """`ours` is the number of the driver's submission, `seen` the one that the coordinator speaks of, in `state`."""
     if seen != ours:
-        return Standing.SUPERSEDED if seen > ours else Standing.STALE
-    return Standing.ENDED if state in TERMINAL_STATES else Standing.OURS
+        return SubmissionStatus.SUPERSEDED if seen > ours else SubmissionStatus.STALE
+    return SubmissionStatus.ENDED if state in TERMINAL_STATES else SubmissionStatus.OURS
 
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class SparkJobHandle:
         self._newer = 0
         """The submission that took the job over from ours; 0: none."""
         self._hinted = False
-        self._looks: deque[Look] = deque(maxlen=RATE_LOOKS)
+        self._looks: deque[ObservedJob] = deque(maxlen=RATE_LOOKS)
         self._completed = CompletedCheckpoints()
         self._question = Question()
         self._endings: tuple[Future[Any], ...] = ()
@@ -185,9 +185,9 @@ class SparkJobHandle:
         newer than the last look; one that is ending is waited for, as long as `stop` waits."""
         seen = self.client.workers(self.job_id)
         state = str(seen["state"])
-        standing = judge_look(ours=self._submission, seen=int(seen["submission"]), state=state)
-        is_over = standing in (Standing.ENDED, Standing.SUPERSEDED)
-        will_end = is_over or (standing is Standing.OURS and state in ENDING_STATES)
+        standing = submission_status(ours=self._submission, seen=int(seen["submission"]), state=state)
+        is_over = standing in (SubmissionStatus.ENDED, SubmissionStatus.SUPERSEDED)
+        will_end = is_over or (standing is SubmissionStatus.OURS and state in ENDING_STATES)
         if not (will_end or self._is_ending):
             return False
         if not is_over:
@@ -396,23 +396,23 @@ class SparkJobHandle:
         self._question.ask(_now_ms())
         workers = self.client.workers(self.job_id)
         number, state = int(workers["submission"]), str(workers["state"])
-        standing = judge_look(ours=self._submission, seen=number, state=state)
-        if standing is Standing.STALE:
+        standing = submission_status(ours=self._submission, seen=number, state=state)
+        if standing is SubmissionStatus.STALE:
             log.debug("job %s: who answers knows only submission %d, not our %d", self.job_id, number, self._submission)
             return
-        if standing is Standing.SUPERSEDED:
+        if standing is SubmissionStatus.SUPERSEDED:
             self._newer = number
             self._end("SUSPENDED")
             return
         assert self._runner is not None
         # First of all: somebody may have to be replaced.
         self._runner.post(WorkersSeen(seen_workers(workers), self._question.answered(_now_ms())))
-        look = Look(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
+        look = ObservedJob(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._looks[-1] if self._looks else None
         progress = self._note(look, before)
         name = str(look.job.get("name", self.job_id))
         self._say_changes(name, look, before)
-        if standing is Standing.ENDED:
+        if standing is SubmissionStatus.ENDED:
             try:
                 self._say_totals(name, progress)
             finally:
@@ -420,7 +420,7 @@ class SparkJobHandle:
         else:
             self._line.show(format_progress(name, progress, len(self._registered), self._slots), progress.state)
 
-    def _note(self, look: Look, before: Look | None) -> Progress:
+    def _note(self, look: ObservedJob, before: ObservedJob | None) -> Progress:
         """What the handle knows of the job from now on."""
         workers = look.workers
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
@@ -437,7 +437,7 @@ class SparkJobHandle:
             self._changed.notify_all()
         return progress
 
-    def _say_changes(self, name: str, look: Look, before: Look | None) -> None:
+    def _say_changes(self, name: str, look: ObservedJob, before: ObservedJob | None) -> None:
         restart = describe_restart(name, look, before)
         if restart is not None:
             self._line.say(self._told(restart, str(look.workers.get("failure") or look.workers.get("last_failure") or "")))

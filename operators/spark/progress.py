@@ -27,7 +27,7 @@ _STYLES = {"RUNNING": "green", "FINISHED": "green", "FAILED": "red", "CANCELED":
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ObservedJob:
     """One poll of the coordinator."""
 
     at_ms: int
@@ -103,7 +103,7 @@ class CompletedCheckpoints:
         return sum(self._by_epoch.values())
 
 
-def derive_progress(now: Look, before: Look | None, *, checkpoints: int = 0) -> Progress:
+def derive_progress(now: ObservedJob, before: ObservedJob | None, *, checkpoints: int = 0) -> Progress:
     """Rates are over the time between the two looks; 0 when an attempt began between them. `checkpoints`: completed so far."""
     operators = operators_of(now.workers)
     read, written = records(operators)
@@ -132,7 +132,7 @@ def derive_progress(now: Look, before: Look | None, *, checkpoints: int = 0) -> 
     )
 
 
-def describe_restart(name: str, now: Look, before: Look | None) -> str | None:
+def describe_restart(name: str, now: ObservedJob, before: ObservedJob | None) -> str | None:
     """The newest failure's first line, when the job was restarted between two looks."""
     restarts = int(now.workers.get("restarts") or 0)
     if before is None or restarts <= int(before.workers.get("restarts") or 0):
@@ -142,7 +142,7 @@ def describe_restart(name: str, now: Look, before: Look | None) -> str | None:
     return f"{name} restart {restarts}: {first or 'its cause is not on record'}"
 
 
-def describe_restored(name: str, now: Look, before: Look | None) -> str | None:
+def describe_restored(name: str, now: ObservedJob, before: ObservedJob | None) -> str | None:
     """Where an attempt behind a failure went on from, when it began between two looks."""
     restored, known = _restored(now), _restored(before) if before is not None else None
     if before is None or not restored or restored == known or not int(now.workers.get("restarts") or 0):
@@ -151,7 +151,7 @@ def describe_restored(name: str, now: Look, before: Look | None) -> str | None:
     return f"{name} restored from {what} {restored.get('id')}"
 
 
-def _restored(look: Look) -> dict[str, Any]:
+def _restored(look: ObservedJob) -> dict[str, Any]:
     return (look.checkpoints.get("latest") or {}).get("restored") or {}
 
 

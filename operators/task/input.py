@@ -118,7 +118,7 @@ class _Remainder(msgspec.Struct):
     input_index: int
 
 
-class Intake:
+class TaskInput:
     """Order of one subtask's input. `on_barrier` performs or abandons a checkpoint; `on_drained` follows the end of data."""
 
     def __init__(

@@ -19,7 +19,7 @@ from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorSt
 from holdfast.statebackends.backends.operator import ListOperatorStateBackend, read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import OperatorSubtaskState
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import is_checkpoint_folder
 from holdfast.statebackends.local_recovery.copies import LocalCopies
@@ -157,5 +157,5 @@ def _attach(loaded: list[_Loaded]) -> None:
         declared = {state.name for state in each.description.states}
         for name, queue in ((EVENT_TIMERS, timers.event), (PROCESSING_TIMERS, timers.processing)):
             if name in declared:
-                each.keyed.register_timers(name, GenerationRows(queue.generations, queue.load))
+                each.keyed.register_timers(name, TimerRows(queue.generations, queue.load))
         context.timer_service = timers

@@ -61,7 +61,7 @@ class _RunningSnapshot(msgspec.Struct):
     token: CancelToken = msgspec.field(default_factory=CancelToken)
 
 
-class SubtaskSnapshots:
+class SubtaskCheckpointCoordinator:
     """Takes snapshots of one chain. Ids strictly increase: a lower or equal one is ignored (K12, K13)."""
 
     def __init__(

@@ -30,8 +30,8 @@ from holdfast.barriers.messages import (
 )
 from holdfast.operators.task.chain import OperatorChain, ResultPort
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SubtaskPool
-from holdfast.operators.task.input import GateInputs, Intake, RowBudget
-from holdfast.operators.task.snapshots import SubtaskSnapshots
+from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput
+from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.user_failures import error_line, told_traceback
 from holdfast.statebackends.local_recovery.storage import RestoredBytes
 from holdfast.statebackends.rocksdb.database import failure_of
@@ -63,7 +63,7 @@ class SubtaskPorts:
     mailbox: Mailbox
     pool: SubtaskPool
     clock: Clock
-    snapshots: SubtaskSnapshots
+    snapshots: SubtaskCheckpointCoordinator
     report: Report
     inputs: GateInputs | None = None
     """None for a source."""
@@ -107,7 +107,7 @@ class Subtask:
         self._snapshots = ports.snapshots
         self._budget_s = step_budget_ms / 1000
         self._outputs: tuple[ResultPort, ...] = ports.chain.partitions()
-        self._intake = Intake(
+        self._intake = TaskInput(
             ports.chain,
             ports.inputs,
             ports.clock,

@@ -3,7 +3,7 @@
 A timer is (key, namespace, time): registering it twice gives one. Timers are kept in a heap, for the order, and in
 generations, which say which of them exist: deleting is lazy in the heap, and a barrier freezes in O(1). Firing is a
 generator, a bounded number of callbacks between two yields, so that mail and barriers get in; what has not fired when a
-barrier comes is in the snapshot, which the backend takes of the generations (generations.GenerationRows). Timers of one
+barrier comes is in the snapshot, which the backend takes of the generations (generations.TimerRows). Timers of one
 time fire in the order of their canonical keys, on every attempt."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.barriers.elements import MIN_WATERMARK
 from holdfast.statebackends.backend import TimerRow
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.heap.state_table import MISSING, Generations
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE
 
 Timer: TypeAlias = TimerRow
@@ -58,7 +58,7 @@ class TimerQueue:
         self._heap: list[Timer] = []
         self._counts: dict[bytes, int] = {}
         self._count = 0
-        self.generations = Generations()
+        self.generations = CopyOnWriteStateTable()
 
     def __len__(self) -> int:
         return self._count

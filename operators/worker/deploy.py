@@ -26,7 +26,7 @@ from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import Clock, Mailbox, Pool, RuntimeContext, SubtaskPool
 from holdfast.operators.task.input import GateInputs
 from holdfast.operators.task.restore import StateLoader
-from holdfast.operators.task.snapshots import SubtaskSnapshots
+from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.subtask import Report, Subtask, SubtaskPorts
 from holdfast.statebackends.errors import GraphError
@@ -130,7 +130,7 @@ class SubtaskBuilder:
         outputs = self._outputs(graph, plan, deployment.attempt, key, chain)
         copies = self._copies(graph.config, key, deployment.attempt, nonce)
         gate, inputs, gate_inputs = self._inputs(graph, deployment.attempt, key)
-        snapshots = SubtaskSnapshots(
+        snapshots = SubtaskCheckpointCoordinator(
             key,
             deployment.attempt,
             chain,

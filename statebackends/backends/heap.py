@@ -24,12 +24,12 @@ from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import SnapshotTooLargeError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations, MapLayer, visible_keys
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable, MapLayer, visible_keys
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.deltas import newest_rows
-from holdfast.statebackends.snapshot.increments import StoredChains, TablesSnapshot
-from holdfast.statebackends.snapshot.sources import ChangingSource, GenerationsSource, write_tables
+from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, TablesSnapshot
+from holdfast.statebackends.snapshot.sources import ChangingSource, StateTableSource, write_tables
 from holdfast.statebackends.storage.port import Flow, Storage
 
 _ROW_KINDS = ("value", "reducing", "aggregating")
@@ -42,7 +42,7 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def __init__(self, config: KeyedBackendConfig, *, incremental: bool = False) -> None:
         super().__init__(config)
-        self._chains = StoredChains() if incremental else None
+        self._chains = ChainsByCheckpoint() if incremental else None
         self._is_tracking = False
         self._complete_from: dict[str, int] = {}
         """Per state: the lowest base since which the namespaces that were forgotten told their changes."""
@@ -69,17 +69,17 @@ class HeapKeyedBackend(KeyedBackendBase):
         return TablesSnapshot(sources, self._key_groups, self._chains)
 
     def _row_sources(self) -> list[ChangingSource]:
-        by_name: dict[str, list[tuple[bytes, Generations]]] = {name: [] for name in self._codecs}
+        by_name: dict[str, list[tuple[bytes, CopyOnWriteStateTable]]] = {name: [] for name in self._codecs}
         for (name, namespace), generations in self._generations.items():
             by_name[name].append((namespace, generations))
         return [
-            GenerationsSource(
+            StateTableSource(
                 self._rows, self._codecs[name], tables, self._barrier_horizon_ms(name), self._complete_from.get(name, 0)
             )
             for name, tables in by_name.items()
         ]
 
-    def _is_idle(self, generations: Generations) -> bool:
+    def _is_idle(self, generations: CopyOnWriteStateTable) -> bool:
         return generations.is_idle
 
     def state_size(self) -> int:
@@ -94,8 +94,8 @@ class HeapKeyedBackend(KeyedBackendBase):
             for namespace in state.namespaces():
                 state.remove(namespace)
 
-    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
-        generations = MapGenerations() if codec.kind == "map" else Generations()
+    def _new_generations(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
+        generations = CopyOnWriteMapTable() if codec.kind == "map" else CopyOnWriteStateTable()
         if self._is_tracking:
             generations.track(0)
         return generations
@@ -106,7 +106,7 @@ class HeapKeyedBackend(KeyedBackendBase):
         super().restore(handles, storage, folder, checkpoint_id=checkpoint_id)
         self._is_tracking = self._restored_id is not None
 
-    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+    def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
         for namespace, keys, _, values in self._rows.chunks(codec, table):
             live = self._generations_of(codec, namespace).live
             expiry = self._table_expiries.get((codec.name, namespace))

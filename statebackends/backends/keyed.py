@@ -25,21 +25,21 @@ from holdfast.statebackends.errors import (
     UndeclaredStateError,
 )
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
-from holdfast.statebackends.heap.state_table import Generations
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.states import KeyContext, create_state
-from holdfast.statebackends.heap.ttl import Expiry, NotedExpiry, TableExpiry, TtlClock
+from holdfast.statebackends.heap.ttl import NotingTtlTable, TtlClock, TtlConfigState, TtlTable
 from holdfast.statebackends.heap.ttl_states import create_ttl_state
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import (
     TIMERS_KIND,
-    StateCodec,
+    StateSerializer,
     check_compatible,
     has_stamps,
     not_widened,
     state_metas,
 )
 from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, TABLE_FORMATS, TablePiece, merged_runs, piece_batches, table_pieces
-from holdfast.statebackends.snapshot.increments import StoredChains, restored_chains
+from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, restored_chains
 from holdfast.statebackends.snapshot.list_order import in_list_order
 from holdfast.statebackends.snapshot.parts import read_parts
 from holdfast.statebackends.snapshot.row_rules import RowRules
@@ -96,9 +96,9 @@ class KeyedBackendBase(ABC):
         self._context = KeyContext()
         self._metas = {meta.name: meta for meta in state_metas(keyed, key_type)}
         self._descriptors = {descriptor.name: descriptor for descriptor in keyed}
-        self._codecs: dict[str, StateCodec] = {}
+        self._codecs: dict[str, StateSerializer] = {}
         self._clock = TtlClock(config.now_ms or 0)
-        self._expiries: dict[str, Expiry] = {}
+        self._expiries: dict[str, TtlConfigState] = {}
         self._columnar: dict[str, NumpyColumnarState] = {}
         for descriptor in keyed:
             if isinstance(descriptor, ColumnarStateDescriptor):
@@ -106,16 +106,16 @@ class KeyedBackendBase(ABC):
                     descriptor, key_type.arrow_types, self._column_of, self._operator
                 )
             else:
-                codec = self._codecs[descriptor.name] = StateCodec.of(descriptor, key_type)
+                codec = self._codecs[descriptor.name] = StateSerializer.of(descriptor, key_type)
                 if descriptor.ttl is not None:
-                    self._expiries[descriptor.name] = Expiry(codec, descriptor.ttl, self._clock)
+                    self._expiries[descriptor.name] = TtlConfigState(codec, descriptor.ttl, self._clock)
         if self._expiries and config.now_ms is None:
             raise InvariantError(f"operator {self._operator!r}: state with a TTL needs the time")
         self._states: dict[tuple[str, bytes], Any] = {}
         self._namespaced_states: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
-        self._generations: dict[tuple[str, bytes], Generations] = {}
-        self._table_expiries: dict[tuple[str, bytes], TableExpiry] = {}
-        self._chains: StoredChains | None = None  # of a backend that writes increments
+        self._generations: dict[tuple[str, bytes], CopyOnWriteStateTable] = {}
+        self._table_expiries: dict[tuple[str, bytes], TtlTable] = {}
+        self._chains: ChainsByCheckpoint | None = None  # of a backend that writes increments
         self._restored_id: int | None = None  # of the checkpoint that they begin with
         self._timers: dict[str, TimerRowProvider] = {}
         self._restored_timers: dict[str, pa.Table] = {}
@@ -220,14 +220,14 @@ class KeyedBackendBase(ABC):
     def dispose(self) -> None: ...
 
     @abstractmethod
-    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations: ...
+    def _new_generations(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable: ...
 
     @abstractmethod
-    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+    def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
         """Add the rows of a table of one of `self._codecs`."""
 
     @abstractmethod
-    def _is_idle(self, generations: Generations) -> bool:
+    def _is_idle(self, generations: CopyOnWriteStateTable) -> bool:
         """Whether forgetting these loses nothing."""
 
     def _restore_native(  # noqa: B027 - most have no native format
@@ -235,7 +235,7 @@ class KeyedBackendBase(ABC):
     ) -> None:
         """Load handles of `native_format`, which were checked against the declared states. `checkpoint_id` as for `restore`."""
 
-    def _generations_of(self, codec: StateCodec, namespace: bytes) -> Generations:
+    def _generations_of(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
         generations = self._generations.get((codec.name, namespace))
         if generations is None:
             generations = self._generations[codec.name, namespace] = self._new_generations(codec, namespace)
@@ -244,8 +244,8 @@ class KeyedBackendBase(ABC):
                 self._table_expiries[codec.name, namespace] = self._new_table_expiry(expiry, generations)
         return generations
 
-    def _new_table_expiry(self, expiry: Expiry, generations: Generations) -> TableExpiry:
-        return NotedExpiry(expiry, generations) if expiry.ttl.cleanup_entries else TableExpiry(expiry)
+    def _new_table_expiry(self, expiry: TtlConfigState, generations: CopyOnWriteStateTable) -> TtlTable:
+        return NotingTtlTable(expiry, generations) if expiry.ttl.cleanup_entries else TtlTable(expiry)
 
     def _mark_barrier(self) -> None:
         """What a snapshot leaves out as expired is decided on the loop thread."""
@@ -257,7 +257,7 @@ class KeyedBackendBase(ABC):
         expiry = self._expiries.get(name)
         return None if expiry is None else expiry.barrier_horizon_ms
 
-    def _forget_namespaces(self) -> dict[tuple[str, bytes], Generations]:
+    def _forget_namespaces(self) -> dict[tuple[str, bytes], CopyOnWriteStateTable]:
         """Forget idle namespaces whose state object nobody uses; returns what was forgotten."""
         idle = [
             place
@@ -268,7 +268,7 @@ class KeyedBackendBase(ABC):
             self._table_expiries.pop(place, None)
         return {place: self._generations.pop(place) for place in idle}
 
-    def _codec(self, name: str) -> StateCodec:
+    def _codec(self, name: str) -> StateSerializer:
         codec = self._codecs.get(name)
         if codec is None:
             self._undeclared(name)

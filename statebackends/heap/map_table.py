@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, Generations, Layer, MapLayer, apply_entries
+from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, CopyOnWriteStateTable, Layer, MapLayer, apply_entries
 
 
-class MapGenerations(Generations):
+class CopyOnWriteMapTable(CopyOnWriteStateTable):
     """As Generations; the value of a key is a MapLayer, and layers are folded entry by entry."""
 
     __slots__ = ()

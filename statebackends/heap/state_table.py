@@ -37,7 +37,7 @@ Epoch = tuple[int, Collection[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedKeys:
+class FrozenDirtyKeys:
     """What is known of a table's changes at one barrier; for another thread, while that barrier's generations are pinned."""
 
     complete_from: int
@@ -66,7 +66,7 @@ class ChangedKeys:
             newer.append(keys)
 
 
-class ChangeLog:
+class DirtyKeys:
     """The keys of one table that changed up to its last barrier."""
 
     __slots__ = ("_complete_from", "_epochs")
@@ -85,12 +85,12 @@ class ChangeLog:
     def is_empty(self) -> bool:
         return not self._epochs
 
-    def close(self, barrier: int, keys: Collection[Any], base: int, count: int) -> ChangedKeys:
+    def close(self, barrier: int, keys: Collection[Any], base: int, count: int) -> FrozenDirtyKeys:
         """At a barrier: `keys` changed since the one before. No base below `base` will be asked for; the table has `count` keys."""
         epochs = ((barrier, keys), *self._epochs) if keys else self._epochs
         kept = self._bounded([epoch for epoch in epochs if epoch[0] > base], max(KEYS_MIN, count // 2))
         self._epochs = kept
-        return ChangedKeys(
+        return FrozenDirtyKeys(
             self._complete_from, kept, [epoch for epoch in epochs if epoch[0] <= base or epoch[0] <= self._complete_from]
         )
 
@@ -205,7 +205,7 @@ _LAYERS_MAX = 8
 """Frozen layers that no snapshot pins, before the loop thread folds what no other thread got to fold."""
 
 
-class Generations:
+class CopyOnWriteStateTable:
     """Layers of one (state, namespace). `live` is the newest; `older` are frozen, newest first."""
 
     __slots__ = ("_folded", "_log", "_pins", "_sealed", "deleted", "layered", "live", "lock", "older", "pinned")
@@ -223,7 +223,7 @@ class Generations:
         self.pinned = False
         """Whether a snapshot reads frozen layers: what is found there must be copied before it is changed."""
         self._pins: list[int] = []  # of each snapshot in flight: how many of the oldest layers it reads
-        self._log: ChangeLog | None = None
+        self._log: DirtyKeys | None = None
         self._sealed: Layer | None = None  # the layer that the last barrier froze, until it is noted
         self._folded: tuple[Layer, ...] = ()  # frozen layers that are in the lowest one by now
         self.lock = threading.Lock()
@@ -275,18 +275,18 @@ class Generations:
         self._seal()
         self._begin(base)
 
-    def mark(self, barrier: int, base: int) -> ChangedKeys:
+    def mark(self, barrier: int, base: int) -> FrozenDirtyKeys:
         """What changed before the barrier that `freeze` was called for just now; the first call begins to note changes.
 
         No base below `base` will ever be asked for. O(barriers since the base)."""
         if self._log is None:
             self._begin(barrier)
-            return ChangedKeys(barrier, ())
+            return FrozenDirtyKeys(barrier, ())
         return self._log.close(barrier, self._sealed or (), base, sum(map(len, self.older)))
 
     def _begin(self, base: int) -> None:
         """From now on nothing is folded into the live layer, and there is always one below."""
-        self._log = ChangeLog(base)
+        self._log = DirtyKeys(base)
         if not self.older:
             self.older = ({},)
             self.layered = True

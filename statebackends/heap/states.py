@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
-from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, Generations, MapLayer
+from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, CopyOnWriteStateTable, MapLayer
 from holdfast.statebackends.serialization.type_serializer import Copier
 from holdfast.statebackends.serialization.value_checks import Checks
 from holdfast.statebackends.state import (
@@ -46,7 +46,9 @@ class GenerationalValueState(Generic[V]):
 
     __slots__ = ("__weakref__", "_check", "_context", "_copy", "_generations")
 
-    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks | None = None) -> None:
+    def __init__(
+        self, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks | None = None
+    ) -> None:
         """`checks`: None if whoever writes has checked. So in every state."""
         self._context = context
         self._generations = generations
@@ -81,7 +83,9 @@ class GenerationalListState(Generic[V]):
 
     __slots__ = ("__weakref__", "_checks", "_context", "_copy", "_generations")
 
-    def __init__(self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks | None = None) -> None:
+    def __init__(
+        self, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks | None = None
+    ) -> None:
         """`copy` copies one element."""
         self._context = context
         self._generations = generations
@@ -139,7 +143,7 @@ class GenerationalMapState(Generic[K, V]):
     __slots__ = ("__weakref__", "_check", "_check_key", "_context", "_copy", "_generations")
 
     def __init__(
-        self, context: KeyContext, generations: MapGenerations, copy: Copier | None, checks: Checks | None = None
+        self, context: KeyContext, generations: CopyOnWriteMapTable, copy: Copier | None, checks: Checks | None = None
     ) -> None:
         self._context = context
         self._generations = generations
@@ -197,7 +201,7 @@ class GenerationalReducingState(GenerationalValueState[V]):
     def __init__(
         self,
         context: KeyContext,
-        generations: Generations,
+        generations: CopyOnWriteStateTable,
         copy: Copier | None,
         reduce: Callable[[V, V], V],
         checks: Checks | None = None,
@@ -221,7 +225,7 @@ class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC,
     def __init__(
         self,
         context: KeyContext,
-        generations: Generations,
+        generations: CopyOnWriteStateTable,
         copy: Copier | None,
         aggregate: AggregateFunction[IN, ACC, OUT],
         checks: Checks | None = None,
@@ -241,7 +245,7 @@ class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC,
 
 
 def create_state(
-    descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks
+    descriptor: Any, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks
 ) -> Any:
     """The state object of a descriptor. Raises InvalidConfigError for a kind that isn't keyed by row."""
     match descriptor:
@@ -249,7 +253,7 @@ def create_state(
             return GenerationalValueState(context, generations, copy, checks)
         case ListStateDescriptor():
             return GenerationalListState(context, generations, copy, checks)
-        case MapStateDescriptor() if isinstance(generations, MapGenerations):
+        case MapStateDescriptor() if isinstance(generations, CopyOnWriteMapTable):
             return GenerationalMapState(context, generations, copy, checks)
         case ReducingStateDescriptor():
             return GenerationalReducingState(context, generations, copy, descriptor.reduce, checks)

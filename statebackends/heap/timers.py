@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.statebackends.backend import TimerRow
-from holdfast.statebackends.heap.state_table import MISSING, ChangedKeys, Generations, lookup, visible_chunks
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_chunks
 
 _ROWS_PER_CHUNK = 1 << 14
 
 
-class GenerationRows:
+class TimerRows:
     """`backend.TimerRowProvider` over generations whose keys are the rows themselves."""
 
-    def __init__(self, generations: Generations, load: Callable[[Sequence[TimerRow]], None]) -> None:
+    def __init__(self, generations: CopyOnWriteStateTable, load: Callable[[Sequence[TimerRow]], None]) -> None:
         self._generations = generations
         self._load = load
 
-    def freeze(self) -> FrozenGenerationRows:
-        return FrozenGenerationRows(self._generations)
+    def freeze(self) -> FrozenTimerRows:
+        return FrozenTimerRows(self._generations)
 
     def load(self, rows: Sequence[TimerRow]) -> None:
         self._load(rows)
@@ -27,13 +27,13 @@ class GenerationRows:
         self._generations.track(base)
 
 
-class FrozenGenerationRows:
+class FrozenTimerRows:
     """`backend.FrozenTimerRows`."""
 
-    def __init__(self, generations: Generations) -> None:
+    def __init__(self, generations: CopyOnWriteStateTable) -> None:
         self._generations = generations
         self._layers = generations.freeze()
-        self._changed: ChangedKeys | None = None
+        self._changed: FrozenDirtyKeys | None = None
 
     def mark(self, barrier: int, base: int) -> None:
         self._changed = self._generations.mark(barrier, base)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import MISSING, Generations
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.state import Ttl
 
 _SLICES_PER_DURATION = 4
@@ -31,12 +31,12 @@ class TtlClock:
         self.now_ms = now_ms
 
 
-class Expiry:
+class TtlConfigState:
     """One state with TTL, all its namespaces."""
 
     __slots__ = ("_due_ms", "_entries", "_slices", "_width_ms", "barrier_horizon_ms", "clock", "codec", "duration_ms", "ttl")
 
-    def __init__(self, codec: StateCodec, ttl: Ttl, clock: TtlClock) -> None:
+    def __init__(self, codec: StateSerializer, ttl: Ttl, clock: TtlClock) -> None:
         self.codec = codec
         self.ttl = ttl
         self.clock = clock
@@ -46,7 +46,7 @@ class Expiry:
         must not depend on how late it runs."""
         self._entries = ttl.cleanup_entries
         self._width_ms = max(1, self.duration_ms // _SLICES_PER_DURATION)
-        self._slices: dict[int, dict[NotedExpiry, dict[Item, None]]] = {}
+        self._slices: dict[int, dict[NotingTtlTable, dict[Item, None]]] = {}
         self._due_ms = _NEVER_MS
 
     @property
@@ -67,7 +67,7 @@ class Expiry:
         start = stamp_ms - stamp_ms % self._width_ms
         return start, start + self._width_ms
 
-    def noted(self, table: NotedExpiry, start_ms: int) -> dict[Item, None]:
+    def noted(self, table: NotingTtlTable, start_ms: int) -> dict[Item, None]:
         """The items of a table in a slice, to be added to. Ordered, so that every run cleans in the same order."""
         found = self._slices.get(start_ms)
         if found is None:
@@ -98,12 +98,12 @@ class Expiry:
         self._due_ms = min(last + self.duration_ms, _NEVER_MS)
 
 
-class TableExpiry:
+class TtlTable:
     """One (state, namespace): what its state object needs to know. This one notes nothing: something else cleans up."""
 
     __slots__ = ("clock", "duration_ms", "refreshes", "shows_expired")
 
-    def __init__(self, expiry: Expiry) -> None:
+    def __init__(self, expiry: TtlConfigState) -> None:
         self.clock = expiry.clock
         self.duration_ms = expiry.duration_ms
         self.refreshes = expiry.ttl.update == "read"
@@ -120,12 +120,12 @@ class TableExpiry:
         """Restored rows, whose stamps are older."""
 
 
-class NotedExpiry(TableExpiry):
+class NotingTtlTable(TtlTable):
     """Notes what is stamped, so that it is cleaned up a few values an access; for state in memory."""
 
     __slots__ = ("_expiry", "_generations", "_items", "_start_ms", "_stop_ms")
 
-    def __init__(self, expiry: Expiry, generations: Generations) -> None:
+    def __init__(self, expiry: TtlConfigState, generations: CopyOnWriteStateTable) -> None:
         super().__init__(expiry)
         self._expiry = expiry
         self._generations = generations
@@ -158,7 +158,7 @@ class NotedExpiry(TableExpiry):
     def drop_expired(self, item: Item, horizon_ms: int) -> None:
         """Drop one item, or the elements of one list, if their stamps have expired."""
         generations = self._generations
-        if isinstance(generations, MapGenerations):
+        if isinstance(generations, CopyOnWriteMapTable):
             key, entry = item
             found, _ = generations.find_entry(key, entry)
             if found is not MISSING and found[0] <= horizon_ms:

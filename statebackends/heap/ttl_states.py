@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import MISSING, Generations
+from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable
 from holdfast.statebackends.heap.states import GenerationalListState, GenerationalMapState, GenerationalValueState, KeyContext
-from holdfast.statebackends.heap.ttl import TableExpiry
+from holdfast.statebackends.heap.ttl import TtlTable
 from holdfast.statebackends.serialization.type_serializer import Copier
 from holdfast.statebackends.serialization.value_checks import Checks
 from holdfast.statebackends.state import (
@@ -37,7 +37,7 @@ class TtlValueState(Generic[V]):
     __slots__ = ("__weakref__", "_checks", "_context", "_expiry", "_stored")
 
     def __init__(
-        self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks, expiry: TableExpiry
+        self, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks, expiry: TtlTable
     ) -> None:
         """`copy` copies a value with its stamp."""
         self._context = context
@@ -87,10 +87,10 @@ class TtlReducingState(TtlValueState[V]):
     def __init__(
         self,
         context: KeyContext,
-        generations: Generations,
+        generations: CopyOnWriteStateTable,
         copy: Copier | None,
         checks: Checks,
-        expiry: TableExpiry,
+        expiry: TtlTable,
         reduce: Callable[[V, V], V],
     ) -> None:
         super().__init__(context, generations, copy, checks, expiry)
@@ -112,10 +112,10 @@ class TtlAggregatingState(TtlValueState[ACC], Generic[IN, ACC, OUT]):
     def __init__(
         self,
         context: KeyContext,
-        generations: Generations,
+        generations: CopyOnWriteStateTable,
         copy: Copier | None,
         checks: Checks,
-        expiry: TableExpiry,
+        expiry: TtlTable,
         aggregate: AggregateFunction[IN, ACC, OUT],
     ) -> None:
         super().__init__(context, generations, copy, checks, expiry)
@@ -138,7 +138,7 @@ class TtlListState(Generic[V]):
     __slots__ = ("__weakref__", "_checks", "_context", "_expiry", "_stored")
 
     def __init__(
-        self, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks, expiry: TableExpiry
+        self, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks, expiry: TtlTable
     ) -> None:
         """`copy` copies an element with its stamp."""
         self._context = context
@@ -192,7 +192,7 @@ class TtlMapState(Generic[K, V]):
     __slots__ = ("__weakref__", "_checks", "_context", "_expiry", "_generations", "_stored")
 
     def __init__(
-        self, context: KeyContext, generations: MapGenerations, copy: Copier | None, checks: Checks, expiry: TableExpiry
+        self, context: KeyContext, generations: CopyOnWriteMapTable, copy: Copier | None, checks: Checks, expiry: TtlTable
     ) -> None:
         """`copy` copies a value with its stamp."""
         self._context = context
@@ -255,7 +255,7 @@ class TtlMapState(Generic[K, V]):
 
 
 def create_ttl_state(
-    descriptor: Any, context: KeyContext, generations: Generations, copy: Copier | None, checks: Checks, expiry: TableExpiry
+    descriptor: Any, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks, expiry: TtlTable
 ) -> Any:
     """The state object of a descriptor with a TTL. Raises InvalidConfigError for a kind that isn't keyed by row."""
     match descriptor:
@@ -263,7 +263,7 @@ def create_ttl_state(
             return TtlValueState(context, generations, copy, checks, expiry)
         case ListStateDescriptor():
             return TtlListState(context, generations, copy, checks, expiry)
-        case MapStateDescriptor() if isinstance(generations, MapGenerations):
+        case MapStateDescriptor() if isinstance(generations, CopyOnWriteMapTable):
             return TtlMapState(context, generations, copy, checks, expiry)
         case ReducingStateDescriptor():
             return TtlReducingState(context, generations, copy, checks, expiry, descriptor.reduce)

@@ -17,18 +17,18 @@ from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import InvariantError, StateValueError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
-from holdfast.statebackends.heap.state_table import TOMBSTONE, Generations
-from holdfast.statebackends.heap.ttl import Expiry, TableExpiry
+from holdfast.statebackends.heap.state_table import TOMBSTONE, CopyOnWriteStateTable
+from holdfast.statebackends.heap.ttl import TtlConfigState, TtlTable
 from holdfast.statebackends.rocksdb.database import TABLE_SUFFIX, RocksStore
 from holdfast.statebackends.rocksdb.options import Compaction, shared_memory
 from holdfast.statebackends.rocksdb.restore import NativeRestore
 from holdfast.statebackends.rocksdb.row_keys import Row, row_key
-from holdfast.statebackends.rocksdb.state_table import RocksGenerations, RocksMapGenerations
-from holdfast.statebackends.rocksdb.ttl_cleanup import ExpirySweep
-from holdfast.statebackends.rocksdb.write_buffer import FrontTier, SealedGeneration, TierLimits
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.rocksdb.state_table import RocksDBMapTable, RocksDBStateTable
+from holdfast.statebackends.rocksdb.ttl_cleanup import IncrementalCleanup
+from holdfast.statebackends.rocksdb.write_buffer import ImmutableBuffer, TierLimits, WriteBuffer
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshot.increments import StoredChains, StoredFiles, TablesSnapshot
+from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, StoredFiles, TablesSnapshot
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
 from holdfast.statebackends.snapshot.sorting import RowStream
@@ -49,11 +49,11 @@ class RocksKeyedBackend(KeyedBackendBase):
         super().__init__(config)
         self._local_dir = local_dir
         self._settings = settings
-        self._opened: FrontTier | None = None
+        self._opened: WriteBuffer | None = None
         self._disposed = False
         self._snapshots = 0
         self._stored = StoredFiles()
-        self._chains = StoredChains() if settings.incremental else None
+        self._chains = ChainsByCheckpoint() if settings.incremental else None
         self._until_check = _CHECK_EVERY
         self._checks = 1
 
@@ -93,14 +93,14 @@ class RocksKeyedBackend(KeyedBackendBase):
         present = [key for key, group in zip(shown, groups, strict=True) if self._has(generations, key, group)]
         yield from chain(present, stored)
 
-    def _has(self, generations: Generations, key: bytes, key_group: int) -> bool:
-        if not isinstance(generations, RocksMapGenerations):
+    def _has(self, generations: CopyOnWriteStateTable, key: bytes, key_group: int) -> bool:
+        if not isinstance(generations, RocksDBMapTable):
             newest = next(layer[key] for layer in (generations.live, *generations.older) if key in layer)
             return newest is not TOMBSTONE
         return bool(generations.entries_of(key, key_group)[0])
 
     @property
-    def front_tier(self) -> FrontTier:
+    def front_tier(self) -> WriteBuffer:
         """For metrics and tests."""
         return self._tier
 
@@ -138,13 +138,13 @@ class RocksKeyedBackend(KeyedBackendBase):
         super().notify_checkpoint_aborted(checkpoint_id)
         self._stored.forget(checkpoint_id)
 
-    def _is_idle(self, generations: Generations) -> bool:
+    def _is_idle(self, generations: CopyOnWriteStateTable) -> bool:
         return not generations.live and not generations.older
 
     # ------------------------------------------------------------------------------------------------------------ storing
 
     @property
-    def _tier(self) -> FrontTier:
+    def _tier(self) -> WriteBuffer:
         if self._opened is None:
             self._opened = self._front_tier(self._open_store(self._database_folder, is_new=True))
         return self._opened
@@ -170,28 +170,28 @@ class RocksKeyedBackend(KeyedBackendBase):
             operator=self._operator,
         )
 
-    def _front_tier(self, store: RocksStore) -> FrontTier:
+    def _front_tier(self, store: RocksStore) -> WriteBuffer:
         settings = self._settings
         limits = TierLimits(
             settings.rocksdb_front_tier_bytes_max, settings.rocksdb_write_behind_rows, settings.rocksdb_cache_bytes_max
         )
-        tier = FrontTier(store, self._rows.groups_of, limits)
+        tier = WriteBuffer(store, self._rows.groups_of, limits)
         tier.expiries = list(self._expiries.values())
         swept = [expiry for expiry in self._expiries.values() if expiry.ttl.cleanup_entries]
         if swept and len(self._key_groups):
-            tier.sweep = ExpirySweep(store, swept, self._key_groups)
+            tier.sweep = IncrementalCleanup(store, swept, self._key_groups)
         return tier
 
-    def _new_generations(self, codec: StateCodec, namespace: bytes) -> Generations:
-        kind = RocksMapGenerations if codec.kind == "map" else RocksGenerations
+    def _new_generations(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
+        kind = RocksDBMapTable if codec.kind == "map" else RocksDBStateTable
         generations = kind(self._context, self._tier.store, codec, namespace, self._expiries.get(codec.name))
         self._tier.tables.append(generations)
         return generations
 
-    def _new_table_expiry(self, expiry: Expiry, generations: Generations) -> TableExpiry:
-        return TableExpiry(expiry)  # keys of state larger than memory are not noted: see rocksdb_expiry.py
+    def _new_table_expiry(self, expiry: TtlConfigState, generations: CopyOnWriteStateTable) -> TtlTable:
+        return TtlTable(expiry)  # keys of state larger than memory are not noted: see rocksdb_expiry.py
 
-    def _load_rows(self, codec: StateCodec, table: pa.Table) -> None:
+    def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
         store = self._tier.store
         store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.chunks(codec, table)))
 
@@ -214,13 +214,13 @@ class RocksSnapshot:
     def __init__(
         self,
         rows: KeyedRows,
-        states: list[tuple[StateCodec, int | None]],
+        states: list[tuple[StateSerializer, int | None]],
         key_groups: KeyGroupRange,
-        tier: FrontTier,
-        generation: SealedGeneration,
+        tier: WriteBuffer,
+        generation: ImmutableBuffer,
         memory_sources: list[ChangingSource],
         stored: StoredFiles | None,
-        chains: StoredChains | None,
+        chains: ChainsByCheckpoint | None,
     ) -> None:
         """`stored`: of earlier checkpoints; None: everything is written anew, into the snapshot's own folder."""
         self._rows = rows
@@ -326,7 +326,7 @@ class _StoredRows:
     """One state's rows in a hard-linked copy."""
 
     def __init__(
-        self, rows: KeyedRows, codec: StateCodec, copy: RocksStore, key_groups: KeyGroupRange, horizon_ms: int | None
+        self, rows: KeyedRows, codec: StateSerializer, copy: RocksStore, key_groups: KeyGroupRange, horizon_ms: int | None
     ) -> None:
         """`horizon_ms`: what is stamped at or before it has expired, and is left out."""
         self._horizon_ms = horizon_ms
@@ -360,7 +360,7 @@ class _StoredRows:
         yield namespace, keys, values
 
 
-def _rows_of_chunks(codec: StateCodec, state_id: int, chunks: Iterator[Any]) -> Iterator[Row]:
+def _rows_of_chunks(codec: StateSerializer, state_id: int, chunks: Iterator[Any]) -> Iterator[Row]:
     """Rows to write for restored chunks; lists, which may come in several pieces, are put together first."""
     lists: dict[tuple[int, bytes, bytes], list[Any]] = {}
     for namespace, keys, groups, values in chunks:

@@ -25,7 +25,7 @@ from holdfast.statebackends.handles import (
 from holdfast.statebackends.layout import shared_name
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey, row_key
-from holdfast.statebackends.serialization.state_serializer import StateCodec, migrate_rows, not_widened
+from holdfast.statebackends.serialization.state_serializer import StateSerializer, migrate_rows, not_widened
 from holdfast.statebackends.snapshot.parts import part_path, read_part, unresolved
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.storage.failures import unavailable
@@ -38,7 +38,7 @@ class NativeRestore:
     def __init__(
         self,
         rows: KeyedRows,
-        codecs: Mapping[str, StateCodec],
+        codecs: Mapping[str, StateSerializer],
         key_groups: KeyGroupRange,
         storage: Storage,
         folder: str,
@@ -120,7 +120,7 @@ class NativeRestore:
             old.close()
 
     def _sorted_rows(
-        self, old: RocksStore, store: RocksStore, wanted: list[tuple[StateMeta, StateCodec]], groups: KeyGroupRange
+        self, old: RocksStore, store: RocksStore, wanted: list[tuple[StateMeta, StateSerializer]], groups: KeyGroupRange
     ) -> Iterator[tuple[bytes, bytes]]:
         """Rows as `store` has them, ascending. State ids are each database's own: rows are rewritten only if they differ."""
         ids = {meta.name: store.state_id(meta.name) for meta, _ in wanted}
@@ -133,7 +133,7 @@ class NativeRestore:
                 yield from self._rows_of(old, KeyGroupRange(group, group + 1), ids[meta.name], meta, codec)
 
     def _rows_of(
-        self, source: RocksStore, groups: KeyGroupRange, state_id: int, meta: StateMeta, codec: StateCodec
+        self, source: RocksStore, groups: KeyGroupRange, state_id: int, meta: StateMeta, codec: StateSerializer
     ) -> Iterator[tuple[bytes, bytes]]:
         """Rows of one state of `source`, ascending, under another state id and with the declared type."""
         rows = source.state_rows(source.state_ids[meta.name], groups)
@@ -141,7 +141,7 @@ class NativeRestore:
             values = self._values(meta, codec, [value for _, value in piece])
             yield from ((_row_key(row, state_id), value) for (row, _), value in zip(piece, values, strict=True))
 
-    def _values(self, meta: StateMeta, codec: StateCodec, values: list[bytes]) -> list[bytes]:
+    def _values(self, meta: StateMeta, codec: StateSerializer, values: list[bytes]) -> list[bytes]:
         if meta.value_type == codec.meta.value_type:
             return values
         try:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, Generations, Layer, MapLayer
+from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, CopyOnWriteStateTable, Layer, MapLayer
 from holdfast.statebackends.heap.states import KeyContext
-from holdfast.statebackends.heap.ttl import Expiry
+from holdfast.statebackends.heap.ttl import TtlConfigState
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import Row, row_key, row_keys, write_order
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.rows import unexpired
 
 GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]
@@ -69,13 +69,13 @@ class ReadCache:
         return weight(self._young) + weight(self._old)
 
 
-class RocksGenerations(Generations):
+class RocksDBStateTable(CopyOnWriteStateTable):
     """Generations of one (state, namespace) with a database below."""
 
     __slots__ = ("_context", "_encode_one", "_store", "cache", "codec", "namespace", "state_id")
 
     def __init__(
-        self, context: KeyContext, store: RocksStore, codec: StateCodec, namespace: bytes, expiry: Expiry | None = None
+        self, context: KeyContext, store: RocksStore, codec: StateSerializer, namespace: bytes, expiry: TtlConfigState | None = None
     ) -> None:
         super().__init__()
         self._encode_one: Callable[[Any], bytes | None] | None = None if expiry is None else _unexpired_encoder(codec, expiry)
@@ -139,8 +139,8 @@ class RocksGenerations(Generations):
         return [next(encoded) if is_there else None for is_there in there]
 
 
-class RocksMapGenerations(RocksGenerations, MapGenerations):
-    """RocksGenerations of map state: every entry is a row."""
+class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
+    """RocksDBStateTable of map state: every entry is a row."""
 
     __slots__ = ()
 
@@ -206,7 +206,7 @@ class RocksMapGenerations(RocksGenerations, MapGenerations):
         return row_key(self._context.key_group, self.state_id, key, self.namespace)
 
 
-def _unexpired_encoder(codec: StateCodec, expiry: Expiry) -> Callable[[Any], bytes | None]:
+def _unexpired_encoder(codec: StateSerializer, expiry: TtlConfigState) -> Callable[[Any], bytes | None]:
     """What had expired when a generation was sealed last is deleted where it would be written."""
     kind = "value" if codec.kind == "map" else codec.kind  # a row is one entry
 

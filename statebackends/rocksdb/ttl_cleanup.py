@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import islice
 
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.heap.ttl import Expiry
+from holdfast.statebackends.heap.ttl import TtlConfigState
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import Row
-from holdfast.statebackends.serialization.state_serializer import StampedCodec
+from holdfast.statebackends.serialization.state_serializer import TtlSerializer
 
 SWEEP_ROWS_MIN = 20_000
 """Rows looked at behind a snapshot, beside as many as were written; about 50 ms of processor time."""
@@ -21,10 +21,10 @@ STRETCH_ROWS = 2_000
 """Rows looked at without giving others a chance to write."""
 
 
-class ExpirySweep:
+class IncrementalCleanup:
     """Walks over the rows of one database's states with TTL. For one thread at a time, while nobody else writes."""
 
-    def __init__(self, store: RocksStore, expiries: Sequence[Expiry], key_groups: KeyGroupRange) -> None:
+    def __init__(self, store: RocksStore, expiries: Sequence[TtlConfigState], key_groups: KeyGroupRange) -> None:
         self._store = store
         self._expiries = list(expiries)
         self._key_groups = key_groups
@@ -50,7 +50,7 @@ class ExpirySweep:
         expiry, group = self._next()
         codec, horizon_ms = expiry.codec, expiry.barrier_horizon_ms
         state_id = self._store.state_ids.get(codec.name)
-        if state_id is None or not isinstance(codec, StampedCodec):
+        if state_id is None or not isinstance(codec, TtlSerializer):
             return 0
         seen, dead = 0, list[Row]()
         for key, value in islice(self._store.rows_after(group, state_id, self._after), rows_max):
@@ -62,7 +62,7 @@ class ExpirySweep:
             self.deleted += len(dead)
         return seen
 
-    def _next(self) -> tuple[Expiry, int]:
+    def _next(self) -> tuple[TtlConfigState, int]:
         self._place %= len(self._key_groups) * len(self._expiries)
         group, index = divmod(self._place, len(self._expiries))
         return self._expiries[index], self._key_groups.start + group

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from holdfast.statebackends.errors import StateBackendError, StateValueError, StorageUnavailableError
 from holdfast.statebackends.heap.state_table import Layer
-from holdfast.statebackends.heap.ttl import Expiry
+from holdfast.statebackends.heap.ttl import TtlConfigState
 from holdfast.statebackends.rocksdb.database import RocksStore
-from holdfast.statebackends.rocksdb.state_table import GroupsOf, Piece, RocksGenerations, weight
-from holdfast.statebackends.rocksdb.ttl_cleanup import STRETCH_ROWS, SWEEP_ROWS_MIN, ExpirySweep
+from holdfast.statebackends.rocksdb.state_table import GroupsOf, Piece, RocksDBStateTable, weight
+from holdfast.statebackends.rocksdb.ttl_cleanup import STRETCH_ROWS, SWEEP_ROWS_MIN, IncrementalCleanup
 
 _SORTED_IN_POOL, _SORTED_ON_LOOP = 1 << 17, 1 << 13
 """Rows put in order before they are written: a few dozen milliseconds of a pool thread, which mostly don't hold the interpreter
@@ -29,11 +29,11 @@ _IDLE_ROW_BYTES_MAX = 4 << 10
 """Larger rows are left to the pool thread: a turn of the loop would write megabytes."""
 
 
-class SealedGeneration:
+class ImmutableBuffer:
     """Sealed layers on their way to the database."""
 
     def __init__(
-        self, layers: list[tuple[RocksGenerations, Layer]], groups_of: GroupsOf, copy_folder: str | None, *, behind: bool
+        self, layers: list[tuple[RocksDBStateTable, Layer]], groups_of: GroupsOf, copy_folder: str | None, *, behind: bool
     ) -> None:
         self.layers = layers
         self.copy_folder = copy_folder
@@ -90,11 +90,11 @@ class TierLimits:
     """Read cache of all states and namespaces together, shared out evenly."""
 
 
-class FrontTier:
+class WriteBuffer:
     """All generations of one backend. The loop thread's, but for `materialise`."""
 
     def __init__(self, store: RocksStore, groups_of: GroupsOf, limits: TierLimits) -> None:
-        self.tables: list[RocksGenerations] = []
+        self.tables: list[RocksDBStateTable] = []
         self.eviction_waits = 0
         """Times that an eviction was due and had to wait for a snapshot."""
         self.evictions = 0
@@ -102,9 +102,9 @@ class FrontTier:
         self.rows_sealed = 0
         """Of all generations; keys, for map state."""
         self.store = store
-        self.expiries: list[Expiry] = []
+        self.expiries: list[TtlConfigState] = []
         """Of states with a TTL: what has expired when a generation is sealed is not written."""
-        self.sweep: ExpirySweep | None = None
+        self.sweep: IncrementalCleanup | None = None
         """Cleans up what has expired since it was written."""
         self._rows_swept = 0
         self._idle_failed = False
@@ -113,22 +113,22 @@ class FrontTier:
         """How often a key had been selected when the rows were counted, less those there were if they were too few."""
         self._groups_of = groups_of
         self._limits = limits
-        self._sealed: deque[SealedGeneration] = deque()  # oldest first
+        self._sealed: deque[ImmutableBuffer] = deque()  # oldest first
         self._lock = threading.Lock()
 
-    def seal(self, copy_folder: str | None = None, *, behind: bool = False) -> SealedGeneration:
-        """Freeze what is live: O(states and namespaces). `copy_folder`, `behind`: as in SealedGeneration."""
+    def seal(self, copy_folder: str | None = None, *, behind: bool = False) -> ImmutableBuffer:
+        """Freeze what is live: O(states and namespaces). `copy_folder`, `behind`: as in ImmutableBuffer."""
         self.retire()
         self._idle_failed = False
         for expiry in self.expiries:
             expiry.mark()
         layers = [(table, table.seal()) for table in self.tables if table.live]
         self.rows_sealed += sum(len(layer) for _, layer in layers)
-        generation = SealedGeneration(layers, self._groups_of, copy_folder, behind=behind)
+        generation = ImmutableBuffer(layers, self._groups_of, copy_folder, behind=behind)
         self._sealed.append(generation)
         return generation
 
-    def abandon(self, generation: SealedGeneration) -> None:
+    def abandon(self, generation: ImmutableBuffer) -> None:
         """The snapshot of a generation is over. What didn't reach the database becomes live again, if nothing newer is sealed.
 
         So a value that can't be encoded spoils only the snapshots that hold it."""
@@ -148,7 +148,7 @@ class FrontTier:
             finally:
                 self._lock.release()
 
-    def materialise(self, generation: SealedGeneration) -> None:
+    def materialise(self, generation: ImmutableBuffer) -> None:
         """Pool thread: write this generation and all before it, with their copies.
 
         Raises StorageUnavailableError when writing fails, or the database was closed meanwhile."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from holdfast.statebackends.serialization.shapes import DecimalShape, OptionalShape, Shape
+from holdfast.statebackends.serialization.shapes import DecimalType, OptionalType, ValueType
 
 _KINDS = (
     pa.types.is_integer,
@@ -30,14 +30,14 @@ _KINDS = (
 )
 
 
-def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: Shape | None = None) -> bool:
+def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: ValueType | None = None) -> bool:
     """Whether a checked cast from one type to another gives equal values. `shape`: of the values, which `wanted` may not say:
     decimals are texts, and numbers become such texts, but not texts of any other kind."""
     types = pa.types
-    shape = shape.inner if isinstance(shape, OptionalShape) else shape
+    shape = shape.inner if isinstance(shape, OptionalType) else shape
     if types.is_null(found):
         return True
-    if isinstance(shape, DecimalShape) and (types.is_decimal(found) or types.is_integer(found)):
+    if isinstance(shape, DecimalType) and (types.is_decimal(found) or types.is_integer(found)):
         return True
     if types.is_integer(found) and types.is_floating(wanted):
         return True  # the cast refuses a number that has no equal one
@@ -56,7 +56,7 @@ def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: Shape | None =
     return False
 
 
-def fitted(array: pa.Array, wanted: pa.DataType, shape: Shape | None = None) -> pa.Array:
+def fitted(array: pa.Array, wanted: pa.DataType, shape: ValueType | None = None) -> pa.Array:
     """The column as one of the type that it has to have. Raises ValueError, or pyarrow's errors for one without an equal one."""
     is_numbered = pa.types.is_dictionary(array.type)
     found = array.type.value_type if is_numbered else array.type
@@ -67,11 +67,11 @@ def fitted(array: pa.Array, wanted: pa.DataType, shape: Shape | None = None) -> 
     return array if found == wanted else array.cast(wanted)
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType, shape: Shape | None) -> bool:
+def _fits(found: pa.DataType, wanted: pa.DataType, shape: ValueType | None) -> bool:
     return bool(found == wanted) or loses_nothing(found, wanted, shape)
 
 
-def _members(shape: Shape | None, count: int) -> Sequence[Shape | None]:
+def _members(shape: ValueType | None, count: int) -> Sequence[ValueType | None]:
     return shape.children if shape is not None and len(shape.children) == count else [None] * count
 
 

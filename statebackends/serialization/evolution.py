@@ -13,13 +13,13 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.statebackends.serialization.shapes import (
-    DictShape,
-    ListShape,
-    OptionalShape,
+    DictType,
+    ListType,
+    OptionalType,
     RecordField,
-    RecordShape,
-    Shape,
-    TupleShape,
+    RecordType,
+    TupleType,
+    ValueType,
 )
 
 
@@ -106,44 +106,44 @@ def worst_verdict(changes: Iterable[SchemaChange]) -> Compatibility:
     return max((change.verdict for change in changes), key=_SEVERITY.index, default=Compatibility.COMPATIBLE_AS_IS)
 
 
-def compare(stored: Shape, declared: Shape) -> Compatibility:
+def compare(stored: ValueType, declared: ValueType) -> Compatibility:
     """Can values of `stored` be read as `declared`?"""
     return worst_verdict(find_changes(stored, declared))
 
 
-def find_changes(stored: Shape, declared: Shape, path: str = "") -> Iterator[SchemaChange]:
+def find_changes(stored: ValueType, declared: ValueType, path: str = "") -> Iterator[SchemaChange]:
     """What differs, in the order of the stored fields; of fields that are in both, all the way down."""
     if stored.text == declared.text:
         return
     retyped = SchemaChange(path, ChangeKind.RETYPED, stored.text, declared.text)
     if (stored.text, declared.text) in _WIDENED:
         yield SchemaChange(path, ChangeKind.WIDENED, stored.text, declared.text)
-    elif isinstance(declared, OptionalShape):
-        if not isinstance(stored, OptionalShape):
+    elif isinstance(declared, OptionalType):
+        if not isinstance(stored, OptionalType):
             yield SchemaChange(path, ChangeKind.NULLABLE, stored.text, declared.text)
-        yield from find_changes(stored.inner if isinstance(stored, OptionalShape) else stored, declared.inner, path)
-    elif isinstance(stored, RecordShape) and isinstance(declared, RecordShape) and stored.kind == declared.kind:
+        yield from find_changes(stored.inner if isinstance(stored, OptionalType) else stored, declared.inner, path)
+    elif isinstance(stored, RecordType) and isinstance(declared, RecordType) and stored.kind == declared.kind:
         yield from _record_changes(stored, declared, path)
-    elif isinstance(stored, DictShape) and isinstance(declared, DictShape):
+    elif isinstance(stored, DictType) and isinstance(declared, DictType):
         (old_key, old), (key, value) = stored.children, declared.children
         if old_key.text != key.text:
             yield retyped
         else:
             yield from find_changes(old, value, f"{path}{{}}")
-    elif isinstance(stored, ListShape) and isinstance(declared, ListShape) and _container(stored) == _container(declared):
+    elif isinstance(stored, ListType) and isinstance(declared, ListType) and _container(stored) == _container(declared):
         yield from find_changes(stored.inner, declared.inner, f"{path}[]")
-    elif isinstance(stored, TupleShape) and isinstance(declared, TupleShape) and len(stored.children) == len(declared.children):
+    elif isinstance(stored, TupleType) and isinstance(declared, TupleType) and len(stored.children) == len(declared.children):
         for index, (old, value) in enumerate(zip(stored.children, declared.children, strict=True)):
             yield from find_changes(old, value, f"{path}[{index}]")
     else:
         yield retyped
 
 
-def _container(shape: ListShape) -> str:
+def _container(shape: ListType) -> str:
     return shape.text.partition("<")[0]
 
 
-def _record_changes(stored: RecordShape, declared: RecordShape, path: str) -> Iterator[SchemaChange]:
+def _record_changes(stored: RecordType, declared: RecordType, path: str) -> Iterator[SchemaChange]:
     old_fields = {field.name: field for field in stored.fields}
     new_fields = {field.name: field for field in declared.fields}
     if not old_fields.keys() & new_fields.keys():
@@ -161,7 +161,7 @@ def _record_changes(stored: RecordShape, declared: RecordShape, path: str) -> It
         yield from find_changes(old.shape, new.shape, at)
     for name, new in new_fields.items():
         if name not in old_fields:
-            missing = new.default is None and not isinstance(new.shape, OptionalShape)
+            missing = new.default is None and not isinstance(new.shape, OptionalType)
             kind = ChangeKind.REQUIRED if missing else ChangeKind.ADDED
             yield SchemaChange(f"{path}.{name}".lstrip("."), kind, None, new.shape.text, default=new.default is not None)
     if stored.kind == "namedtuple" and _positions(old_fields, new_fields) != _positions(new_fields, old_fields):

@@ -14,7 +14,7 @@ from holdfast.statebackends.errors import InvalidKeyError
 from holdfast.statebackends.keygroups import key_groups_of_hashes
 from holdfast.statebackends.serialization import key_hash as keyhash
 from holdfast.statebackends.serialization import key_types as keytypes
-from holdfast.statebackends.serialization.key_fields import FieldType, NestedRows
+from holdfast.statebackends.serialization.key_fields import KeyFieldType, NestedRows
 
 _TUPLE_TAG = b"\x09"
 
@@ -26,7 +26,7 @@ class ArrowKeyColumn:
 
     def __init__(
         self,
-        fields: tuple[FieldType, ...],
+        fields: tuple[KeyFieldType, ...],
         is_tuple: bool,
         arrays: Sequence[pa.Array],
         max_parallelism: int,
@@ -102,7 +102,7 @@ class ArrowKeyColumn:
         return taken
 
 
-def cast_field(field: FieldType, array: pa.Array | pa.ChunkedArray) -> pa.Array:
+def cast_field(field: KeyFieldType, array: pa.Array | pa.ChunkedArray) -> pa.Array:
     """An array of the field's Arrow type with the same values. Raises ValueError or ArrowInvalid."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -117,7 +117,7 @@ def cast_field(field: FieldType, array: pa.Array | pa.ChunkedArray) -> pa.Array:
     return array
 
 
-def arrays_of_tuples(fields: Sequence[FieldType], encoded: Sequence[bytes]) -> list[pa.Array]:
+def arrays_of_tuples(fields: Sequence[KeyFieldType], encoded: Sequence[bytes]) -> list[pa.Array]:
     """One array per field of encoded tuples. Raises CorruptStateError."""
     rows = NestedRows(encoded)
     rows.skip_tag(_TUPLE_TAG[0])
@@ -126,7 +126,7 @@ def arrays_of_tuples(fields: Sequence[FieldType], encoded: Sequence[bytes]) -> l
     return arrays
 
 
-def arrays_of_exact_tuples(fields: Sequence[FieldType], values: Sequence[Any]) -> list[pa.Array] | None:
+def arrays_of_exact_tuples(fields: Sequence[KeyFieldType], values: Sequence[Any]) -> list[pa.Array] | None:
     """The columns of tuples whose members have exactly their field's Python class; None if one needs a closer look."""
     if set(map(type, values)) != {tuple} or set(map(len, values)) != {len(fields)}:
         return None

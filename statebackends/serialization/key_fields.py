@@ -89,7 +89,7 @@ Bodies = npt.NDArray[np.uint8]
 """Canonical bodies of fixed width, one row each."""
 
 
-class FieldType(ABC):
+class KeyFieldType(ABC):
     """One type of key field; stateless, compared by its text."""
 
     text: str
@@ -101,7 +101,7 @@ class FieldType(ABC):
     """Python class of canonical values."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FieldType) and other.text == self.text
+        return isinstance(other, KeyFieldType) and other.text == self.text
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -148,7 +148,7 @@ class FieldType(ABC):
         return CorruptStateError(f"{encoded[:60]!r} is not a key of type {self.text}", reason="key encoding")
 
 
-class FixedField(FieldType):
+class FixedField(KeyFieldType):
     """A field whose body has a fixed width."""
 
     width: ClassVar[int]
@@ -465,7 +465,7 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
     return _DECIMALS.scaleb(Decimal(unscaled), -scale)
 
 
-class _BytesField(FieldType):
+class _BytesField(KeyFieldType):
     """A field of varying length. Alone: the bytes; in a tuple: zero bytes escaped as 00 FF, ended by 00."""
 
     @abstractmethod

@@ -18,14 +18,14 @@ from holdfast.statebackends.serialization.key_fields import (
     BoolField,
     DateField,
     DecimalField,
-    FieldType,
     FloatField,
     Int64Field,
+    KeyFieldType,
     TimestampField,
     Utf8Field,
 )
 
-_SIMPLE: dict[str, FieldType] = {
+_SIMPLE: dict[str, KeyFieldType] = {
     field.text: field
     for field in (BoolField(), Int64Field(), FloatField(), Utf8Field(), BinaryField(), DateField(), TimestampField())
 }
@@ -42,7 +42,7 @@ _DECIMAL_TEXT = re.compile(r"decimal128\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
 
 
 @functools.lru_cache(maxsize=1024)
-def parse_field(text: str) -> FieldType:
+def parse_field(text: str) -> KeyFieldType:
     """Field type of a canonical text. Raises ValueError."""
     simple = _SIMPLE.get(text)
     if simple is not None:
@@ -53,7 +53,7 @@ def parse_field(text: str) -> FieldType:
     return DecimalField(int(match[1]), int(match[2]))
 
 
-def field_of_python(python_type: Any) -> FieldType:
+def field_of_python(python_type: Any) -> KeyFieldType:
     """Field type of a Python class. Raises ValueError with what to say instead."""
     if isinstance(python_type, pa.DataType):
         return field_of_arrow(python_type)
@@ -65,7 +65,7 @@ def field_of_python(python_type: Any) -> FieldType:
     return _SIMPLE[text]
 
 
-def field_of_arrow(data_type: pa.DataType) -> FieldType:
+def field_of_arrow(data_type: pa.DataType) -> KeyFieldType:
     """Field type that holds every value of an Arrow type. Raises ValueError if there is none."""
     types = pa.types
     if types.is_dictionary(data_type):
@@ -128,7 +128,7 @@ _EXACT = {"bool", "int64", "utf8", "binary", "date32"}
 """Fields whose values need no more than Arrow's own checks when they have exactly the field's class."""
 
 
-def array_of_exact(field: FieldType, values: Sequence[Any]) -> pa.Array | None:
+def array_of_exact(field: KeyFieldType, values: Sequence[Any]) -> pa.Array | None:
     """The column of values that all have the field's own Python class; None if one needs a closer look."""
     if field.text not in _EXACT or set(map(type, values)) != {field.exact}:
         return None
@@ -138,6 +138,6 @@ def array_of_exact(field: FieldType, values: Sequence[Any]) -> pa.Array | None:
         return None
 
 
-def check_member(field: FieldType, value: Any) -> Any:
+def check_member(field: KeyFieldType, value: Any) -> Any:
     """The canonical value of one field. Raises ValueError."""
     return field.check(value if type(value) is field.exact else unwrap(value))

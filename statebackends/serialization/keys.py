@@ -17,7 +17,7 @@ from holdfast.statebackends.keygroups import key_group_of_hash
 from holdfast.statebackends.serialization import key_hash as keyhash
 from holdfast.statebackends.serialization import key_types as keytypes
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn, arrays_of_exact_tuples, arrays_of_tuples, cast_field
-from holdfast.statebackends.serialization.key_fields import FieldType, TimestampField
+from holdfast.statebackends.serialization.key_fields import KeyFieldType, TimestampField
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class KeyType:
 
     text: str
     """Canonical: `int64`, `tuple<utf8,date32>` ...; stored in every snapshot."""
-    fields: tuple[FieldType, ...]
+    fields: tuple[KeyFieldType, ...]
     is_tuple: bool
 
     @staticmethod
@@ -179,14 +179,14 @@ class KeyType:
         return CorruptStateError(f"{encoded[:60]!r} is not a key of type {self.text}", reason="key encoding")
 
 
-def _typed(find: Callable[[T], FieldType], named: T) -> FieldType:
+def _typed(find: Callable[[T], KeyFieldType], named: T) -> KeyFieldType:
     try:
         return find(named)
     except ValueError as error:
         raise InvalidConfigError(str(error)) from error
 
 
-def _make(fields: Sequence[FieldType], *, is_tuple: bool) -> KeyType:
+def _make(fields: Sequence[KeyFieldType], *, is_tuple: bool) -> KeyType:
     if not fields:
         raise InvalidConfigError("a key needs at least one field")
     text = f"tuple<{','.join(field.text for field in fields)}>" if is_tuple else fields[0].text

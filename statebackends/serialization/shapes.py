@@ -28,8 +28,8 @@ from holdfast.statebackends.serialization.key_fields import (
     BinaryField,
     BoolField,
     DateField,
-    FieldType,
     Int64Field,
+    KeyFieldType,
     TimestampField,
     Utf8Field,
 )
@@ -78,12 +78,12 @@ def _always(value: Any) -> bool:
     return True
 
 
-class Shape(ABC):
+class ValueType(ABC):
     """The shape of one value; immutable, compared by its text."""
 
     text: str
     arrow_type: pa.DataType
-    children: tuple[Shape, ...] = ()
+    children: tuple[ValueType, ...] = ()
 
     @abstractmethod
     def check(self, value: Any) -> None:
@@ -119,11 +119,11 @@ class Shape(ABC):
             raise CorruptStateError(f"null in a column of {self.text}", reason="null value")
 
 
-class ScalarShape(Shape):
+class ScalarType(ValueType):
     """int, float, bool, str, bytes, date, datetime: one typed Arrow column."""
 
     def __init__(
-        self, text: str, python_type: type, field: FieldType, obvious: Callable[[Any], bool] = lambda value: False
+        self, text: str, python_type: type, field: KeyFieldType, obvious: Callable[[Any], bool] = lambda value: False
     ) -> None:
         """obvious: True for values of exactly `python_type` that need no closer look."""
         self.text, self.arrow_type = text, field.arrow_type
@@ -166,7 +166,7 @@ class ScalarShape(Shape):
         self._field.check_column(array)
 
 
-class TimeShape(ScalarShape):
+class TimeType(ScalarType):
     """An aware datetime, microseconds; comes back in UTC."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class TimeShape(ScalarShape):
         return pa.array([self.canonical(value) for value in values], self.arrow_type)
 
 
-class FloatShape(Shape):
+class FloatType(ValueType):
     """float; an int that a float holds exactly is taken too, as Python's typing has it, and comes back as float."""
 
     text = "float"
@@ -212,7 +212,7 @@ class FloatShape(Shape):
         return [self.canonical(value) for value in array.to_pylist()]
 
 
-class DecimalShape(Shape):
+class DecimalType(ValueType):
     """Decimal of any precision: its decimal text, so that exponent and trailing zeros survive."""
 
     text = "decimal"
@@ -261,13 +261,13 @@ def _decimal_of(value: Any) -> Decimal:
         raise CorruptStateError(f"{repr(value)[:_REPR_LENGTH_MAX]} is no decimal", reason="value encoding") from error
 
 
-class OpaqueShape(Shape):
+class OpaqueType(ValueType):
     """A value with no single Arrow type (a union): a binary column of msgpack."""
 
     arrow_type = pa.binary()
 
     def __init__(
-        self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], members: tuple[Shape, ...] = ()
+        self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], members: tuple[ValueType, ...] = ()
     ) -> None:
         """`members`: of a union."""
         self.text, self.encode, self.decode, self.members = text, encode, decode, members
@@ -301,10 +301,10 @@ class OpaqueShape(Shape):
             self.from_arrow(array)
 
 
-class OptionalShape(Shape):
+class OptionalType(ValueType):
     """A value or None; None is an Arrow null."""
 
-    def __init__(self, inner: Shape) -> None:
+    def __init__(self, inner: ValueType) -> None:
         self.text, self.arrow_type, self.children = f"optional<{inner.text}>", inner.arrow_type, (inner,)
         self.inner = inner
 
@@ -338,10 +338,10 @@ def scatter(present: pa.Array, valid: Sequence[bool]) -> pa.Array:
     return present.take(pa.array(np.cumsum(flags) - 1, pa.int64(), mask=~flags))
 
 
-class ListShape(Shape):
+class ListType(ValueType):
     """list, set, frozenset, or tuple of any length: an Arrow list."""
 
-    def __init__(self, text: str, container: type[Collection[Any]], inner: Shape) -> None:
+    def __init__(self, text: str, container: type[Collection[Any]], inner: ValueType) -> None:
         self.text, self.arrow_type, self.children = text, pa.list_(inner.arrow_type), (inner,)
         self.inner = inner
         self._container: Callable[[list[Any]], Any] = container
@@ -377,10 +377,10 @@ class ListShape(Shape):
         self.inner.check_column(array.flatten())
 
 
-class DictShape(Shape):
+class DictType(ValueType):
     """dict: an Arrow map, in the dict's order."""
 
-    def __init__(self, key: Shape, value: Shape) -> None:
+    def __init__(self, key: ValueType, value: ValueType) -> None:
         self.text = f"dict<{key.text},{value.text}>"
         self.arrow_type, self.children = pa.map_(key.arrow_type, value.arrow_type), (key, value)
 
@@ -417,17 +417,17 @@ class DictShape(Shape):
         starts, keys, members = _entries(array)
         key_shape.check_column(keys)
         value_shape.check_column(members)
-        if len(keys) and not (isinstance(key_shape, ScalarShape) and _are_distinct(starts, keys)):
+        if len(keys) and not (isinstance(key_shape, ScalarType) and _are_distinct(starts, keys)):
             values = key_shape.from_arrow(keys)
             for start, stop in itertools.pairwise(starts):
                 if len(set(values[start:stop])) < stop - start:
                     raise CorruptStateError(f"a {self.text} with a key that it has twice", reason="value encoding")
 
 
-class TupleShape(Shape):
+class TupleType(ValueType):
     """A tuple of fixed length: an Arrow struct with the fields `0`, `1` ..."""
 
-    def __init__(self, members: tuple[Shape, ...]) -> None:
+    def __init__(self, members: tuple[ValueType, ...]) -> None:
         self.text = f"tuple<{','.join(member.text for member in members)}>"
         self.children = members
         self.arrow_type = pa.struct([(str(index), member.arrow_type) for index, member in enumerate(members)])
@@ -494,15 +494,15 @@ def _starts(array: pa.Array) -> list[int]:
     return starts
 
 
-SCALARS: dict[type, Shape] = {
-    bool: ScalarShape("bool", bool, BoolField(), _always),
-    int: ScalarShape("int", int, Int64Field(), lambda value: -(2**63) <= value < 2**63),
-    float: FloatShape(),
-    str: ScalarShape("str", str, Utf8Field(), str.isascii),
-    bytes: ScalarShape("bytes", bytes, BinaryField(), _always),
-    date: ScalarShape("date", date, DateField(), _always),
-    datetime: TimeShape(),
-    Decimal: DecimalShape(),
+SCALARS: dict[type, ValueType] = {
+    bool: ScalarType("bool", bool, BoolField(), _always),
+    int: ScalarType("int", int, Int64Field(), lambda value: -(2**63) <= value < 2**63),
+    float: FloatType(),
+    str: ScalarType("str", str, Utf8Field(), str.isascii),
+    bytes: ScalarType("bytes", bytes, BinaryField(), _always),
+    date: ScalarType("date", date, DateField(), _always),
+    datetime: TimeType(),
+    Decimal: DecimalType(),
 }
 
 
@@ -517,7 +517,7 @@ class RecordField:
     attribute: str
     name: str
     """As encoded, and as the Arrow struct names it."""
-    shape: Shape
+    shape: ValueType
     default: Callable[[], Any] | None
     """Makes the value of a record that was written without the field; None: the field is required."""
 
@@ -527,7 +527,7 @@ class RecordField:
         return f"{name}: {self.shape.text}" + (" = default" if self.default is not None else "")
 
 
-class RecordShape(Shape):
+class RecordType(ValueType):
     """A record. `struct<...>` is encoded as a map by name, `namedtuple<...>` as an array by position."""
 
     def __init__(
@@ -611,7 +611,7 @@ class RecordShape(Shape):
         self._no_nulls(array)
         for index, field in enumerate(self.fields):
             column = array.field(index)
-            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalShape):
+            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalType):
                 column = column.drop_null()  # the field is absent
             field.shape.check_column(column)
 
@@ -619,12 +619,12 @@ class RecordShape(Shape):
         index = array.type.get_field_index(field.name)
         if index >= 0:
             column = array.field(index)
-            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalShape):
+            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalType):
                 present = iter(field.shape.from_arrow(column.drop_null()))
                 return [next(present) if valid else field.default() for valid in column.is_valid().to_pylist()]
             return field.shape.from_arrow(column)
         if field.default is not None:
             return [field.default() for _ in range(len(array))]
-        if isinstance(field.shape, OptionalShape):
+        if isinstance(field.shape, OptionalType):
             return [None] * len(array)
         raise CorruptStateError(f"no column {field.name!r} for {self.text}", reason="missing column")

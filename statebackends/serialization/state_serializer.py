@@ -26,10 +26,10 @@ from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.layout import TTL_STAMP, VALUE
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.shapes import Form, OpaqueShape
+from holdfast.statebackends.serialization.shapes import Form, OpaqueType
 from holdfast.statebackends.serialization.type_serializer import (
     Copier,
-    TypeSpec,
+    TypeSerializer,
     copier_of,
     map_text,
     migrate,
@@ -60,25 +60,25 @@ _STAMP = struct.Struct(">q")
 
 
 @dataclass(frozen=True, slots=True)
-class StateCodec:
+class StateSerializer:
     """Codecs of one value, list, map, reducing or aggregating state."""
 
     meta: StateMeta
-    value: TypeSpec
+    value: TypeSerializer
     """Of the value, list element, map value or accumulator."""
-    map_key: TypeSpec | None
+    map_key: TypeSerializer | None
     copy: Copier | None
     """Copies one value, element or map value; None if they can't change."""
     key_form: Form | None = None
     """Of a map's keys: see Shape.key_form."""
 
     @staticmethod
-    def of(descriptor: StateDescriptor, key_type: KeyType) -> StateCodec:
+    def of(descriptor: StateDescriptor, key_type: KeyType) -> StateSerializer:
         """Raises InvalidConfigError for a descriptor without such rows."""
         if isinstance(descriptor, ColumnarStateDescriptor | OperatorListStateDescriptor):
             raise InvalidConfigError(f"{descriptor.kind} state has no rows per key", state=descriptor.name)
-        value = TypeSpec.of(descriptor.type)
-        map_key = TypeSpec.of(descriptor.key_type) if isinstance(descriptor, MapStateDescriptor) else None
+        value = TypeSerializer.of(descriptor.type)
+        map_key = TypeSerializer.of(descriptor.key_type) if isinstance(descriptor, MapStateDescriptor) else None
         if not isinstance(descriptor.ttl, Ttl | None):
             raise InvalidConfigError(f"state {descriptor.name!r}: ttl is {descriptor.ttl!r}, not a Ttl", state=descriptor.name)
         text = value.text if descriptor.ttl is None else ttl_text(value.text)
@@ -88,8 +88,8 @@ class StateCodec:
         copy = copier_of(value)
         form = None if map_key is None else _key_form(map_key, descriptor.name)
         if descriptor.ttl is None:
-            return StateCodec(meta, value, map_key, copy, form)
-        return StampedCodec(meta, value, map_key, None if copy is None else lambda stamped: (stamped[0], copy(stamped[1])), form)
+            return StateSerializer(meta, value, map_key, copy, form)
+        return TtlSerializer(meta, value, map_key, None if copy is None else lambda stamped: (stamped[0], copy(stamped[1])), form)
 
     @property
     def checks(self) -> Checks:
@@ -150,7 +150,7 @@ class StateCodec:
         return self.map_key.decode(encoded)
 
 
-class StampedCodec(StateCodec):
+class TtlSerializer(StateSerializer):
     """Codec of a state with TTL: what is kept and encoded is not the value but (stamp in ms, value)."""
 
     __slots__ = ()
@@ -200,28 +200,28 @@ class StampedCodec(StateCodec):
         return stamp_ms
 
 
-def _key_form(map_key: TypeSpec, name: str) -> Form | None:
+def _key_form(map_key: TypeSerializer, name: str) -> Form | None:
     try:
         return map_key.shape.key_form()
     except InvalidConfigError as error:
         raise InvalidConfigError(f"state {name!r}: {error.message}", state=name) from error
 
 
-def _elements(codec: StateCodec, encoded: bytes) -> list[bytes]:
+def _elements(codec: StateSerializer, encoded: bytes) -> list[bytes]:
     try:
         return _ROW_LIST.decode(encoded)
     except msgspec.MsgspecError as error:
         raise CorruptStateError(f"state {codec.name!r}: not a list: {error}", reason="value encoding") from error
 
 
-def migrate_rows(stored: StateMeta, codec: StateCodec, encoded: Sequence[bytes], now_ms: int) -> list[bytes]:
+def migrate_rows(stored: StateMeta, codec: StateSerializer, encoded: Sequence[bytes], now_ms: int) -> list[bytes]:
     """Rewrite what keys have (entries, for map state), stored under a type that fits. Raises CorruptStateError, StateValueError.
 
     Values that carry no stamp yet get `now_ms`: to the new declaration they were written at the restore."""
     if stored.value_type == codec.meta.value_type:
         return list(encoded)
     _, value_text, had_stamps = value_texts(stored)
-    has_stamps = isinstance(codec, StampedCodec)
+    has_stamps = isinstance(codec, TtlSerializer)
     rows = [_elements(codec, row) for row in encoded] if codec.kind == "list" else [[row] for row in encoded]
     values = [value for row in rows for value in row]
     stamps = [_STAMP.pack(now_ms)] * len(values)
@@ -266,7 +266,7 @@ def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMe
     if isinstance(descriptor, ColumnarStateDescriptor):
         check_descriptor(descriptor, key_columns(key_type))
         return StateMeta(descriptor.name, descriptor.kind, value_type_text(descriptor), key_type.text)
-    return StateCodec.of(descriptor, key_type).meta
+    return StateSerializer.of(descriptor, key_type).meta
 
 
 def state_metas(descriptors: Sequence[StateDescriptor], key_type: KeyType | None) -> tuple[StateMeta, ...]:
@@ -302,7 +302,7 @@ def state_changes(stored: StateMeta, declared: StateMeta) -> list[SchemaChange]:
         return retyped
     if old_key != key:
         return retyped
-    changes = type_changes(old, TypeSpec.parse(value))
+    changes = type_changes(old, TypeSerializer.parse(value))
     if had_stamps != stamps:
         changes.append(SchemaChange("", ChangeKind.TTL_ADDED if stamps else ChangeKind.TTL_REMOVED))
     return changes
@@ -332,25 +332,25 @@ def meta_text(meta: StateMeta) -> str:
 
 PICKLED = "pickled"
 
-_OPAQUE = TypeSpec(PICKLED, OpaqueShape(PICKLED, bytes, bytes), bytes, bytes)
+_OPAQUE = TypeSerializer(PICKLED, OpaqueType(PICKLED, bytes, bytes), bytes, bytes)
 
 
-def stored_type(text: str) -> TypeSpec:
+def stored_type(text: str) -> TypeSerializer:
     """The type of stored values, with `pickled` as plain bytes. Raises InvalidConfigError."""
-    return _OPAQUE if text == PICKLED else TypeSpec.parse(text)
+    return _OPAQUE if text == PICKLED else TypeSerializer.parse(text)
 
 
-def codec_of_meta(meta: StateMeta) -> StateCodec | None:
+def codec_of_meta(meta: StateMeta) -> StateSerializer | None:
     """Codec of a keyed state; None for one of a kind with columns of its own. Raises InvalidConfigError."""
     if meta.kind not in CODED_KINDS:
         return None
     key_text, value_text, stamped = value_texts(meta)
     map_key = stored_type(key_text) if meta.kind == "map" else None
     form = None if map_key is None else _form_of(map_key)
-    return (StampedCodec if stamped else StateCodec)(meta, stored_type(value_text), map_key, None, form)
+    return (TtlSerializer if stamped else StateSerializer)(meta, stored_type(value_text), map_key, None, form)
 
 
-def _form_of(map_key: TypeSpec) -> Form | None:
+def _form_of(map_key: TypeSerializer) -> Form | None:
     try:
         return map_key.shape.key_form()
     except InvalidConfigError:

@@ -24,14 +24,14 @@ from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError,
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
 from holdfast.statebackends.serialization.shapes import (
     SCALARS,
-    DictShape,
+    DictType,
     Form,
-    ListShape,
-    OpaqueShape,
-    OptionalShape,
-    RecordShape,
-    Shape,
-    TupleShape,
+    ListType,
+    OpaqueType,
+    OptionalType,
+    RecordType,
+    TupleType,
+    ValueType,
     refused,
 )
 from holdfast.statebackends.serialization.types import ENCODER, parse_type, python_type_of_arrow, shape_of
@@ -40,26 +40,35 @@ from holdfast.statebackends.state import Pickled
 Copier = Callable[[Any], Any]
 
 
-def copier_of(spec: TypeSpec) -> Copier | None:
+def copier_of(spec: TypeSerializer) -> Copier | None:
     """None when values can't be changed in place; a shallow copy when that is deep enough; else a round trip."""
     shape = spec.shape
     if _immutable(shape):
         return None
-    inner = shape.children[0] if isinstance(shape, OptionalShape) else shape
-    if isinstance(inner, ListShape | DictShape | RecordShape) and all(_immutable(child) for child in inner.children):
+    inner = shape.children[0] if isinstance(shape, OptionalType) else shape
+    if isinstance(inner, ListType | DictType | RecordType) and all(_immutable(child) for child in inner.children):
         return copy.copy
     return lambda value: spec.decode(spec.encode(value))
 
 
-def _immutable(shape: Shape) -> bool:
-    if isinstance(shape, OptionalShape | TupleShape):
+def _immutable(shape: ValueType) -> bool:
+    if isinstance(shape, OptionalType | TupleType):
         return all(_immutable(child) for child in shape.children)
     return shape in SCALARS.values()
 
 
 T = TypeVar("T")
 
-__all__ = ["Compatibility", "Pickled", "StateValueError", "TypeSpec", "compatibility", "map_text", "migrate", "split_map_text"]
+__all__ = [
+    "Compatibility",
+    "Pickled",
+    "StateValueError",
+    "TypeSerializer",
+    "compatibility",
+    "map_text",
+    "migrate",
+    "split_map_text",
+]
 
 
 _BY_NAME = (
@@ -85,19 +94,19 @@ def _unpickle(encoded: bytes) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeSpec:
+class TypeSerializer:
     """The declared type of a state's values. Made by `of` or `parse`; equal when the texts are."""
 
     text: str
     """Canonical; stored with every snapshot."""
-    shape: Shape = field(compare=False, repr=False)
+    shape: ValueType = field(compare=False, repr=False)
     _encode: Callable[[Any], bytes] = field(compare=False, repr=False)
     _decode: Callable[[bytes], Any] = field(compare=False, repr=False)
 
     @staticmethod
-    def of(declared: Any) -> TypeSpec:
+    def of(declared: Any) -> TypeSerializer:
         """The spec of a Python type, an Arrow type, or `Pickled`. Raises InvalidConfigError naming what is supported."""
-        if isinstance(declared, TypeSpec):
+        if isinstance(declared, TypeSerializer):
             return declared
         if declared is Pickled or get_origin(declared) is Pickled:
             return _PICKLED
@@ -107,7 +116,7 @@ class TypeSpec:
             raise InvalidConfigError(f"{declared!r} is not a state type: {error}") from error
 
     @staticmethod
-    def parse(text: str) -> TypeSpec:
+    def parse(text: str) -> TypeSerializer:
         """The spec of a stored text, without the user's classes: records are dicts. Raises InvalidConfigError."""
         return _parse(text)
 
@@ -167,24 +176,24 @@ class TypeSpec:
             raise CorruptStateError(f"a column of {array.type} is not {self.text}: {error}", reason="column type") from error
 
 
-_PICKLED_SHAPE = OpaqueShape("pickled", _pickle, _unpickle)
+_PICKLED_SHAPE = OpaqueType("pickled", _pickle, _unpickle)
 _PICKLED_SHAPE.check = lambda value: None  # type: ignore[method-assign]
-_PICKLED = TypeSpec("pickled", _PICKLED_SHAPE, _pickle, _unpickle)
+_PICKLED = TypeSerializer("pickled", _PICKLED_SHAPE, _pickle, _unpickle)
 
 
-def _spec(declared: Any, shape: Shape) -> TypeSpec:
-    return TypeSpec(shape.text, shape, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
+def _spec(declared: Any, shape: ValueType) -> TypeSerializer:
+    return TypeSerializer(shape.text, shape, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
 
 
 @functools.lru_cache(maxsize=1024)
-def _of(declared: Any) -> TypeSpec:
+def _of(declared: Any) -> TypeSerializer:
     if isinstance(declared, pa.DataType):
         declared = python_type_of_arrow(declared)
     return _spec(declared, shape_of(declared))
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse(text: str) -> TypeSpec:
+def _parse(text: str) -> TypeSerializer:
     if text == _PICKLED.text:
         return _PICKLED
     try:
@@ -197,29 +206,29 @@ def _parse(text: str) -> TypeSpec:
     return spec
 
 
-def compatibility(stored_text: str, declared: TypeSpec) -> Compatibility:
+def compatibility(stored_text: str, declared: TypeSerializer) -> Compatibility:
     """Whether values stored under one type can be read under another; evolution.py has the rules."""
     return worst_verdict(type_changes(stored_text, declared))
 
 
-def type_changes(stored_text: str, declared: TypeSpec) -> list[SchemaChange]:
+def type_changes(stored_text: str, declared: TypeSerializer) -> list[SchemaChange]:
     """What differs between a stored type and the declared one."""
     if stored_text == declared.text:
         return []
     try:
-        stored = TypeSpec.parse(stored_text)
+        stored = TypeSerializer.parse(stored_text)
     except InvalidConfigError:
         return [SchemaChange("", ChangeKind.RETYPED, stored_text, declared.text)]
     return list(find_changes(stored.shape, declared.shape))
 
 
-def migrate(stored_text: str, declared: TypeSpec, encoded: Sequence[bytes]) -> list[bytes]:
+def migrate(stored_text: str, declared: TypeSerializer, encoded: Sequence[bytes]) -> list[bytes]:
     """Rewrite values stored under a type that is COMPATIBLE_AFTER_MIGRATION.
 
     Raises CorruptStateError, or StateValueError for a value that the wider type doesn't have after all."""
     if stored_text == declared.text:
         return list(encoded)
-    stored = TypeSpec.parse(stored_text)
+    stored = TypeSerializer.parse(stored_text)
     column = stored.to_arrow([stored.decode(row) for row in encoded])
     return [declared.encode(value) for value in declared.from_arrow(column)]
 

@@ -21,14 +21,14 @@ from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.serialization.shapes import (
     MISSING,
     SCALARS,
-    DictShape,
-    ListShape,
-    OpaqueShape,
-    OptionalShape,
+    DictType,
+    ListType,
+    OpaqueType,
+    OptionalType,
     RecordField,
-    RecordShape,
-    Shape,
-    TupleShape,
+    RecordType,
+    TupleType,
+    ValueType,
 )
 
 _OPAQUE_NAMES: dict[Any, str] = {time: "time", timedelta: "timedelta", UUID: "uuid"}
@@ -64,7 +64,7 @@ def encode_unusual(value: Any) -> Any:
 ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_unusual)
 
 
-def shape_of(python_type: Any, *, lenient: bool = False) -> Shape:
+def shape_of(python_type: Any, *, lenient: bool = False) -> ValueType:
     """Shape of a declared type. Raises InvalidConfigError.
 
     lenient: accept records in which an absent key and None look alike (read by tools, never declared)."""
@@ -78,7 +78,7 @@ class _Builder:
         self._lenient = lenient
         self._open: list[Any] = []
 
-    def build(self, declared: Any) -> Shape:
+    def build(self, declared: Any) -> ValueType:
         if get_origin(declared) is typing.Annotated:
             return self._annotated(*get_args(declared))
         scalar = SCALARS.get(declared) if isinstance(declared, type) else None
@@ -91,16 +91,16 @@ class _Builder:
             return self._union(declared, arguments)
         if origin in _COLLECTIONS and len(arguments) == 1:
             inner = self.build(arguments[0])
-            return ListShape(f"{_COLLECTIONS[origin]}<{inner.text}>", origin, inner)
+            return ListType(f"{_COLLECTIONS[origin]}<{inner.text}>", origin, inner)
         if origin is dict and len(arguments) == 2:
-            return DictShape(self._dict_key(arguments[0]), self.build(arguments[1]))
+            return DictType(self._dict_key(arguments[0]), self.build(arguments[1]))
         if origin is tuple and arguments:
             return self._tuple(arguments)
         if isinstance(declared, type) and origin is None:
             return self._record(declared)
         raise _refused(declared)
 
-    def _annotated(self, declared: Any, *notes: Any) -> Shape:
+    def _annotated(self, declared: Any, *notes: Any) -> ValueType:
         for note in notes:
             if isinstance(note, msgspec.Meta):
                 found = [name for name in _CONSTRAINTS if getattr(note, name) is not None]
@@ -110,28 +110,28 @@ class _Builder:
                     )
         return self.build(declared)
 
-    def _dict_key(self, declared: Any) -> Shape:
+    def _dict_key(self, declared: Any) -> ValueType:
         key = self.build(declared)
         if not _hashable(key):
             raise InvalidConfigError(f"{key.text} is not the key type of a dict: use a scalar or a tuple of scalars")
         return key
 
-    def _tuple(self, arguments: tuple[Any, ...]) -> Shape:
+    def _tuple(self, arguments: tuple[Any, ...]) -> ValueType:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             inner = self.build(arguments[0])
-            return ListShape(f"tuple<{inner.text},...>", tuple, inner)
-        return TupleShape(tuple(self.build(argument) for argument in arguments))
+            return ListType(f"tuple<{inner.text},...>", tuple, inner)
+        return TupleType(tuple(self.build(argument) for argument in arguments))
 
-    def _union(self, declared: Any, arguments: tuple[Any, ...]) -> Shape:
+    def _union(self, declared: Any, arguments: tuple[Any, ...]) -> ValueType:
         members = [argument for argument in arguments if argument is not type(None)]
         if len(members) == 1:
-            return OptionalShape(self.build(members[0]))
+            return OptionalType(self.build(members[0]))
         shapes = [self.build(member) for member in members]
         text = f"union<{','.join(sorted(shape.text for shape in shapes))}>"
         shape = _opaque(text, typing.Union[tuple(members)], tuple(shapes))  # noqa: UP007 - made from a list
-        return OptionalShape(shape) if len(members) < len(arguments) else shape
+        return OptionalType(shape) if len(members) < len(arguments) else shape
 
-    def _record(self, declared: type) -> Shape:
+    def _record(self, declared: type) -> ValueType:
         if declared in self._open:
             raise InvalidConfigError(f"{declared.__name__} contains itself, which no column can hold; use Pickled")
         self._open.append(declared)
@@ -141,7 +141,7 @@ class _Builder:
             self._open.pop()
         return shape if shape.fields else _opaque(shape.text, declared)
 
-    def _open_record(self, declared: type) -> RecordShape:
+    def _open_record(self, declared: type) -> RecordType:
         if issubclass(declared, msgspec.Struct):
             return self._struct(declared)
         if dataclasses.is_dataclass(declared):
@@ -149,12 +149,12 @@ class _Builder:
         if issubclass(declared, tuple) and hasattr(declared, "_fields"):
             hints, defaults = _hints(declared), declared._field_defaults  # type: ignore[attr-defined]
             fields = [self._field(name, name, hints.get(name), _constant(defaults, name)) for name in declared._fields]
-            return RecordShape("namedtuple", declared, tuple(fields), positional=True)
+            return RecordType("namedtuple", declared, tuple(fields), positional=True)
         if typing.is_typeddict(declared):
             return self._typed_dict(declared)
         raise _refused(declared)
 
-    def _struct(self, declared: type[msgspec.Struct]) -> RecordShape:
+    def _struct(self, declared: type[msgspec.Struct]) -> RecordType:
         config = declared.__struct_config__
         if config.tag is not None:
             raise InvalidConfigError(f"{declared.__name__}: a tagged struct is not supported as a state type")
@@ -172,9 +172,9 @@ class _Builder:
             fields.append(self._field(field.name, field.encode_name, field.type, default))
         names = tuple(field.attribute for field in fields)
         kind = "namedtuple" if config.array_like else "struct"
-        return RecordShape(kind, declared, tuple(fields), positional=getattr(declared, "__match_args__", None) == names)
+        return RecordType(kind, declared, tuple(fields), positional=getattr(declared, "__match_args__", None) == names)
 
-    def _dataclass(self, declared: Any) -> RecordShape:
+    def _dataclass(self, declared: Any) -> RecordType:
         hints, fields = _hints(declared), []
         for field in dataclasses.fields(declared):
             if not field.init:
@@ -186,9 +186,9 @@ class _Builder:
                 default = _constant({"value": field.default}, "value")
             fields.append(self._field(field.name, field.name, hints[field.name], default))
         names = tuple(field.attribute for field in fields)
-        return RecordShape("struct", declared, tuple(fields), positional=getattr(declared, "__match_args__", None) == names)
+        return RecordType("struct", declared, tuple(fields), positional=getattr(declared, "__match_args__", None) == names)
 
-    def _typed_dict(self, declared: Any) -> RecordShape:
+    def _typed_dict(self, declared: Any) -> RecordType:
         hints, fields = _hints(declared), []
         for name, hint in hints.items():
             mark = get_origin(hint)
@@ -196,10 +196,10 @@ class _Builder:
             # Python does not see the marks of a class whose annotations are texts (`from __future__ import annotations`)
             required = mark is typing.Required or (mark is not NotRequired and name in declared.__required_keys__)
             field = self._field(name, name, inner, None if required else (lambda: MISSING))
-            if not required and isinstance(field.shape, OptionalShape) and not self._lenient:
+            if not required and isinstance(field.shape, OptionalType) and not self._lenient:
                 raise InvalidConfigError(f"{declared.__name__}[{name!r}] may be absent or None: a column has one null")
             fields.append(field)
-        return RecordShape("struct", dict, tuple(fields), is_dict=True)
+        return RecordType("struct", dict, tuple(fields), is_dict=True)
 
     def _field(self, attribute: str, name: str, declared: Any, default: Any) -> RecordField:
         try:
@@ -213,12 +213,12 @@ def _constant(defaults: dict[str, Any], name: str) -> Any:
     return (lambda: defaults[name]) if name in defaults else None
 
 
-def _opaque(text: str, declared: Any, members: tuple[Shape, ...] = ()) -> Shape:
-    return OpaqueShape(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode, members)
+def _opaque(text: str, declared: Any, members: tuple[ValueType, ...] = ()) -> ValueType:
+    return OpaqueType(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode, members)
 
 
-def _hashable(shape: Shape) -> bool:
-    if isinstance(shape, TupleShape):
+def _hashable(shape: ValueType) -> bool:
+    if isinstance(shape, TupleType):
         return all(map(_hashable, shape.children))
     return shape in SCALARS.values()
 

@@ -16,14 +16,14 @@ from holdfast.statebackends.errors import StateValueError
 from holdfast.statebackends.serialization.shapes import (
     MISSING,
     SCALARS,
-    DictShape,
-    ListShape,
-    OpaqueShape,
-    OptionalShape,
-    RecordShape,
-    ScalarShape,
-    Shape,
-    TupleShape,
+    DictType,
+    ListType,
+    OpaqueType,
+    OptionalType,
+    RecordType,
+    ScalarType,
+    TupleType,
+    ValueType,
     refused,
 )
 
@@ -46,12 +46,12 @@ class Checks:
     """Of a map's key."""
 
 
-def checks_of(name: str, kind: str, value: Shape, key: Shape | None) -> Checks:
+def checks_of(name: str, kind: str, value: ValueType, key: ValueType | None) -> Checks:
     """`name` and `kind` of the state, for errors."""
     check = _top(value, name, kind)
 
     def check_all(values: Sequence[Any]) -> None:
-        if isinstance(value, ScalarShape):
+        if isinstance(value, ScalarType):
             try:
                 value.check_all(values)
                 return
@@ -63,7 +63,7 @@ def checks_of(name: str, kind: str, value: Shape, key: Shape | None) -> Checks:
     return Checks(check, check_all, check if key is None else _top(key, name, "key"))
 
 
-def _top(shape: Shape, name: str, kind: str) -> Check:
+def _top(shape: ValueType, name: str, kind: str) -> Check:
     """Errors name the state. Of a scalar it is one call in all, which is what a record can afford."""
     return _scalar(shape, _named(shape.check, name, kind)) or _named(_check_of(shape), name, kind)
 
@@ -90,27 +90,27 @@ def _named(check: Check, name: str, kind: str) -> Check:
     return named
 
 
-def _check_of(shape: Shape) -> Check:
+def _check_of(shape: ValueType) -> Check:
     scalar = _scalar(shape, shape.check)
     if scalar is not None:
         return scalar
-    if isinstance(shape, OptionalShape):
+    if isinstance(shape, OptionalType):
         inner = _check_of(shape.inner)
         return lambda value: None if value is None else inner(value)
-    if isinstance(shape, ListShape):
+    if isinstance(shape, ListType):
         return _container(shape)
-    if isinstance(shape, DictShape):
+    if isinstance(shape, DictType):
         return _dict(shape)
-    if isinstance(shape, TupleShape):
+    if isinstance(shape, TupleType):
         return _tuple(shape)
-    if isinstance(shape, RecordShape):
+    if isinstance(shape, RecordType):
         return _record(shape)
-    if isinstance(shape, OpaqueShape) and shape.members:
+    if isinstance(shape, OpaqueType) and shape.members:
         return _union(shape, [_check_of(member) for member in shape.members])
     return shape.check  # nothing to ask of what is pickled
 
 
-def _scalar(shape: Shape, whole: Check) -> Check | None:
+def _scalar(shape: ValueType, whole: Check) -> Check | None:
     """One call for what is obviously right; `whole` decides on the rest. None if nothing is obvious about the type."""
     for kind, check in (
         (int, lambda value: (type(value) is int and -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF) or whole(value)),
@@ -125,7 +125,7 @@ def _scalar(shape: Shape, whole: Check) -> Check | None:
     return None
 
 
-def _container(shape: ListShape) -> Check:
+def _container(shape: ListType) -> Check:
     inner, container = _check_of(shape.inner), shape.container
 
     def check(value: Any) -> None:
@@ -144,7 +144,7 @@ def _container(shape: ListShape) -> Check:
     return check
 
 
-def _dict(shape: DictShape) -> Check:
+def _dict(shape: DictType) -> Check:
     check_key, check_value = map(_check_of, shape.children)
 
     def check(value: Any) -> None:
@@ -159,7 +159,7 @@ def _dict(shape: DictShape) -> Check:
     return check
 
 
-def _tuple(shape: TupleShape) -> Check:
+def _tuple(shape: TupleType) -> Check:
     checks = [_check_of(child) for child in shape.children]
 
     def check(value: Any) -> None:
@@ -171,7 +171,7 @@ def _tuple(shape: TupleShape) -> Check:
     return check
 
 
-def _record(shape: RecordShape) -> Check:
+def _record(shape: RecordType) -> Check:
     fields = [(field, _check_of(field.shape)) for field in shape.fields]
 
     def check(value: Any) -> None:
@@ -187,7 +187,7 @@ def _record(shape: RecordShape) -> Check:
     return check
 
 
-def _union(shape: OpaqueShape, members: list[Check]) -> Check:
+def _union(shape: OpaqueType, members: list[Check]) -> Check:
     def check(value: Any) -> None:
         for inner in members:
             try:

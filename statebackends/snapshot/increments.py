@@ -106,7 +106,7 @@ WASTE_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
-class TableChain:
+class DeltaChain:
     """The files of one state at one checkpoint."""
 
     meta: StateMeta
@@ -118,7 +118,7 @@ class TableChain:
         """The parts that are not inline."""
         return [part for part in (self.base, *self.runs) if isinstance(part, FileHandle)]
 
-    def parts(self, known: TableChain | None) -> tuple[StateHandle, list[StateHandle]]:
+    def parts(self, known: DeltaChain | None) -> tuple[StateHandle, list[StateHandle]]:
         """(base, runs) as they are acknowledged when the trigger's base has the chain `known`."""
         theirs = set() if known is None else {_place(part) for part in known.files}
         return _acknowledged(self.base, theirs), [_acknowledged(run, theirs) for run in self.runs]
@@ -129,20 +129,20 @@ class TableChain:
         return len(self.runs) < RUNS_MAX and runs_size <= max(self.base.length // 2, RUN_BYTES_MIN)
 
 
-Chains = Mapping[str, TableChain]
-StoredChains = StoredByCheckpoint[TableChain]
+Chains = Mapping[str, DeltaChain]
+ChainsByCheckpoint = StoredByCheckpoint[DeltaChain]
 """State name -> its files, per checkpoint."""
 
 
 def write_chains(
-    sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: StoredChains
+    sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: ChainsByCheckpoint
 ) -> Flow[tuple[KeyedStateHandle, ...]]:
     """One base per source, empty ones included, and a handle with the runs if there are any."""
     known = stored.of_base(target.base)
     going_on = [chain for source in sources if (chain := known.get(source.meta.name)) is not None]
     wasteful = _wasteful(going_on)
     writer = PartsWriter(target)
-    writing: list[tuple[ChangingSource, TableChain | None, WrittenPart | None]] = []
+    writing: list[tuple[ChangingSource, DeltaChain | None, WrittenPart | None]] = []
     for source in sources:
         before = known.get(source.meta.name)
         if before is not None and not wasteful.isdisjoint(part.path for part in before.files):
@@ -157,7 +157,7 @@ def write_chains(
             yield from writer.store()
     yield from writer.store()
 
-    chains: dict[str, TableChain] = {}
+    chains: dict[str, DeltaChain] = {}
     bases: list[StateHandle] = []
     run_metas: list[StateMeta] = []
     runs: list[StateHandle] = []
@@ -181,7 +181,7 @@ def write_chains(
 
 def restored_chains(
     pieces: Sequence[TablePiece], key_groups: KeyGroupRange, declared: Mapping[str, StateMeta]
-) -> dict[str, TableChain]:
+) -> dict[str, DeltaChain]:
     """What an increment on a restored checkpoint can build upon: tables of just our key groups and of the declared types."""
     chains = {}
     for piece in pieces:
@@ -190,12 +190,12 @@ def restored_chains(
         if is_ours and isinstance(piece.base, FileHandle) and all(shared_name(file.path) is not None for file in files):
             runs = tuple(run for run in piece.runs if isinstance(run, FileHandle | InlineHandle))
             if len(runs) == len(piece.runs):
-                chains[piece.meta.name] = TableChain(piece.meta, piece.base, runs)
+                chains[piece.meta.name] = DeltaChain(piece.meta, piece.base, runs)
     return chains
 
 
 def _add_changes(
-    source: ChangingSource, before: TableChain | None, target: SnapshotTarget, writer: PartsWriter
+    source: ChangingSource, before: DeltaChain | None, target: SnapshotTarget, writer: PartsWriter
 ) -> tuple[bool, WrittenPart | None]:
     """(whether the base's chain goes on, its new run if anything changed); if it doesn't, the whole table must be written."""
     if before is None or before.meta != source.meta or target.base is None:
@@ -215,12 +215,12 @@ def _add_changes(
     return True, writer.add(memoryview(data), name, is_shared=True, packs=packs, inline_threshold=threshold)
 
 
-def _chain(meta: StateMeta, before: TableChain | None, part: WrittenPart | None) -> TableChain | None:
+def _chain(meta: StateMeta, before: DeltaChain | None, part: WrittenPart | None) -> DeltaChain | None:
     """What was written, as what later checkpoints build upon: nothing upon a table that travels inline."""
     handle = None if part is None else part.handle
     if before is not None:
-        return before if handle is None else TableChain(meta, before.base, (*before.runs, _stored(handle)))
-    return TableChain(meta, handle) if isinstance(handle, FileHandle) else None
+        return before if handle is None else DeltaChain(meta, before.base, (*before.runs, _stored(handle)))
+    return DeltaChain(meta, handle) if isinstance(handle, FileHandle) else None
 
 
 def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
@@ -229,7 +229,7 @@ def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
     return handle
 
 
-def _wasteful(chains: Iterable[TableChain]) -> set[str]:
+def _wasteful(chains: Iterable[DeltaChain]) -> set[str]:
     """Files of several parts of which less than half is needed any more: whoever has a part there should write its table again."""
     needed: dict[str, int] = {}
     lengths: dict[str, int] = {}
@@ -253,7 +253,9 @@ def _acknowledged(part: FileHandle | InlineHandle, theirs: set[tuple[str, int | 
 class TablesSnapshot:
     """`backend.PendingSnapshot` of sources alone."""
 
-    def __init__(self, sources: Sequence[ChangingSource], key_groups: KeyGroupRange, chains: StoredChains | None = None) -> None:
+    def __init__(
+        self, sources: Sequence[ChangingSource], key_groups: KeyGroupRange, chains: ChainsByCheckpoint | None = None
+    ) -> None:
         """`chains`: what the backend's checkpoints stored; None: every checkpoint is whole."""
         self._sources = list(sources)
         self._key_groups = key_groups

@@ -22,8 +22,8 @@ from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITIO
 from holdfast.statebackends.serialization.column_types import fitted
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.shapes import OptionalShape, ScalarShape, Shape
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateCodec, codec_of_meta
+from holdfast.statebackends.serialization.shapes import OptionalType, ScalarType, ValueType
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer, codec_of_meta
 from holdfast.statebackends.snapshot.deltas import TOMBSTONE_COLUMN, row_codes, tombstones
 from holdfast.statebackends.snapshot.list_order import in_list_order, positions_of
 from holdfast.statebackends.snapshot.sources import TIME
@@ -43,7 +43,7 @@ class RowRules:
     key_type: KeyType
     max_parallelism: int
     meta: StateMeta
-    codec: StateCodec | None
+    codec: StateSerializer | None
     """Of the type that was stored; None: a state with columns of its own."""
     schema: pa.Schema
     """Every column that a row must have, in its canonical type."""
@@ -174,7 +174,7 @@ class RowRules:
             raise ValueError(f"column {field.name!r}: {error}") from error
         return pa.chunked_array(chunks, field.type)
 
-    def _shape(self, column: str) -> Shape | None:
+    def _shape(self, column: str) -> ValueType | None:
         if self.codec is None:
             return None
         spec = self.codec.value if column == VALUE else self.codec.map_key if column == MAP_KEY else None
@@ -219,16 +219,16 @@ class RowRules:
             return False
 
 
-def _codes_of_map_keys(codec: StateCodec, column: pa.Array) -> _Rows:
+def _codes_of_map_keys(codec: StateSerializer, column: pa.Array) -> _Rows:
     """Equal for map keys that are equal, whatever their spelling."""
     assert codec.map_key is not None
     shape = codec.map_key.shape
-    inner = shape.inner if isinstance(shape, OptionalShape) else shape
+    inner = shape.inner if isinstance(shape, OptionalType) else shape
     numbers: _Rows = np.arange(len(column))
     if not pa.types.is_nested(column.type):
         encoded = column.dictionary_encode(null_encoding="encode")
         numbers, column = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary
-        if isinstance(inner, ScalarShape):
+        if isinstance(inner, ScalarType):
             return numbers
     codes: dict[bytes, int] = {}
     spelt = [codes.setdefault(codec.encode_entry(key), len(codes)) for key in codec.map_key.from_arrow(column)]

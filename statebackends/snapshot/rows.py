@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from holdfast.statebackends.errors import CorruptStateError, StateValueError
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, TTL_STAMP
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream, bytes_of
 from holdfast.statebackends.snapshot.tables import keyed_table_schema
 
@@ -41,7 +41,7 @@ _CONTENDED = 1.5
 """Work that took so many times its own processor time had to wait: for the interpreter, or for a processor."""
 
 
-class Pace:
+class Throttle:
     """Of one pool thread that turns one table into columns."""
 
     def __init__(
@@ -103,11 +103,11 @@ class KeyedRows:
         arrays = self.key_type.arrays_of_encoded(encoded)
         return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
 
-    def stream(self, codec: StateCodec, chunks: Iterable[Chunk]) -> RowStream:
+    def stream(self, codec: StateSerializer, chunks: Iterable[Chunk]) -> RowStream:
         """Table of one state, sorted by key group; chunks come in any order, and are all converted here. Raises StateValueError."""
         schema = self.schema(codec)
         rows = GroupSort(KEY_GROUP)
-        pace = Pace()
+        pace = Throttle()
         try:
             for stretch in _stretches(chunks):
                 for batch in self._batches(schema, codec, *stretch, pace):
@@ -116,7 +116,7 @@ class KeyedRows:
             raise self.named(error, codec.name) from error
         return RowStream(schema, rows.size, lambda: rows.batches(BATCH_ROWS))
 
-    def table(self, codec: StateCodec, chunks: Iterable[Chunk]) -> pa.Table:
+    def table(self, codec: StateSerializer, chunks: Iterable[Chunk]) -> pa.Table:
         """The same, as a whole."""
         return self.stream(codec, chunks).table()
 
@@ -136,12 +136,12 @@ class KeyedRows:
         fields = {**error.fields, "operator": self.operator, "state": state}
         return StateValueError(f"operator {self.operator!r}, state {state!r}: {error}", **fields)
 
-    def schema(self, codec: StateCodec) -> pa.Schema:
+    def schema(self, codec: StateSerializer) -> pa.Schema:
         map_key = None if codec.map_key is None else codec.map_key.arrow_type
         return keyed_table_schema(self.key_type, codec.meta, codec.value_fields, map_key=map_key)
 
     def _batches(
-        self, schema: pa.Schema, codec: StateCodec, keys: list[bytes], namespaces: pa.Array, values: list[Any], pace: Pace
+        self, schema: pa.Schema, codec: StateSerializer, keys: list[bytes], namespaces: pa.Array, values: list[Any], pace: Throttle
     ) -> Iterator[pa.RecordBatch]:
         """One batch, unless values are large."""
         arrays = pace.run(lambda: self.key_type.arrays_of_encoded(keys))
@@ -165,7 +165,7 @@ class KeyedRows:
                 some = [column.slice(number * ROWS_PER_BATCH, len(piece[0])) for column in columns]
                 yield pa.RecordBatch.from_arrays([*some, *piece], schema=schema)
 
-    def chunks(self, codec: StateCodec, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
+    def chunks(self, codec: StateSerializer, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
         """(namespace, encoded keys, key groups, what each has) of a table read by decode_keyed_table; lists by `in_list_order`.
 
         `codec` may declare a newer, compatible type. A list or a map may come in several chunks. Raises CorruptStateError."""
@@ -189,7 +189,7 @@ def _repeated_rows(columns: list[pa.Array], values: list[Any]) -> list[pa.Array]
     return [column.take(owners) for column in columns]
 
 
-def _elements(codec: StateCodec, values: list[Any]) -> list[pa.Array]:
+def _elements(codec: StateSerializer, values: list[Any]) -> list[pa.Array]:
     """The columns of list elements, or of map entries."""
     if codec.map_key is not None:
         map_keys = codec.map_key.to_arrow(list(chain.from_iterable(values)))
@@ -230,7 +230,7 @@ def _repeated(names: list[bytes], counts: list[int]) -> pa.Array:
 
 
 def _grouped(
-    codec: StateCodec, keys: list[bytes], groups: Groups, values: list[Any], map_keys: list[Any] | None
+    codec: StateSerializer, keys: list[bytes], groups: Groups, values: list[Any], map_keys: list[Any] | None
 ) -> tuple[list[bytes], Groups, list[Any]]:
     """One entry per key: list elements and map entries are collected."""
     if codec.kind not in ("list", "map"):

@@ -17,10 +17,10 @@ from holdfast.statebackends.backend import SnapshotTarget, TimerRow, TimerRowPro
 from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, NumpyColumnarState
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from holdfast.statebackends.heap.state_table import MISSING, ChangedKeys, Generations, lookup, visible_chunks
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_chunks
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateCodec
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
 from holdfast.statebackends.snapshot.deltas import delta_run
 from holdfast.statebackends.snapshot.parts import PartsWriter
 from holdfast.statebackends.snapshot.rows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
@@ -57,14 +57,14 @@ class ChangingSource(TableSource, Protocol):
         None: what changed since is not known."""
 
 
-class GenerationsSource:
+class StateTableSource:
     """A value, list, map, reducing or aggregating state in memory: all its namespaces."""
 
     def __init__(
         self,
         rows: KeyedRows,
-        codec: StateCodec,
-        tables: Sequence[tuple[bytes, Generations]],
+        codec: StateSerializer,
+        tables: Sequence[tuple[bytes, CopyOnWriteStateTable]],
         horizon_ms: int | None = None,
         complete_from: int = 0,
     ) -> None:
@@ -76,7 +76,7 @@ class GenerationsSource:
         self._codec = codec
         self._complete_from = complete_from
         self._frozen = [(namespace, generations, generations.freeze()) for namespace, generations in tables]
-        self._changed: list[ChangedKeys] | None = None
+        self._changed: list[FrozenDirtyKeys] | None = None
 
     def mark(self, barrier: int, base: int) -> None:
         self._changed = [generations.mark(barrier, base) for _, generations, _ in self._frozen]
@@ -110,7 +110,9 @@ class GenerationsSource:
     def _unexpired(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         return chunks if self._horizon_ms is None else unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
 
-    def _changed_chunks(self, base: int, changed: Sequence[ChangedKeys], asked: list[tuple[bytes, list[bytes]]]) -> Iterator[Chunk]:
+    def _changed_chunks(
+        self, base: int, changed: Sequence[FrozenDirtyKeys], asked: list[tuple[bytes, list[bytes]]]
+    ) -> Iterator[Chunk]:
         """Those that are there; `asked` gets the keys that changed."""
         for (namespace, generations, layers), since in zip(self._frozen, changed, strict=True):
             with generations.lock:

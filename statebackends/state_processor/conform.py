@@ -26,8 +26,8 @@ from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITIO
 from holdfast.statebackends.redistribute import split_redistribute
 from holdfast.statebackends.serialization.column_types import loses_nothing
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.state_serializer import StateCodec
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.rows import JSON, SUBTASK
@@ -45,7 +45,7 @@ class StateLayout:
     key_type: KeyType
     max_parallelism: int
     schema: pa.Schema
-    codec: StateCodec | None
+    codec: StateSerializer | None
     """None: a state with columns of its own."""
     stamp_ms: int = 0
     """Of values with a TTL that come without a stamp of their own."""
@@ -114,7 +114,7 @@ class StateLayout:
             self._check_values(array, spec, first_row)
         return array
 
-    def _spec(self, column: str) -> TypeSpec | None:
+    def _spec(self, column: str) -> TypeSerializer | None:
         if self.codec is None:
             return None
         return self.codec.value if column == VALUE else self.codec.map_key if column == MAP_KEY else None
@@ -135,7 +135,7 @@ class StateLayout:
                 f"column {field.name!r}: {error}",
             )
 
-    def _check_values(self, array: pa.Array, spec: TypeSpec, first_row: int) -> None:
+    def _check_values(self, array: pa.Array, spec: TypeSerializer, first_row: int) -> None:
         try:
             values = spec.from_arrow(array)
         except CorruptStateError as error:

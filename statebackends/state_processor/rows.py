@@ -29,7 +29,7 @@ from holdfast.statebackends.handles import FileHandle, KeyGroupRange
 from holdfast.statebackends.layout import KEY_GROUP, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateCodec
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer
 from holdfast.statebackends.snapshot.deltas import merged_runs
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.sources import TIME
@@ -93,7 +93,7 @@ _ELEMENTS = msgspec.msgpack.Decoder(list[bytes])
 
 
 def native_batches(
-    clone: str, state: StoredState, codec: StateCodec, schema: pa.Schema, groups: KeyGroupRange
+    clone: str, state: StoredState, codec: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     """Rows of one state in some key groups, in key-group order. Raises CorruptStateError naming operator and state."""
     try:
@@ -116,7 +116,7 @@ def native_batches(
         store.close()
 
 
-def _batch(state: StoredState, codec: StateCodec, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
+def _batch(state: StoredState, codec: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
     keys, values = zip(*rows, strict=True)
     columns = [
         pa.array([key.key_group for key in keys], pa.int32()),

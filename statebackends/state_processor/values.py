@@ -10,10 +10,10 @@ import msgspec
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.serialization.shapes import DictShape, ListShape, OptionalShape, RecordShape, Shape, TupleShape
+from holdfast.statebackends.serialization.shapes import DictType, ListType, OptionalType, RecordType, TupleType, ValueType
 from holdfast.statebackends.serialization.state_serializer import (
     CODED_KINDS,
-    StateCodec,
+    StateSerializer,
     codec_of_meta,
     has_stamps,
     stored_type,
@@ -30,7 +30,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def stored_codec(state: StoredState) -> StateCodec | None:
+def stored_codec(state: StoredState) -> StateSerializer | None:
     """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
     try:
         return codec_of_meta(state.meta)
@@ -65,20 +65,20 @@ class Comparer:
             raise CorruptStateError(f"a value can't be encoded: {error}", reason="value encoding") from error
 
 
-def _normaliser(shape: Shape) -> Normaliser:
+def _normaliser(shape: ValueType) -> Normaliser:
     """What brings one value's sets and dicts into order; `_same` where there are none."""
     inner = [_normaliser(child) for child in shape.children]
     match shape:
-        case ListShape():
+        case ListType():
             unordered = shape.text.startswith(("set<", "frozenset<"))
             return _of_members(inner[0], unordered=unordered) if unordered or inner[0] is not _same else _same
-        case DictShape():
+        case DictType():
             return _of_entries(*inner)
         case _ if all(each is _same for each in inner):
             return _same
-        case OptionalShape():
+        case OptionalType():
             return lambda value: None if value is None else inner[0](value)
-        case RecordShape() | TupleShape():
+        case RecordType() | TupleType():
             names = [field.name for field in shape.arrow_type]
             pairs = list(zip(names, inner, strict=True))
             return lambda value: None if value is None else {name: each(value[name]) for name, each in pairs}

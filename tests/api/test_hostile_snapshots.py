@@ -26,7 +26,7 @@ from holdfast.coordinator.restore.preflight import SchemaVerdict
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.handles import CHECKPOINT_ID_MAX, StateMeta
 from holdfast.statebackends.serialization.state_serializer import check_compatible
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.filesystem import OsFileSystem
@@ -228,7 +228,7 @@ def test_everything_else_is_shown_as_it_is() -> None:
 def test_a_type_nested_without_end_is_incompatible_with_any() -> None:
     text = "list<" * 5_000 + "int" + ">" * 5_000
     with pytest.raises(InvalidConfigError, match="nested too deeply"):
-        TypeSpec.parse(text)
+        TypeSerializer.parse(text)
     stored = StateMeta("count", "value", text, "utf8")
     with pytest.raises(IncompatibleStateError, match="'totals': state 'count'"):
         check_compatible(stored, StateMeta("count", "value", "int", "utf8"), operator="totals")

@@ -30,7 +30,7 @@ from holdfast.statebackends.handles import (
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import row_key
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import write_part
 from holdfast.statebackends.snapshot.rows import KeyedRows
@@ -83,7 +83,7 @@ def open_tables(storage: LocalStorage, folder: str, table_format: str, inline: i
     encoded = [KEY.encode(key) for key in KEYS]
     metas, parts = [], []
     for descriptor in DESCRIPTORS:
-        codec = StateCodec.of(descriptor, KEY)
+        codec = StateSerializer.of(descriptor, KEY)
         table = rows.table(codec, [(b"", encoded, VALUES[descriptor.name])])
         data = encode_keyed_table(table, "parquet" if table_format == "parquet" else "arrow")
         metas.append(codec.meta)
@@ -95,7 +95,7 @@ def native_files(storage: LocalStorage, folder: str, scratch: Path) -> KeyedStat
     store = RocksStore(str(scratch / "db"), write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20)
     metas = []
     for descriptor in DESCRIPTORS:
-        codec = StateCodec.of(descriptor, KEY)
+        codec = StateSerializer.of(descriptor, KEY)
         metas.append(codec.meta)
         state_id = store.state_id(descriptor.name)
         for key, value in zip(KEYS, VALUES[descriptor.name], strict=True):

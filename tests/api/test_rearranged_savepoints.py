@@ -17,8 +17,8 @@ from holdfast.barriers.jobgraph import JobGraph, with_uids
 from holdfast.barriers.sinklog import LogPosition
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups, operator_id
 from holdfast.statebackends.redistribute import keyed_redistribute
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
@@ -86,7 +86,7 @@ def restored(
             settings=_SETTINGS,
         )
         timers: list[Any] = []
-        backend.register_timers("_timers", GenerationRows(Generations(), timers.extend))
+        backend.register_timers("_timers", TimerRows(CopyOnWriteStateTable(), timers.extend))
         storage = snapshot._stored.storage
         backend.restore([share.handle for share in shares], storage, snapshot._stored.folder)
         for key in MANY.count:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.dispatcher.dispatcher import HostFlow, JobHost, run_host_flow
-from holdfast.coordinator.dispatcher.job_runner import JobService
+from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, run_host_flow
+from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.statebackends.storage.port import Flow, Operation, Storage
 from tests.coordinator.world import DictStorage, Steps
@@ -63,7 +63,7 @@ class SteppedOwner:
         return self._awake
 
 
-def recover_unsettled(host: JobHost) -> HostFlow[None]:
+def recover_unsettled(host: Dispatcher) -> HostFlow[None]:
     """A round of trying again with jobs that storage kept from being recovered."""
     for job_id in sorted(host.unsettled):
         yield from host.recover_unsettled_job(job_id)
@@ -117,7 +117,7 @@ class Process:
         self.runner = SteppedRunner(self)
         self.owners: list[SteppedOwner] = []
         self.root = storage.root
-        self.host = JobHost(
+        self.host = Dispatcher(
             ServiceConfig(storage.root, url=url),
             storage.root,
             rng=random.Random(seed),
@@ -135,7 +135,7 @@ class Process:
     def submit(self, submission: Submission) -> SubmissionAccepted:
         return self.drive(self.host.submit(submission))
 
-    def service(self, job_id: str) -> JobService:
+    def service(self, job_id: str) -> JobMasterRunner:
         return self.host.registry.led(job_id)
 
     def call(self, job_id: str, make: Callable[[int], Any]) -> Any:

@@ -21,7 +21,7 @@ from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint, AckStatu
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge, _check_external, _Refused
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
-from holdfast.coordinator.ha.shared_state import SharedFiles
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.restore.assign import assign_state
 from holdfast.operators.sinks.parquet import ParquetSink
@@ -451,7 +451,7 @@ def test_uids_that_look_like_writers_of_each_other_are_told_apart() -> None:
     """`a`, subtask 1 and attempt 2, and `a-1`, subtask 2 and attempt 2: `a-1-2-2-...` is one file of the latter."""
     a, longer = operator("a", "process"), operator("a-1", "process")
     graph = JobGraph("names", (vertex(a, parallelism=3), vertex(longer, parallelism=3)), (), JobConfig())
-    judge = AcknowledgementJudge(graph, SharedFiles())
+    judge = AcknowledgementJudge(graph, SharedStateRegistry())
 
     def owned(uid: str, subtask: int, name: str) -> bool:
         vertex_id = next(each.vertex_id for each in graph.vertices if each.operators[0].uid == uid)

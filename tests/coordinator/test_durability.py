@@ -11,7 +11,7 @@ from holdfast.barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
 from holdfast.chaos.sim.disk import SimDisk
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import (
     abort_checkpoint,
     claim_checkpoint,
@@ -84,7 +84,7 @@ def begun() -> Machine:
 
 def settle(machine: Machine) -> None:
     machine.run(put_once(PATHS.leader(2), b'{"epoch":2,"nonce":"b","url":"","created_ms":0}'))
-    machine.run(settle_job(PATHS, Takeover(2, "b", 0)))
+    machine.run(recover_job(PATHS, Takeover(2, "b", 0)))
 
 
 def test_the_premise_what_nobody_made_durable_can_vanish() -> None:

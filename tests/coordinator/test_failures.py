@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, FailureReason
 from holdfast.coordinator.checkpoints import events as on
-from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, DROP_TRIES_MAX, RetainedCheckpoints
+from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, DROP_TRIES_MAX, CompletedCheckpointStore
 from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompletedCheckpoint
-from holdfast.coordinator.checkpoints.failures import FailureCounter
+from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.totals import Tally
 from holdfast.statebackends.errors import InvariantError
@@ -46,7 +46,7 @@ REASONS = {
     ],
 )
 def test_h01_to_h10_when_the_job_fails(row: str, tolerable: int, sequence: str, failed_at: list[str]) -> None:
-    counter = FailureCounter(tolerable)
+    counter = CheckpointFailureManager(tolerable)
     failed: list[str] = []
     for step in sequence.split():
         match = re.fullmatch(r"(.)(\d+)", step)
@@ -195,7 +195,7 @@ def test_j07_failed_deletion_is_tried_again_and_blocks_nothing() -> None:
 
 
 def test_aborted_ids_keep_their_claims_until_a_higher_one_completes() -> None:
-    retained = RetainedCheckpoints(1)
+    retained = CompletedCheckpointStore(1)
     retained.aborted(1)
     assert retained.take_drops() == []
     retained.add(completed(2))
@@ -204,7 +204,7 @@ def test_aborted_ids_keep_their_claims_until_a_higher_one_completes() -> None:
 
 
 def test_restored_checkpoint_stays_until_a_newer_one_completes() -> None:
-    retained = RetainedCheckpoints(1, [completed(3), completed(4), completed(5)], pinned=3)
+    retained = CompletedCheckpointStore(1, [completed(3), completed(4), completed(5)], pinned=3)
     assert [drop.checkpoint_id for drop in retained.take_drops()] == [4]
     retained.check()
     retained.add(completed(6))
@@ -213,7 +213,7 @@ def test_restored_checkpoint_stays_until_a_newer_one_completes() -> None:
 
 
 def test_savepoints_are_remembered_and_never_counted() -> None:
-    retained = RetainedCheckpoints(1, [completed(1), completed(2, CheckpointKind.SAVEPOINT)])
+    retained = CompletedCheckpointStore(1, [completed(1), completed(2, CheckpointKind.SAVEPOINT)])
     assert retained.take_drops() == []
     assert retained.is_completed(2)
     assert retained.newest == completed(1)

@@ -23,7 +23,7 @@ from holdfast.coordinator.ha.records import (
     ResultRecord,
     encode_record,
 )
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import drop_checkpoint, read_job
 from holdfast.coordinator.ownership.claims import delete_owned, dispose_snapshot
 from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
@@ -211,7 +211,7 @@ def test_no_deletion_touches_the_files_of_tasks() -> None:
     storage.files |= dict.fromkeys(names, b"x")
     number = min(storage.completed(JOB))
     interleaved(drop_checkpoint(PATHS, number, ("7-0-a.sst",)), storage, 1)
-    interleaved(settle_job(PATHS, Takeover(9, "n", 1)), storage, 2)
+    interleaved(recover_job(PATHS, Takeover(9, "n", 1)), storage, 2)
     interleaved(clear_ended(JOB, Starter("n", "", "directory", 1)), storage, 3)
     storage.files[f"{JOB}/chk-5/left"] = b"x"
     interleaved(repair(storage), storage, 4)
@@ -226,7 +226,7 @@ def test_no_deletion_touches_an_epoch_or_a_number_of_a_submission() -> None:
     for turn in range(4):
         storage.files[f"{JOB}/chk-{turn + 5}/left"] = b"x"
         interleaved(clear_ended(JOB, Starter(f"n{turn}", "", "directory", 1)), storage, turn)
-        interleaved(settle_job(PATHS, Takeover(9, "n", 1)), storage, turn)
+        interleaved(recover_job(PATHS, Takeover(9, "n", 1)), storage, turn)
         interleaved(repair(storage), storage, turn)
     fences = [path for path in storage.created if path.startswith((f"{PATHS.leaders}/", f"{JOB}/submissions/"))]
     assert len([path for path in fences if path.startswith(PATHS.leaders)]) >= 2
@@ -238,7 +238,7 @@ def test_no_deletion_touches_an_epoch_or_a_number_of_a_submission() -> None:
     ("make", "run", "most"),
     [
         (savepoint, lambda storage: dispose_snapshot("sp", "user", 1), 12),
-        (left_job, lambda storage: settle_job(PATHS, Takeover(9, "n", 1)), 60),
+        (left_job, lambda storage: recover_job(PATHS, Takeover(9, "n", 1)), 60),
         (ended_job, lambda storage: clear_ended(JOB, Starter("n", "", "directory", 1)), 40),
         (left_job, repair, 60),
     ],

@@ -1,4 +1,4 @@
-"""JobHost and JobService on one thread: started, used, replaced, closed, and killed between any two operations."""
+"""Dispatcher and JobMasterRunner on one thread: started, used, replaced, closed, and killed between any two operations."""
 
 from __future__ import annotations
 

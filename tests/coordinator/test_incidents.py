@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import ShutdownWorker, TaskState
-from holdfast.coordinator.jobmaster.failover import Incident, Incidents, is_final, is_of_user_code
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident, is_final, is_of_user_code
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 
@@ -65,7 +65,7 @@ def test_what_a_function_makes_of_a_row_is_of_user_code(name: str) -> None:
 
 def delays(strategy: RestartStrategy, *causes: str) -> list[int | None]:
     """What follows each failure; "-" is a completed checkpoint."""
-    incidents, found = Incidents(strategy, 0), []
+    incidents, found = ExceptionHistory(strategy, 0), []
     for cause in causes:
         if cause == "-":
             incidents.progressed()
@@ -97,7 +97,7 @@ def test_a_fixed_delay_stays_as_it_is_and_none_restarts_nothing() -> None:
 
 
 def test_a_failure_that_ends_the_job_is_no_restart() -> None:
-    incidents = Incidents(RestartStrategy(attempts_max=1), 0)
+    incidents = ExceptionHistory(RestartStrategy(attempts_max=1), 0)
     assert [incidents.restart_delay_ms(Incident(USER), same_incident=False) for _ in range(2)] == [1_000, None]
     assert incidents.restarts == 1
 

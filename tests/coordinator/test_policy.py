@@ -7,7 +7,7 @@ import pytest
 from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.events import CheckpointRequest
-from holdfast.coordinator.checkpoints.requests import Execute, Load, Refused, RequestQueue, TooEarly
+from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Execute, Load, Refused, TooEarly
 from holdfast.coordinator.jobmaster.jobmaster import TriggerRegister
 from tests.coordinator.bench import A, Bench, of
 
@@ -18,8 +18,8 @@ IDLE = Load(preparing=False, pending=0, deleting=0, pause_until_ms=0)
 FULL = Load(preparing=False, pending=1, deleting=0, pause_until_ms=0)
 
 
-def queue_of(*requests: CheckpointRequest, size_max: int = 1000) -> RequestQueue:
-    queue = RequestQueue(1, size_max=size_max)
+def queue_of(*requests: CheckpointRequest, size_max: int = 1000) -> CheckpointRequestDecider:
+    queue = CheckpointRequestDecider(1, size_max=size_max)
     for request in requests:
         assert queue.add(request) is None
     return queue

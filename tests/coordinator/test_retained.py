@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, RetainedCheckpoints
+from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, CompletedCheckpointStore
 from holdfast.coordinator.checkpoints.events import CompletedCheckpoint, DropCheckpoint
 
 
@@ -16,7 +16,7 @@ def ids(drops: list[DropCheckpoint]) -> list[int]:
 
 
 def test_aborted_ids_go_with_the_next_completed_one_though_no_checkpoint_is_too_many() -> None:
-    retained = RetainedCheckpoints(3)
+    retained = CompletedCheckpointStore(3)
     assert retained.take_drops() == []
     retained.aborted(1)
     assert retained.take_drops() == []
@@ -29,7 +29,7 @@ def test_aborted_ids_go_with_the_next_completed_one_though_no_checkpoint_is_too_
 
 
 def test_the_newest_is_the_later_one_of_checkpoint_and_stop_savepoint() -> None:
-    retained = RetainedCheckpoints(2)
+    retained = CompletedCheckpointStore(2)
     assert retained.newest is None
     retained.add(completed(1, CheckpointKind.STOP_SAVEPOINT))
     assert retained.newest == completed(1, CheckpointKind.STOP_SAVEPOINT)
@@ -40,7 +40,7 @@ def test_the_newest_is_the_later_one_of_checkpoint_and_stop_savepoint() -> None:
 
 
 def test_a_deletion_that_failed_is_due_again_later_and_once() -> None:
-    retained = RetainedCheckpoints(1)
+    retained = CompletedCheckpointStore(1)
     assert retained.take_retries(0) == []
     for number in (1, 2):
         retained.add(completed(number))

@@ -13,7 +13,7 @@ from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEff
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, derive_shared_garbage
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
 from holdfast.coordinator.ha.store import drop_checkpoint, read_job, write_result, write_submission
@@ -87,7 +87,7 @@ class Disk(DictStorage):
         ]
 
     def settle(self) -> None:
-        run_flow(settle_job(PATHS, TAKEOVER), self)
+        run_flow(recover_job(PATHS, TAKEOVER), self)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_recovery_that_dies_anywhere_sweeps_nothing_that_is_needed(steps: int)
     disk.abort(2)
     disk.claim(4)
     disk.share("2-a-s1", "4-a-s1")
-    killed(settle_job(PATHS, TAKEOVER), disk, steps)
+    killed(recover_job(PATHS, TAKEOVER), disk, steps)
     assert disk.holes() == []
     disk.settle()
     assert disk.holes() == []

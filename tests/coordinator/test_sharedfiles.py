@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, SubtaskKey
 from holdfast.coordinator.checkpoints import events as on
-from holdfast.coordinator.checkpoints.completed import RetainedCheckpoints
+from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.checkpoints.events import CompletedCheckpoint
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
-from holdfast.coordinator.ha.shared_state import SharedFiles, UnresolvedError
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry, UnresolvedError
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -151,12 +151,12 @@ def test_j12_a_savepoint_shares_nothing() -> None:
     assert job.bases() == [None, None]
     for part in (placeholder("1-1-op-0-a-s1"), file("2-1-op-0-a-s2")):
         with pytest.raises(UnresolvedError, match="in a savepoint"):
-            SharedFiles.check_self_contained(states(part))
+            SharedStateRegistry.check_self_contained(states(part))
     assert not of(job.acknowledge(2, file("2-1-op-0-a-s2")), on.WriteMetadata)
 
 
 def test_j13_what_was_registered_first_stays() -> None:
-    shared = SharedFiles()
+    shared = SharedStateRegistry()
     shared.register(1, [file("1-1-op-0-a-s1", 10)])
     shared.register(2, [file("1-1-op-0-a-s1", 20)])
     assert shared.resolve(3, 2, states(placeholder("1-1-op-0-a-s1", 10))) == states(file("1-1-op-0-a-s1", 10))
@@ -190,7 +190,7 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     assert (decision.size, decision.new_size) == (22, 12)
     newest = CompletedCheckpoint(3, CheckpointKind.CHECKPOINT, "x", 3, 20, decision.shared)
     kept = [completed(2, "1-1-op-0-a-s2", "2-1-op-0-a-s3"), newest]
-    again = RetainedCheckpoints(2, kept)
+    again = CompletedCheckpointStore(2, kept)
     assert again.shared.counts() == job.machine._decisions.retained.shared.counts()
     assert again.shared.counts() == {"1-1-op-0-a-s2": (2,), "2-1-op-0-a-s3": (2, 3), "3-1-op-0-a-s4": (3,)}
 
@@ -235,7 +235,7 @@ def test_the_base_of_a_pending_increment_stays_whatever_completes_meanwhile() ->
 def test_j18_only_what_tasks_have_can_be_built_upon(
     buildable: int, first: int, newest: CompletedCheckpoint, base: int | None
 ) -> None:
-    retained = RetainedCheckpoints(3, [completed(3), newest], buildable=buildable, first_checkpoint_id=first)
+    retained = CompletedCheckpointStore(3, [completed(3), newest], buildable=buildable, first_checkpoint_id=first)
     assert retained.base == base
 
 
@@ -268,7 +268,7 @@ def test_a_late_acknowledgement_never_takes_away_what_others_share() -> None:
 
 
 def test_what_an_unreadable_checkpoint_may_refer_to_stays() -> None:
-    shared = SharedFiles()
+    shared = SharedStateRegistry()
     shared.register(1, [file("1-1-op-0-a-s1")])
     shared.register(2, None)
     shared.register(3, [file("3-1-op-0-a-s1")])
@@ -280,7 +280,7 @@ def test_what_an_unreadable_checkpoint_may_refer_to_stays() -> None:
 
 
 def test_a_file_goes_behind_every_claim_that_still_needs_it() -> None:
-    shared = SharedFiles()
+    shared = SharedStateRegistry()
     for number in (1, 2, 3):
         shared.register(number, [file("1-1-op-0-a-s1")])
     assert shared.release(1).names == ()
@@ -322,7 +322,7 @@ class Registry(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.shared = SharedFiles()
+        self.shared = SharedStateRegistry()
         self.model: dict[int, set[str]] = {}
         self.unreadable: set[int] = set()
         self.leaving: dict[int, set[str]] = {}
@@ -388,5 +388,5 @@ TestRegistry = Registry.TestCase
 @given(st.lists(st.sets(st.sampled_from("abcdef"), max_size=4), max_size=6))
 def test_rebuilding_in_any_order_gives_the_same(checkpoints: list[set[str]]) -> None:
     entries = [completed(number, *(f"1-{name}" for name in sorted(names))) for number, names in enumerate(checkpoints, 1)]
-    forwards, backwards = RetainedCheckpoints(9, entries), RetainedCheckpoints(9, reversed(entries))
+    forwards, backwards = CompletedCheckpointStore(9, entries), CompletedCheckpointStore(9, reversed(entries))
     assert forwards.shared.counts() == backwards.shared.counts()

@@ -18,7 +18,7 @@ from holdfast.coordinator.ha import store
 from holdfast.coordinator.ha.leadership import find_leader, open_directory
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, Unreadable
 from holdfast.coordinator.ha.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
 from holdfast.coordinator.ownership import fsck
 from holdfast.coordinator.ownership.claims import find_owner
@@ -146,7 +146,7 @@ class Together:
 
 
 def takeover() -> Flow[Any]:
-    return settle_job(PATHS, Takeover(9, "successor", 1))
+    return recover_job(PATHS, Takeover(9, "successor", 1))
 
 
 def whole_report() -> Flow[Any]:

@@ -12,7 +12,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.leadership import become_leader, check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
 from holdfast.statebackends.errors import FencedError, HoldfastError
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
@@ -62,7 +62,7 @@ class StoreMachine(RuleBasedStateMachine):
         nonce = f"leader-{self.epochs}"
         epoch = run_flow(become_leader(PATHS, LeaderRecord(1, nonce, "http://x", 0)), self.storage)
         self.nonces[epoch] = nonce
-        job = self._run(settle_job(PATHS, Takeover(epoch, nonce, 0)), stop_after)
+        job = self._run(recover_job(PATHS, Takeover(epoch, nonce, 0)), stop_after)
         if job is not None:
             assert not job.with_fact(CheckpointFact.UNDECIDED)
             self.leaders.append((epoch, job.last_checkpoint_id + 1))
@@ -148,7 +148,7 @@ def test_a_stale_leader_is_refused() -> None:
     storage = DictStorage()
     run_flow(become_leader(PATHS, LeaderRecord(1, "one", "http://x", 0)), storage)
     epoch = run_flow(become_leader(PATHS, LeaderRecord(1, "two", "http://x", 0)), storage)
-    run_flow(settle_job(PATHS, Takeover(epoch, "two", 0)), storage)
+    run_flow(recover_job(PATHS, Takeover(epoch, "two", 0)), storage)
     stale = ClaimRecord(1, 1, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(1), "one")
     assert run_flow(claim_checkpoint(PATHS, stale), storage).nonce == "two"
     assert isinstance(run_flow(decide_checkpoint(PATHS, 1, StoreMachine._snapshot(1)), storage), AbortRecord)

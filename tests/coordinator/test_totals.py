@@ -23,7 +23,7 @@ from holdfast.barriers.messages import (
 from holdfast.coordinator.dispatcher.queries import view_job, view_numbers, view_recorded_numbers
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import JobPaths
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.restore.plan import derive_setup
@@ -188,7 +188,7 @@ def test_counters_for_monitoring_never_fall() -> None:
 
 def led_on(rig: Rig) -> RecordedJob:
     """The next leader takes the job over as its directory shows it."""
-    settled = run_flow(settle_job(JobPaths(JOB), Takeover(rig.setup.epoch, "next", 0)), rig.storage)
+    settled = run_flow(recover_job(JobPaths(JOB), Takeover(rig.setup.epoch, "next", 0)), rig.storage)
     record = settled.newest_submission
     assert record is not None
     rig.open(derive_setup(settled, record, epoch=rig.setup.epoch, directory_nonce="directory"))

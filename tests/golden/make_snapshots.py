@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.ha.shared_state import SharedFiles, shared_handles
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry, shared_handles
 from holdfast.operators.task.timers import timer_metas
 from holdfast.statebackends.backend import KeyedStateBackend, SnapshotTarget, TimerRow
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups, operator_id
 from holdfast.statebackends.serialization.state_serializer import state_metas
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
@@ -140,8 +140,8 @@ class Maker:
         self._recipe = recipe
         self._storage = storage
         self._scratch = scratch
-        self._backends: dict[tuple[str, int], tuple[KeyedStateBackend, dict[str, Generations]]] = {}
-        self._shared = SharedFiles()
+        self._backends: dict[tuple[str, int], tuple[KeyedStateBackend, dict[str, CopyOnWriteStateTable]]] = {}
+        self._shared = SharedStateRegistry()
 
     def __enter__(self) -> Maker:
         return self
@@ -217,7 +217,7 @@ class Maker:
             backend.notify_checkpoint_complete(number)
         return OperatorSubtaskState(keyed, operator, contents.external if recipe.canonical else ())
 
-    def _backend(self, contents: Contents, subtask: int) -> tuple[KeyedStateBackend, dict[str, Generations]]:
+    def _backend(self, contents: Contents, subtask: int) -> tuple[KeyedStateBackend, dict[str, CopyOnWriteStateTable]]:
         """The same for all checkpoints of the recipe."""
         place = (contents.uid, subtask)
         if place not in self._backends:
@@ -233,14 +233,16 @@ class Maker:
                 local_dir=str(self._scratch / f"local-{operator_id(contents.uid)}-{subtask}"),
                 now_ms=contents.now_ms,
             )
-            queues = {name: Generations() for name in contents.timers}
+            queues = {name: CopyOnWriteStateTable() for name in contents.timers}
             for name, queue in queues.items():
-                backend.register_timers(name, GenerationRows(queue, lambda rows: None))
+                backend.register_timers(name, TimerRows(queue, lambda rows: None))
             self._backends[place] = backend, queues
         return self._backends[place]
 
 
-def fill(backend: KeyedStateBackend, contents: Contents, queues: Mapping[str, Generations], before: Contents | None = None) -> None:
+def fill(
+    backend: KeyedStateBackend, contents: Contents, queues: Mapping[str, CopyOnWriteStateTable], before: Contents | None = None
+) -> None:
     """Everything of the backend's key groups, through the interfaces that operators use; only what changed since `before`."""
     key_type = contents.key
 

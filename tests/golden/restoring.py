@@ -15,8 +15,8 @@ from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend, create_operator_backend
 from holdfast.statebackends.handles import OperatorSubtaskState
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -112,7 +112,7 @@ def keyed_contents(backend: KeyedBackendBase, contents: Contents) -> dict[str, l
                 rows.append({"key": key, "window": window, "result": {name: plain(value) for name, value in row.items()}})
     for name in contents.timers:
         timers: list[TimerRow] = []
-        backend.register_timers(name, GenerationRows(Generations(), timers.extend))
+        backend.register_timers(name, TimerRows(CopyOnWriteStateTable(), timers.extend))
         assert all(group in backend.key_groups for _, _, _, group in timers)
         found[name] = [{"key": key_of(key), "namespace": namespace.hex(), "time": time} for time, key, namespace, _ in timers]
     return found

@@ -20,7 +20,7 @@ from holdfast.statebackends.columnar.accumulators import parts_of, value_type_te
 from holdfast.statebackends.keygroups import assign_key_groups, key_group_of_hash, operator_id, spread
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.shapes import SCALARS
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.snapshot import metadata
 from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS
 from holdfast.statebackends.state import OPERATOR_KINDS, ColumnAggregate, ColumnarStateDescriptor
@@ -161,7 +161,7 @@ def test_every_type_of_value_is_described() -> None:
         "struct", "namedtuple", "map", "ttl",
     }  # fmt: skip
     for text in SCALAR_TEXTS:
-        assert TypeSpec.parse(text).text == text
+        assert TypeSerializer.parse(text).text == text
 
 
 SCALAR_TEXTS = {shape.text for shape in SCALARS.values()}

@@ -27,7 +27,7 @@ from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorSt
 from holdfast.statebackends.backends.operator import ListOperatorStateBackend
 from holdfast.statebackends.factory import create_keyed_backend
 from holdfast.statebackends.handles import KeyedStateHandle
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.redistribute import (
     NewEntries,
@@ -161,7 +161,7 @@ class OperatorHarness:
             timers = InternalTimerService(self._keyed, self.clock.wall_ms, operator="op")
             if self.operator.uses_timers:
                 for name, queue in ((EVENT_TIMERS, timers.event), (PROCESSING_TIMERS, timers.processing)):
-                    self._keyed.register_timers(name, GenerationRows(queue.generations, queue.load))
+                    self._keyed.register_timers(name, TimerRows(queue.generations, queue.load))
             self.context.timer_service = timers
         self.operator.setup(self.context, self.output)
         self.operator.initialize_state()

@@ -16,7 +16,7 @@ from holdfast.operators.base import Operator, Poll
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError, Mailbox, RuntimeContext, SubtaskPool
 from holdfast.operators.task.input import GateInputs
-from holdfast.operators.task.snapshots import SubtaskSnapshots
+from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.subtask import Subtask, SubtaskPorts
 from holdfast.statebackends.backend import OperatorListState, SnapshotTarget
@@ -319,7 +319,7 @@ class Bench:
         edges = self.edges if self.edges is not None else tuple((f"op{i}", f"op{i + 1}") for i in range(len(nodes) - 1))
         nodes[-1].partitions.append(self.port)
         self.chain = OperatorChain(nodes, edges)
-        self.snapshots = SubtaskSnapshots(
+        self.snapshots = SubtaskCheckpointCoordinator(
             KEY,
             1,
             self.chain,

@@ -13,7 +13,7 @@ from holdfast.operators.pickling import globals_of
 PROGRAM = """
 import base64, dataclasses, msgspec
 from holdfast.operators.pickling import dumps_by_value
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 
 @dataclasses.dataclass
 class Point:
@@ -35,9 +35,9 @@ class Trade(Base, frozen=True):
     def make(price):
         return Trade("made", price)
 
-TypeSpec.of(Point).encode(Point(1))
+TypeSerializer.of(Point).encode(Point(1))
 msgspec.json.encode(Trade("a", 2.5))
-texts = [TypeSpec.of(kind).text for kind in (Point, Trade)]
+texts = [TypeSerializer.of(kind).text for kind in (Point, Trade)]
 print(base64.b64encode(dumps_by_value((Point, Trade, [Trade("b", 1.5, 2)], texts))).decode())
 """
 
@@ -45,9 +45,9 @@ CHECK = """
 import base64, pickle, sys
 import msgspec
 Point, Trade, trades, texts = pickle.loads(base64.b64decode(sys.argv[1]))
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
-spec = TypeSpec.of(Point)
-assert [TypeSpec.of(kind).text for kind in (Point, Trade)] == texts, "declared types changed on the way"
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
+spec = TypeSerializer.of(Point)
+assert [TypeSerializer.of(kind).text for kind in (Point, Trade)] == texts, "declared types changed on the way"
 assert spec.decode(spec.encode(Point(3, ["t"]))) == Point(3, ["t"])
 assert trades == [Trade("b", 1.5, 2)] and trades[0].total() == 3.0
 assert Trade.make(2.0).lots == 1 and Trade.make(2.0).notes == []

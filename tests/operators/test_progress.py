@@ -11,7 +11,7 @@ from holdfast.operators.spark.progress import (
     COUNTERS_SHOWN_MAX,
     PLAIN_INTERVAL_S,
     CompletedCheckpoints,
-    Look,
+    ObservedJob,
     ProgressLine,
     derive_progress,
     describe_late,
@@ -30,7 +30,7 @@ def numbers(uid: str, kind: str, records_in: int = 0, records_out: int = 0, late
     return {**fixed, "late_dropped": late, "late_ms_max": late * 1_000, "counters": counters}
 
 
-def look(at_ms: int, read: int, written: int, latest: dict[str, Any] | None = None, late: int = 0) -> Look:
+def look(at_ms: int, read: int, written: int, latest: dict[str, Any] | None = None, late: int = 0) -> ObservedJob:
     operators = [
         numbers("a", "source", 0, read),
         numbers("b", "window", read, written, late),
@@ -39,7 +39,7 @@ def look(at_ms: int, read: int, written: int, latest: dict[str, Any] | None = No
     ]
     workers = {"restarts": 2, "workers": [{"slot": 0, "registered": True}, {"slot": 1, "registered": False}]}
     job = {"state": "RUNNING", "duration": 12_345}
-    return Look(at_ms, job, {"latest": {"completed": latest}}, {**workers, "operators": operators})
+    return ObservedJob(at_ms, job, {"latest": {"completed": latest}}, {**workers, "operators": operators})
 
 
 def test_counters_that_fall_back_are_no_negative_rate() -> None:
@@ -63,7 +63,7 @@ def test_out_is_what_sinks_took_and_not_what_they_told_their_committers() -> Non
 
 
 def test_an_older_coordinator_that_names_no_operators_is_no_error() -> None:
-    progress = derive_progress(Look(0, {"state": "RUNNING"}, {}, {}), None)
+    progress = derive_progress(ObservedJob(0, {"state": "RUNNING"}, {}, {}), None)
     assert (progress.records_in, progress.operators) == (0, ())
 
 
@@ -169,8 +169,8 @@ def test_registered_slots_are_those_that_are_registered() -> None:
     assert registered_slots(look(0, 0, 0).workers) == {0}
 
 
-def restarted(restarts: int, **failures: str | None) -> Look:
-    return Look(0, {}, {}, {"restarts": restarts, **failures})
+def restarted(restarts: int, **failures: str | None) -> ObservedJob:
+    return ObservedJob(0, {}, {}, {"restarts": restarts, **failures})
 
 
 def test_a_restart_names_the_newest_failure_by_its_first_line() -> None:
@@ -190,9 +190,9 @@ def test_no_restart_between_two_looks_is_no_line() -> None:
     assert describe_restart("job", restarted(2, failure="x"), None) is None, "a driver that comes later did not see it"
 
 
-def restored(restarts: int, at_ms: int, number: int = 7) -> Look:
+def restored(restarts: int, at_ms: int, number: int = 7) -> ObservedJob:
     latest = {"restored": {"id": number, "restore_timestamp": at_ms, "is_savepoint": False}} if at_ms else {"restored": None}
-    return Look(0, {}, {"latest": latest}, {"restarts": restarts})
+    return ObservedJob(0, {}, {"latest": latest}, {"restarts": restarts})
 
 
 def test_a_restart_names_the_checkpoint_that_it_goes_on_from() -> None:

@@ -14,7 +14,7 @@ from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.operators.task.timers import InternalTimerService, Timer, TimerQueue, timer_metas
 from holdfast.statebackends.backend import FrozenTimerRows
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from tests.examples import examples
 
@@ -64,7 +64,7 @@ class Rig:
 
 def freeze(queue: TimerQueue) -> FrozenTimerRows:
     """What the backend does at a barrier."""
-    return GenerationRows(queue.generations, queue.load).freeze()
+    return TimerRows(queue.generations, queue.load).freeze()
 
 
 def test_n01_a_timer_registered_twice_fires_once() -> None:

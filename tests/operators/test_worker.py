@@ -25,7 +25,7 @@ from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.loop import IDLE_WAIT_MS_MAX
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
-from holdfast.statebackends.rocksdb.write_buffer import FrontTier
+from holdfast.statebackends.rocksdb.write_buffer import WriteBuffer
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.port import Operation, Storage
 from tests.examples import examples
@@ -357,7 +357,7 @@ def test_a_worker_with_nothing_to_do_writes_behind(tmp_path: Path) -> None:
     cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
     cluster.deploy()
 
-    def tiers() -> list[FrontTier]:
+    def tiers() -> list[WriteBuffer]:
         subtasks = [each.subtask for worker in cluster.workers if worker._attempt is not None for each in worker._attempt.subtasks]
         backends = [node.context.keyed_backend for subtask in subtasks for node in subtask.chain.nodes]
         return [backend._opened for backend in backends if isinstance(backend, RocksKeyedBackend) and backend._opened is not None]

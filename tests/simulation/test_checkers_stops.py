@@ -10,7 +10,7 @@ import pytest
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.chaos.checkers.observations import Answered, FaultBegan, Requested
 from holdfast.chaos.checkers.stops import RETRY_MS, StopsChecker
-from holdfast.chaos.cluster.coordinator_host import Wish
+from holdfast.chaos.cluster.coordinator_host import UserRequest
 from holdfast.coordinator.views import TriggerView
 from tests.simulation.checker_world import Story
 
@@ -39,7 +39,7 @@ class Told(Story):
         self.views["t"] = TriggerView("t", STOP, in_progress, failure=reason, failure_reason=reason)
 
     def ask(self) -> None:
-        self.tell(Requested(self.now_ms, "user", "wish", Wish(STOP, "t")))
+        self.tell(Requested(self.now_ms, "user", "wish", UserRequest(STOP, "t")))
         self.tell(Answered(self.now_ms, f"coordinator-{self.epoch}", "user", "wish", "t"))
 
     def cut_off(self, number: int = 2, reason: FailureReason = CUT_OFF) -> None:

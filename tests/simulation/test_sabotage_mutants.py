@@ -29,9 +29,9 @@ from holdfast.operators.task.timers import TimerQueue
 from holdfast.statebackends.columnar.state import FrozenColumns
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
-from holdfast.statebackends.heap.ttl import Expiry, TableExpiry, TtlClock
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
+from holdfast.statebackends.heap.ttl import TtlClock, TtlConfigState, TtlTable
 from holdfast.statebackends.redistribute import keyed_redistribute
 from holdfast.statebackends.state import Ttl
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -208,7 +208,7 @@ def test_forgotten_timer() -> None:
         queue = TimerQueue()
         for time in (3, 1, 2):
             queue.add((time, b"key", b"", 0))
-        frozen = GenerationRows(queue.generations, queue.load).freeze()
+        frozen = TimerRows(queue.generations, queue.load).freeze()
         return len(list(frozen.rows()))
 
     assert_changes("forgotten_timer", stored, 3, 2)
@@ -240,7 +240,7 @@ def test_replayed_and_skipped_record() -> None:
 
 def test_shared_generation() -> None:
     def frozen() -> Any:
-        generations = Generations()
+        generations = CopyOnWriteStateTable()
         generations.live["key"] = 1
         layers = generations.freeze()
         generations.live["key"] = 2
@@ -254,8 +254,8 @@ def test_shared_generation() -> None:
 
 def test_shown_expired() -> None:
     def shows() -> bool:
-        expiry = Expiry(SimpleNamespace(kind="value"), Ttl(10), TtlClock(0))  # type: ignore[arg-type] - of the codec it asks nothing
-        return TableExpiry(expiry).shows_expired
+        expiry = TtlConfigState(SimpleNamespace(kind="value"), Ttl(10), TtlClock(0))  # type: ignore[arg-type] - of the codec it asks nothing
+        return TtlTable(expiry).shows_expired
 
     assert_changes("shown_expired", shows, False, True)
 

@@ -18,11 +18,11 @@ from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
-from holdfast.coordinator.ha.recovery import Takeover, settle_job
-from holdfast.coordinator.ha.shared_state import SharedFiles
-from holdfast.coordinator.jobmaster.failover import Incident, Incidents
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
 from holdfast.coordinator.jobmaster.releases import Releases
-from holdfast.coordinator.jobmaster.slots import JobTurn, Workforce
+from holdfast.coordinator.jobmaster.slots import JobTurn, SlotPool
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
@@ -149,7 +149,7 @@ def test_lasting_and_tolerated_failures() -> None:
 
 def test_pauses_before_restarts() -> None:
     def pauses() -> list[int | None]:
-        incidents, found = Incidents(RestartStrategy(), 0), []
+        incidents, found = ExceptionHistory(RestartStrategy(), 0), []
         for _ in range(2):
             found += [incidents.restart_delay_ms(Incident("UserFunctionError: no"), same_incident=False) for _ in range(2)]
             incidents.progressed()
@@ -294,7 +294,7 @@ def test_needed_claim_given_back() -> None:
 
 def test_needed_shared_file_deleted() -> None:
     def released() -> tuple[str, ...]:
-        shared = SharedFiles()
+        shared = SharedStateRegistry()
         for number in (1, 2):
             shared.register(number, [FileHandle("../shared/1-x", 1, "c")])
         return shared.release(1).names
@@ -318,7 +318,7 @@ def test_unswept_shared_files() -> None:
     def left() -> list[str]:
         storage = left_behind(aborted=True)
         storage.files[f"{JOB}/shared/1-x"] = b""
-        run_flow(settle_job(PATHS, Takeover(2, "b", 0)), storage)
+        run_flow(recover_job(PATHS, Takeover(2, "b", 0)), storage)
         storage.files[f"{JOB}/shared/2-x"] = b""
         run_flow(sweep(), storage)
         return sorted(path.rpartition("/")[2] for path in storage.files if "/shared/" in path)
@@ -344,7 +344,7 @@ def left_behind(*, aborted: bool) -> DictStorage:
 
 def settled(storage: DictStorage, epoch: int) -> tuple[int, list[CheckpointFact]]:
     """Highest id, and what the ids are, when a leader has settled the job."""
-    job = run_flow(settle_job(PATHS, Takeover(epoch, "new", 0)), storage)
+    job = run_flow(recover_job(PATHS, Takeover(epoch, "new", 0)), storage)
     return job.last_checkpoint_id, [job.checkpoints[number].fact for number in sorted(job.checkpoints)]
 
 
@@ -357,7 +357,7 @@ def test_trusted_registrations_and_borrowed_proof() -> None:
         for slot, spawn, token in ((0, 1, proof), (0, 2, proof), (1, 1, proof), (0, 1, "")):
             names = (setup.job_id, slot, setup.submission, 1, "n", 1, "h", "tcp://h:1", setup.directory_nonce)
             message = RegisterWorker(*names, spawn=spawn, launch_token=token)
-            workforce = Workforce(setup, random.Random(0), JobTurn())
+            workforce = SlotPool(setup, random.Random(0), JobTurn())
             with suppress(AuthenticationError):
                 workforce.judge(message)
                 believed.append((slot, spawn, "its own" if token else "none"))

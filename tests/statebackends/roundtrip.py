@@ -17,8 +17,8 @@ from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
 from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
@@ -105,8 +105,8 @@ def _restore_subtask(
         settings=_SETTINGS,
     )
     try:
-        timers = Generations()
-        backend.register_timers("_timers", GenerationRows(timers, lambda rows: timers.live.update((row, True) for row in rows)))
+        timers = CopyOnWriteStateTable()
+        backend.register_timers("_timers", TimerRows(timers, lambda rows: timers.live.update((row, True) for row in rows)))
         backend.restore(state.keyed, *source)
         pending = backend.snapshot(8)
         keyed = run_flow(pending.flow(target), storage)

@@ -14,8 +14,8 @@ import pyarrow as pa
 from holdfast.statebackends.backend import SnapshotTarget, TimerRow
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
@@ -140,8 +140,8 @@ def _keyed(
         local_dir=str(root / f"local-{next(_numbers)}"),
         settings=_SETTINGS,
     )
-    timers = Generations()
-    backend.register_timers("_timers", GenerationRows(timers, lambda rows: None))
+    timers = CopyOnWriteStateTable()
+    backend.register_timers("_timers", TimerRows(timers, lambda rows: None))
 
     def ours(key: str) -> bool:
         backend.set_current_key(KEY.encode(key), KEY.key_group(key, max_parallelism))

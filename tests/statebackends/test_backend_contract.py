@@ -21,8 +21,8 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.factory import BACKEND_KINDS, create_keyed_backend
 from holdfast.statebackends.handles import FileHandle, KeyGroupRange
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import (
     ColumnAggregate,
@@ -570,11 +570,11 @@ def test_state_of_an_older_compatible_type_is_rewritten(cluster: Cluster, canoni
 
 class _Timers:
     def __init__(self) -> None:
-        self.generations = Generations()
+        self.generations = CopyOnWriteStateTable()
         self.loads = 0
 
-    def provider(self) -> GenerationRows:
-        return GenerationRows(self.generations, self._load)
+    def provider(self) -> TimerRows:
+        return TimerRows(self.generations, self._load)
 
     def _load(self, rows: Any) -> None:
         self.loads += 1

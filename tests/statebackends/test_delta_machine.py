@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.coordinator.ha.shared_state import SharedFiles, shared_handles
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget, TimerRow
 from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
 from holdfast.statebackends.heap import state_table as changes
 from holdfast.statebackends.heap import state_table as generations
-from holdfast.statebackends.heap.state_table import MISSING, Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot import increments as tablechains
 from holdfast.statebackends.snapshot.deltas import table_pieces
@@ -37,10 +37,10 @@ class TimerTable:
     """Timers of one backend."""
 
     def __init__(self) -> None:
-        self.generations = Generations()
+        self.generations = CopyOnWriteStateTable()
 
-    def provider(self) -> GenerationRows:
-        return GenerationRows(self.generations, self._load)
+    def provider(self) -> TimerRows:
+        return TimerRows(self.generations, self._load)
 
     def _load(self, rows: Any) -> None:
         for row in rows:
@@ -68,7 +68,7 @@ class DeltaMachine(BackendMachine):
         super().__init__()
         self.cluster.settings = StateBackendSettings(memory_snapshot_bytes_max=1 << 30, rocksdb_front_tier_bytes_max=1 << 20)
         self.newest = 0
-        self.registry = SharedFiles()
+        self.registry = SharedStateRegistry()
         self.completed: dict[int, tuple[tuple[KeyedStateHandle, ...], dict[Any, Any]]] = {}
         self.started: list[tuple[int, int | None, Any, dict[Any, Any]]] = []
         self.start_over(self.cluster.backend())

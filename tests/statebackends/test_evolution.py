@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.factory import BACKEND_KINDS
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.shapes import RecordShape
+from holdfast.statebackends.serialization.shapes import RecordType
 from holdfast.statebackends.serialization.state_serializer import check_compatible, state_changes, state_meta
-from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSpec, compatibility, migrate, type_changes
+from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSerializer, compatibility, migrate, type_changes
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     KeyedStateDescriptor,
@@ -136,7 +136,7 @@ class Case:
     expected: Any = None
 
     def __str__(self) -> str:
-        return f"{TypeSpec.of(self.old).text}-{TypeSpec.of(self.new).text}"
+        return f"{TypeSerializer.of(self.old).text}-{TypeSerializer.of(self.new).text}"
 
 
 CASES: Sequence[Case] = (
@@ -228,7 +228,7 @@ CASES: Sequence[Case] = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_verdict_of_every_pair_of_types(case: Case) -> None:
-    stored, declared = TypeSpec.of(case.old), TypeSpec.of(case.new)
+    stored, declared = TypeSerializer.of(case.old), TypeSerializer.of(case.new)
     assert compatibility(stored.text, declared) is case.verdict
     if case.verdict is INCOMPATIBLE:
         return
@@ -377,18 +377,18 @@ def test_a_value_that_the_wider_type_does_not_have_is_refused(cluster: Cluster, 
     assert "int" in raised.value.fields["stored"]
     assert "float" in raised.value.fields["declared"]
     with pytest.raises(StateValueError):
-        migrate("int", TypeSpec.of(float), [TypeSpec.of(int).encode(2**53 + 1)])
+        migrate("int", TypeSerializer.of(float), [TypeSerializer.of(int).encode(2**53 + 1)])
 
 
 def test_types_whose_stored_values_would_change_with_the_code_are_refused() -> None:
     """Their text would be the same, and the values not."""
     with pytest.raises(InvalidConfigError, match="omit_defaults"):
-        TypeSpec.of(struct(("a", int, 5), omit_defaults=True))
+        TypeSerializer.of(struct(("a", int, 5), omit_defaults=True))
     with pytest.raises(InvalidConfigError, match=r"field 'a'.*ge"):
-        TypeSpec.of(struct(("a", Annotated[int, msgspec.Meta(ge=0)])))
+        TypeSerializer.of(struct(("a", Annotated[int, msgspec.Meta(ge=0)])))
     with pytest.raises(InvalidConfigError, match="max_length"):
-        TypeSpec.of(list[Annotated[str, msgspec.Meta(max_length=3)]])
-    assert TypeSpec.of(Annotated[int, "any note", msgspec.Meta(description="fine")]).text == "int"
+        TypeSerializer.of(list[Annotated[str, msgspec.Meta(max_length=3)]])
+    assert TypeSerializer.of(Annotated[int, "any note", msgspec.Meta(description="fine")]).text == "int"
 
 
 # ---------------------------------------------------------------------------------------------------------- random evolutions
@@ -454,7 +454,7 @@ def _records(draw: st.DrawFn, shape: str, depth: int) -> Evolved:
 
 @given(evolutions())
 def test_what_evolution_accepts_is_read_and_written_under_the_new_type(evolved: Evolved) -> None:
-    stored, declared = TypeSpec.of(evolved.old), TypeSpec.of(evolved.new)
+    stored, declared = TypeSerializer.of(evolved.old), TypeSerializer.of(evolved.new)
     verdict = compatibility(stored.text, declared)
     assert verdict is not INCOMPATIBLE
     encoded = [stored.encode(evolved.value)]
@@ -468,7 +468,7 @@ def test_what_evolution_accepts_is_read_and_written_under_the_new_type(evolved: 
 def test_whatever_is_not_refused_decodes_under_the_new_type(one: Evolved, other: Evolved) -> None:
     """Two types that have nothing to do with each other, mostly."""
     for old, value, new in ((one.old, one.value, other.new), (one.new, one.expected, other.old), (one.new, one.expected, one.old)):
-        stored, declared = TypeSpec.of(old), TypeSpec.of(new)
+        stored, declared = TypeSerializer.of(old), TypeSerializer.of(new)
         verdict = compatibility(stored.text, declared)
         if verdict is not INCOMPATIBLE:
             encoded = [stored.encode(value)]
@@ -514,7 +514,7 @@ CHANGES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
 
 @pytest.mark.parametrize(("old", "new", "expected"), CHANGES.values(), ids=CHANGES.keys())
 def test_every_difference_is_told_where_it_is(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
-    changes = type_changes(TypeSpec.of(old).text, TypeSpec.of(new))
+    changes = type_changes(TypeSerializer.of(old).text, TypeSerializer.of(new))
     assert [(change.path, change.kind) for change in changes] == expected
     for change in changes:
         assert change.text.startswith((change.path or "the ", "the fields of"))
@@ -522,9 +522,9 @@ def test_every_difference_is_told_where_it_is(old: Any, new: Any, expected: list
 
 
 def test_a_default_is_told_from_null() -> None:
-    (added,) = type_changes(TypeSpec.of(A).text, TypeSpec.of(struct(("a", int), ("b", int, 3))))
+    (added,) = type_changes(TypeSerializer.of(A).text, TypeSerializer.of(struct(("a", int), ("b", int, 3))))
     assert added.text == "b (int) is added, with its default in stored values"
-    nullable, null = type_changes("struct<a: int>", TypeSpec.of(pa.struct([("a", pa.int64()), ("b", pa.utf8())])))
+    nullable, null = type_changes("struct<a: int>", TypeSerializer.of(pa.struct([("a", pa.int64()), ("b", pa.utf8())])))
     assert (nullable.text, null.text) == ("a (int) may be null now", "b (optional<str>) is added, with null in stored values")
 
 
@@ -544,9 +544,9 @@ def test_a_ttl_and_a_map_and_another_kind_are_told_too() -> None:
 
 @given(evolutions())
 def test_a_field_is_told_exactly_when_one_side_lacks_it(evolved: Evolved) -> None:
-    stored, declared = TypeSpec.of(evolved.old), TypeSpec.of(evolved.new)
+    stored, declared = TypeSerializer.of(evolved.old), TypeSerializer.of(evolved.new)
     changes = type_changes(stored.text, declared)
-    if isinstance(stored.shape, RecordShape) and isinstance(declared.shape, RecordShape):
+    if isinstance(stored.shape, RecordType) and isinstance(declared.shape, RecordType):
         old, new = ({field.name for field in shape.fields} for shape in (stored.shape, declared.shape))
         at_top = {(change.path, change.kind) for change in changes if not set(change.path) & set(".[{")}
         assert {path for path, kind in at_top if kind == "removed"} == old - new

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.state import KeyedStateDescriptor, ListStateDescriptor, MapStateDescriptor, Ttl, ValueStateDescriptor
 
@@ -25,7 +25,7 @@ STATES: dict[KeyedStateDescriptor, object] = {
 def test_rows_with_stamps_are_stored_as_they_were() -> None:
     found = {}
     for descriptor, kept in STATES.items():
-        codec = StateCodec.of(descriptor, KEY)
+        codec = StateSerializer.of(descriptor, KEY)
         schema = KeyedRows(KEY, 16, "op").schema(codec)
         encoded = codec.encode(kept)
         found[descriptor.name] = {
@@ -38,4 +38,4 @@ def test_rows_with_stamps_are_stored_as_they_were() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert found == golden
     for descriptor, kept in STATES.items():
-        assert StateCodec.of(descriptor, KEY).decode(bytes.fromhex(golden[descriptor.name]["row"])) == kept
+        assert StateSerializer.of(descriptor, KEY).decode(bytes.fromhex(golden[descriptor.name]["row"])) == kept

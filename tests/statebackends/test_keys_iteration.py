@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import BackendKind
-from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import Generations, MapLayer, visible_keys
+from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable, MapLayer, visible_keys
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.settings import StateBackendSettings
 from tests.statebackends.backend_harness import COUNT, KEY, TAGS, Cluster, use
@@ -99,7 +99,7 @@ class _Watched(dict[Any, Any]):
 @pytest.mark.parametrize("turn", range(1, 10))
 @pytest.mark.parametrize("maps", [False, True])
 def test_a_fold_in_between_shows_nowhere(maps: bool, turn: int) -> None:
-    generations = MapGenerations() if maps else Generations()
+    generations = CopyOnWriteMapTable() if maps else CopyOnWriteStateTable()
     generations.track(0)
     layers: tuple[Any, ...] = ()
     generations.older = (_Watched({key: _row(1, maps) for key in "abc"}, turn, lambda: generations.fold(layers)),)
@@ -120,7 +120,7 @@ def _row(value: int, maps: bool) -> Any:
     return entries
 
 
-def _keys(generations: Generations) -> list[str]:
+def _keys(generations: CopyOnWriteStateTable) -> list[str]:
     return sorted(visible_keys((generations.live, *generations.older), maps=generations.maps))
 
 

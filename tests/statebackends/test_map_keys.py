@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.shapes import FloatShape
-from holdfast.statebackends.serialization.state_serializer import StateCodec
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.shapes import FloatType
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.state import MapStateDescriptor, Pickled
 from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, use
@@ -101,7 +101,7 @@ def test_rows_with_an_older_form_of_a_key_are_mended_by_a_canonical_savepoint(
     cluster = Cluster(tmp_path, "rocksdb")
     seen = MapStateDescriptor("seen", float, int)
     with monkeypatch.context() as older:
-        older.setattr(FloatShape, "key_form", lambda shape: None)
+        older.setattr(FloatType, "key_form", lambda shape: None)
         backend: Any = cluster.backend([seen])
         use(backend, "k")
         backend.get_state(seen).put(1, 7)
@@ -128,7 +128,7 @@ NUMBERS = st.one_of(
 @given(st.lists(NUMBERS, min_size=2, max_size=8))
 @settings(max_examples=examples(100))
 def test_floats_have_one_encoding_each(keys: list[float]) -> None:
-    codec = StateCodec.of(MapStateDescriptor("m", float, int), KeyType.of(int))
+    codec = StateSerializer.of(MapStateDescriptor("m", float, int), KeyType.of(int))
     assert len({codec.encode_entry(key) for key in keys}) == len(set(keys))
     assert [codec.decode_entry(codec.encode_entry(key)) for key in keys] == keys
 
@@ -136,7 +136,7 @@ def test_floats_have_one_encoding_each(keys: list[float]) -> None:
 @given(st.lists(st.decimals(allow_nan=False) | st.decimals(-20, 20, places=2), min_size=2, max_size=8), st.integers(0, 5))
 @settings(max_examples=examples(100))
 def test_decimals_have_one_encoding_each(keys: list[Decimal], zeros: int) -> None:
-    codec = StateCodec.of(MapStateDescriptor("m", Decimal, int), KeyType.of(int))
+    codec = StateSerializer.of(MapStateDescriptor("m", Decimal, int), KeyType.of(int))
     for key in keys:
         encoded = codec.encode_entry(key)
         assert codec.decode_entry(encoded) == key
@@ -161,7 +161,7 @@ def test_decimals_have_one_encoding_each(keys: list[Decimal], zeros: int) -> Non
     ],
 )
 def test_the_stored_bytes_stay_what_they_are(key_type: Any, key: Any, encoded: str) -> None:
-    codec = StateCodec.of(MapStateDescriptor("m", key_type, int), KeyType.of(int))
+    codec = StateSerializer.of(MapStateDescriptor("m", key_type, int), KeyType.of(int))
     assert codec.encode_entry(key).hex() == encoded
 
 
@@ -170,18 +170,18 @@ def test_the_stored_bytes_stay_what_they_are(key_type: Any, key: Any, encoded: s
 )
 def test_types_whose_equal_keys_would_be_stored_differently_are_refused(key_type: Any) -> None:
     with pytest.raises(InvalidConfigError, match=r"state 'm': .* is not the key type of a map: ") as caught:
-        StateCodec.of(MapStateDescriptor("m", key_type, int), KeyType.of(int))
+        StateSerializer.of(MapStateDescriptor("m", key_type, int), KeyType.of(int))
     assert caught.value.state == "m"
-    assert TypeSpec.of(key_type).text, "as a value it is one"
+    assert TypeSerializer.of(key_type).text, "as a value it is one"
 
 
 @pytest.mark.parametrize("key_type", [int | str, int | bytes, int | None, tuple[int, str]])
 def test_other_types_are_keys(key_type: Any) -> None:
-    assert StateCodec.of(MapStateDescriptor("m", key_type, int), KeyType.of(int)).key_form is None
+    assert StateSerializer.of(MapStateDescriptor("m", key_type, int), KeyType.of(int)).key_form is None
 
 
 def test_a_key_of_another_type_is_refused() -> None:
-    codec = StateCodec.of(MapStateDescriptor("m", float, int), KeyType.of(int))
+    codec = StateSerializer.of(MapStateDescriptor("m", float, int), KeyType.of(int))
     for wrong in ("1", None, fractions.Fraction(1, 2), 2**63 + 1):
         with pytest.raises(Exception, match="is not of the declared type float"):
             codec.encode_entry(wrong)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.statebackends.snapshot.rows import PAUSES_S_MAX, Pace
+from holdfast.statebackends.snapshot.rows import PAUSES_S_MAX, Throttle
 
 TURNS = 50
 
@@ -25,8 +25,8 @@ class Machine:
         self.wall += seconds * (1 + self.others)
         return 7
 
-    def pace(self, share: float) -> Pace:
-        return Pace(share, wall_s=lambda: self.wall, cpu_s=lambda: self.cpu, sleep=self.sleep)
+    def pace(self, share: float) -> Throttle:
+        return Throttle(share, wall_s=lambda: self.wall, cpu_s=lambda: self.cpu, sleep=self.sleep)
 
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0

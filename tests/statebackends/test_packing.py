@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.coordinator.ha.shared_state import SharedFiles, UnresolvedError, shared_handles
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry, UnresolvedError, shared_handles
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError
@@ -251,7 +251,7 @@ def state_of(*parts: StateHandle) -> OperatorSubtaskState:
 
 
 def test_j19_a_file_goes_with_the_last_checkpoint_that_has_a_piece_of_it() -> None:
-    files = SharedFiles()
+    files = SharedStateRegistry()
     files.register(1, shared_handles([state_of(segment("1-a", 0), segment("1-a", 10)), state_of(segment("1-a", 20))]))
     files.register(2, shared_handles([state_of(segment("1-a", 20))]))
     assert files.counts() == {"1-a": (1, 2)}
@@ -260,7 +260,7 @@ def test_j19_a_file_goes_with_the_last_checkpoint_that_has_a_piece_of_it() -> No
 
 
 def test_a_placeholder_is_replaced_by_the_piece_that_it_names() -> None:
-    files = SharedFiles()
+    files = SharedStateRegistry()
     whole = FileHandle("../shared/1-b", 5, "c")
     files.register(1, shared_handles([state_of(segment("1-a", 0), segment("1-a", 10, 20)), state_of(whole)]))
 

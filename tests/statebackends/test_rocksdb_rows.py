@@ -17,7 +17,7 @@ from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.options import Compaction
 from holdfast.statebackends.rocksdb.row_keys import row_key, row_keys, write_order
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.state import ListStateDescriptor, Ttl, ValueStateDescriptor
 
 ROWS = st.lists(st.tuples(st.integers(0, 2**15 - 1), st.binary(min_size=1, max_size=30)), max_size=20)
@@ -61,7 +61,7 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("declared", "good", "bad"), VALUES, ids=[str(declared) for declared, *_ in VALUES])
 def test_values_are_encoded_together_as_one_by_one(declared: Any, good: list[Any], bad: list[Any]) -> None:
-    codec = StateCodec.of(ValueStateDescriptor("v", declared), KeyType.of(int))
+    codec = StateSerializer.of(ValueStateDescriptor("v", declared), KeyType.of(int))
     for values in (good, [], good[:1] * 3):
         assert codec.encode_all(values) == [codec.encode(value) for value in values]
     for value in bad:
@@ -73,9 +73,9 @@ def test_values_are_encoded_together_as_one_by_one(declared: Any, good: list[Any
 
 
 def test_lists_and_stamped_values_are_encoded_together_as_one_by_one() -> None:
-    listed = StateCodec.of(ListStateDescriptor("l", int), KeyType.of(int))
+    listed = StateSerializer.of(ListStateDescriptor("l", int), KeyType.of(int))
     assert listed.encode_all([[], [1, 2]]) == [listed.encode([]), listed.encode([1, 2])]
-    stamped = StateCodec.of(ValueStateDescriptor("v", int, ttl=Ttl(1_000)), KeyType.of(int))
+    stamped = StateSerializer.of(ValueStateDescriptor("v", int, ttl=Ttl(1_000)), KeyType.of(int))
     assert stamped.encode_all([(5, 1), (6, 2)]) == [stamped.encode((5, 1)), stamped.encode((6, 2))]
 
 

@@ -19,10 +19,10 @@ from holdfast.operators.spark.state_source import ReadOptions, StateReader
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyedStateHandle, StateMeta
-from holdfast.statebackends.heap.state_table import Generations
-from holdfast.statebackends.heap.timers import GenerationRows
+from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
+from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.serialization.state_serializer import state_meta
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.sources import timer_meta
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor, StateDescriptor
@@ -51,7 +51,7 @@ class Foreign:
         try:
             backend.restore([self.handle], LocalStorage(self.folder.parent), self.folder.name)
             if not self.descriptors:  # timers are read when their owner asks for them
-                backend.register_timers(TIMERS, GenerationRows(Generations(), lambda rows: None))
+                backend.register_timers(TIMERS, TimerRows(CopyOnWriteStateTable(), lambda rows: None))
         finally:
             backend.dispose()
 
@@ -219,7 +219,7 @@ def test_two_nans_are_two_entries_of_a_map_as_python_has_it() -> None:
     ],
 )  # fmt: skip
 def test_a_column_is_refused_just_where_its_values_do_not_decode(text: str, values: list[Any]) -> None:
-    spec = TypeSpec.parse(text)
+    spec = TypeSerializer.parse(text)
     for value in values:
         array = pa.array([value], spec.arrow_type)
         verdicts = []

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.serialization.type_serializer import (
     Compatibility,
-    TypeSpec,
+    TypeSerializer,
     compatibility,
     map_text,
     migrate,
@@ -156,7 +156,7 @@ def through_parquet(array: pa.Array) -> pa.Array:
 
 @pytest.mark.parametrize(("declared", "text", "strategy"), TYPES, ids=[str(t[1] or t[0]) for t in TYPES])
 def test_values_round_trip(declared: Any, text: str, strategy: st.SearchStrategy[Any]) -> None:
-    spec = TypeSpec.of(declared)
+    spec = TypeSerializer.of(declared)
     assert not text or spec.text == text
 
     @given(st.lists(strategy, max_size=6))
@@ -179,8 +179,8 @@ def test_values_round_trip(declared: Any, text: str, strategy: st.SearchStrategy
 
 @pytest.mark.parametrize(("declared", "text", "strategy"), TYPES, ids=[str(t[1] or t[0]) for t in TYPES])
 def test_values_round_trip_through_parquet_and_the_parsed_text(declared: Any, text: str, strategy: Any) -> None:
-    spec = TypeSpec.of(declared)
-    parsed = TypeSpec.parse(spec.text)
+    spec = TypeSerializer.of(declared)
+    parsed = TypeSerializer.parse(spec.text)
     assert parsed == spec
     assert parsed.arrow_type == spec.arrow_type
 
@@ -198,7 +198,7 @@ def test_values_round_trip_through_parquet_and_the_parsed_text(declared: Any, te
 
 
 def test_special_floats_survive() -> None:
-    spec = TypeSpec.of(float)
+    spec = TypeSerializer.of(float)
     values = [math.nan, math.inf, -0.0]
     for back in ([spec.decode(spec.encode(value)) for value in values], spec.from_arrow(spec.to_arrow(values))):
         assert math.isnan(back[0])
@@ -207,7 +207,7 @@ def test_special_floats_survive() -> None:
 
 
 def test_decimal_keeps_its_exponent() -> None:
-    spec = TypeSpec.of(Decimal)
+    spec = TypeSerializer.of(Decimal)
     for text in ("1.50", "1E+5", "-0.000", "123456789012345678901234567890.12345678901234567890"):
         value = Decimal(text)
         assert str(spec.decode(spec.encode(value))) == text
@@ -256,7 +256,7 @@ def test_decimal_keeps_its_exponent() -> None:
     ],
 )
 def test_value_of_another_type_is_refused(declared: Any, value: Any) -> None:
-    spec = TypeSpec.of(declared)
+    spec = TypeSerializer.of(declared)
     for refuse in (spec.encode, spec.check, lambda v: spec.to_arrow([v])):
         with pytest.raises(StateValueError) as caught:
             refuse(value)
@@ -279,7 +279,7 @@ def test_value_of_another_type_is_refused(declared: Any, value: Any) -> None:
     ],
 )
 def test_scalars_are_unwrapped(declared: Any, value: Any, plain: Any) -> None:
-    spec = TypeSpec.of(declared)
+    spec = TypeSerializer.of(declared)
     for back in (spec.decode(spec.encode(value)), spec.from_arrow(spec.to_arrow([value]))[0]):
         assert back == plain
         assert type(back) is type(plain)
@@ -295,18 +295,18 @@ def test_scalars_are_unwrapped(declared: Any, value: Any, plain: Any) -> None:
 )  # fmt: skip
 def test_undeclarable_types_are_refused(declared: Any) -> None:
     with pytest.raises(InvalidConfigError):
-        TypeSpec.of(declared)
+        TypeSerializer.of(declared)
 
 
 def test_refusal_of_any_offers_the_opt_in() -> None:
     with pytest.raises(InvalidConfigError, match="Pickled"):
-        TypeSpec.of(Any)
+        TypeSerializer.of(Any)
     with pytest.raises(InvalidConfigError, match="field 'inner'"):
-        TypeSpec.of(Recursive)
+        TypeSerializer.of(Recursive)
 
 
 def test_unpicklable_and_unloadable_values_are_typed_errors() -> None:
-    spec = TypeSpec.of(Pickled)
+    spec = TypeSerializer.of(Pickled)
     with pytest.raises(StateValueError):
         spec.encode(lambda: 1)
     with pytest.raises(StateValueError, match=r"^a Local can't be pickled: .*dataclass or a msgspec\.Struct instead") as caught:
@@ -317,21 +317,21 @@ def test_unpicklable_and_unloadable_values_are_typed_errors() -> None:
 
 
 def test_damaged_values_are_corrupt_state() -> None:
-    spec = TypeSpec.of(Trip)
+    spec = TypeSerializer.of(Trip)
     encoded = spec.encode(Trip("AA", 1.0))
     for stop in range(len(encoded)):
         with pytest.raises(CorruptStateError):
             spec.decode(encoded[:stop])
     with pytest.raises(CorruptStateError):
-        TypeSpec.of(int).decode(TypeSpec.of(str).encode("x"))
+        TypeSerializer.of(int).decode(TypeSerializer.of(str).encode("x"))
     with pytest.raises(CorruptStateError):
-        TypeSpec.of(int).from_arrow(pa.array([1, None]))
+        TypeSerializer.of(int).from_arrow(pa.array([1, None]))
     with pytest.raises(CorruptStateError):
         spec.from_arrow(pa.array([{"carrier": "AA"}]))
     with pytest.raises(CorruptStateError):
-        TypeSpec.of(int).from_arrow(pa.array(["x"]))
+        TypeSerializer.of(int).from_arrow(pa.array(["x"]))
     with pytest.raises(CorruptStateError):
-        TypeSpec.of(list[int]).from_arrow(pa.array([1]))
+        TypeSerializer.of(list[int]).from_arrow(pa.array([1]))
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_damaged_values_are_corrupt_state() -> None:
     ],
 )
 def test_arrow_types_name_specs(data_type: pa.DataType, text: str) -> None:
-    assert TypeSpec.of(data_type).text == text
+    assert TypeSerializer.of(data_type).text == text
 
 
 @pytest.mark.parametrize(
@@ -358,20 +358,20 @@ def test_arrow_types_name_specs(data_type: pa.DataType, text: str) -> None:
 )
 def test_unknown_texts_are_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError):
-        TypeSpec.parse(text)
+        TypeSerializer.parse(text)
 
 
 def test_odd_field_names_survive_in_the_text() -> None:
     odd = TypedDict("odd", {"a b": int, 'q"': Annotated[str, "note"]})  # type: ignore[misc]
-    spec = TypeSpec.of(odd)
-    assert TypeSpec.parse(spec.text).text == spec.text
+    spec = TypeSerializer.of(odd)
+    assert TypeSerializer.parse(spec.text).text == spec.text
     assert spec.from_arrow(spec.to_arrow([{"a b": 1, 'q"': "x"}])) == [{"a b": 1, 'q"': "x"}]
 
 
 def test_specs_are_made_once() -> None:
-    assert TypeSpec.of(list[int]) is TypeSpec.of(list[int])
-    assert TypeSpec.of(TypeSpec.of(int)) is TypeSpec.of(int)
-    assert TypeSpec.of(bool) != TypeSpec.of(int)
+    assert TypeSerializer.of(list[int]) is TypeSerializer.of(list[int])
+    assert TypeSerializer.of(TypeSerializer.of(int)) is TypeSerializer.of(int)
+    assert TypeSerializer.of(bool) != TypeSerializer.of(int)
 
 
 class V1(msgspec.Struct):
@@ -419,7 +419,7 @@ class PointMoved(NamedTuple):
     ],
 )
 def test_compatible_after_migration(old: Any, value: Any, new: Any, expected: Any) -> None:
-    stored, declared = TypeSpec.of(old), TypeSpec.of(new)
+    stored, declared = TypeSerializer.of(old), TypeSerializer.of(new)
     assert compatibility(stored.text, declared) is Compatibility.COMPATIBLE_AFTER_MIGRATION
     migrated = migrate(stored.text, declared, [stored.encode(value)])
     assert migrated == [declared.encode(expected)]
@@ -442,7 +442,7 @@ class Reordered(msgspec.Struct):
     ],
 )
 def test_compatible_as_is(old: Any, value: Any, new: Any, expected: Any) -> None:
-    stored, declared = TypeSpec.of(old), TypeSpec.of(new)
+    stored, declared = TypeSerializer.of(old), TypeSerializer.of(new)
     assert compatibility(stored.text, declared) is Compatibility.COMPATIBLE_AS_IS
     assert declared.decode(stored.encode(value)) == expected
     assert declared.from_arrow(stored.to_arrow([value])) == [expected]
@@ -469,15 +469,15 @@ def test_compatible_as_is(old: Any, value: Any, new: Any, expected: Any) -> None
     ],
 )
 def test_incompatible(old: Any, new: Any) -> None:
-    assert compatibility(TypeSpec.of(old).text, TypeSpec.of(new)) is Compatibility.INCOMPATIBLE
+    assert compatibility(TypeSerializer.of(old).text, TypeSerializer.of(new)) is Compatibility.INCOMPATIBLE
 
 
 def test_unreadable_stored_text_is_incompatible() -> None:
-    assert compatibility("hologram<int>", TypeSpec.of(int)) is Compatibility.INCOMPATIBLE
+    assert compatibility("hologram<int>", TypeSerializer.of(int)) is Compatibility.INCOMPATIBLE
 
 
 def test_map_state_text() -> None:
-    key, value = TypeSpec.of(tuple[int, str]), TypeSpec.of(dict[str, list[int]])
+    key, value = TypeSerializer.of(tuple[int, str]), TypeSerializer.of(dict[str, list[int]])
     assert map_text(key.text, value.text) == "map<tuple<int,str>,dict<str,list<int>>>"
     assert split_map_text(map_text(key.text, value.text)) == (key.text, value.text)
     for bad in ("int", "map<int>", "list<int,int>"):

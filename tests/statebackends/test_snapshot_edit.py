@@ -29,7 +29,7 @@ from holdfast.statebackends.errors import (
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.layout import KEY_GROUP, POSITION
 from holdfast.statebackends.serialization.column_types import fitted, loses_nothing
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY
 from holdfast.statebackends.state_processor.conform import StateLayout
@@ -394,7 +394,7 @@ def test_what_may_be_cast(found: pa.DataType, wanted: pa.DataType, fits: bool) -
     ],
 )
 def test_what_may_be_cast_to_values_that_are_decimals(found: pa.DataType, text: str, fits: bool) -> None:
-    spec = TypeSpec.parse(text)
+    spec = TypeSerializer.parse(text)
     assert loses_nothing(found, spec.arrow_type, spec.shape) is fits
     if fits:
         assert fitted(pa.array([None], found), spec.arrow_type, spec.shape).type == spec.arrow_type

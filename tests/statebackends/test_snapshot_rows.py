@@ -302,7 +302,7 @@ def test_memory_is_bounded_by_batches(tmp_path: Path) -> None:
 
 
 def test_batches_have_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, number in itertools.product(("tables", "native", "rows"), (1, 3)):
+    for module, number in itertools.product(("reading", "rows"), (1, 3)):
         monkeypatch.setattr(f"holdfast.statebackends.state_processor.{module}.BATCH_ROWS", number)
     contents = Contents(seen={f"k{n}": ["x"] * n for n in range(8)}, positions=list(range(9)))
     for number, kind in enumerate(KINDS):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import StateCodec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot import sorting as sortedrows
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.rows import KeyedRows
@@ -72,7 +72,7 @@ def test_large_rows_come_in_smaller_batches_and_none_is_lost(monkeypatch: pytest
 @pytest.mark.parametrize("chunk", [1, 7, 1_000, 40_000])
 def test_small_and_large_chunks_make_one_table(chunk: int) -> None:
     rows = KeyedRows(KeyType.of(int), 128, "op")
-    codec = StateCodec.of(ValueStateDescriptor("s", str), rows.key_type)
+    codec = StateSerializer.of(ValueStateDescriptor("s", str), rows.key_type)
     count = min(chunk * 300, 45_000)
     keys = [rows.key_type.encode(key) for key in range(count)]
     names = [b"", b"window"]
@@ -97,7 +97,7 @@ def test_values_of_a_stretch_are_converted_in_pieces(value_bytes: int, batches: 
     add = GroupSort.add
     monkeypatch.setattr(GroupSort, "add", lambda self, batch: (added.append(batch), add(self, batch)))
     rows = KeyedRows(KeyType.of(int), 128, "op")
-    codec = StateCodec.of(ValueStateDescriptor("s", str, Ttl(1_000)), rows.key_type)
+    codec = StateSerializer.of(ValueStateDescriptor("s", str, Ttl(1_000)), rows.key_type)
     keys = [rows.key_type.encode(key) for key in range(2_500)]
     values = [(number, f"{number}".rjust(value_bytes)) for number in range(2_500)]
     table = rows.table(codec, [(b"w", keys, values)])
@@ -109,7 +109,7 @@ def test_values_of_a_stretch_are_converted_in_pieces(value_bytes: int, batches: 
 
 def test_entries_of_a_key_stay_together_and_batches_bounded() -> None:
     rows = KeyedRows(KeyType.of(int), 128, "op")
-    codec = StateCodec.of(MapStateDescriptor("s", int, int), rows.key_type)
+    codec = StateSerializer.of(MapStateDescriptor("s", int, int), rows.key_type)
     keys = [rows.key_type.encode(key) for key in range(300)]
     table = rows.table(codec, [(b"", keys, [dict.fromkeys(range(500), key) for key in range(300)])])
     assert [len(part) for part in table.to_batches()] == [BATCH_ROWS, 300 * 500 - BATCH_ROWS]
@@ -118,7 +118,7 @@ def test_entries_of_a_key_stay_together_and_batches_bounded() -> None:
 
 def wide_table(count: int) -> pa.Table:
     rows = KeyedRows(UTF8, 128, "op")
-    codec = StateCodec.of(ValueStateDescriptor("s", str), UTF8)
+    codec = StateSerializer.of(ValueStateDescriptor("s", str), UTF8)
     keys = [UTF8.encode(f"user-{number}") for number in range(count)]
     return rows.table(codec, [(b"", keys, [f"{number * 7919 % 10_007}" * 5 for number in range(count)])])
 

@@ -23,8 +23,8 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.heap import state_table as changes
-from holdfast.statebackends.heap.map_table import MapGenerations
-from holdfast.statebackends.heap.state_table import MISSING, ChangeLog, Generations, MapLayer
+from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, DirtyKeys, MapLayer
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot import increments as tablechains
@@ -298,7 +298,7 @@ def test_a_namespace_that_was_forgotten_without_having_told_its_changes_makes_a_
 
 
 def test_reads_go_on_while_another_thread_folds() -> None:
-    for kind in (Generations, MapGenerations):
+    for kind in (CopyOnWriteStateTable, CopyOnWriteMapTable):
         generations = kind()
         _fill(generations, 2_000, 0)
         generations.track(0)
@@ -319,24 +319,24 @@ def test_reads_go_on_while_another_thread_folds() -> None:
             assert _found(generations, b"k1") is None
 
 
-def _fill(generations: Generations, count: int, value: int) -> None:
+def _fill(generations: CopyOnWriteStateTable, count: int, value: int) -> None:
     for number in range(count):
         key = b"k%d" % number
-        if isinstance(generations, MapGenerations):
+        if isinstance(generations, CopyOnWriteMapTable):
             generations.live.setdefault(key, MapLayer())["e"] = value
         else:
             generations.live[key] = value
 
 
-def _found(generations: Generations, key: bytes) -> int | None:
-    if isinstance(generations, MapGenerations):
+def _found(generations: CopyOnWriteStateTable, key: bytes) -> int | None:
+    if isinstance(generations, CopyOnWriteMapTable):
         return generations.entries(key)[0].get("e")
     found = generations.find(key)[0]
     return None if found is MISSING else found
 
 
 def test_keys_that_come_and_go_between_two_barriers_leave_nothing_behind() -> None:
-    generations = Generations()
+    generations = CopyOnWriteStateTable()
     generations.live[b"stays"] = 1
     generations.track(0)
     for number in range(100):
@@ -352,7 +352,7 @@ def test_keys_that_come_and_go_between_two_barriers_leave_nothing_behind() -> No
 
 def test_the_log_forgets_what_is_too_much_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "KEYS_MIN", 10)
-    log = ChangeLog(0)
+    log = DirtyKeys(0)
     assert log.close(1, set(range(4)), 0, 20).complete_from == 0
     known = log.close(2, set(range(3, 8)), 0, 20)
     assert (known.complete_from, known.count(0), known.count(1)) == (0, 9, 5)

@@ -18,8 +18,8 @@ from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind, create_ke
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.layout import TTL_STAMP
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import StateCodec, check_compatible, has_stamps, state_meta
-from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSpec
+from holdfast.statebackends.serialization.state_serializer import StateSerializer, check_compatible, has_stamps, state_meta
+from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSerializer
 from holdfast.statebackends.snapshot.parts import read_part
 from holdfast.statebackends.snapshot.rows import unexpired_rows
 from holdfast.statebackends.snapshot.tables import decode_keyed_table, encode_keyed_table
@@ -141,7 +141,7 @@ def test_the_stored_type_says_that_there_are_stamps() -> None:
     assert split_ttl_text("dict<str,int>") == ("dict<str,int>", False)
     assert state_meta(ValueStateDescriptor("p", Pickled, TTL), KEY).value_type == "ttl<pickled>"
     with pytest.raises(InvalidConfigError):
-        TypeSpec.parse("ttl<int>")  # what an older reader does: it refuses the state, and misreads nothing
+        TypeSerializer.parse("ttl<int>")  # what an older reader does: it refuses the state, and misreads nothing
 
 
 def test_a_backend_with_a_ttl_needs_the_time(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_a_table_with_damaged_stamps_is_corrupt(tmp_path: Path) -> None:
 
 def test_bytes_too_short_for_a_stamp_are_corrupt() -> None:
     for state in declared(TTL)[:2]:
-        codec = StateCodec.of(state, KEY)
+        codec = StateSerializer.of(state, KEY)
         whole = codec.encode([(5, 1)] if codec.kind == "list" else (5, 1))
         assert codec.decode(whole) == ([(5, 1)] if codec.kind == "list" else (5, 1))
         for stop in range(len(whole)):

@@ -7,7 +7,7 @@ from typing import NotRequired, Required, TypedDict
 import pytest
 
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 
 
 class Row(TypedDict):
@@ -22,7 +22,7 @@ class Loose(TypedDict, total=False):
 
 @pytest.mark.parametrize("declared", [Row, Loose])
 def test_keys_of_a_typed_dict_may_be_absent(declared: type) -> None:
-    spec = TypeSpec.of(declared)
+    spec = TypeSerializer.of(declared)
     assert spec.text == "struct<name: str, age: int = default>"
     for row in ({"name": "Anna"}, {"name": "Anna", "age": 3}):
         assert spec.decode(spec.encode(row)) == row

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.serialization.type_serializer import TypeSpec
+from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.serialization.value_checks import checks_of
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
@@ -118,7 +118,7 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("declared", "fine", "wrong"), VALUES, ids=[str(declared) for declared, _, _ in VALUES])
 def test_what_is_asked_of_a_value_agrees_with_how_it_is_encoded(declared: Any, fine: list[Any], wrong: list[Any]) -> None:
-    spec = TypeSpec.of(declared)
+    spec = TypeSerializer.of(declared)
     checks = checks_of("s", "value", spec.shape, None)
     for value in fine:
         spec.check(value)
