@@ -65,7 +65,7 @@ def describe_verified(snapshot: Snapshot, report: VerifyReport) -> dict[str, Any
         "files": report.files,
         "size": report.size,
         "problems": [_problem(problem) for problem in report.problems],
-        "unchecked": [asdict(each) for each in report.unchecked],
+        "unchecked": [{"path": each.path, "reason": each.reason} for each in report.unchecked],
     }
 
 

@@ -56,6 +56,8 @@ class Answered(msgspec.Struct, frozen=True):
     receiver: str
     request: str
     answer: Any
+    body: Any = None
+    """What was asked: a request that came twice is answered twice, and its second answer behind a later request."""
 
 
 class Commanded(msgspec.Struct, frozen=True):

@@ -95,8 +95,6 @@ class RetentionChecker(Checker):
         """When any worker did, while the job ran."""
         self._leaders: dict[str, int] = {}
         """Process -> epoch that it led with last."""
-        self._asked: dict[str, AckBatch | None] = {}
-        """Worker -> acknowledgements that wait for their answers; None: it can't be told which are answered next."""
         self._discarded: list[_Discarded] = []
         self._forged: list[AcknowledgeCheckpoint] = []
         """They name files of others, which must stay."""
@@ -111,10 +109,8 @@ class RetentionChecker(Checker):
         match observation:
             case Stored():
                 self._stored(observation)
-            case Requested(request="acks", actor=actor, body=AckBatch() as batch):
-                self._asked[actor] = None if actor in self._asked else batch
-            case Answered(request="acks"):
-                self._answered(observation)
+            case Answered(request="acks", body=AckBatch() as batch, answer=AckAnswers() as answers):
+                self._answered(observation, batch, answers)
             case Delivered(command=Deploy(deployment=deployment)):
                 self._deployed_ms.setdefault(deployment.attempt, observation.at_ms)
             case Forged(item=item):
@@ -168,11 +164,8 @@ class RetentionChecker(Checker):
         if isinstance(operation, ListFolder) and operation.prefix == sink.folder and isinstance(fact.result, list):
             sink.listed_ms = fact.at_ms
 
-    def _answered(self, fact: Answered) -> None:
-        batch = self._asked.pop(fact.receiver, None)
-        if batch is None or not isinstance(fact.answer, AckAnswers) or len(batch.items) != len(fact.answer.answers):
-            return
-        for item, answer in zip(batch.items, fact.answer.answers, strict=True):
+    def _answered(self, fact: Answered, batch: AckBatch, answers: AckAnswers) -> None:
+        for item, answer in zip(batch.items, answers.answers, strict=True):
             if answer is AckStatus.DISCARDED and isinstance(item, AcknowledgeCheckpoint) and item not in self._forged:
                 self._discard(fact, item)
 

@@ -207,12 +207,13 @@ class _Exchange:
             self._network.injector.point(f"coordinator.receive.{self._call.request}", endpoint.process)
             if not endpoint.process.alive:
                 return
-            future = endpoint.serve(self._call.request, self._call.job_id, codec.decode(content, kind))
-            future.add_done_callback(lambda done: self._answer(endpoint, done))
+            body = codec.decode(content, kind)
+            future = endpoint.serve(self._call.request, self._call.job_id, body)
+            future.add_done_callback(lambda done: self._answer(endpoint, body, done))
 
         kernel.run_as(endpoint.process, serve)
 
-    def _answer(self, endpoint: Endpoint, future: Future[Any]) -> None:
+    def _answer(self, endpoint: Endpoint, body: Any, future: Future[Any]) -> None:
         """The coordinator has an answer; it may die, or the network lose it, before it is there."""
         error = future.exception()
         if error is not None and not isinstance(error, HoldfastError):
@@ -224,7 +225,7 @@ class _Exchange:
         injector, kernel = self._network.injector, self._network.kernel
         injector.point(f"coordinator.answer.{self._call.request}", endpoint.process)
         now_ms, call = kernel.now_ms, self._call
-        self._network.observe(Answered(now_ms, endpoint.process.name, call.sender.name, call.request, value))
+        self._network.observe(Answered(now_ms, endpoint.process.name, call.sender.name, call.request, value, body))
         fate = injector.message(f"answer:{self._call.request}", self._call.slot)
         if error is not None:
             self._network.kernel.trace.add(endpoint.process.name, f"refuses {call.request}", f"{call.sender.name}: {error}")

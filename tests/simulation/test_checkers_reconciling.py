@@ -21,7 +21,7 @@ class Takeover(Story):
         self.begin()
         incidents = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
-            coordinator=SimpleNamespace(pending=[]), lifecycle=SimpleNamespace(incidents=incidents)
+            coordinator=SimpleNamespace(pending=[]), lifecycle=SimpleNamespace(incidents=incidents, _restart_at_ms=0)
         )
         self.live_coordinators = [process("coordinator-1", services=[SimpleNamespace(epoch=self.epoch, _master=self.master)])]
 

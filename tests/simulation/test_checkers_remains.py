@@ -133,8 +133,9 @@ def discard(story: Story, answer: AckStatus = AckStatus.DISCARDED) -> str:
     story.abort(2)
     states = story.states(2, 0)["count" * 6]
     ack = AcknowledgeCheckpoint(1, 2, "count" * 6, 0, states)
-    story.tell(Requested(story.now_ms, "worker-0.1", "acks", AckBatch(1, 0, "s", (ack,))))
-    story.tell(Answered(story.now_ms, "coordinator-1", "worker-0.1", "acks", AckAnswers(1, (answer,))))
+    batch = AckBatch(1, 0, "s", (ack,))
+    story.tell(Requested(story.now_ms, "worker-0.1", "acks", AckBatch(1, 0, "s", ())))  # what it asks meanwhile is something else
+    story.tell(Answered(story.now_ms, "coordinator-1", "worker-0.1", "acks", AckAnswers(1, (answer,)), batch))
     return f"{JOB}/chk-2/count-0-1"
 
 
