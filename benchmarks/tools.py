@@ -142,7 +142,7 @@ def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
             "inspect --state": [*command, "inspect", path, "--state", "op", "value", "--limit", "20"],
             "every row": ["-c", _READ_ALL, path, str(keys)],
         }
-        _, start_mb = run_tool(["-c", "from holdfast.api import inspection; from holdfast.api.snapshots.snapshot import Snapshot"])
+        _, start_mb = run_tool(["-c", "from holdfast.api.snapshots import inspection, snapshot"])
         for tool, arguments in tools.items():
             seconds, peak_mb = run_tool(arguments)
             yield {

@@ -71,7 +71,8 @@ def run_measured(entry: str, answer: str) -> None:
     requests: list[RunRequest] = pickle.load(sys.stdin.buffer)
     run = resolve(entry)
     modules = dict(product_modules())
-    meter = coverage.Coverage(branch=True, data_file=None, source_pkgs=list(PACKAGES), config_file=False, messages=False)
+    packages = [f"holdfast.{name}" for name in PACKAGES]
+    meter = coverage.Coverage(branch=True, data_file=None, source_pkgs=packages, config_file=False, messages=False)
     meter.set_option("run:disable_warnings", ["module-not-measured", "already-imported", "no-data-collected"])
     meter.exclude(r"if TYPE_CHECKING:")
     meter.start()

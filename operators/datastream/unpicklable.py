@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from holdfast.operators.base import JobPlan
-from holdfast.operators.pickling import dumps_by_value, globals_of, travels_by_value
+from holdfast.operators.pickling import dumps_by_value, globals_of, is_own_module, travels_by_value
 from holdfast.operators.task.user_failures import function_name, place_of_function
 from holdfast.statebackends.errors import GraphError, HoldfastError
 from holdfast.statebackends.state import Pickled
@@ -118,7 +118,7 @@ def _children(value: Any, name: str, function: Any) -> Iterator[tuple[Any, str, 
 
 def _attributes(value: Any, name: str, function: Any) -> Iterator[tuple[Any, str, Any]]:
     """Those of an operator of ours have no names that the user gave; an object that is the function itself says `self`."""
-    is_ours = type(value).__module__.partition(".")[0] in ("operators", "statebackends", "barriers")
+    is_ours = is_own_module(type(value).__module__)
     if not is_ours and not name:
         name, function = "self", type(value)
     for attribute, child in getattr(value, "__dict__", {}).items():

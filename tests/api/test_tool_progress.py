@@ -87,7 +87,7 @@ def test_a_terminal_that_is_gone_ends_the_line_and_not_the_tool() -> None:
 
 _TOOL = """
 import sys
-from holdfast.api.snapshots import progress
+from holdfast.api.cli import progress
 progress.SILENT_MS, progress._INTERVAL_MS = 0, 1
 from holdfast import main
 sys.argv = ["holdfast", *sys.argv[1:]]

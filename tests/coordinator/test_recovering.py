@@ -54,7 +54,7 @@ def test_who_waits_for_a_job_is_told_when_it_is_done() -> None:
 
 
 def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.recovering.WAITERS_MAX", 2)
+    monkeypatch.setattr("holdfast.coordinator.dispatcher.recovery_queue.WAITERS_MAX", 2)
     recovery = queue("a", "b", "c")
     assert recovery.when_done("a") is not None
     assert recovery.when_done("b") is not None
