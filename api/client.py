@@ -23,11 +23,11 @@ from holdfast.api.run_record import read_run_record
 from holdfast.api.settings import check_url
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
-from holdfast.coordinator.ha.records import DIRECTORY_FILE
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import Target, is_safe_step, next_target
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
+from holdfast.statebackends.layout import DIRECTORY_FILE
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds until a machine that does not answer at all counts as away."""

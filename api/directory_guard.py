@@ -15,17 +15,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from holdfast.api.run_record import RUN_FILE, RunRecord, read_run_record
+from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.api.settings import ServerSettings
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.layout import GUARD_FILE, RUN_FILE
 from holdfast.statebackends.storage.permissions import permissions_of
 
 log = logging.getLogger("holdfast.api")
 
-GUARD_FILE = "_lock"
 
 GUARD_ROUND_S = 1.0
 """Seconds between two looks at who should hold the lock."""

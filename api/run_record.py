@@ -12,9 +12,8 @@ import msgspec
 
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.layout import RUN_FILE
 from holdfast.statebackends.storage.permissions import permissions_of
-
-RUN_FILE = "_coordinator.json"
 
 
 class RunRecord(msgspec.Struct, frozen=True):

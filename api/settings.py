@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.api.http.auth import TOKEN_FILE, check_exposure, check_token, load_or_create_token, read_token
+from holdfast.api.http.auth import check_exposure, check_token, load_or_create_token, read_token
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.layout import TOKEN_FILE
 from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
 from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location

@@ -39,7 +39,7 @@ class KeyGroupRange(msgspec.Struct, frozen=True, order=True):
 class FileHandle(msgspec.Struct, frozen=True, tag="file"):
     """One durable, immutable file. `path` is relative to the snapshot's own folder ("chk-42/", "savepoint-…/").
 
-    A file that checkpoints share lies beside it: `../shared/<name>` (sharedpaths.py)."""
+    A file that checkpoints share lies beside it: `../shared/<name>` (layout.py)."""
 
     path: str
     length: int

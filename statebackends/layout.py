@@ -1,13 +1,33 @@
-"""Names of files of state: `<uid>-<subtask>-<attempt>-<nonce>-<file>` in a snapshot's folder, and files that checkpoints of one
-job share: `<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>`.
+"""Where everything lies: the paths of a state directory and of a snapshot, spelled here and nowhere else.
 
-A name says who wrote the file, never what is in it. In `_metadata` of `chk-N` a shared one is the path `../shared/<name>`, the
-only path that leads out of a snapshot's folder. Pure; who refers to which file is the coordinator's business."""
+    <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
+    <state-dir>/<job>/leader/<epoch>                              who leads the job
+    <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json
+    <state-dir>/<job>/chk-<id>/_claim  _metadata                  the register of one checkpoint id
+    <state-dir>/<job>/chk-<id>/<uid>-<subtask>-<attempt>-<nonce>-<file>
+    <state-dir>/<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>
+    <state-dir>/<job>/sources/<uid>/<submission>/manifest.json    a materialised input
+    <savepoint-dir>/savepoint-<job>-<nonce>/_metadata  _owner     a savepoint: one folder, relative paths
+
+A name says who wrote the file, never what is in it. In the `_metadata` of `chk-<id>` a shared file is the path `../shared/<name>`,
+the only path that leads out of a snapshot's folder. Pure: names and the tags of registers; who refers to which file, and what a
+record says beyond its tag, is the coordinator's business."""
 
 from __future__ import annotations
 
+import posixpath
 import re
+from enum import StrEnum
 from functools import lru_cache
+from urllib.parse import quote
+
+import msgspec
+import xxhash
+
+from holdfast.statebackends.decoding import decode_json
+from holdfast.statebackends.errors import CorruptStateError
+
+# ------------------------------------------------------------------------------------------------------- columns of a table
 
 KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
 TTL_STAMP = "ttl_stamp_ms"
@@ -15,11 +35,230 @@ TTL_STAMP = "ttl_stamp_ms"
 STATE_METADATA = b"holdfast.state"
 """Key in the schema's metadata: the StateMeta as JSON."""
 
+# ------------------------------------------------------------------------------------------------------ the state directory
+
+DIRECTORY_FILE = "_holdfast"
+"""Holds the state directory's nonce, nothing else: a worker that reads the same text sees the same directory."""
+RUN_FILE = "_coordinator.json"
+"""Where the directory's coordinator listens, or listened last: a hint for people, programs and workers."""
+TOKEN_FILE = "_token"
+GUARD_FILE = "_lock"
+"""Held by the running coordinator, on a local directory."""
+FSCK_FOLDER = "_fsck"
+"""Files of a moment, by which a repair learns what time it is for the storage."""
+
+_DIRECTORY_FILES = re.compile(rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}")
+
+
+def is_directory_file(path: str) -> bool:
+    """Whether a path of the state directory is one of the directory's own files, a half-written one included."""
+    return _DIRECTORY_FILES.fullmatch(path) is not None
+
+
+# ------------------------------------------------------------------------------------------------------ a job's directory
+
 SHARED_FOLDER = "shared"
 TASK_OWNED_FOLDER = "taskowned"
 """Beside `shared` in a job's directory: files there belong to tasks, and the coordinator deletes none of them (Flink's layout)."""
-_PREFIX = f"../{SHARED_FOLDER}/"
-_CHECKPOINT_FOLDER = re.compile(r"(?:.*/)?chk-[0-9]+")
+SOURCES_FOLDER = "sources"
+SINKS_FOLDER = "sinks"
+INPUT_MANIFEST = "manifest.json"
+
+CHECKPOINT_PREFIX, SAVEPOINT_PREFIX = "chk-", "savepoint-"
+SNAPSHOT_PREFIXES = (SAVEPOINT_PREFIX, CHECKPOINT_PREFIX)
+"""How the names of folders begin that hold a snapshot."""
+CHECKPOINT_DIGITS_MAX = 18
+"""Of an id."""
+
+CLAIM_NAME = "_claim"
+METADATA_NAME = "_metadata"
+"""In a job's directory the decision on an id: the snapshot, or a record with a tag. In a savepoint's folder the snapshot."""
+OWNER_NAME = "_owner"
+"""In a savepoint's folder: the job that claimed it."""
+UNFINISHED_NAME = "_unfinished"
+"""In a folder that a tool writes a snapshot into, until its `_metadata` is there."""
+
+_CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
+_CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
+_OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
+_JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results)/\d+\.json|job\.json|result\.json")
+_INPUT_PATH = re.compile(rf"[^/]+/{SOURCES_FOLDER}/[^/]+/[^/]+/{re.escape(INPUT_MANIFEST)}")
+
+
+class JobPaths(msgspec.Struct, frozen=True):
+    """Storage-relative paths of one job."""
+
+    job_id: str
+
+    @property
+    def leaders(self) -> str:
+        return f"{self.job_id}/leader"
+
+    def leader(self, epoch: int) -> str:
+        return f"{self.job_id}/leader/{epoch}"
+
+    @property
+    def submissions(self) -> str:
+        return f"{self.job_id}/submissions"
+
+    def submission(self, number: int) -> str:
+        return f"{self.job_id}/submissions/{number}.json"
+
+    @property
+    def attempts(self) -> str:
+        return f"{self.job_id}/attempts"
+
+    def attempt(self, attempt: int) -> str:
+        return f"{self.job_id}/attempts/{attempt}.json"
+
+    @property
+    def results(self) -> str:
+        return f"{self.job_id}/results"
+
+    def result(self, number: int) -> str:
+        return f"{self.job_id}/results/{number}.json"
+
+    @property
+    def shared(self) -> str:
+        """Files that checkpoints share."""
+        return f"{self.job_id}/{SHARED_FOLDER}"
+
+    def checkpoint(self, checkpoint_id: int) -> str:
+        return f"{self.job_id}/{checkpoint_name(checkpoint_id)}"
+
+    def claim(self, checkpoint_id: int) -> str:
+        return claim_path(self.checkpoint(checkpoint_id))
+
+    def decision(self, checkpoint_id: int) -> str:
+        return metadata_path(self.checkpoint(checkpoint_id))
+
+    def inputs(self, uid: str) -> str:
+        """Folder of everything that one source materialised."""
+        return f"{self.job_id}/{SOURCES_FOLDER}/{quote(uid, safe='')}"
+
+    def input_manifest(self, uid: str, submission: int) -> str:
+        return f"{self.inputs(uid)}/{submission:06d}/{INPUT_MANIFEST}"
+
+
+def is_job_record(name: str) -> bool:
+    """Whether a path within a job's directory is one of the job's records."""
+    return _JOB_RECORD.fullmatch(name) is not None
+
+
+def is_input_manifest(path: str) -> bool:
+    """Whether a path of the state directory is that of a materialised input's manifest, of any job."""
+    return _INPUT_PATH.fullmatch(path) is not None
+
+
+# ------------------------------------------------------------------------------------------------- a checkpoint's register
+
+
+def checkpoint_name(checkpoint_id: int) -> str:
+    """A checkpoint's folder within its job's directory: `chk-42`."""
+    return f"{CHECKPOINT_PREFIX}{checkpoint_id}"
+
+
+def parse_checkpoint_name(name: str) -> int | None:
+    """The id in `chk-42` or `chk-42/`; None for any other name, also for one that some other way of writing makes the same id."""
+    found = _CHECKPOINT_NAME.fullmatch(name)
+    return int(found[1]) if found is not None else None
+
+
+def is_checkpoint_folder(folder: str) -> bool:
+    """Whether a folder is a checkpoint's within its job's directory: `<job>/chk-42`."""
+    return _CHECKPOINT_FOLDER.fullmatch(folder) is not None
+
+
+def claim_path(folder: str) -> str:
+    return f"{folder}/{CLAIM_NAME}"
+
+
+class DecisionTag(StrEnum):
+    """The field `decision` of a `_metadata` that is no snapshot."""
+
+    ABORTED = "aborted"
+    SAVEPOINT = "savepoint"
+
+
+class _Decision(msgspec.Struct):
+    decision: str | None = None
+
+
+class _Claim(msgspec.Struct):
+    attempt: int
+
+
+def decode_decision_tag(content: bytes) -> str | None:
+    """The tag of a `_metadata`: a DecisionTag, or one of a newer version; None for a snapshot. Raises one of UNDECODABLE."""
+    return decode_json(content, _Decision).decision
+
+
+def decode_claim_attempt(content: bytes) -> int:
+    """The attempt that a `_claim` was made for. Raises one of UNDECODABLE."""
+    return decode_json(content, _Claim).attempt
+
+
+# --------------------------------------------------------------------------------------------------- a snapshot's folder
+
+PATH_REASON = "path"
+"""Reason of a CorruptStateError: what names a file is no path within the snapshot."""
+_NAME_LENGTH_MAX = 100
+_SEGMENT_BYTES_MAX = 255
+_PATH_BYTES_MAX = 1024
+"""Keys of S3 end there."""
+
+
+def metadata_path(folder: str) -> str:
+    return f"{folder}/{METADATA_NAME}"
+
+
+def folder_of_snapshot(location: str) -> str:
+    """A snapshot's folder, named by itself or by its `_metadata`."""
+    return location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
+
+
+def savepoint_folder(target: str, job_id: str, nonce: str) -> str:
+    """A folder for one savepoint of a job below the location that its user named."""
+    return f"{target.rstrip('/')}/{SAVEPOINT_PREFIX}{job_id[:6]}-{nonce}"
+
+
+def owner_name(number: int) -> str:
+    """File name of the record of a snapshot's n-th owner, from 1."""
+    return OWNER_NAME if number == 1 else f"{OWNER_NAME}-{number}"
+
+
+def parse_owner_name(name: str) -> int | None:
+    """The number in `_owner` (1) or `_owner-2`; None for any other name."""
+    found = _OWNER_NAME.fullmatch(name)
+    return int(found[1] or 1) if found is not None else None
+
+
+def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
+    """Storage path of a part's path relative to the snapshot's folder.
+
+    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths, and
+    for names longer than any file system has them: asking for such a file is no answer about the file."""
+    owner = f"operator {operator!r}: " if operator else ""
+    if any(len(name.encode()) > _SEGMENT_BYTES_MAX for name in path.split("/")) or len(path.encode()) > _PATH_BYTES_MAX:
+        raise CorruptStateError(
+            f"{owner}{path[:_NAME_LENGTH_MAX]!r}... is longer than the name of a file can be",
+            path=path,
+            operator=operator,
+            reason=PATH_REASON,
+        )
+    relative = posixpath.normpath(path)
+    leaves = path.startswith("/") or relative in (".", "..") or relative.startswith("../") or "\0" in path
+    is_shared = shared_name(path) is not None and is_checkpoint_folder(folder) and "/" in folder
+    if leaves and not is_shared:
+        raise CorruptStateError(
+            f"{owner}{path!r} leaves the folder {folder} of the snapshot", path=path, operator=operator, reason=PATH_REASON
+        )
+    return posixpath.normpath(posixpath.join(folder, path))
+
+
+# ------------------------------------------------------------------------------------------------------- names of files
+
+_SHARED_PREFIX = f"../{SHARED_FOLDER}/"
 _WRITER = re.compile(r"([1-9][0-9]{0,17})-")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -27,10 +266,23 @@ UID_CHARS_MAX = 80
 """Characters of a uid that go into a file name; nonce and position in the chain make it unique."""
 
 
+def file_name(text: str) -> str:
+    """A file name for any text: other texts, other names. Characters outside of A-Z a-z 0-9 . _ - become %XX."""
+    escaped = re.sub(r"^\.", "%2E", quote(text, safe="-_."))
+    if len(escaped) <= _NAME_LENGTH_MAX:
+        return escaped
+    return f"{escaped[:_NAME_LENGTH_MAX]}~{xxhash.xxh3_64_hexdigest(text.encode('utf-8'))}"
+
+
+def safe_text(text: str) -> str:
+    """A text as part of a file name that something else makes unique: other texts may be the same."""
+    return _UNSAFE.sub("_", text)
+
+
 @lru_cache(4_096)
 def uid_in_names(uid: str) -> str:
     """An operator's uid as it stands in the names of its files."""
-    return _UNSAFE.sub("_", uid)[:UID_CHARS_MAX]
+    return safe_text(uid)[:UID_CHARS_MAX]
 
 
 def exclusive_prefix(uid: str, subtask: int, attempt: int) -> str:
@@ -45,12 +297,12 @@ def shared_prefix(checkpoint_id: int, uid: str, subtask: int, attempt: int) -> s
 
 def shared_path(name: str) -> str:
     """Path of a shared file relative to a checkpoint's folder."""
-    return _PREFIX + name
+    return _SHARED_PREFIX + name
 
 
 def shared_name(path: str) -> str | None:
     """The name in `../shared/<name>`; None for any other path."""
-    name = path.removeprefix(_PREFIX)
+    name = path.removeprefix(_SHARED_PREFIX)
     if name == path or "/" in name or "\0" in name or name in ("", ".", ".."):
         return None
     return name
@@ -60,8 +312,3 @@ def writer_of(name: str) -> int | None:
     """Id of the checkpoint that a shared file was written for; None for a name that no checkpoint made."""
     found = _WRITER.match(name)
     return int(found[1]) if found is not None else None
-
-
-def is_checkpoint_folder(folder: str) -> bool:
-    """Whether a folder is a checkpoint's within its job's directory: `<job>/chk-42`."""
-    return _CHECKPOINT_FOLDER.fullmatch(folder) is not None

@@ -21,6 +21,7 @@ from holdfast.api.cli import console
 from holdfast.api.cli.interrupts import interruptible, settle
 from holdfast.api.cli.progress import Tool
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
+from holdfast.statebackends.layout import METADATA_NAME
 
 if TYPE_CHECKING:
     from holdfast.api.snapshots.savepoint import Savepoint
@@ -124,7 +125,7 @@ snapshots = typer.Typer(
     no_args_is_help=True,
 )
 
-_FOLDER = "Folder of a checkpoint or savepoint, or its _metadata file; a path or a URL."
+_FOLDER = f"Folder of a checkpoint or savepoint, or its {METADATA_NAME} file; a path or a URL."
 Path = Annotated[str, typer.Argument(metavar="PATH", help=_FOLDER)]
 State = Annotated[tuple[str, str] | None, typer.Option("--state", metavar="UID NAME", help="Only this state of this operator.")]
 Operator = Annotated[str | None, typer.Option("--operator", metavar="UID", help="Only the states of this operator.")]

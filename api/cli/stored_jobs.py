@@ -15,11 +15,11 @@ import msgspec
 from holdfast.api.flink import render_checkpoints, render_jobs
 from holdfast.coordinator.dispatcher.queries import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.coordinator.ha.records import DIRECTORY_FILE, JobPaths
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
+from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths
 from holdfast.statebackends.state_processor.contents import absolute_location
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Flow, InParallel, StatFile, run_flow

@@ -21,10 +21,10 @@ from holdfast.api.errors import encode_error
 from holdfast.api.http.connection_budget import Standing
 from holdfast.api.http.protocol import prove
 from holdfast.statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.layout import TOKEN_FILE
 
 log = logging.getLogger("holdfast.auth")
 
-TOKEN_FILE = "_token"
 """Name, in the state directory, of the file with a generated token; mode 0600."""
 
 OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}

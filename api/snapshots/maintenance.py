@@ -13,11 +13,12 @@ from pathlib import Path
 
 from holdfast.api.directory_guard import without_coordinator
 from holdfast.api.settings import state_url
-from holdfast.coordinator.ha.records import DIRECTORY_FILE, derive_job_id, is_job_id
+from holdfast.coordinator.ha.records import derive_job_id, is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.claims import dispose_snapshot
 from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.layout import DIRECTORY_FILE, folder_of_snapshot
 from holdfast.statebackends.state_processor.contents import Location, absolute_location
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, StatFile, Storage, run_flow
@@ -82,7 +83,7 @@ def dispose_of(location: Location) -> str:
     """Delete the savepoint at a path or URL; where it was.
 
     Raises SnapshotClaimedError where a job owns it, NotFoundError where there is none, StorageUnavailableError."""
-    folder = absolute_location(location).rstrip("/").removesuffix("/_metadata")
+    folder = folder_of_snapshot(absolute_location(location))
     if "://" not in folder:
         # By another name a job's checkpoint would not be known for one, and no link is a folder. The real path of "" is where we
         # happen to be.

@@ -10,11 +10,11 @@ from holdfast.api.client import RestClient
 from holdfast.api.settings import client_settings
 from holdfast.barriers.jobgraph import Submission
 from holdfast.coordinator.dispatcher.submit import identify_job, preflight
-from holdfast.coordinator.ha.records import DIRECTORY_FILE
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.restore.resolve import is_path
 from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.layout import CHECKPOINT_PREFIX, DIRECTORY_FILE, folder_of_snapshot
 from holdfast.statebackends.state_processor.contents import Location, absolute_location
 from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.storage.locations import open_storage
@@ -44,10 +44,10 @@ def preflight_offline(submission: Submission, state_dir: str | None) -> Prefligh
         return _judge(submission, storage, external=True)
     if submission.restore is None or is_in_directory(submission.restore):
         raise InvalidConfigError("which job's? Give --state-dir, or the path of the snapshot", setting="state_dir")
-    folder = submission.restore.rstrip("/").removesuffix("/_metadata")
+    folder = folder_of_snapshot(submission.restore)
     parent, _, name = folder.rpartition("/")
     above = parent.rpartition("/")[0]
-    if name.startswith("chk-") and open_storage(above or "/").execute(StatFile(DIRECTORY_FILE)) is not None:
+    if name.startswith(CHECKPOINT_PREFIX) and open_storage(above or "/").execute(StatFile(DIRECTORY_FILE)) is not None:
         return _judge(submission, open_storage(above or "/"), external=True)
     return _judge(submission, open_storage(parent or "/"), external=False)
 

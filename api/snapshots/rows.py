@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Any
 
 from holdfast.statebackends.handles import OperatorState
-from holdfast.statebackends.layout import POSITION, VALUE
-from holdfast.statebackends.snapshot.parts import part_path
+from holdfast.statebackends.layout import POSITION, VALUE, part_path
 from holdfast.statebackends.state_processor.contents import StoredState, states_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import SUBTASK, state_batches, state_schema

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.snapshot.parts import METADATA_NAME
+from holdfast.statebackends.layout import METADATA_NAME, metadata_path
 from holdfast.statebackends.state_processor.contents import absolute_location
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
@@ -65,7 +65,7 @@ class SnapshotDirectories:
         """As `confine`, of the snapshot's folder and of the file in it: that may be a link, too."""
         folder = self.confine(path)
         if not is_s3(folder) and os.path.basename(folder) != METADATA_NAME:
-            self.confine(f"{folder}/{METADATA_NAME}")
+            self.confine(metadata_path(folder))
         return folder
 
     def confine(self, path: str) -> str:

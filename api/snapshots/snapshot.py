@@ -24,8 +24,9 @@ from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.layout import METADATA_NAME, metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file
+from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.state_processor.change_feed import ChangeFeed
 from holdfast.statebackends.state_processor.contents import (
     Location,
@@ -53,10 +54,10 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
     Raises NotFoundError, CorruptStateError, UnsupportedVersionError, StorageUnavailableError."""
     place = place_of_snapshot(location)
     try:
-        content = run_flow(read_metadata_file(f"{place.folder}/{METADATA_NAME}"), place.storage)
+        content = run_flow(read_metadata_file(metadata_path(place.folder)), place.storage)
     except ObjectMissingError as error:
         raise _no_snapshot(place) from error
-    path = f"{place.location}/{METADATA_NAME}"
+    path = metadata_path(place.location)
     match decode_decision(content, path):
         case AbortRecord(checkpoint_id=number, reason=reason, message=message):
             said = f"checkpoint {number} was aborted ({reason}){': ' + message if message else ''}: it has no state"

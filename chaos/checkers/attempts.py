@@ -36,7 +36,8 @@ from holdfast.chaos.checkers.observations import (
     WorldView,
 )
 from holdfast.chaos.workloads.scenario import Scenario
-from holdfast.coordinator.ha.records import METADATA, AttemptRecord
+from holdfast.coordinator.ha.records import AttemptRecord
+from holdfast.statebackends.layout import METADATA_NAME
 from holdfast.statebackends.storage import is_absolute_folder
 
 
@@ -139,7 +140,7 @@ class AttemptsChecker(Checker):
 
     def _check_named(self, record: AttemptRecord, restore: str) -> None:
         """Whoever names a snapshot gets that one, and not another one of that id: a copy, or what it is a copy of."""
-        named = restore.rstrip("/").removesuffix(f"/{METADATA}")
+        named = restore.rstrip("/").removesuffix(f"/{METADATA_NAME}")
         assert record.restored is not None
         if is_absolute_folder(named) and record.restored.folder.rstrip("/") != named:
             self.report("I16", f"attempt {record.attempt} begins at {record.restored.folder}; its submission names {named}")

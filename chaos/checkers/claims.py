@@ -10,7 +10,7 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_asked, join
 from holdfast.chaos.checkers.observations import Observation, Report, Stored, Submitted, WorldView
 from holdfast.chaos.workloads.scenario import Scenario
-from holdfast.coordinator.ha.records import METADATA, parse_owner_name
+from holdfast.statebackends.layout import METADATA_NAME, parse_owner_name
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage import is_absolute_folder
 
@@ -56,7 +56,7 @@ class ClaimsChecker(Checker):
         folder, _, name = join(fact.root, path).rpartition("/")
         number = max(self.ledger.submissions, default=0)
         record = self.ledger.submissions.get(number)
-        if name != METADATA or record is None or record.base is None or record.base.folder != folder or not record.base.claim:
+        if name != METADATA_NAME or record is None or record.base is None or record.base.folder != folder or not record.base.claim:
             return
         has_own = any(
             each.is_recovery_point and each.checkpoint_id >= record.first_checkpoint_id for each in self.ledger.completed.values()

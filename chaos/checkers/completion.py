@@ -36,9 +36,8 @@ from holdfast.chaos.checkers.observations import (
     WorldView,
 )
 from holdfast.chaos.workloads.scenario import Scenario
-from holdfast.coordinator.ha.records import METADATA
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
-from holdfast.statebackends.layout import SHARED_FOLDER
+from holdfast.statebackends.layout import METADATA_NAME, SHARED_FOLDER
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.checksums import checksum_of
@@ -150,7 +149,7 @@ class CompletionChecker(Checker):
         for handle in _files(snapshot):
             self._kept.setdefault(snapshot.location(handle.path), set()).add(number)
         if snapshot.kind.is_savepoint:
-            self._kept.setdefault(snapshot.location(METADATA), set()).add(number)
+            self._kept.setdefault(snapshot.location(METADATA_NAME), set()).add(number)
         for entry in snapshot.metadata.external:
             for place in external_places(entry):
                 location = place if is_absolute_folder(place) else join(self.world.state.root, place)

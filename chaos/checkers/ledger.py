@@ -18,8 +18,6 @@ from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.observations import Lifecycle, Observation, Stored, StoreView, WorldView
 from holdfast.coordinator.ha.recorded_job import Decision, decode_decision
 from holdfast.coordinator.ha.records import (
-    CLAIM,
-    METADATA,
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
@@ -28,9 +26,9 @@ from holdfast.coordinator.ha.records import (
     SubmissionRecord,
     decode_record,
     is_void,
-    parse_checkpoint_folder,
 )
 from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, parse_checkpoint_name
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
 from holdfast.statebackends.storage import is_absolute_folder, split_folder
 from holdfast.statebackends.storage.port import PutIfAbsent
@@ -44,7 +42,7 @@ _decode_metadata = functools.lru_cache(maxsize=4)(decode_metadata)
 @functools.lru_cache(maxsize=4)
 def decision_in(content: bytes) -> Decision:
     """What the bytes of a decision say; decoded once for all who look at it when it is written."""
-    return decode_decision(content, METADATA, _decode_metadata)
+    return decode_decision(content, METADATA_NAME, _decode_metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ def join(*parts: str) -> str:
 def folder_asked(submission: Submission) -> str | None:
     """The folder of the snapshot that a submission names by its path."""
     restore = submission.restore
-    return restore.rstrip("/").removesuffix(f"/{METADATA}") if restore is not None and "/" in restore else None
+    return restore.rstrip("/").removesuffix(f"/{METADATA_NAME}") if restore is not None and "/" in restore else None
 
 
 class JobLedger:
@@ -282,24 +280,24 @@ class JobLedger:
 
     def _removed(self, path: str, changes: list[Change]) -> None:
         folder, _, name = path[len(self._prefix) :].partition("/")
-        number = parse_checkpoint_folder(folder)
+        number = parse_checkpoint_name(folder)
         if number is None:
             return
-        if name == CLAIM:
+        if name == CLAIM_NAME:
             claim = self.claims.pop(number, None)
             if claim is not None:
                 completed = self.completed.get(number) if number in self._decisions else None
                 changes.append(ClaimDropped(number, claim, completed))
-        elif name == METADATA and self._decisions.pop(number, None) is not None:
+        elif name == METADATA_NAME and self._decisions.pop(number, None) is not None:
             changes.append(DecisionDropped(number, self.claims.get(number)))
 
     def _added(self, path: str, fact: Stored, changes: list[Change]) -> None:
         folder, _, name = path[len(self._prefix) :].partition("/")
-        number = parse_checkpoint_folder(folder)
+        number = parse_checkpoint_name(folder)
         if number is not None:
-            if name == CLAIM:
+            if name == CLAIM_NAME:
                 self._claimed(number, decode_record(ClaimRecord, self._content(path, fact), path), fact, changes)
-            elif name == METADATA:
+            elif name == METADATA_NAME:
                 self._decided(number, self._content(path, fact), changes)
             return
         stem = name.removesuffix(".json")
@@ -356,9 +354,9 @@ class JobLedger:
     def _snapshot(self, number: int, claim: ClaimRecord, content: bytes, folder: str | None) -> Snapshot:
         """Raises CorruptStateError and its kind."""
         view, relative = self.view_of(claim.folder if folder is None else folder)
-        path = f"{relative}/{METADATA}"
+        path = f"{relative}/{METADATA_NAME}"
         found = content if folder is None else view.peek(path) or b""
-        return Snapshot(number, claim, _decode_metadata(found, METADATA if folder is None else path), view, relative, found)
+        return Snapshot(number, claim, _decode_metadata(found, METADATA_NAME if folder is None else path), view, relative, found)
 
     # ------------------------------------------------------------------------------------------------------- power loss
 
@@ -366,12 +364,12 @@ class JobLedger:
         """Look again at what had to be there: names that nobody had made durable may be gone."""
         view = self._world.state
         for number in list(self.claims):
-            if view.size(f"{self._prefix}chk-{number}/{CLAIM}") is None:
+            if view.size(f"{self._prefix}chk-{number}/{CLAIM_NAME}") is None:
                 del self.claims[number]
                 self.first_claims.pop(number, None)
         lost = []
         for number in list(self._decisions):
-            if view.size(f"{self._prefix}chk-{number}/{METADATA}") is None:
+            if view.size(f"{self._prefix}chk-{number}/{METADATA_NAME}") is None:
                 del self._decisions[number]
                 self.aborted.discard(number)
                 if number in self.completed:
@@ -394,10 +392,10 @@ class JobLedger:
         """A deletion that was not durable is undone: the id is claimed, or decided, as it was."""
         view = self._world.state
         for number in self.first_claims:
-            path = f"{self._prefix}chk-{number}/{CLAIM}"
+            path = f"{self._prefix}chk-{number}/{CLAIM_NAME}"
             if number not in self.claims and (content := view.peek(path)) is not None:
                 with suppress(HoldfastError):
                     self.claims[number] = decode_record(ClaimRecord, content, path)
-            content = view.peek(f"{self._prefix}chk-{number}/{METADATA}")
+            content = view.peek(f"{self._prefix}chk-{number}/{METADATA_NAME}")
             if number not in self._decisions and content is not None:
                 self._decisions[number] = content

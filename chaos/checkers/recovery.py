@@ -18,10 +18,11 @@ from holdfast.chaos.checkers.overlay import OverlayStorage
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
-from holdfast.coordinator.ha.records import CLAIM, METADATA, JobPaths, LeaderRecord
+from holdfast.coordinator.ha.records import LeaderRecord
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, JobPaths
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage.port import Flow, run_flow
 
@@ -87,7 +88,7 @@ class RecoveryChecker(Checker):
         checkpoint, folder = job.checkpoints[number], self._paths.checkpoint(number)
         if checkpoint.claim is None:
             return set()
-        owned = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
+        owned = {f"{folder}/{CLAIM_NAME}", f"{folder}/{METADATA_NAME}"}
         snapshot = self.ledger.completed.get(number)
         savepoint = checkpoint.kind.is_savepoint
         if checkpoint.fact is CheckpointFact.COMPLETED and snapshot is not None and not savepoint:

@@ -14,10 +14,10 @@ from holdfast.chaos.checkers.overlay import OverlayStorage
 from holdfast.chaos.checkers.recovery import meaning, recover
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow
 

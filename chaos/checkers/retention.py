@@ -40,9 +40,8 @@ from holdfast.chaos.checkers.observations import (
     WorldView,
 )
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
-from holdfast.coordinator.ha.records import CLAIM, METADATA
 from holdfast.statebackends.errors import StorageUnavailableError
-from holdfast.statebackends.layout import SHARED_FOLDER, writer_of
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, SHARED_FOLDER, writer_of
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, ListFolder
 
@@ -261,7 +260,7 @@ class RetentionChecker(Checker):
             if not leaves_all and number > newest:
                 continue
             folder = f"{self.world.job_id}/chk-{number}"
-            register = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
+            register = {f"{folder}/{CLAIM_NAME}", f"{folder}/{METADATA_NAME}"}
             own = self.ledger.claims[number] == self.ledger.first_claims.get(number)
             if own and self.ledger.abort_record(number) is not None and not register & self._late:
                 self.report(

@@ -37,9 +37,9 @@ from holdfast.chaos.checkers.observations import (
     Stored,
     Submitted,
 )
-from holdfast.coordinator.ha.records import AttemptRecord, ClaimRecord, decode_record, parse_checkpoint_folder
+from holdfast.coordinator.ha.records import AttemptRecord, ClaimRecord, decode_record
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
-from holdfast.statebackends.layout import SHARED_FOLDER
+from holdfast.statebackends.layout import SHARED_FOLDER, parse_checkpoint_name
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
 SOMETIMES: dict[str, str] = {
@@ -246,7 +246,7 @@ class Sometimes:
             self._visit("restarts_counted_on")
 
     def _registered(self, operation: PutIfAbsent) -> None:
-        number = parse_checkpoint_folder(operation.path.split("/")[-2])
+        number = parse_checkpoint_name(operation.path.split("/")[-2])
         if number is None:
             return
         if operation.path.endswith("/_metadata"):

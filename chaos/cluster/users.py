@@ -13,12 +13,12 @@ from holdfast.chaos.cluster.coordinator_host import RequestResult, UserRequest
 from holdfast.chaos.sim.control import Call, JobClient, Reply
 from holdfast.chaos.sim.kernel import Process
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
-from holdfast.coordinator.ha.records import CLAIM, SavepointRecord, parse_checkpoint_folder, parse_owner_name
+from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.claims import dispose_snapshot
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, parse_checkpoint_name, parse_owner_name
 from holdfast.statebackends.snapshot.metadata import decode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.copy import copy_snapshot
 from holdfast.statebackends.storage.port import ReadFile, run_flow
@@ -126,7 +126,7 @@ class Users:
         cluster = self._cluster
         if "/" in restore:
             return cluster.store(restore).size(METADATA_NAME) is None
-        return any(cluster.state.size(f"{cluster.job_id}/chk-{restore}/{name}") is None for name in (CLAIM, METADATA_NAME))
+        return any(cluster.state.size(f"{cluster.job_id}/chk-{restore}/{name}") is None for name in (CLAIM_NAME, METADATA_NAME))
 
     def job_ended(self) -> None:
         """The job may have been stopped without its user learning of it: who doesn't know goes on from the last checkpoint."""
@@ -251,8 +251,8 @@ def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claime
     numbers = []
     for path in state.paths(job_id):
         folder, _, name = path.removeprefix(f"{job_id}/").partition("/")
-        number = parse_checkpoint_folder(folder)
-        if number is None or name != METADATA_NAME or state.size(f"{job_id}/{folder}/{CLAIM}") is None:
+        number = parse_checkpoint_name(folder)
+        if number is None or name != METADATA_NAME or state.size(f"{job_id}/{folder}/{CLAIM_NAME}") is None:
             continue
         decision = decode_decision(state.peek(path) or b"", path)
         if isinstance(decision, Completed) or (isinstance(decision, SavepointRecord) and decision.folder not in claimed):

@@ -18,7 +18,8 @@ from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator, Decisions
 from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
-from holdfast.coordinator.ha.records import AbortRecord, JobPaths, RestorePoint
+from holdfast.coordinator.ha.records import AbortRecord, RestorePoint
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import Flow, PutIfAbsent
 
 

@@ -20,11 +20,10 @@ from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import Decisions
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.shared_state import Released, SharedStateRegistry
 from holdfast.coordinator.ha.store import discard_shared
 from holdfast.coordinator.jobmaster.releases import Release, Releases
-from holdfast.statebackends.layout import writer_of
+from holdfast.statebackends.layout import JobPaths, writer_of
 from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFiles
 
 

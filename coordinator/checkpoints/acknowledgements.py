@@ -106,7 +106,7 @@ class _Writer:
         return shared_prefix(self.checkpoint_id, self.operator.uid, self.subtask, self.attempt)
 
     def wrote(self, path: str, *, alone: bool = False) -> bool:
-        """Whether a path, exclusive or shared, is that of a file of this writer. Names tell writers apart: see sharedpaths.py.
+        """Whether a path, exclusive or shared, is that of a file of this writer. Names tell writers apart: see layout.py.
 
         They do among writers of one attempt. `alone`: nor can a rival's of another attempt be called so, nonce and all."""
         shared = path.startswith(_SHARED)

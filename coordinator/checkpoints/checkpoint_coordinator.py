@@ -48,7 +48,7 @@ from holdfast.coordinator.ha.shared_state import UnresolvedError
 from holdfast.coordinator.notes import CheckpointFailed, Note
 from holdfast.coordinator.totals import Tally, Totals
 from holdfast.statebackends.errors import InvariantError
-from holdfast.statebackends.layout import shared_name
+from holdfast.statebackends.layout import JobPaths, shared_name
 
 
 class TaskBoard:
@@ -200,7 +200,7 @@ class Triggering:
             return
         assert self._board.attempt is not None
         number = self.next_id
-        folder = request.folder if request.folder is not None else f"{self._job_id}/chk-{number}"
+        folder = request.folder if request.folder is not None else JobPaths(self._job_id).checkpoint(number)
         self.preparing = PendingCheckpoint(
             number,
             request,
@@ -293,7 +293,7 @@ class Decisions:
             if self.retained.is_completed(ack.checkpoint_id):
                 return AckStatus.DUPLICATE
             if self.retained.is_ours(ack.checkpoint_id):
-                self._discard_late(ack, self._folders.get(ack.checkpoint_id, f"{self._job_id}/chk-{ack.checkpoint_id}"))
+                self._discard_late(ack, self._folders.get(ack.checkpoint_id, JobPaths(self._job_id).checkpoint(ack.checkpoint_id)))
             return _answer_gone(ack.checkpoint_id, next_id)
         task = SubtaskKey(ack.vertex, ack.subtask)
         if pending.expects(task, ack.attempt) and (problem := self._judge.problem(ack, pending)) is not None:

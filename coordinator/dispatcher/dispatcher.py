@@ -36,13 +36,14 @@ from holdfast.coordinator.dispatcher.submit import (
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
 from holdfast.coordinator.ha.leadership import OtherLeader, find_leader, open_directory
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.coordinator.ha.records import JobPaths, RestorePoint, is_job_id
+from holdfast.coordinator.ha.records import RestorePoint, is_job_id
 from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import FencedError, HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import Flow, InParallel, Operation, StatFile, Storage, drive, perform
 
 

@@ -21,7 +21,6 @@ from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
-    JobPaths,
     RestorePoint,
     ResultRecord,
     SavepointRecord,
@@ -52,8 +51,8 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.layout import JobPaths, part_path
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import part_path
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import DeleteFolder, Flow

@@ -15,15 +15,7 @@ from holdfast.coordinator.ha.recorded_job import (
     derive_recovery_point,
     derive_shared_garbage,
 )
-from holdfast.coordinator.ha.records import (
-    JobPaths,
-    LeaderRecord,
-    OwnerRecord,
-    SubmissionRecord,
-    VoidRecord,
-    derive_job_id,
-    is_job_id,
-)
+from holdfast.coordinator.ha.records import LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
 from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_job
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.events import JobSetup
@@ -38,7 +30,7 @@ from holdfast.statebackends.errors import (
     RestoreError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.layout import writer_of
+from holdfast.statebackends.layout import JobPaths, writer_of
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import make_durable
 from holdfast.statebackends.storage.port import Flow, InParallel

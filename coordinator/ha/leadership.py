@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.coordinator.ha.records import DIRECTORY_FILE, JobPaths, LeaderRecord, decode_nonce, decode_record, encode_record
+from holdfast.coordinator.ha.records import LeaderRecord, decode_nonce, decode_record, encode_record
 from holdfast.coordinator.ha.store import put_once
 from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, ListFolder, StatFile
 

@@ -28,7 +28,15 @@ from holdfast.coordinator.totals import COUNTERS_PROPERTY, Totals, decode_totals
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, SnapshotClaimedError
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.layout import shared_name, writer_of
+from holdfast.statebackends.layout import (
+    METADATA_NAME,
+    DecisionTag,
+    checkpoint_name,
+    decode_decision_tag,
+    metadata_path,
+    shared_name,
+    writer_of,
+)
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
 
 
@@ -73,15 +81,11 @@ class Unreadable(msgspec.Struct, frozen=True):
 Decision: TypeAlias = Completed | SavepointRecord | AbortRecord | Unreadable
 
 
-class _Tag(msgspec.Struct):
-    decision: str | None = None
-
-
 _SNAPSHOT_START = b'{"format":'
 
 
 def decode_decision(
-    content: bytes, path: str = "_metadata", decode: Callable[[bytes, str], SnapshotMetadata] = decode_metadata
+    content: bytes, path: str = METADATA_NAME, decode: Callable[[bytes, str], SnapshotMetadata] = decode_metadata
 ) -> Decision:
     """Which way an id was decided; never raises. What is no record of ours is taken for a damaged snapshot.
 
@@ -95,10 +99,10 @@ def decode_decision(
         totals = decode_totals(metadata.properties.get(COUNTERS_PROPERTY, "{}"))
         return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared, totals)
     try:
-        match decode_json(content, _Tag).decision:
-            case "aborted":
+        match decode_decision_tag(content):
+            case DecisionTag.ABORTED:
                 return decode_json(content, AbortRecord)
-            case "savepoint":
+            case DecisionTag.SAVEPOINT:
                 return decode_json(content, SavepointRecord)
             case other:
                 return Unreadable(f"{path} is neither a snapshot nor a decision: {other!r}")
@@ -159,7 +163,7 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
             )
         assert self.claim is not None
         if isinstance(self.decision, Unreadable):
-            path = f"{self.claim.folder}/_metadata"
+            path = metadata_path(self.claim.folder)
             raise CorruptStateError(
                 f"checkpoint {self.checkpoint_id} is unreadable: {self.decision.reason}", path=path, reason=self.decision.reason
             )
@@ -235,7 +239,7 @@ class RecordedJob:
 
 def derive_checkpoint(checkpoint_id: int, claim: ClaimRecord | None, metadata: bytes | None) -> RecordedCheckpoint:
     """The register of one id from its two objects."""
-    path = f"chk-{checkpoint_id}/_metadata"
+    path = metadata_path(checkpoint_name(checkpoint_id))
     return RecordedCheckpoint(checkpoint_id, claim, None if metadata is None else decode_decision(metadata, path))
 
 

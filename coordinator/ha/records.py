@@ -1,12 +1,10 @@
-"""The durable records of a job and where they lie; each is created once, by put-if-absent, and never changed.
+"""The durable records of a job: each is created once, by put-if-absent, and never changed.
 
-Below `<state-dir>/<job>/`: `leader/<epoch>`, `submissions/<n>.json`, `attempts/<a>.json`, `chk-N/_claim`,
-`chk-N/_metadata` (the decision on N) and `results/<n>.json`. It decides nothing; `publication.py` says what they mean."""
+`statebackends/layout.py` says where they lie, `recorded_job.py` what they mean together; nothing is decided here."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import TypeVar
 
 import msgspec
@@ -16,23 +14,11 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskMet
 from holdfast.coordinator.totals import Totals
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
-from holdfast.statebackends.layout import SHARED_FOLDER
+from holdfast.statebackends.layout import DIRECTORY_FILE, DecisionTag
 
 RECORD_VERSION = 1
-DIRECTORY_FILE = "_holdfast"
-"""Holds the state directory's nonce, nothing else: a worker that reads the same text sees the same directory."""
-
-CLAIM = "_claim"
-OWNER = "_owner"
-METADATA = "_metadata"
-
-_OWNER_NAME = re.compile(rf"{OWNER}(?:-([1-9][0-9]{{0,5}}))?")
 
 R = TypeVar("R", bound=msgspec.Struct)
-
-CHECKPOINT_DIGITS_MAX = 18
-"""Of an id."""
-_CHECKPOINT_FOLDER = re.compile(rf"chk-([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
 
 
 class RestorePoint(msgspec.Struct, frozen=True):
@@ -159,7 +145,7 @@ class ClaimRecord(msgspec.Struct, frozen=True):
     """A savepoint in the state backend's own files."""
 
 
-class AbortRecord(msgspec.Struct, frozen=True, tag="aborted", tag_field="decision"):
+class AbortRecord(msgspec.Struct, frozen=True, tag=DecisionTag.ABORTED.value, tag_field="decision"):
     """A `_metadata` that says ABORTED."""
 
     checkpoint_id: int
@@ -171,7 +157,7 @@ class AbortRecord(msgspec.Struct, frozen=True, tag="aborted", tag_field="decisio
     version: int = RECORD_VERSION
 
 
-class SavepointRecord(msgspec.Struct, frozen=True, tag="savepoint", tag_field="decision"):
+class SavepointRecord(msgspec.Struct, frozen=True, tag=DecisionTag.SAVEPOINT.value, tag_field="decision"):
     """A `_metadata` that says COMPLETED and points to the savepoint's folder, whose own `_metadata` is the snapshot."""
 
     checkpoint_id: int
@@ -275,68 +261,3 @@ def is_job_id(text: str) -> bool:
 def derive_job_id(name: str) -> str:
     """32 hex digits: the job id that belongs to a name."""
     return hashlib.blake2b(name.encode(), digest_size=16, person=b"holdfast-job").hexdigest()
-
-
-class JobPaths(msgspec.Struct, frozen=True):
-    """Storage-relative paths of one job."""
-
-    job_id: str
-
-    @property
-    def leaders(self) -> str:
-        return f"{self.job_id}/leader"
-
-    def leader(self, epoch: int) -> str:
-        return f"{self.job_id}/leader/{epoch}"
-
-    @property
-    def submissions(self) -> str:
-        return f"{self.job_id}/submissions"
-
-    def submission(self, number: int) -> str:
-        return f"{self.job_id}/submissions/{number}.json"
-
-    @property
-    def attempts(self) -> str:
-        return f"{self.job_id}/attempts"
-
-    def attempt(self, attempt: int) -> str:
-        return f"{self.job_id}/attempts/{attempt}.json"
-
-    @property
-    def results(self) -> str:
-        return f"{self.job_id}/results"
-
-    def result(self, number: int) -> str:
-        return f"{self.job_id}/results/{number}.json"
-
-    @property
-    def shared(self) -> str:
-        """Files that checkpoints share."""
-        return f"{self.job_id}/{SHARED_FOLDER}"
-
-    def checkpoint(self, checkpoint_id: int) -> str:
-        return f"{self.job_id}/chk-{checkpoint_id}"
-
-    def claim(self, checkpoint_id: int) -> str:
-        return f"{self.checkpoint(checkpoint_id)}/{CLAIM}"
-
-    def decision(self, checkpoint_id: int) -> str:
-        return f"{self.checkpoint(checkpoint_id)}/{METADATA}"
-
-
-def owner_name(number: int) -> str:
-    """File name of the record of a snapshot's n-th owner, from 1."""
-    return OWNER if number == 1 else f"{OWNER}-{number}"
-
-
-def parse_owner_name(name: str) -> int | None:
-    """The number in `_owner` (1) or `_owner-2`; None for any other name."""
-    found = _OWNER_NAME.fullmatch(name)
-    return int(found[1] or 1) if found is not None else None
-
-
-def parse_checkpoint_folder(name: str) -> int | None:
-    """The id in `chk-42` or `chk-42/`; None for any other name, also for one that some other way of writing makes the same id."""
-    found = _CHECKPOINT_FOLDER.fullmatch(name)
-    return int(found[1]) if found is not None else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.leadership import check_newest
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_garbage, derive_shared_garbage
-from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord
 from holdfast.coordinator.ha.store import (
     abort_checkpoint,
     claim_checkpoint,
@@ -18,6 +18,7 @@ from holdfast.coordinator.ha.store import (
     sweep_checkpoints,
 )
 from holdfast.statebackends.errors import FencedError, ObjectMissingError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage.flows import make_durable
 from holdfast.statebackends.storage.port import Flow, InParallel

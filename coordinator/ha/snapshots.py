@@ -14,6 +14,7 @@ import msgspec
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
 from holdfast.statebackends.handles import OperatorState
+from holdfast.statebackends.layout import metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
 from holdfast.statebackends.snapshot.parts import ProblemKind, SnapshotProblem, file_handles, read_metadata_file, verify_snapshot
 from holdfast.statebackends.state_processor.contents import check_described
@@ -90,7 +91,7 @@ def in_folder(folder: str, make: Callable[[str], Flow[T]]) -> Flow[T]:
 
 def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:
     """Metadata of the snapshot in a folder. Raises CorruptStateError when it is damaged or missing."""
-    path = f"{folder}/_metadata"
+    path = metadata_path(folder)
     try:
         content = yield from read_metadata_file(path)
     except ObjectMissingError as error:

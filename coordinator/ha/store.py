@@ -14,12 +14,9 @@ import msgspec
 
 from holdfast.coordinator.ha.recorded_job import Decision, RecordedCheckpoint, RecordedJob, decode_decision, derive_checkpoint
 from holdfast.coordinator.ha.records import (
-    CLAIM,
-    METADATA,
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
-    JobPaths,
     OwnerRecord,
     R,
     ResultRecord,
@@ -30,7 +27,6 @@ from holdfast.coordinator.ha.records import (
     encode_record,
     is_job_id,
     is_void,
-    parse_checkpoint_folder,
 )
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
@@ -39,7 +35,14 @@ from holdfast.statebackends.errors import (
     ObjectMissingError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.layout import SHARED_FOLDER, writer_of
+from holdfast.statebackends.layout import (
+    SHARED_FOLDER,
+    JobPaths,
+    claim_path,
+    metadata_path,
+    parse_checkpoint_name,
+    writer_of,
+)
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage.flows import delete_files, read_in_group, read_whole
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, InParallel, ListFiles, ListFolder, PutIfAbsent
@@ -100,7 +103,7 @@ def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Fl
 
 def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes) -> Flow[Decision | None]:
     """Write the savepoint's own `_metadata` into its folder, then decide the id: the pointer is the commit point."""
-    path = f"{record.folder}/{METADATA}"
+    path = metadata_path(record.folder)
     standing = yield from put_once(path, snapshot, read_metadata_file)
     if standing != snapshot:
         raise FencedError(f"{path} was written by another process", path=path)
@@ -126,7 +129,7 @@ def discard_folder(folder: str) -> Flow[int]:
 
 def _list_discarded(folder: str) -> Flow[list[str]]:
     files: list[str] = yield ListFiles(folder)
-    kept = {f"{folder}/{CLAIM}", f"{folder}/{METADATA}"}
+    kept = {claim_path(folder), metadata_path(folder)}
     return [path for path in files if path not in kept]
 
 
@@ -268,7 +271,7 @@ def _list_job(paths: JobPaths) -> Flow[_Listed]:
         numbers=numbers,
         attempts=attempts[-2:],
         results=results,
-        ids=[number for number in map(parse_checkpoint_folder, folders) if number is not None],
+        ids=[number for number in map(parse_checkpoint_name, folders) if number is not None],
         shared=tuple(shared),
     )
 

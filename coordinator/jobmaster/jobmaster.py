@@ -41,6 +41,7 @@ from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.notes import Note, RequestEnded
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
+from holdfast.statebackends.layout import savepoint_folder
 from holdfast.statebackends.storage import is_absolute_folder
 
 TRIGGERS_MAX = 1_000
@@ -360,7 +361,7 @@ class JobMaster:
     def _savepoint_folder(self, target: str) -> str:
         """Never used before."""
         nonce = f"{self._rng.getrandbits(48):012x}"
-        return f"{target.rstrip('/')}/savepoint-{self.setup.job_id[:6]}-{nonce}"
+        return savepoint_folder(target, self.setup.job_id, nonce)
 
     def _retry_stops(self) -> None:
         """Ask again for the stops that a failover cut off, once every task runs; answer those for which that is too late."""

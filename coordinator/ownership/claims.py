@@ -29,10 +29,6 @@ from holdfast.coordinator.ha.recorded_job import (
     keeps_checkpoints,
 )
 from holdfast.coordinator.ha.records import (
-    CLAIM,
-    DIRECTORY_FILE,
-    METADATA,
-    JobPaths,
     OwnerRecord,
     RestorePoint,
     SubmissionRecord,
@@ -41,9 +37,6 @@ from holdfast.coordinator.ha.records import (
     decode_record,
     encode_record,
     is_job_id,
-    owner_name,
-    parse_checkpoint_folder,
-    parse_owner_name,
 )
 from holdfast.coordinator.ha.snapshots import rebase
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
@@ -56,7 +49,16 @@ from holdfast.statebackends.errors import (
     SnapshotClaimedError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.layout import shared_name
+from holdfast.statebackends.layout import (
+    DIRECTORY_FILE,
+    JobPaths,
+    claim_path,
+    metadata_path,
+    owner_name,
+    parse_checkpoint_name,
+    parse_owner_name,
+    shared_name,
+)
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
@@ -162,7 +164,7 @@ def job_folder(folder: str) -> JobFolder | None:
     """What the absolute location of a snapshot says by its names; whether there is such a job its records tell."""
     parent, _, name = folder.rstrip("/").rpartition("/")
     root, _, job_id = parent.rpartition("/")
-    number = parse_checkpoint_folder(name)
+    number = parse_checkpoint_name(name)
     if number is None or not is_job_id(job_id) or not is_absolute_folder(folder):
         return None
     return JobFolder(root, job_id, number)
@@ -220,10 +222,10 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
         return (yield from rebase(_take_from_job(place, base.folder, mine, returned), place.root))
     yield from check_name(base.folder)
     path, nonce = yield from _become_owner(base.folder, mine)
-    if (yield StatFile(f"{base.folder}/{METADATA}")) is None:
+    if (yield StatFile(metadata_path(base.folder))) is None:
         # Its former owner had deleted it just before, and all that is there now is our record.
         yield DeleteFile(path)
-        gone = f"{base.folder}/{METADATA}"
+        gone = metadata_path(base.folder)
         raise CorruptStateError(f"{gone} does not exist: the snapshot was deleted", path=gone, operator=None, reason="missing")
     return nonce
 
@@ -364,7 +366,7 @@ def _jobs_own(folder: str) -> Flow[JobFolder | None]:
 def check_name(folder: str) -> Flow[None]:
     """Raise SnapshotClaimedError for a checkpoint of a job by another name than its own, such as a link: whoever took it by an
     `_owner` would take it from a job that does not know, goes on from it, and drops it when it likes."""
-    if (yield StatFile(f"{folder}/{CLAIM}")) is not None and (yield from _jobs_own(folder)) is None:
+    if (yield StatFile(claim_path(folder))) is not None and (yield from _jobs_own(folder)) is None:
         raise SnapshotClaimedError(
             f"{folder} is a checkpoint of a job by another name, or a plain copy of one: name it as it lies in its job's "
             "directory, or copy it (holdfast snapshot copy)",
@@ -474,7 +476,7 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
 def _check_snapshot(folder: str) -> Flow[None]:
     """Raise NotFoundError for a folder that holds none."""
     try:
-        decision = decode_decision((yield from read_metadata_file(f"{folder}/{METADATA}")))
+        decision = decode_decision((yield from read_metadata_file(metadata_path(folder))))
     except ObjectMissingError:
         decision = None
     if not isinstance(decision, Completed):
@@ -496,7 +498,7 @@ def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: 
 def delete_owned(folder: str) -> Flow[None]:
     """Delete a snapshot whose `_owner` stands: `_metadata` first, for nobody may take the rest for a snapshot; `_owner` last,
     and what is between in any order."""
-    yield DeleteFile(f"{folder}/{METADATA}")
+    yield DeleteFile(metadata_path(folder))
     files: list[str] = yield ListFiles(folder)
     owners = [path for path in files if path.rpartition("/")[0] == folder and parse_owner_name(path.rpartition("/")[2])]
     yield from delete_files(path for path in files if path not in owners)

@@ -12,27 +12,34 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from holdfast.barriers.sinklog import ROOT_FOLDER
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, Unreadable
-from holdfast.coordinator.ha.records import CLAIM, METADATA, JobPaths, parse_checkpoint_folder
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import external_places
-from holdfast.statebackends.layout import SHARED_FOLDER, TASK_OWNED_FOLDER, writer_of
+from holdfast.statebackends.layout import (
+    CLAIM_NAME,
+    FSCK_FOLDER,
+    INPUT_MANIFEST,
+    METADATA_NAME,
+    SHARED_FOLDER,
+    SINKS_FOLDER,
+    SOURCES_FOLDER,
+    TASK_OWNED_FOLDER,
+    JobPaths,
+    is_directory_file,
+    is_job_record,
+    parse_checkpoint_name,
+    part_path,
+    writer_of,
+)
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.parts import file_handles, part_path
+from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage.port import FileFacts
-
-SOURCES = "sources"
-SINKS = "sinks"
-INPUT_MANIFEST = "manifest.json"
-FSCK_FOLDER = "_fsck"
-"""Files of a moment, by which a repair learns what time it is for the storage."""
 
 SMALL_FILE_BYTES = 128 << 10
 """Object stores' cheaper classes bill smaller files as if they had this size, and every file costs a request."""
 
-_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results)/\d+\.json|job\.json|result\.json")
-_ROOT_RECORDS = re.compile(r"_holdfast|_coordinator\.json(\.\w+)?|_token|_lock")
-_SINK_FOLDER = re.compile(r"(?:^|(?P<root>.*)/)_holdfast/[^/]+/(staged|data|log)/[^/]+")
+_SINK_FOLDER = re.compile(rf"(?:^|(?P<root>.*)/){ROOT_FOLDER}/[^/]+/(staged|data|log)/[^/]+")
 _SINK_FILE = re.compile(r"part-.+\.parquet")
 
 
@@ -41,7 +48,7 @@ class OwnerKind(StrEnum):
 
     CHECKPOINTS = "checkpoints"
     SHARED = "shared"
-    TASK_OWNED = "taskowned"
+    TASK_OWNED = TASK_OWNED_FOLDER
     """Of tasks, which delete them by themselves, or never."""
     SAVEPOINTS = "savepoints"
     """Below the state directory; user-owned."""
@@ -180,18 +187,18 @@ def _nobodys(reason: str) -> _Verdict:
 
 def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tuple[OwnerKind, _Verdict]:
     top, _, rest = name.partition("/")
-    number = parse_checkpoint_folder(top)
+    number = parse_checkpoint_name(top)
     if number is not None and rest:
         return OwnerKind.CHECKPOINTS, _of_checkpoint(evidence, number, rest, path, claims)
-    if _RECORD.fullmatch(name):
+    if is_job_record(name):
         return OwnerKind.RECORDS, _owned("the job")
     if top == SHARED_FOLDER and rest:
         return OwnerKind.SHARED, _of_shared(evidence, rest, path, claims)
     if top == TASK_OWNED_FOLDER and rest:
         return OwnerKind.TASK_OWNED, _owned("the job's tasks")
-    if top == SOURCES and rest.count("/") >= 2:
+    if top == SOURCES_FOLDER and rest.count("/") >= 2:
         return OwnerKind.SOURCES, _of_input(evidence, rest, path, claims)
-    if top == SINKS and rest:
+    if top == SINKS_FOLDER and rest:
         return OwnerKind.SINKS, _owned("the sink")
     return OwnerKind.UNKNOWN, _owned("nobody knows")
 
@@ -213,7 +220,7 @@ def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, cla
             return _owned(f"checkpoint {number}, pending")
         case CheckpointFact.CLAIMED:
             return _owned(f"checkpoint {number}, which job {checkpoint.owner} claimed")
-    if name in (CLAIM, METADATA):
+    if name in (CLAIM_NAME, METADATA_NAME):
         return _owned(f"checkpoint {number}")
     match checkpoint.decision:
         case Unreadable():
@@ -252,7 +259,7 @@ def _of_shared(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _
 def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _Verdict:
     """`name`: `<uid>/<submission>/<file>`, the file being the manifest, or in a folder of its writer."""
     uid, submission, _ = name.split("/", 2)
-    folder = f"{evidence.job_id}/{SOURCES}/{uid}/{submission}"
+    folder = f"{evidence.job_id}/{SOURCES_FOLDER}/{uid}/{submission}"
     if evidence.job is None:
         return _owned(f"not known: {evidence.damage}")
     if path in claims.paths or not submission.isdecimal():
@@ -282,7 +289,7 @@ def assign_directory(
         folder = next((above for above in _parents(fact.path) if above in jobs), None)
         if parent == FSCK_FOLDER:
             found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, ages.standing(fact), "a repair that has ended"))
-        elif _ROOT_RECORDS.fullmatch(fact.path):
+        elif is_directory_file(fact.path):
             found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, Standing.OWNED, "the state directory"))
         elif folder is not None:
             found.append(OwnedFile(*fact, jobs[folder], OwnerKind.SAVEPOINTS, Standing.OWNED, f"savepoint {folder}"))

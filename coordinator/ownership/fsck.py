@@ -13,12 +13,9 @@ from typing import TypeVar
 
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob
-from holdfast.coordinator.ha.records import METADATA, JobPaths, is_job_id, parse_owner_name
+from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.files import (
-    FSCK_FOLDER,
-    INPUT_MANIFEST,
-    SOURCES,
     Ages,
     Claims,
     JobEvidence,
@@ -35,15 +32,18 @@ from holdfast.coordinator.ownership.files import (
 )
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
-from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
-from holdfast.statebackends.snapshot.parts import (
-    SnapshotProblem,
-    file_handles,
+from holdfast.statebackends.layout import (
+    FSCK_FOLDER,
+    INPUT_MANIFEST,
+    METADATA_NAME,
+    SOURCES_FOLDER,
+    JobPaths,
+    metadata_path,
+    parse_owner_name,
     part_path,
-    read_metadata_file,
-    verify_file,
-    verify_snapshot,
 )
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
+from holdfast.statebackends.snapshot.parts import SnapshotProblem, file_handles, read_metadata_file, verify_file, verify_snapshot
 from holdfast.statebackends.state_processor.external import (
     INPUT_VERSION,
     ExternalReport,
@@ -184,7 +184,7 @@ def look(location: str, job_id: str | None = None) -> Flow[Directory]:
     described: list[list[FileFacts]] = yield from _together([_describe(name) for name in others])
     files = [fact for facts in described for fact in facts]
     # Last, as ever: what a job names is looked for behind the job.
-    folders = [fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{METADATA}")]
+    folders = [fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{METADATA_NAME}")]
     read: list[SnapshotMetadata | None] = yield from _read_snapshots(folders)
     targets = set(_targets(jobs.values(), location))
     # Of an `_owner` without `_metadata` its owner is deleting the folder.
@@ -225,7 +225,7 @@ def _describe(name: str) -> Flow[list[FileFacts]]:
 
 
 def _read_snapshots(folders: Sequence[str]) -> Flow[list[SnapshotMetadata | None]]:
-    return (yield from _read_each([f"{folder}/{METADATA}" for folder in folders], decode_metadata, read_metadata_file))
+    return (yield from _read_each([metadata_path(folder) for folder in folders], decode_metadata, read_metadata_file))
 
 
 def _targets(jobs: Iterable[JobEvidence], location: str) -> Iterable[str]:
@@ -255,7 +255,7 @@ def _look_at_job(job_id: str, *, with_files: bool) -> Flow[JobEvidence]:
 
 def _is_manifest(path: str) -> bool:
     parts = path.split("/")
-    return len(parts) == 5 and parts[1] == SOURCES and parts[4] == INPUT_MANIFEST
+    return len(parts) == 5 and parts[1] == SOURCES_FOLDER and parts[4] == INPUT_MANIFEST
 
 
 Registers = tuple[RecordedJob, dict[int, SnapshotMetadata], bool]
@@ -375,7 +375,7 @@ def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: 
     epoch = max(evidence.job.epochs, default=0)
     try:
         # Decisions come last: without the rest they are the smallest thing that can be left over.
-        decisions = [file for file in orphans if file.path.endswith(f"/{METADATA}")]
+        decisions = [file for file in orphans if file.path.endswith(f"/{METADATA_NAME}")]
         yield from _delete_all([file for file in orphans if file not in decisions], (paths, epoch), deleted)
         yield from _delete_all(decisions, (paths, epoch), deleted)
         emptied = {*(file.path.rpartition("/")[0] for file in orphans), *folders} - {paths.shared}

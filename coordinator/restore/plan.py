@@ -23,15 +23,7 @@ from holdfast.coordinator.ha.recorded_job import (
     derive_abandoned_stop,
     derive_finishing,
 )
-from holdfast.coordinator.ha.records import (
-    DIRECTORY_FILE,
-    AbortRecord,
-    OwnerRecord,
-    RestorePoint,
-    SavepointRecord,
-    SubmissionRecord,
-    decode_nonce,
-)
+from holdfast.coordinator.ha.records import AbortRecord, OwnerRecord, RestorePoint, SavepointRecord, SubmissionRecord, decode_nonce
 from holdfast.coordinator.ha.snapshots import damage_error, find_missing_external, find_problems, load_snapshot, rebase
 from holdfast.coordinator.ha.store import read_optional
 from holdfast.coordinator.jobmaster.events import JobSetup
@@ -58,12 +50,12 @@ from holdfast.statebackends.errors import (
     SnapshotClaimedError,
 )
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from holdfast.statebackends.layout import DIRECTORY_FILE, METADATA_NAME, SNAPSHOT_PREFIXES, folder_of_snapshot, metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import SnapshotProblem, file_handles
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.port import Flow, ListFolder
 
-SNAPSHOT_PREFIXES = ("savepoint-", "chk-")
 """How the names of a snapshot's folder begin, below the folder that a user gives."""
 
 
@@ -241,7 +233,7 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
     restore = submission.restore or ""
     if error.fields.get("reason") != "missing" or not is_path(restore):
         return error
-    folder = restore.rstrip("/").removesuffix("/_metadata")
+    folder = folder_of_snapshot(restore)
     if folder in [release.folder for release in derive_releases(job)]:
         return SnapshotClaimedError(
             f"snapshot {folder} was claimed by this job, which deleted it: its own checkpoints had subsumed it. "
@@ -251,13 +243,13 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
         )
     names = yield ListFolder(folder)
     inside = [f"{folder}/{name.rstrip('/')}" for name in names if name.startswith(SNAPSHOT_PREFIXES)]
-    if f"{folder}/_metadata" != error.fields.get("path"):
+    if metadata_path(folder) != error.fields.get("path"):
         reason = f"the savepoint that it points to is gone: {error.message}"
     elif inside:
         more = f", and {len(inside) - 1} more" if len(inside) > 1 else ""
         reason = f"it is a folder of snapshots: restore={inside[-1]!r}{more}"
     else:
-        reason = "it has no file _metadata" if names else "there is no such folder, or it is empty"
+        reason = f"it has no file {METADATA_NAME}" if names else "there is no such folder, or it is empty"
     return NotFoundError(f"there is no snapshot at {folder}: {reason}", path=folder)
 
 

@@ -20,7 +20,7 @@ from holdfast.coordinator.ha.recorded_job import (
     derive_descent,
     derive_latest,
 )
-from holdfast.coordinator.ha.records import CHECKPOINT_DIGITS_MAX, AbortRecord, JobPaths, RestorePoint, SavepointRecord, is_job_id
+from holdfast.coordinator.ha.records import AbortRecord, RestorePoint, SavepointRecord, is_job_id
 from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.claims import derive_releases, find_leftovers
@@ -35,6 +35,7 @@ from holdfast.statebackends.errors import (
     OutputMayRepeatError,
     RestoreError,
 )
+from holdfast.statebackends.layout import CHECKPOINT_DIGITS_MAX, JobPaths, folder_of_snapshot, metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage import is_absolute_folder
@@ -141,7 +142,7 @@ def deleted_error(job: RecordedJob, base: RestorePoint) -> NotFoundError:
         choices = f"The job has kept {kept}: restore={str(max(others))!r} goes on from there. {FALLBACK_HINT}; {choices}"
     return NotFoundError(
         f"job {job.job_id} would go on from checkpoint {base.checkpoint_id}, a {base.kind.value.replace('_', ' ')} at {folder}, "
-        f"which was deleted or moved: {folder}/_metadata does not exist. Put it back, or choose. {choices}",
+        f"which was deleted or moved: {metadata_path(folder)} does not exist. Put it back, or choose. {choices}",
         path=folder,
         job=job.job_id,
         checkpoint=base.checkpoint_id,
@@ -209,13 +210,13 @@ def _by_id(job: RecordedJob, digits: str) -> RestorePoint:
 
 def _by_path(location: str) -> Flow[RestorePoint]:
     """A savepoint's or checkpoint's folder, or its `_metadata`; a pointer to a savepoint is followed."""
-    folder = location.rstrip("/").removesuffix("/_metadata")
+    folder = folder_of_snapshot(location)
     if not is_absolute_folder(folder):
         raise InvalidConfigError(
             f"restore={location!r} is neither 'latest', 'latest-readable', nor a checkpoint id, nor an absolute path or URL",
             setting="restore",
         )
-    path = f"{folder}/_metadata"
+    path = metadata_path(folder)
     try:
         decision = decode_decision((yield from read_metadata_file(path)), path)
     except ObjectMissingError:

@@ -32,7 +32,7 @@ from holdfast.barriers.sinklog import (
     split_place,
 )
 from holdfast.coordinator.ha.recorded_job import RecordedCheckpoint, RecordedJob
-from holdfast.coordinator.ha.records import JobPaths, RestorePoint, SavepointRecord, is_job_id
+from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord, is_job_id
 from holdfast.coordinator.ha.snapshots import find_missing_external, read_lists
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.preflight import Refusal
@@ -47,6 +47,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import OperatorState, external_places
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import read_whole

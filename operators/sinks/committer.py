@@ -46,8 +46,9 @@ from holdfast.operators.sinks.log import (
     parse_name,
     read_log_flow,
 )
-from holdfast.statebackends.decoding import UNDECODABLE, decode_json, decode_msgpack
+from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError, UnsupportedVersionError
+from holdfast.statebackends.layout import DecisionTag, JobPaths, decode_claim_attempt, decode_decision_tag, parse_checkpoint_name
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
 from holdfast.statebackends.storage.flows import delete_files, read_whole
@@ -283,17 +284,6 @@ def _decode_committable(encoded: bytes, operator: str) -> Committable:
 
 R = TypeVar("R")
 
-_CHECKPOINT_PREFIX = "chk-"
-
-
-class _Claim(msgspec.Struct):
-    attempt: int
-
-
-class _Decision(msgspec.Struct):
-    decision: str | None = None
-
-
 class Orphans:
     """One sweep: three flows, on the sink's storage, on the state directory, and on the sink's storage again."""
 
@@ -336,22 +326,21 @@ def candidates_flow(paths: SinkPaths, tag: str, attempt: int, kept: frozenset[st
 def living_snapshots_flow(job_id: str, first: int, restored: int) -> Flow[list[tuple[int, int | None]]]:
     """(id, attempt that took it, or None if unknown) of every snapshot from `first` on that is not ABORTED, except the restored."""
     living: list[tuple[int, int | None]] = []
+    paths = JobPaths(job_id)
     for folder in (yield ListFolder(job_id)):
-        number = folder.removeprefix(_CHECKPOINT_PREFIX).rstrip("/")
-        if not folder.startswith(_CHECKPOINT_PREFIX) or not number.isdecimal() or int(number) < first or int(number) == restored:
+        number = parse_checkpoint_name(folder)
+        if number is None or number < first or number == restored:
             continue
-        decision = yield from _read(f"{job_id}/{folder.rstrip('/')}/_metadata", _Decision, read_metadata_file)
-        if decision is not None and decision.decision == "aborted":
+        if (yield from _read(paths.decision(number), decode_decision_tag, read_metadata_file)) == DecisionTag.ABORTED:
             continue
-        claim = yield from _read(f"{job_id}/{folder.rstrip('/')}/_claim", _Claim)
-        living.append((int(number), None if claim is None else claim.attempt))
+        living.append((number, (yield from _read(paths.claim(number), decode_claim_attempt))))
     return living
 
 
-def _read(path: str, kind: type[R], read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[R | None]:
-    """A record, or None when it is missing or can't be read."""
+def _read(path: str, decode: Callable[[bytes], R], read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[R | None]:
+    """What a file of a register says, or None when it is missing or can't be read."""
     try:
-        return decode_json((yield from read(path)), kind)
+        return decode((yield from read(path)))
     except (ObjectMissingError, CorruptStateError, *UNDECODABLE):
         return None
 

@@ -16,10 +16,10 @@ from holdfast.operators.sources.materialised import (
     checksum_of,
     find_sealed_flow,
     make_manifest,
-    manifest_path,
     seal_flow,
 )
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import WriteFile, run_flow
 
@@ -80,7 +80,7 @@ def materialise(
 ) -> str:
     """Path of the sealed manifest; writes only when the job has none, or was told to start anew."""
     storage = open_storage(storage_root)
-    path = manifest_path(job_id, uid, submission)
+    path = JobPaths(job_id).input_manifest(uid, submission)
     if not fresh:
         sealed = run_flow(find_sealed_flow(job_id, uid), storage)
         if sealed is not None:

@@ -6,7 +6,6 @@ Layout: `<job>/sources/<uid>/<submission>/manifest.json`, with the chunk files i
 from __future__ import annotations
 
 import base64
-from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -14,11 +13,11 @@ import xxhash
 
 from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError
+from holdfast.statebackends.layout import INPUT_MANIFEST, JobPaths
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import DeleteFolder, Flow, ListFolder, PutIfAbsent, ReadFile, StatFile
 
 MANIFEST_VERSION = 1
-MANIFEST_NAME = "manifest.json"
 
 
 class ChunkFile(msgspec.Struct, frozen=True):
@@ -63,15 +62,6 @@ def checksum_of(data: bytes | memoryview) -> str:
     return f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}"
 
 
-def inputs_folder(job_id: str, uid: str) -> str:
-    """Storage-relative folder of everything that one source of one job materialised."""
-    return f"{job_id}/sources/{quote(uid, safe='')}"
-
-
-def manifest_path(job_id: str, uid: str, submission: int) -> str:
-    return f"{inputs_folder(job_id, uid)}/{submission:06d}/{MANIFEST_NAME}"
-
-
 def make_manifest(schema: pa.Schema, files: list[ChunkFile], writer: str) -> InputManifest:
     """The manifest of these files, in their order; first_row is set here."""
     placed: list[ChunkFile] = []
@@ -89,10 +79,10 @@ def decode_manifest(data: bytes, path: str) -> InputManifest:
 
 def find_sealed_flow(job_id: str, uid: str) -> Flow[str | None]:
     """Path of the newest sealed manifest of a source, or None."""
-    folder = inputs_folder(job_id, uid)
+    folder = JobPaths(job_id).inputs(uid)
     names = yield ListFolder(folder)
     for name in sorted((name for name in names if name.endswith("/")), reverse=True):
-        path = f"{folder}/{name}{MANIFEST_NAME}"
+        path = f"{folder}/{name}{INPUT_MANIFEST}"
         size = yield StatFile(path)
         if size is not None:
             return path

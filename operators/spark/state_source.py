@@ -27,8 +27,9 @@ from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_a
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.layout import METADATA_NAME, metadata_path
 from holdfast.statebackends.snapshot.metadata import decode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME, read_metadata_file
+from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.state_processor.bootstrap import SUBTASK_COLUMN, RangeTask, WrittenRange, as_row
 from holdfast.statebackends.state_processor.change_feed import ChangeFeed
 from holdfast.statebackends.state_processor.contents import SCHEMA as METADATA_SCHEMA
@@ -64,7 +65,7 @@ class _Pointer(msgspec.Struct):
 def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
     """The snapshot in a folder; a savepoint's pointer in its job is followed. Raises NotFoundError, CorruptStateError ..."""
     place = place_of_snapshot(location)
-    path = f"{place.folder}/{METADATA_NAME}"
+    path = metadata_path(place.folder)
     try:
         content = run_flow(read_metadata_file(path), place.storage)
     except ObjectMissingError as error:
@@ -72,7 +73,7 @@ def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
     try:
         pointer = decode_json(content, _Pointer)
     except UNDECODABLE:
-        snapshot = StoredSnapshot(decode_metadata(content, f"{place.location}/{METADATA_NAME}"), place.storage, place.folder)
+        snapshot = StoredSnapshot(decode_metadata(content, metadata_path(place.location)), place.storage, place.folder)
         check_contents(snapshot)
         return snapshot
     if pointer.decision != "savepoint" or not follow:

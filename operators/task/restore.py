@@ -21,12 +21,11 @@ from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.layout import is_checkpoint_folder
+from holdfast.statebackends.layout import file_name, is_checkpoint_folder
 from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.local_recovery.storage import RecoveringStorage, RestoredBytes, stored_files
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.snapshot.parts import file_name
 from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
 from holdfast.statebackends.storage.port import Storage, run_flow
 

@@ -75,10 +75,10 @@ from holdfast.statebackends.errors import (
     ProtocolError,
     StorageUnavailableError,
 )
+from holdfast.statebackends.layout import RUN_FILE
 
 T = TypeVar("T")
 
-ADDRESS_FILE = "_coordinator.json"
 """In the state directory: {"url": ...} of the coordinator that began last."""
 
 CONNECT_TIMEOUT_S = 2.0
@@ -122,7 +122,7 @@ class CoordinatorAddress:
     def current_url(self) -> str:
         """The URL in the state directory's file, if there is one that our token may go to, else the one we were started with."""
         if self.state_directory is not None:
-            path = os.path.join(self.state_directory, ADDRESS_FILE)
+            path = os.path.join(self.state_directory, RUN_FILE)
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, "rb") as file:
                 url = str(json.load(file)["url"]).rstrip("/")
                 return url if is_safe_step(self.url, url) else self.url

@@ -38,6 +38,7 @@ from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder, fingerprint_of
 from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import DIRECTORY_FILE
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.storage.flows import FIRST_BYTES
 from holdfast.statebackends.storage.locations import open_storage
@@ -45,7 +46,6 @@ from holdfast.statebackends.storage.port import ReadFile, Storage
 
 log = logging.getLogger("holdfast.worker")
 
-DIRECTORY_FILE = "_holdfast"
 """In the state directory; its content tells whether worker and coordinator see the same one."""
 
 PR_SET_PDEATHSIG = 1

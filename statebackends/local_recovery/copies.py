@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import xxhash
 
+from holdfast.statebackends.layout import safe_text
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Buffer, Storage
 
@@ -39,7 +40,6 @@ small, are copied."""
 TEMPORARY_SUFFIX = ".tmp"
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _OWNER = re.compile(r"([0-9]+)-.+")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class LocalRecovery:
@@ -48,7 +48,7 @@ class LocalRecovery:
     def __init__(self, local_directory: str, *, job_id: str, state_directory: str, storage: Storage) -> None:
         """`local_directory` is shared by the workers of a host. `state_directory` tells jobs of the same id apart."""
         self._local_directory = local_directory
-        self._job = f"{xxhash.xxh3_64(os.fsencode(state_directory)).hexdigest()}-{_UNSAFE.sub('_', job_id)}"
+        self._job = f"{xxhash.xxh3_64(os.fsencode(state_directory)).hexdigest()}-{safe_text(job_id)}"
         self._storage = storage
         self._lock = threading.Lock()
         self._owned: list[LocalCopies] = []
@@ -57,7 +57,7 @@ class LocalRecovery:
     def copies(self, vertex: str, subtask: int, attempt: int, nonce: str, *, directory: str | None = None) -> LocalCopies:
         """Of one subtask's life; nothing is done before `LocalCopies.open`. `directory`: instead of the worker's own."""
         root = os.path.join(directory or self._local_directory, RECOVERY_FOLDER)
-        owner = f"{attempt}-{_UNSAFE.sub('_', vertex)}-{subtask}-{nonce}"
+        owner = f"{attempt}-{safe_text(vertex)}-{subtask}-{nonce}"
         return LocalCopies(self, os.path.join(root, self._job), owner, attempt)
 
     def keeps_bytes(self, root: str) -> bool:

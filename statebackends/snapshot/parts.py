@@ -16,13 +16,9 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import quote
-
-import xxhash
 
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import CorruptStateError, InvariantError, ObjectMissingError, StorageUnavailableError
@@ -35,7 +31,16 @@ from holdfast.statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from holdfast.statebackends.layout import is_checkpoint_folder, shared_name, shared_path
+from holdfast.statebackends.layout import (
+    METADATA_NAME,
+    PATH_REASON,
+    file_name,
+    is_checkpoint_folder,
+    metadata_path,
+    part_path,
+    shared_name,
+    shared_path,
+)
 from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, TABLE_FORMATS
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, promised_length
 from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
@@ -43,14 +48,9 @@ from holdfast.statebackends.storage.checksums import Digest, checksum_of
 from holdfast.statebackends.storage.flows import FIRST_BYTES
 from holdfast.statebackends.storage.port import LINKED, Buffer, Flow, InParallel, ReadFile, StatFile, UploadFile, WriteFile
 
-METADATA_NAME = "_metadata"
 VERIFY_BYTES = 2 << 20
 """Read at once of a file that is verified, as much as a transfer may hold: several files are read at one time."""
 LINK_DETAIL = "a symbolic link, or in one: a savepoint's files are its own"
-_NAME_LENGTH_MAX = 100
-_SEGMENT_BYTES_MAX = 255
-_PATH_BYTES_MAX = 1024
-"""Keys of S3 end there."""
 
 
 class ProblemKind(StrEnum):
@@ -59,7 +59,7 @@ class ProblemKind(StrEnum):
     MISSING = "missing"
     LENGTH = "length"
     CHECKSUM = "checksum"
-    PATH = "path"
+    PATH = PATH_REASON
     FORMAT = "format"
     """A table is not in the format that its handle says."""
     UNREADABLE = "unreadable"
@@ -83,40 +83,6 @@ class SnapshotProblem:
 
     def error(self) -> CorruptStateError:
         return CorruptStateError(str(self), path=self.path, operator=self.operator or None, reason=self.kind.value)
-
-
-def file_name(text: str) -> str:
-    """A file name for any text: other texts, other names. Characters outside of A-Z a-z 0-9 . _ - become %XX."""
-    escaped = re.sub(r"^\.", "%2E", quote(text, safe="-_."))
-    if len(escaped) <= _NAME_LENGTH_MAX:
-        return escaped
-    return f"{escaped[:_NAME_LENGTH_MAX]}~{xxhash.xxh3_64_hexdigest(text.encode('utf-8'))}"
-
-
-def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
-    """Storage path of a part's path relative to the snapshot's folder.
-
-    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths, and
-    for names longer than any file system has them: asking for such a file is no answer about the file."""
-    owner = f"operator {operator!r}: " if operator else ""
-    if any(len(name.encode()) > _SEGMENT_BYTES_MAX for name in path.split("/")) or len(path.encode()) > _PATH_BYTES_MAX:
-        raise CorruptStateError(
-            f"{owner}{path[:_NAME_LENGTH_MAX]!r}... is longer than the name of a file can be",
-            path=path,
-            operator=operator,
-            reason=ProblemKind.PATH.value,
-        )
-    relative = posixpath.normpath(path)
-    leaves = path.startswith("/") or relative in (".", "..") or relative.startswith("../") or "\0" in path
-    is_shared = shared_name(path) is not None and is_checkpoint_folder(folder) and "/" in folder
-    if leaves and not is_shared:
-        raise CorruptStateError(
-            f"{owner}{path!r} leaves the folder {folder} of the snapshot",
-            path=path,
-            operator=operator,
-            reason=ProblemKind.PATH.value,
-        )
-    return posixpath.normpath(posixpath.join(folder, path))
 
 
 def write_part(data: Buffer | Sequence[Buffer], name: str, target: SnapshotTarget) -> Flow[StateHandle]:
@@ -169,7 +135,7 @@ def check_bytes(data: Buffer, handle: FileHandle, path: str, operator: str | Non
 
 def read_metadata(folder: str) -> Flow[SnapshotMetadata]:
     """The snapshot in a folder. Raises CorruptStateError, UnsupportedVersionError; ObjectMissingError if there is none."""
-    path = f"{folder}/{METADATA_NAME}" if folder else METADATA_NAME
+    path = metadata_path(folder) if folder else METADATA_NAME
     return decode_metadata((yield from read_metadata_file(path)), path)
 
 

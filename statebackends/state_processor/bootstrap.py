@@ -21,10 +21,10 @@ from holdfast.statebackends.columnar.state import part_fields_of
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvariantError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
+from holdfast.statebackends.layout import METADATA_NAME, file_name
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import codec_of_meta, state_meta
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME, file_name
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.snapshot.sources import TIME, timer_meta
 from holdfast.statebackends.snapshot.tables import keyed_table_schema

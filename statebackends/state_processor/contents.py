@@ -29,19 +29,12 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
+from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, metadata_path, part_path
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
 from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.parts import (
-    LINK_DETAIL,
-    METADATA_NAME,
-    ProblemKind,
-    file_handles,
-    outside_detail,
-    own_names,
-    part_path,
-)
+from holdfast.statebackends.snapshot.parts import LINK_DETAIL, ProblemKind, file_handles, outside_detail, own_names
 from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
 from holdfast.statebackends.state import OPERATOR_KINDS
 from holdfast.statebackends.state_processor.reading import PartReader
@@ -98,7 +91,7 @@ def place_of_snapshot(location: Location) -> Place:
     text = text if text.endswith("://") else text.rstrip("/") or "/"
     if text.rpartition("/")[2] == METADATA_NAME:
         text = text.rpartition("/")[0] or "/"
-    return place_of(text, levels=2 if text.rpartition("/")[2].startswith("chk-") else 1)
+    return place_of(text, levels=2 if text.rpartition("/")[2].startswith(CHECKPOINT_PREFIX) else 1)
 
 
 NATIVE = "rocksdb"
@@ -201,7 +194,7 @@ class StoredSnapshot:
 
     @property
     def metadata_path(self) -> str:
-        return f"{self.folder}/{METADATA_NAME}"
+        return metadata_path(self.folder)
 
     @property
     def is_self_contained(self) -> bool:

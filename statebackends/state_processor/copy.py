@@ -13,13 +13,14 @@ import msgspec
 
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import FileHandle, OperatorState, SegmentHandle, StateHandle
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, OWNER_NAME, UNFINISHED_NAME
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME, file_handles
+from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
-from holdfast.statebackends.state_processor.writing import CLAIM_NAME, claimed_folder
+from holdfast.statebackends.state_processor.writing import claimed_folder
 from holdfast.statebackends.storage.port import Storage, transfers_between
 
-RESERVED_NAMES = ("_owner", "_claim")
+RESERVED_NAMES = (OWNER_NAME, CLAIM_NAME)
 """What a coordinator writes beside a snapshot's files: a file of these names would be taken for its word."""
 
 
@@ -83,7 +84,7 @@ def _files(source: StoredSnapshot) -> dict[_Place, _File]:
 def _new_names(source: StoredSnapshot, files: dict[_Place, _File]) -> dict[_Place, str]:
     """Names in the copy: as they were inside the folder; files from outside of it, and pieces, get one of their own."""
     inside = f"{source.folder}/"
-    taken = {METADATA_NAME, CLAIM_NAME, *RESERVED_NAMES}
+    taken = {METADATA_NAME, UNFINISHED_NAME, *RESERVED_NAMES}
     names: dict[_Place, str] = {}
     for place in sorted(files, key=lambda place: (not place[0].startswith(inside), place[0], place[1] or 0)):
         path, offset = place

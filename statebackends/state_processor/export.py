@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.statebackends.snapshot.parts import file_name
+from holdfast.statebackends.layout import file_name
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState
 from holdfast.statebackends.state_processor.reading import PartReader, scratch_errors
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema

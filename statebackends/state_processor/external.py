@@ -7,7 +7,6 @@ snapshot."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -23,6 +22,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, external_places
+from holdfast.statebackends.layout import is_input_manifest
 from holdfast.statebackends.snapshot.parts import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem
 from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
 from holdfast.statebackends.storage import is_absolute_folder
@@ -36,7 +36,6 @@ FILES_AT_ONCE = 64
 INPUT_VERSION = 1
 """Highest version of an input's manifest that this code understands."""
 
-_INPUT = re.compile(r"[^/]+/sources/[^/]+/[^/]+/manifest\.json")
 _END_BYTES = 16
 """More than what marks either end of a Parquet file."""
 
@@ -148,7 +147,7 @@ def _wrong_ends(path: str, size: int) -> Flow[str]:
 
 def _check_input(found: _Found) -> Flow[list[SnapshotProblem | UncheckedFile]]:
     """The files of a source's input against what its manifest says of them; nothing for any other file."""
-    if _INPUT.fullmatch(found.path) is None:
+    if not is_input_manifest(found.path):
         return []
     try:
         manifest = decode_input((yield from read_whole(found.path)))

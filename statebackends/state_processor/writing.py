@@ -34,9 +34,8 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyGroupRange, OperatorListHandle, StateMeta
-from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE, POSITION
+from holdfast.statebackends.layout import KEY_GROUP, METADATA_NAME, NAMESPACE, POSITION, UNFINISHED_NAME, file_name
 from holdfast.statebackends.serialization.keys import key_columns
-from holdfast.statebackends.snapshot.parts import file_name
 from holdfast.statebackends.snapshot.tables import restrict, sort_by_key_group
 from holdfast.statebackends.state_processor.conform import StateLayout
 from holdfast.statebackends.state_processor.reading import PartReader, scratch_errors
@@ -56,8 +55,6 @@ from holdfast.statebackends.storage.port import (
     perform,
     run_flow,
 )
-
-CLAIM_NAME = "_unfinished"
 
 
 class ClaimedFolder:
@@ -131,7 +128,7 @@ class ClaimedFolder:
 
         Raises AmbiguousWriteError if storage can't tell whether it did: then nothing is deleted."""
         self._sweep(self._names)
-        self._storage.execute(DeleteFile(self._path(CLAIM_NAME)))
+        self._storage.execute(DeleteFile(self._path(UNFINISHED_NAME)))
         self._names.append(name)
         path = self._path(name)
         try:
@@ -149,27 +146,27 @@ class ClaimedFolder:
     def _enter(self) -> None:
         self._refuse_used(self._listed())
         try:
-            created = self._storage.execute(PutIfAbsent(self._path(CLAIM_NAME), self._claim))
+            created = self._storage.execute(PutIfAbsent(self._path(UNFINISHED_NAME), self._claim))
         except StorageUnavailableError:
-            if not self._holds(CLAIM_NAME, self._claim):
+            if not self._holds(UNFINISHED_NAME, self._claim):
                 raise
             created = True
-        if not created and not self._holds(CLAIM_NAME, self._claim):
-            self._refuse_used([CLAIM_NAME])
+        if not created and not self._holds(UNFINISHED_NAME, self._claim):
+            self._refuse_used([UNFINISHED_NAME])
 
     def _refuse_used(self, names: list[str]) -> None:
-        if CLAIM_NAME in names:
+        if UNFINISHED_NAME in names:
             raise InvalidConfigError(
                 f"{self.location} is being written by somebody else, or its writer died: delete it then, or name another folder",
                 path=self._folder,
             )
         if names:
-            what = "holds a snapshot" if "_metadata" in names else f"is not empty ({names[0]})"
+            what = "holds a snapshot" if METADATA_NAME in names else f"is not empty ({names[0]})"
             raise InvalidConfigError(f"{self.location} {what}: nothing is overwritten, name a new folder", path=self._folder)
 
     def abandon(self) -> None:
         """Delete what was written, finished or not; nothing, once that is done. Raises StorageUnavailableError."""
-        if not self._entered and not self._holds(CLAIM_NAME, self._claim):
+        if not self._entered and not self._holds(UNFINISHED_NAME, self._claim):
             return  # an interrupted claim may stand all the same
         self._exit(KeyboardInterrupt())
 
@@ -182,7 +179,7 @@ class ClaimedFolder:
             self._sweep(())
             self._delete(self._names[-1:])
             self._delete(reversed(self._names[:-1]))
-            self._delete([CLAIM_NAME])
+            self._delete([UNFINISHED_NAME])
             if not self._storage.execute(ListFiles(self._folder)):
                 self._storage.execute(DeleteFolder(self._folder))
             self._names.clear()
@@ -218,7 +215,7 @@ def claimed_folder(storage: Storage, folder: str, purpose: str, nonce: str = "")
     try:
         target._enter()
         target._entered = True
-        target._refuse_used([name for name in target._listed() if name != CLAIM_NAME])  # somebody may just have finished
+        target._refuse_used([name for name in target._listed() if name != UNFINISHED_NAME])  # somebody may just have finished
         yield target
         if not target._finished:
             raise InvariantError(f"{target.location} was not finished")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.http.auth import TOKEN_FILE, check_exposure, is_loopback, load_or_create_token, read_token
+from holdfast.api.http.auth import check_exposure, is_loopback, load_or_create_token, read_token
 from holdfast.api.settings import ServerSettings
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.layout import TOKEN_FILE
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served, serving
 
 

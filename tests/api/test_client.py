@@ -14,11 +14,11 @@ from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.ha.records import DIRECTORY_FILE
 from holdfast.coordinator.jobmaster.stopping import CUT_OFF
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
+from holdfast.statebackends.layout import DIRECTORY_FILE
 from tests.api.fakes import JOB, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
 
 

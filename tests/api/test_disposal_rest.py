@@ -14,9 +14,10 @@ from holdfast.api.snapshots import disposals
 from holdfast.api.snapshots.disposals import Disposal, Disposals
 from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.barriers.codec import ERROR_HEADER
-from holdfast.coordinator.ha.records import JobPaths, OwnerRecord, encode_record
+from holdfast.coordinator.ha.records import OwnerRecord, encode_record
 from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.api.fakes import FakeCoordinator, Served, serving

@@ -18,8 +18,9 @@ from holdfast.api.cli.main import app
 from holdfast.api.directory_guard import DirectoryGuard, without_coordinator
 from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, derive_job_id, encode_record
+from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SubmissionRecord, derive_job_id, encode_record
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.coordinator.doubles import submission, word_count

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.http.auth import TOKEN_FILE
-from holdfast.api.run_record import RUN_FILE, RunRecord, read_run_record, write_run_record
+from holdfast.api.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.api.server.server import advertised_url, bind
 from holdfast.api.settings import BODY_BYTES_MAX, ServerSettings, check_url, client_settings, server_settings
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.layout import RUN_FILE, TOKEN_FILE
 
 TOKEN = "flag-token-0123456789"
 RECORD = RunRecord("http://127.0.0.1:4321", 1, "here", 4321)

@@ -9,9 +9,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, SubmissionRecord, derive_job_id, encode_record
+from holdfast.coordinator.ha.records import ClaimRecord, SubmissionRecord, derive_job_id, encode_record
 from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import DeleteFile, ListFiles, PutIfAbsent, run_flow
 from holdfast.statebackends.storage.s3 import S3Storage
 from holdfast.statebackends.storage.s3_connection import S3Connection

@@ -21,13 +21,13 @@ from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
-    JobPaths,
     LeaderRecord,
     ResultRecord,
     SubmissionRecord,
     encode_record,
 )
 from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, Storage

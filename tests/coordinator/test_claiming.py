@@ -16,7 +16,6 @@ from holdfast.coordinator.dispatcher.submit import Starter, clear_ended, preflig
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, derive_latest
 from holdfast.coordinator.ha.records import (
     ClaimRecord,
-    JobPaths,
     OwnerRecord,
     RestorePoint,
     ResultRecord,
@@ -49,6 +48,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.port import Flow, StatFile, run_flow

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
 from holdfast.coordinator.dispatcher.queries import view_job, view_recorded_job
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB

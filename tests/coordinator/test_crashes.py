@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordinator.ha.recorded_job import CheckpointFact
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
+from holdfast.statebackends.layout import JobPaths
 from tests.coordinator.world import JOB, Leader, Steps, World
 
 SEEDS = range(60)

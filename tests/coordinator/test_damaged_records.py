@@ -9,10 +9,8 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.leadership import open_directory
 from holdfast.coordinator.ha.recorded_job import Unreadable, decode_decision
 from holdfast.coordinator.ha.records import (
-    DIRECTORY_FILE,
     AbortRecord,
     ClaimRecord,
-    JobPaths,
     LeaderRecord,
     OwnerRecord,
     ResultRecord,
@@ -21,10 +19,10 @@ from holdfast.coordinator.ha.records import (
     decode_record,
     encode_record,
     is_void,
-    parse_checkpoint_folder,
 )
 from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths, parse_checkpoint_name
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
@@ -105,8 +103,8 @@ def test_a_job_with_a_record_that_is_no_text_is_refused_by_the_file() -> None:
 
 @pytest.mark.parametrize("name", ["chk-007", "chk-\u0663", "chk-0", "chk-" + "9" * 30, "chk--1", "chk-", "42", "chk-4 ", "chk-4//"])
 def test_no_other_name_is_taken_for_the_folder_of_an_id(name: str) -> None:
-    assert parse_checkpoint_folder(name) is None
-    assert (parse_checkpoint_folder("chk-42"), parse_checkpoint_folder("chk-42/")) == (42, 42)
+    assert parse_checkpoint_name(name) is None
+    assert (parse_checkpoint_name("chk-42"), parse_checkpoint_name("chk-42/")) == (42, 42)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", "Zürich".encode()])

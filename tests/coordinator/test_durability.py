@@ -10,7 +10,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
 from holdfast.chaos.sim.disk import SimDisk
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
-from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultRecord, SubmissionRecord
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import (
     abort_checkpoint,
@@ -21,6 +21,7 @@ from holdfast.coordinator.ha.store import (
     write_submission,
 )
 from holdfast.operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Flow, WriteFile, run_flow
 from tests.coordinator.doubles import submission, word_count

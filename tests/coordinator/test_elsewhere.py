@@ -16,12 +16,13 @@ from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
 from holdfast.coordinator.dispatcher.queries import ReadModels, view_overview
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
-from holdfast.coordinator.ha.records import JobPaths, LeaderRecord, ResultRecord, derive_job_id, encode_record
+from holdfast.coordinator.ha.records import LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.coordinator.views import JobOverviewView
 from holdfast.statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.flows import FIRST_BYTES
 from holdfast.statebackends.storage.port import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from tests.coordinator.doubles import leading, submission, wait_until, word_count

@@ -13,8 +13,9 @@ import pytest
 
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.snapshots import find_missing_external
-from holdfast.operators.sources.materialised import ChunkFile, InputManifest, make_manifest, manifest_path
+from holdfast.operators.sources.materialised import ChunkFile, InputManifest, make_manifest
 from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.parts import ProblemKind
 from holdfast.statebackends.state_processor.external import (
     FILES_AT_ONCE,
@@ -85,7 +86,7 @@ def test_a_staged_file_that_was_cut_is_a_problem(state: LocalStorage, sink: tupl
 
 def write_input(state: LocalStorage) -> str:
     files = [ChunkFile(name, 0, 1, len(content), checksum_of(content)) for name, content in CHUNKS.items()]
-    path = manifest_path(JOB, "src", 1)
+    path = JobPaths(JOB).input_manifest("src", 1)
     for name, content in CHUNKS.items():
         state.execute(WriteFile(f"{path.rpartition('/')[0]}/{name}", [content]))
     state.execute(PutIfAbsent(path, msgspec.json.encode(make_manifest(SCHEMA, files, "w-1"))))

@@ -13,7 +13,6 @@ from holdfast.coordinator.dispatcher.submit import Starter, preflight, start_sub
 from holdfast.coordinator.ha.recorded_job import derive_descent
 from holdfast.coordinator.ha.records import (
     ClaimRecord,
-    JobPaths,
     RestorePoint,
     ResultRecord,
     SavepointRecord,
@@ -24,6 +23,7 @@ from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.plan import SubmissionPlan, plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import CorruptStateError, NotFoundError, OutputMayRepeatError, RestoreError, SnapshotClaimedError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
 from tests.coordinator.test_claiming import OTHER, put_checkpoint, put_snapshot

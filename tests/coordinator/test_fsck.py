@@ -7,9 +7,10 @@ import functools
 
 import pytest
 
-from holdfast.coordinator.ha.records import JobPaths, OwnerRecord, VoidRecord, encode_record
+from holdfast.coordinator.ha.records import OwnerRecord, VoidRecord, encode_record
 from holdfast.coordinator.ownership.files import OwnerKind, claimed_paths
 from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle

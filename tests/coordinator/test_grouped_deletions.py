@@ -13,21 +13,13 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, decode_decision
-from holdfast.coordinator.ha.records import (
-    METADATA,
-    OWNER,
-    AbortRecord,
-    ClaimRecord,
-    JobPaths,
-    OwnerRecord,
-    ResultRecord,
-    encode_record,
-)
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, OwnerRecord, ResultRecord, encode_record
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import drop_checkpoint, read_job
 from holdfast.coordinator.ownership.claims import delete_owned, dispose_snapshot
 from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
 from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import METADATA_NAME, OWNER_NAME, JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import (
     DeleteFile,
@@ -109,7 +101,7 @@ def savepoint(folder: str = "sp") -> Watched:
         job_id="j", job_name="n", checkpoint_id=1, kind="savepoint", attempt=1, epoch=1, trigger_timestamp_ms=1,
         completion_timestamp_ms=1,
     )  # fmt: skip
-    storage.files[f"{folder}/{METADATA}"] = encode_metadata(metadata)
+    storage.files[f"{folder}/{METADATA_NAME}"] = encode_metadata(metadata)
     storage.files |= {f"{folder}/part-{number}": b"x" for number in range(FILES)}
     return storage
 
@@ -127,7 +119,7 @@ def left_job() -> Watched:
     storage.files[PATHS.decision(990)] = encode_record(AbortRecord(990, FailureReason.EXPIRED, 1, "n"))
     for number in range(FILES):
         storage.files[f"{JOB}/chk-{900 + number}/left"] = b"x"
-        storage.files[f"{JOB}/chk-{900 + number}/{METADATA}"] = b"x"
+        storage.files[f"{JOB}/chk-{900 + number}/{METADATA_NAME}"] = b"x"
         storage.files[f"{JOB}/shared/7-{number}-a.sst"] = b"x"
     storage.now_ms = 5 * HOUR
     return storage
@@ -147,10 +139,10 @@ def repair(storage: DictStorage) -> Flow[Any]:
 @pytest.mark.parametrize("seed", range(6))
 def test_metadata_goes_first_and_the_owner_last(seed: int) -> None:
     storage = savepoint()
-    storage.files[f"sp/{OWNER}"] = encode_record(OwnerRecord("", "", "n", 1))
+    storage.files[f"sp/{OWNER_NAME}"] = encode_record(OwnerRecord("", "", "n", 1))
     interleaved(delete_owned("sp"), storage, seed)
-    assert (storage.deleted[0], storage.deleted[-1]) == (f"sp/{METADATA}", "sp/")
-    assert f"sp/{OWNER}" not in storage.deleted, "it goes with the folder"
+    assert (storage.deleted[0], storage.deleted[-1]) == (f"sp/{METADATA_NAME}", "sp/")
+    assert f"sp/{OWNER_NAME}" not in storage.deleted, "it goes with the folder"
     assert len(storage.deleted) == FILES + 2
     assert storage.files == {}
 
@@ -177,7 +169,7 @@ def test_a_repair_deletes_decisions_last_and_looks_before_each_deletion(seed: in
     monkeypatch.setattr("holdfast.coordinator.ownership.fsck.check_leadership", look)
     report = interleaved(repair(storage), storage, seed)
     files = [path for path in storage.deleted if not path.endswith("/") and "_fsck" not in path]
-    decisions = [path for path in files if path.endswith(f"/{METADATA}")]
+    decisions = [path for path in files if path.endswith(f"/{METADATA_NAME}")]
     assert len(decisions) == FILES
     assert files[-FILES:] == decisions
     assert len(files) == len(report.deleted) == len(looks) - FILES >= 2 * FILES
@@ -207,7 +199,7 @@ def test_an_id_that_a_stale_leader_wrote_behind_the_end_is_decided_before_it_goe
 def test_no_deletion_touches_the_files_of_tasks() -> None:
     """`taskowned`, beside `shared`: a subsumed checkpoint, a new leader, the job's end and a repair all delete around it."""
     storage = ended_job()
-    names = [f"{JOB}/taskowned/{name}" for name in ("1-1-count-0-n-a.sst", "7-0-a.sst", "deep/er", METADATA)]
+    names = [f"{JOB}/taskowned/{name}" for name in ("1-1-count-0-n-a.sst", "7-0-a.sst", "deep/er", METADATA_NAME)]
     storage.files |= dict.fromkeys(names, b"x")
     number = min(storage.completed(JOB))
     interleaved(drop_checkpoint(PATHS, number, ("7-0-a.sst",)), storage, 1)

@@ -25,7 +25,7 @@ from holdfast.barriers.messages import (
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
-from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, derive_job_id
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultRecord, derive_job_id
 from holdfast.coordinator.ha.store import (
     abort_checkpoint,
     claim_checkpoint,
@@ -45,6 +45,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import StateMeta
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
 from tests.coordinator.doubles import operator, submission, word_count

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
 from holdfast.coordinator.dispatcher.submit import preflight
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.coordinator.ha.records import JobPaths, ResultRecord, SubmissionRecord
+from holdfast.coordinator.ha.records import ResultRecord, SubmissionRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.restore.compatibility import judge_snapshot
 from holdfast.coordinator.restore.plan import plan_submission
@@ -37,6 +37,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.directory import LocalStorage

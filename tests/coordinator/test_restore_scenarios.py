@@ -16,7 +16,6 @@ import pytest
 import holdfast as hf
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Submission
 from holdfast.coordinator.dispatcher.submit import Starter, preflight, start_submission
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.compatibility import judge_snapshot
 from holdfast.coordinator.restore.plan import SubmissionPlan, plan_submission
@@ -32,6 +31,7 @@ from holdfast.statebackends.errors import (
     UnsupportedVersionError,
 )
 from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import decode_metadata, encode_metadata
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.locations import open_storage

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordinator.ha.recorded_job import derive_shared_garbage
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
-from holdfast.statebackends.layout import writer_of
+from holdfast.statebackends.layout import JobPaths, writer_of
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.world import JOB, Steps

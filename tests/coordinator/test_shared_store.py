@@ -12,14 +12,14 @@ from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, derive_shared_garbage
-from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, ResultRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
 from holdfast.coordinator.ha.store import drop_checkpoint, read_job, write_result, write_submission
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.layout import is_checkpoint_folder, shared_name, writer_of
+from holdfast.statebackends.layout import JobPaths, is_checkpoint_folder, shared_name, writer_of
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage import resolve_folder, split_folder
 from holdfast.statebackends.storage.checksums import checksum_of

@@ -25,7 +25,7 @@ from holdfast.barriers.sinklog import (
     place_of_staged,
     split_place,
 )
-from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.plan import SubmissionPlan, examine_submission
 from holdfast.coordinator.restore.preflight import Refusal, gravest_first
@@ -37,6 +37,7 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
 )
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count

@@ -17,7 +17,7 @@ from holdfast.coordinator.dispatcher.submit import Starter, start_submission
 from holdfast.coordinator.ha import store
 from holdfast.coordinator.ha.leadership import find_leader, open_directory
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, Unreadable
-from holdfast.coordinator.ha.records import DIRECTORY_FILE, AbortRecord, AttemptRecord, ClaimRecord, JobPaths, encode_record
+from holdfast.coordinator.ha.records import AbortRecord, AttemptRecord, ClaimRecord, encode_record
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import list_jobs, put_once, read_checkpoint, read_job, write_attempt
 from holdfast.coordinator.ownership import fsck
@@ -27,6 +27,7 @@ from holdfast.operators.sinks.committer import living_snapshots_flow
 from holdfast.operators.sinks.log import read_log_flow
 from holdfast.operators.sources.materialised import load_manifest_flow
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
+from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths
 from holdfast.statebackends.snapshot import metadata
 from holdfast.statebackends.snapshot import parts as snapshot
 from holdfast.statebackends.storage import flows as whole

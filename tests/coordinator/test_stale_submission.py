@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import one_by_one, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.world import DictStorage

@@ -26,7 +26,6 @@ from holdfast.coordinator.ha.recorded_job import (
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     ClaimRecord,
-    JobPaths,
     LeaderRecord,
     RestorePoint,
     ResultRecord,
@@ -35,7 +34,6 @@ from holdfast.coordinator.ha.records import (
     decode_record,
     derive_job_id,
     encode_record,
-    parse_checkpoint_folder,
 )
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import (
@@ -57,6 +55,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
     UnsupportedVersionError,
 )
+from holdfast.statebackends.layout import JobPaths, parse_checkpoint_name
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -327,7 +326,7 @@ def test_names_give_the_same_job_id_for_ever() -> None:
     assert derive_job_id("flights") == derive_job_id("flights")
     assert len(derive_job_id("flights")) == 32
     assert derive_job_id("flights") != derive_job_id("Flights")
-    assert [parse_checkpoint_folder(name) for name in ("chk-42/", "chk-7", "chk-x", "shared/")] == [42, 7, None, None]
+    assert [parse_checkpoint_name(name) for name in ("chk-42/", "chk-7", "chk-x", "shared/")] == [42, 7, None, None]
 
 
 # -------------------------------------------------------------------------------------------------------------- places

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.leadership import become_leader, check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed
-from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, LeaderRecord
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import abort_checkpoint, claim_checkpoint, decide_checkpoint, drop_checkpoint, read_job
 from holdfast.statebackends.errors import FencedError, HoldfastError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import Flow, WriteFile, one_by_one, run_flow
 from tests.coordinator.world import DictStorage

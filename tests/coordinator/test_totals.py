@@ -22,13 +22,13 @@ from holdfast.barriers.messages import (
 )
 from holdfast.coordinator.dispatcher.queries import view_job, view_numbers, view_recorded_numbers
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.coordinator.ha.records import JobPaths
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.restore.plan import derive_setup
 from holdfast.coordinator.totals import JobTotals, OperatorTotals, Tally, decode_totals, derive_job_totals, encode_totals, reached
 from holdfast.statebackends.errors import ProtocolError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB

@@ -12,10 +12,11 @@ from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.ha.leadership import become_leader, check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact
-from holdfast.coordinator.ha.records import JobPaths, LeaderRecord
+from holdfast.coordinator.ha.records import LeaderRecord
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.statebackends.errors import FencedError, StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import one_by_one, run_flow
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB, DictStorage

@@ -26,9 +26,9 @@ from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, Oper
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups, operator_id
+from holdfast.statebackends.layout import METADATA_NAME
 from holdfast.statebackends.serialization.state_serializer import state_metas
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
 from tests.golden.contents_deltas_v1 import FIRST, SECOND, THIRD

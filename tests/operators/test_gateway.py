@@ -40,7 +40,6 @@ from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
 from holdfast.operators.task.pool import SystemClock, ThreadPool
 from holdfast.operators.worker import main as worker_main
 from holdfast.operators.worker.gateway import (
-    ADDRESS_FILE,
     CONNECT_TIMEOUT_S,
     PIECE_BYTES,
     READ_TIMEOUT_S,
@@ -49,7 +48,7 @@ from holdfast.operators.worker.gateway import (
     Gateway,
     UnreachableError,
 )
-from holdfast.operators.worker.main import DIRECTORY_FILE, WorkerSpec, run_worker
+from holdfast.operators.worker.main import WorkerSpec, run_worker
 from holdfast.operators.worker.session import REGISTER_BYTES_MAX
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.statebackends.errors import (
@@ -60,6 +59,7 @@ from holdfast.statebackends.errors import (
     StateDirectoryNotSharedError,
 )
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.layout import DIRECTORY_FILE, RUN_FILE
 
 IDENTITY = WorkerIdentity("job", 0, 1, 1, "nonce", 1, "host", "tcp://h:1", "dir")
 DEADLINE_S = 10.0
@@ -393,7 +393,7 @@ def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
     eventually(lambda: first.of("heartbeat"), "the first coordinator")
     first.close()
     second = FakeCoordinator(epoch=2)
-    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": second.url}))
+    (tmp_path / RUN_FILE).write_text(json.dumps({"url": second.url}))
     ack = AcknowledgeCheckpoint(0, 1, "v", 0)
     client.gateway.report(ack)
     eventually(lambda: second.of("register"), "the second coordinator")
@@ -406,7 +406,7 @@ def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://10.0.0.1:1", 7])
 def test_address_that_a_token_must_not_go_to_is_not_used(tmp_path: Path, url: object) -> None:
     """A loopback address in a shared directory is that of another machine; an unencrypted one tells the token to the network."""
-    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": url}))
+    (tmp_path / RUN_FILE).write_text(json.dumps({"url": url}))
     assert CoordinatorAddress("https://10.0.0.2:1", "secret", str(tmp_path)).current_url() == "https://10.0.0.2:1"
 
 
@@ -414,7 +414,7 @@ def test_the_leader_that_the_address_names_is_registered_with(fake: FakeCoordina
     """Whose address is in the state directory need not be who leads the job."""
     leader = FakeCoordinator(epoch=4)
     fake.leader = (leader.url, 4)
-    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": fake.url}))
+    (tmp_path / RUN_FILE).write_text(json.dumps({"url": fake.url}))
     client = Client("http://127.0.0.1:9", str(tmp_path))
     eventually(lambda: len(leader.of("heartbeat")) >= 2, "two heartbeats at the leader")
     assert set(leader.tokens) == {"Bearer secret"}
@@ -428,7 +428,7 @@ def test_a_leader_that_is_gone_is_told_to_who_named_it(fake: FakeCoordinator, tm
     """It is there that the job is led next, or at whatever address is in the state directory by then."""
     leader = FakeCoordinator(epoch=4)
     fake.leader = (leader.url, 4)
-    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": fake.url}))
+    (tmp_path / RUN_FILE).write_text(json.dumps({"url": fake.url}))
     client = Client(fake.url, str(tmp_path))
     eventually(lambda: leader.of("heartbeat"), "the leader")
     leader.close()
@@ -542,7 +542,7 @@ def test_coordinator_of_another_directory_of_that_name_gets_no_token(fake: FakeC
     """The driver's directory need not be shared: what is under its path on the worker's machine may be another deployment's."""
     (tmp_path / DIRECTORY_FILE).write_text(nonce)
     other = FakeCoordinator()
-    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": other.url}))
+    (tmp_path / RUN_FILE).write_text(json.dumps({"url": other.url}))
     for each in (fake, other):
         each.refuse["register"] = (409, "FencedError")
     spec = WorkerSpec(

@@ -20,7 +20,7 @@ from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
-from holdfast.coordinator.ha.records import JobPaths, RestorePoint
+from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job
@@ -28,6 +28,7 @@ from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart, write_part

@@ -7,7 +7,8 @@ import pytest
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.observations import Submitted
-from holdfast.coordinator.ha.records import METADATA, OWNER, RestorePoint
+from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.statebackends.layout import METADATA_NAME, OWNER_NAME
 from tests.simulation.checker_world import SAVEPOINTS, Story
 
 FOLDER = f"{SAVEPOINTS}/savepoint-2"
@@ -36,7 +37,7 @@ def resumed(mode: ClaimMode, restore: str = FOLDER, *, checkpoint: bool = True) 
     return story
 
 
-@pytest.mark.parametrize("name", [METADATA, "count-0-1"])
+@pytest.mark.parametrize("name", [METADATA_NAME, "count-0-1"])
 def test_a_savepoint_that_its_user_keeps_is_deleted(name: str) -> None:
     story = resumed(ClaimMode.NO_CLAIM)
     assert story.broken == []
@@ -44,17 +45,17 @@ def test_a_savepoint_that_its_user_keeps_is_deleted(name: str) -> None:
     assert set(story.broken) == {"I25"}
 
 
-@pytest.mark.parametrize("restore", [FOLDER, f"{FOLDER}/{METADATA}", f"{FOLDER}/"])
+@pytest.mark.parametrize("restore", [FOLDER, f"{FOLDER}/{METADATA_NAME}", f"{FOLDER}/"])
 def test_a_savepoint_that_its_user_gave_away_is_deleted(restore: str) -> None:
     story = resumed(ClaimMode.CLAIM, restore)
-    for name in (METADATA, "count-0-1"):
+    for name in (METADATA_NAME, "count-0-1"):
         story.delete(f"savepoint-2/{name}", SAVEPOINTS)
     assert story.broken == []
 
 
 def test_a_savepoint_that_its_user_keeps_gets_an_owner() -> None:
     story = resumed(ClaimMode.NO_CLAIM)
-    story.put(f"savepoint-2/{OWNER}", b"{}", SAVEPOINTS)
+    story.put(f"savepoint-2/{OWNER_NAME}", b"{}", SAVEPOINTS)
     assert story.broken == ["I25"]
     assert "did not get" in story.violations[0][1]
 
@@ -112,6 +113,6 @@ def test_a_savepoint_that_an_older_submission_took_outlives_the_job() -> None:
 @pytest.mark.parametrize(("replaced", "broken"), [(False, ["I25"]), (True, [])])
 def test_a_user_deletes_what_the_job_was_given(replaced: bool, broken: list[str]) -> None:
     story = resumed(ClaimMode.CLAIM) if replaced else resumed(ClaimMode.CLAIM, checkpoint=False)
-    story.delete(f"savepoint-2/{METADATA}", SAVEPOINTS, actor="user")
+    story.delete(f"savepoint-2/{METADATA_NAME}", SAVEPOINTS, actor="user")
     assert sorted(set(story.broken)) == broken
     assert any("had not replaced" in text or "has not replaced" in text for _, text in story.violations) is not replaced

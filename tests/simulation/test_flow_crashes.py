@@ -23,7 +23,7 @@ from holdfast.chaos.sabotage import find_sabotage
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended, preflight, start_submission
 from holdfast.coordinator.ha.recorded_job import CheckpointFact
-from holdfast.coordinator.ha.records import METADATA, OWNER, JobPaths, OwnerRecord, decode_record
+from holdfast.coordinator.ha.records import OwnerRecord, decode_record
 from holdfast.coordinator.ha.snapshots import find_problems, in_folder, load_snapshot, read_lists
 from holdfast.coordinator.ha.store import put_once
 from holdfast.coordinator.jobmaster import events as job
@@ -34,6 +34,7 @@ from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, SnapshotClaimedError
 from holdfast.statebackends.handles import KeyGroupRange, OperatorState, OperatorSubtaskState
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import METADATA_NAME, OWNER_NAME, JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
@@ -211,10 +212,10 @@ def claims(scene: Scene, before: Scene) -> Any:
 def is_claimed(scene: Scene, finished: bool) -> None:
     """Whoever claimed it owns it: it starts again, nobody else may claim it, and it is whole until it is subsumed."""
     left = scene.files(HISTORY)
-    content = left.pop(OWNER, None)
+    content = left.pop(OWNER_NAME, None)
     assert left == at(scenes.started).files(HISTORY)
     assert content is not None or not finished
-    assert content is None or decode_record(OwnerRecord, content, OWNER).job_id == OTHER
+    assert content is None or decode_record(OwnerRecord, content, OWNER_NAME).job_id == OTHER
     if scene.recorded(OTHER).is_live:
         scene.lead(OTHER)
     else:
@@ -249,7 +250,7 @@ def disposes(scene: Scene, before: Scene) -> Any:
 def is_disposed(scene: Scene, finished: bool) -> None:
     left = set(scene.files(UNWANTED))
     assert not finished or not left
-    if METADATA in left:
+    if METADATA_NAME in left:
         assert not problems_of(scene, UNWANTED), "as long as it looks whole it is whole"
     else:
         asked = scenes.submission(scenes.graph(), job_id=OTHER, restore=UNWANTED)
@@ -294,7 +295,7 @@ def is_made(check: Callable[[Scene], None], run: Callable[[Scene, Scene], Any]) 
 
     def holds(scene: Scene, finished: bool) -> None:
         left = scene.files(MADE)
-        if METADATA in left:
+        if METADATA_NAME in left:
             assert is_sound(scene.savepoint(MADE))
             check(scene)
         else:

@@ -20,13 +20,14 @@ import holdfast.operators.sinks.committer as committer_module
 from holdfast.barriers.jobgraph import SinkMode
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.sinklog import FORK_PROPERTY
-from holdfast.coordinator.ha.records import ClaimRecord, JobPaths, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.plan import SubmissionPlan, examine_submission
 from holdfast.coordinator.restore.sink_forks import Fate
 from holdfast.operators.sinks.parquet import read_log
 from holdfast.statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import submission

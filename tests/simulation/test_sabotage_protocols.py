@@ -17,7 +17,7 @@ from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, Fa
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
-from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, JobPaths, LeaderRecord, RestorePoint, encode_record
+from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, LeaderRecord, RestorePoint, encode_record
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
@@ -26,6 +26,7 @@ from holdfast.coordinator.jobmaster.slots import JobTurn, SlotPool
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import DeleteFile, Flow, run_flow
 from tests.coordinator import test_stopping
 from tests.coordinator.bench import JOB, A, B, Bench, of, path, state

@@ -20,8 +20,9 @@ from holdfast.statebackends.handles import OperatorListHandle, OperatorState, Op
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import METADATA_NAME
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
+from holdfast.statebackends.snapshot.parts import write_part
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, states_of
 from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.directory import LocalStorage

@@ -17,10 +17,11 @@ from holdfast.statebackends.handles import OperatorListHandle, OperatorState, Op
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import METADATA_NAME
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
+from holdfast.statebackends.snapshot.parts import write_part
 from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarStateDescriptor,

@@ -21,16 +21,9 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
+from holdfast.statebackends.layout import file_name, part_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import (
-    ProblemKind,
-    file_name,
-    part_path,
-    read_metadata,
-    read_part,
-    verify_snapshot,
-    write_part,
-)
+from holdfast.statebackends.snapshot.parts import ProblemKind, read_metadata, read_part, verify_snapshot, write_part
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import ReadFile, WriteFile, run_flow
 

@@ -24,12 +24,12 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, KeyGroupRange
+from holdfast.statebackends.layout import UNFINISHED_NAME
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.copy import copy_snapshot
 from holdfast.statebackends.state_processor.diff import diff_snapshots
 from holdfast.statebackends.state_processor.export import export_snapshot
 from holdfast.statebackends.state_processor.verify import VerifyReport, verify_files
-from holdfast.statebackends.state_processor.writing import CLAIM_NAME
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.filesystem import OsFileSystem
@@ -112,7 +112,7 @@ def test_a_file_with_two_checksums_is_refused(tmp_path: Path) -> None:
 
 
 @WRITERS
-@pytest.mark.parametrize("there", ["_metadata", CLAIM_NAME, "something", "folder/file"])
+@pytest.mark.parametrize("there", ["_metadata", UNFINISHED_NAME, "something", "folder/file"])
 def test_nothing_is_overwritten(tmp_path: Path, writer: Write, last: str, there: str) -> None:
     source = snapshot(tmp_path)
     file = tmp_path / "target/new" / there
@@ -239,7 +239,7 @@ def test_failures_and_crashes_at_every_operation(tmp_path: Path, writer: Write, 
     assert nothing is None
     whole = set(files_below(root / "new"))
     assert last in whole
-    assert CLAIM_NAME not in whole
+    assert UNFINISHED_NAME not in whole
     moments = [n for n, each in enumerate(plan.operations) if how not in ("done", "lost") or isinstance(each, PutIfAbsent)]
     for at in moments:
         plan, error, root = attempt(tmp_path, source, writer, at, how)
@@ -249,7 +249,7 @@ def test_failures_and_crashes_at_every_operation(tmp_path: Path, writer: Write, 
         if error is None or last in found:
             assert found == whole
         elif isinstance(error, Crash):
-            assert found <= whole - {last} | {CLAIM_NAME}
+            assert found <= whole - {last} | {UNFINISHED_NAME}
             _means_nothing(writer, source, root, found)
         elif at == moments[-1] and how == "lost":
             assert found == whole - {last}  # it may still arrive, so that nothing is deleted

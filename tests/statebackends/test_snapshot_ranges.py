@@ -23,6 +23,7 @@ from holdfast.statebackends.errors import (
     StateValueError,
     StorageUnavailableError,
 )
+from holdfast.statebackends.layout import UNFINISHED_NAME
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor, ValueStateDescriptor
 from holdfast.statebackends.state_processor import bootstrap as ranges
@@ -39,7 +40,6 @@ from holdfast.statebackends.state_processor.bootstrap import (
 from holdfast.statebackends.state_processor.contents import Place, StoredSnapshot
 from holdfast.statebackends.state_processor.diff import diff_snapshots
 from holdfast.statebackends.state_processor.verify import verify_files
-from holdfast.statebackends.state_processor.writing import CLAIM_NAME
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Operation, PutIfAbsent, run_flow
 from tests.examples import examples
@@ -252,7 +252,7 @@ def test_a_driver_that_dies_anywhere_leaves_no_snapshot_or_the_whole_one(tmp_pat
         except Death:
             left = files_below(root)
             assert "made/_metadata" not in left or _is_whole(root)
-            if left and f"made/{CLAIM_NAME}" in left:
+            if left and f"made/{UNFINISHED_NAME}" in left:
                 with pytest.raises(InvalidConfigError):
                     write(root, Cluster(rows))
         else:
