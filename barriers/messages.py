@@ -6,6 +6,7 @@ is idempotent and fenced: it carries the coordinator's epoch and the job's attem
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
@@ -95,6 +96,24 @@ class TaskState(StrEnum):
     CANCELING = "CANCELING"
     CANCELED = "CANCELED"
     FAILED = "FAILED"
+
+
+_TASK_ENDS = frozenset({TaskState.CANCELING, TaskState.CANCELED, TaskState.FAILED})
+
+TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
+    TaskState.CREATED: frozenset({TaskState.SCHEDULED, TaskState.CANCELED}),
+    TaskState.SCHEDULED: frozenset({TaskState.DEPLOYING}),
+    TaskState.DEPLOYING: _TASK_ENDS | {TaskState.INITIALIZING},
+    TaskState.INITIALIZING: _TASK_ENDS | {TaskState.RUNNING},
+    TaskState.RUNNING: _TASK_ENDS | {TaskState.FINISHED},
+    TaskState.FINISHED: frozenset(),
+    TaskState.CANCELING: frozenset({TaskState.CANCELED}),
+    TaskState.CANCELED: frozenset(),
+    TaskState.FAILED: frozenset(),
+}
+"""State of a task -> what may follow, as the task goes. CANCELED without CANCELING: its process is gone, or never began it.
+
+A report may be overtaken by a later one, and a new leader meets tasks that run: an observer sees some of the steps, in order."""
 
 
 class FailureReason(StrEnum):

@@ -18,7 +18,7 @@ from holdfast.statebackends.handles import FileHandle, OperatorState, OperatorSu
 
 class PendingStatus(StrEnum):
     CLAIMING = "claiming"
-    """The id is being taken; nobody was told to trigger."""
+    """The id is being taken; no task knows of it. If the claim fails for certain, the id stays free and nothing follows."""
     AWAITING_ACKS = "awaiting_acks"
     READY = "ready"
     """Every task acknowledged; an older checkpoint's metadata is still being written."""
@@ -26,6 +26,25 @@ class PendingStatus(StrEnum):
     """From here on only the write's outcome decides."""
     ABORTING = "aborting"
     """ABORTED is being written; from here on only the write's outcome decides."""
+    COMPLETED = "completed"
+    """Decided: COMPLETED is stored."""
+    ABORTED = "aborted"
+    """Decided: ABORTED is stored."""
+
+
+TRANSITIONS: Mapping[PendingStatus, frozenset[PendingStatus]] = {
+    PendingStatus.CLAIMING: frozenset({PendingStatus.AWAITING_ACKS, PendingStatus.ABORTING}),
+    PendingStatus.AWAITING_ACKS: frozenset({PendingStatus.READY, PendingStatus.ABORTING}),
+    PendingStatus.READY: frozenset({PendingStatus.WRITING_METADATA, PendingStatus.ABORTING}),
+    PendingStatus.WRITING_METADATA: frozenset({PendingStatus.COMPLETED, PendingStatus.ABORTING}),
+    PendingStatus.ABORTING: frozenset({PendingStatus.ABORTING, PendingStatus.ABORTED, PendingStatus.COMPLETED}),
+    PendingStatus.COMPLETED: frozenset(),
+    PendingStatus.ABORTED: frozenset(),
+}
+"""Status -> what may follow; any other step is an InvariantError.
+
+A failed write of ABORTED is repeated. A checkpoint on its way to ABORTED is completed when our own write of COMPLETED, whose
+outcome was unknown, turns out to be stored."""
 
 
 class PendingCheckpoint:

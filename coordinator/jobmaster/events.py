@@ -54,6 +54,27 @@ class JobState(StrEnum):
         return self in (JobState.FAILED, JobState.CANCELED, JobState.FINISHED)
 
 
+_ENDS = frozenset({JobState.FINISHED, JobState.CANCELED, JobState.FAILED})
+_INTERRUPTIONS = frozenset({JobState.FAILING, JobState.CANCELLING, JobState.SUSPENDED})
+
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.CREATED: _INTERRUPTIONS | {JobState.RUNNING, JobState.RECONCILING},
+    JobState.RUNNING: _INTERRUPTIONS | _ENDS | {JobState.RESTARTING},
+    JobState.RESTARTING: _INTERRUPTIONS | {JobState.RUNNING},
+    JobState.RECONCILING: _INTERRUPTIONS | {JobState.RUNNING, JobState.RESTARTING},
+    JobState.FAILING: _ENDS | {JobState.SUSPENDED},
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLING: _ENDS | {JobState.SUSPENDED},
+    JobState.CANCELED: frozenset(),
+    JobState.FINISHED: frozenset(),
+    JobState.SUSPENDED: frozenset(),
+}
+"""State -> what may follow; any other step is an InvariantError.
+
+The terminal state is that of the stored record, which another leader may have written: a job that is FAILING here may have been
+CANCELED there."""
+
+
 class JobSetup(msgspec.Struct, frozen=True):
     """Everything a job master starts from; derived from the job's directory, never from an older master's memory."""
 
