@@ -1,9 +1,10 @@
-"""Writes the state diagrams of docs/architecture.md from the tables of transitions in the code.
+"""Writes the state diagrams of docs/architecture.md from the tables of transitions in the code, and the invariants of
+docs/invariants.md from the checkers.
 
     .venv/bin/python scripts/architecture_page.py            # a test says when this is due
 
-Each table stands below its enum, as TRANSITIONS: state -> what may follow. The first state of the enum is where it begins; a state
-that nothing follows is an end."""
+A table of transitions stands below its enum, as TRANSITIONS: state -> what may follow. The first state of the enum is where it
+begins; a state that nothing follows is an end."""
 
 from __future__ import annotations
 
@@ -17,12 +18,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from holdfast.barriers import messages  # noqa: E402  (a script finds the packages beside it)
+from holdfast.chaos.checkers import CHECKERS, INVARIANTS  # noqa: E402
 from holdfast.coordinator.checkpoints import pending  # noqa: E402
 from holdfast.coordinator.jobmaster import events as jobmaster  # noqa: E402
 
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN = "<!-- states: written by scripts/architecture_page.py from the tables in the code -->\n"
-END = "<!-- end of states -->"
+STATES = ("<!-- states: written by scripts/architecture_page.py from the tables in the code -->\n", "<!-- end of states -->")
+INVARIANTS_PAGE = ROOT / "docs" / "invariants.md"
+CHECKED = (
+    "<!-- invariants: written by scripts/architecture_page.py from chaos/checkers/__init__.py -->\n",
+    "<!-- end of invariants -->",
+)
+OUTSIDE = {"I30": ("chaos/cluster/world.py",)}
+"""What the run itself reports, too: a job that does not end reaches no checker."""
 DIAGRAMS: tuple[tuple[str, str, Mapping[Any, Collection[Any]]], ...] = (
     ("A checkpoint", "`coordinator/checkpoints/pending.py`: `PendingStatus`", pending.TRANSITIONS),
     ("A task", "`barriers/messages.py`: `TaskState`", messages.TRANSITIONS),
@@ -44,15 +52,36 @@ def diagram(transitions: Mapping[Any, Collection[Any]]) -> str:
     return "\n".join(("```mermaid", *lines, "```", ""))
 
 
-def page(text: str) -> str:
-    """The page with its diagrams made again; what is outside the two markers stays. Raises ValueError without the markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def table() -> str:
+    """Number, sentence and checkers of each invariant."""
+    lines = ["| number | what holds | checked by |", "|---|---|---|"]
+    for number, sentence in INVARIANTS.items():
+        modules = [checker.__module__.removeprefix("holdfast.") for checker in CHECKERS if number in checker.invariants]
+        paths = [module.replace(".", "/") + ".py" for module in dict.fromkeys(modules)]
+        lines.append(f"| {number} | {sentence} | {', '.join(f'`{path}`' for path in (*paths, *OUTSIDE.get(number, ())))} |")
+    return "\n".join((*lines, ""))
+
+
+def between(text: str, markers: tuple[str, str], content: str) -> str:
+    """The text with other content between its markers. Raises ValueError for one without them."""
+    before, begin, rest = text.partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
-        raise ValueError(f"{PAGE} has lost its markers")
+        raise ValueError(f"there is no {markers[0].strip()} with its end")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def page(text: str) -> str:
+    """docs/architecture.md with its diagrams made again."""
     drawn = "\n".join(f"### {heading}\n\n{where}\n\n{diagram(transitions)}" for heading, where, transitions in DIAGRAMS)
-    return f"{before}{BEGIN}\n{drawn}\n{END}{after}"
+    return between(text, STATES, drawn)
+
+
+def invariants_page(text: str) -> str:
+    """docs/invariants.md with its table of invariants made again."""
+    return between(text, CHECKED, table())
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(PAGE.read_text()))
+    INVARIANTS_PAGE.write_text(invariants_page(INVARIANTS_PAGE.read_text()))

@@ -1,10 +1,13 @@
-"""docs/architecture.md against the code: all that it names exists, every room is on it, its diagrams are those of the tables."""
+"""docs/architecture.md and docs/invariants.md against the code: what they name exists, every room and every rule that code cites
+is there, and diagrams and table are those of the code."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +17,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
+RULES = ROOT / "docs" / "invariants.md"
+SCENARIOS = ROOT / "tests" / "scenarios" / "tables.md"
 PACKAGES = ("statebackends", "barriers", "operators", "coordinator", "api", "chaos")
 QUOTED = re.compile(r"`([^`\n]+)`")
+CITED = re.compile(r"(?<![\w`\"])(I[1-9][0-9]?|[A-HJ-NO-T][0-9]{2})(?![\w`\"])")
 NAME = re.compile(r"(?:[A-Z]\w*(?:\.\w+)?|[a-z_]\w*\(\))")
 
 
@@ -80,6 +86,33 @@ def generator() -> ModuleType:
 
 def test_the_diagrams_are_those_of_the_tables() -> None:
     assert PAGE.read_text() == generator().page(PAGE.read_text()), "run .venv/bin/python scripts/architecture_page.py"
+
+
+def test_the_invariants_are_those_of_the_checkers() -> None:
+    text = RULES.read_text()
+    assert text == generator().invariants_page(text), "run .venv/bin/python scripts/architecture_page.py"
+    assert "|  |" not in text, "an invariant without a checker"
+    assert missing(text) == []
+
+
+def cited(source: str) -> set[str]:
+    """Numbers of rules in comments and docstrings."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts = [token.string for token in tokens if token.type == tokenize.COMMENT or token.string.startswith('"""')]
+    return {number for text in texts for number in CITED.findall(text)}
+
+
+def test_every_rule_that_the_code_cites_is_told() -> None:
+    pages = (RULES.read_text(), SCENARIOS.read_text())
+    told = {number for page in pages for number in re.findall(r"^\| ([A-Z][0-9]+) \|", page, re.MULTILINE)}
+    found = {
+        number: str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for number in cited(path.read_text())
+    }
+    assert {number: path for number, path in found.items() if number not in told} == {}
+    assert found.keys() >= {"I11", "K06", "N09"}
 
 
 class Door(StrEnum):
