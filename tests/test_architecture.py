@@ -4,7 +4,6 @@ is there, and diagrams and table are those of the code."""
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 import re
 import tokenize
@@ -14,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.harness.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -76,12 +77,7 @@ def test_every_room_is_on_the_page() -> None:
 
 
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("architecture_page", ROOT / "scripts" / "architecture_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("architecture_page")
 
 
 def test_the_diagrams_are_those_of_the_tables() -> None:

@@ -3,11 +3,10 @@
 All decisions about names and races are in log.py; this is their place in the life of a subtask. Committables stay in state
 until their commit is known to be done.
 
-Which staged files nothing can refer to any more, and their deletion: a courtesy, never needed for correctness.
-
-A file is deleted only if it is of this sink and job, of a lower attempt, not in the restored committables, and no snapshot
-other than the restored one can name it. The last is read from the write-once registers of the job: only a snapshot taken by
-the file's own attempt, with an id not below the file's, could have it in its committables before a later attempt either
+Once, after the restored commits, an attempt sweeps: it deletes staged files that nothing can refer to any more, a courtesy that
+correctness never needs. A file goes only if it is of this sink and job, of a lower attempt, not in the restored committables, and
+no snapshot other than the restored one can name it. The last is read from the write-once registers of the job: only a snapshot
+taken by the file's own attempt, with an id not below the file's, could have it in its committables before a later attempt either
 committed it or never knew it. An id that is undecided or unreadable protects the file."""
 
 from __future__ import annotations

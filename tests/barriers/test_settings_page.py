@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -14,18 +13,14 @@ from holdfast.barriers import jobgraph
 from holdfast.barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
 from holdfast.operators.datastream.environment import ENVIRONMENT_SETTINGS
 from holdfast.statebackends.errors import InvalidConfigError
+from tests.harness.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = (JobConfig, RestartStrategy, RocksDBConfig)
 
 
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "scripts" / "settings_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("settings_page")
 
 
 def rows() -> list[str]:
