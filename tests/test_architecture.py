@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def missing(text: str) -> list[str]:
         if module and not (ROOT / module).exists():
             found.append(module)
         elif name and module.endswith(".py"):
-            owner = importlib.import_module("holdfast." + module.removesuffix(".py").replace("/", "."))
+            owner: Any = importlib.import_module("holdfast." + module.removesuffix(".py").replace("/", "."))
             for part in name.removesuffix("()").split("."):
                 owner = getattr(owner, part, None)
             if owner is None:

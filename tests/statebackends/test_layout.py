@@ -28,9 +28,9 @@ def spelled_paths(source: str) -> Iterator[str]:
     """Texts of a module that spell a part of a path: literals and pieces of f-strings, docstrings not."""
     tree = ast.parse(source)
     documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
-        if is_text and SPELLED.search(node.value):
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documented)
+    for node in constants:
+        if isinstance(node.value, str) and SPELLED.search(node.value):
             yield node.value
 
 
