@@ -5,13 +5,16 @@ A user asks whoever leads, asks again when nobody answers, and gives up in the e
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.observations import StoreView
 from holdfast.chaos.cluster.coordinator_host import RequestResult, UserRequest
-from holdfast.chaos.sim.control import Call, JobClient, Reply
-from holdfast.chaos.sim.kernel import Process
+from holdfast.chaos.cluster.driver import DriverHost
+from holdfast.chaos.sim.control import Call, ControlNetwork, JobClient, Reply
+from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
+from holdfast.chaos.sim.stores import SimStores
+from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -22,9 +25,6 @@ from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.copy import copy_snapshot
 from holdfast.statebackends.storage.port import ReadFile, run_flow
-
-if TYPE_CHECKING:
-    from holdfast.chaos.cluster.cluster import Cluster
 
 SAVEPOINTS = "/savepoints"
 CLAIM_SHARE = 0.5
@@ -44,10 +44,35 @@ WISH_TRIES = 40
 WISH_POLL_US = 150_000
 
 
+class UsedCluster(Protocol):
+    """A cluster as users have it: they look at the job and at storage, ask who leads, and start drivers."""
+
+    kernel: Kernel
+    trace: Trace
+    streams: Streams
+    scenario: Scenario
+    control: ControlNetwork
+    stores: SimStores
+    driver: DriverHost | None
+    parallelism: int | None
+    pending: int
+    outcome: str
+
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def state(self) -> StoreView: ...
+
+    def store(self, location: str) -> StoreView: ...
+
+    def start_driver(self, restore: str | None) -> DriverHost: ...
+
+
 class Users:
     """All users of one job. Each method returns False when there is nothing to do it to."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: UsedCluster) -> None:
         self._cluster = cluster
         self._user = Process("user", "user")
         self._client = JobClient(cluster.control)

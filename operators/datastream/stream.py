@@ -1,21 +1,20 @@
-"""The DSL: streams and what can be done with them. Each call records a node; nothing runs before `Environment.execute`.
+"""The DSL: streams, keyed streams and windows. Each call adds a node to the graph; nothing runs before `Environment.execute`.
 
-Columns, types and keys are checked as the calls are made, so that an error points at the line that caused it.
-
-Keyed streams: process functions, windows and running aggregates, with state per key."""
+Columns, types and keys are checked as the calls are made, so that an error points at the line that caused it. On a keyed
+stream process functions, windows and running aggregates keep state per key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import Partitioning
 from holdfast.operators.base import Operator, Sink
-from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamNode
+from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
 from holdfast.operators.functions.process import (
     CallableProcessFunction,
@@ -36,8 +35,12 @@ from holdfast.operators.task.user_failures import check_returns, function_name
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.state import StateDescriptor, duration_ms
 
-if TYPE_CHECKING:
-    from holdfast.operators.datastream.environment import Environment
+
+class StreamEnvironment(Protocol):
+    """The Environment as its streams see it: the graph that their operators are added to."""
+
+    @property
+    def graph(self) -> StreamGraph: ...
 
 
 class Stage:
@@ -98,7 +101,7 @@ class Stream(Stage):
     """A stream of rows."""
 
     def __init__(
-        self, environment: Environment, inputs: tuple[StreamEdge, ...], row_type: RowType, node: StreamNode | None = None
+        self, environment: StreamEnvironment, inputs: tuple[StreamEdge, ...], row_type: RowType, node: StreamNode | None = None
     ) -> None:
         super().__init__(node)
         self.environment = environment
@@ -290,7 +293,7 @@ class KeyedStream(Stream):
     """A stream whose records are brought together by key. `map`, `filter` and sinks see each key on one subtask."""
 
     def __init__(
-        self, environment: Environment, inputs: tuple[StreamEdge, ...], row_type: RowType, selector: Selector
+        self, environment: StreamEnvironment, inputs: tuple[StreamEdge, ...], row_type: RowType, selector: Selector
     ) -> None:
         super().__init__(environment, inputs, row_type)
         self._selector = selector
