@@ -1,9 +1,7 @@
-"""Control messages <-> JSON bytes, both directions: the only codec of the worker protocol.
+"""Control messages <-> JSON bytes, both directions: the only codec of the worker protocol, with the HTTP headers beside them.
 
 Strict: a wrong type, a missing field or an unknown tag is a ProtocolError that names the message. Unknown fields are
-ignored, so that a newer peer may say more.
-
-HTTP headers in which coordinator, workers and drivers say what a body does not: which error it is, and who leads."""
+ignored, so that a newer peer may say more."""
 
 from __future__ import annotations
 
@@ -16,25 +14,6 @@ import msgspec
 
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import ProtocolError
-
-ERROR_HEADER = "X-Holdfast-Error"
-"""Name of the error's class."""
-
-FIELDS_HEADER = "X-Holdfast-Fields"
-"""The error's fields as one JSON object in ASCII."""
-
-UNREACHABLE_HEADER = "X-Holdfast-Unreachable"
-"""On a request: epoch of a leader that the client was sent to, and that does not lead as far as it can tell."""
-
-
-def decode_fields(text: str | None) -> dict[str, Any]:
-    """An error's fields by name; none of them in what is no JSON object."""
-    try:
-        fields = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return {str(name): value for name, value in fields.items() if name != "message"} if isinstance(fields, dict) else {}
-
 
 T = TypeVar("T")
 
@@ -126,3 +105,24 @@ def _decode_pieces(raw: list[msgspec.Raw], item: Any, name: str) -> list[Any]:
             since = 0
             time.sleep(0)
     return values
+
+
+# ---------------------------------------------------------------------------------------------------------- headers
+
+ERROR_HEADER = "X-Holdfast-Error"
+"""Name of the error's class."""
+
+FIELDS_HEADER = "X-Holdfast-Fields"
+"""The error's fields as one JSON object in ASCII."""
+
+UNREACHABLE_HEADER = "X-Holdfast-Unreachable"
+"""On a request: epoch of a leader that the client was sent to, and that does not lead as far as it can tell."""
+
+
+def decode_fields(text: str | None) -> dict[str, Any]:
+    """An error's fields by name, from its FIELDS_HEADER; empty for a text that is no JSON object."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return {str(name): value for name, value in fields.items() if name != "message"} if isinstance(fields, dict) else {}

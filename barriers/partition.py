@@ -5,18 +5,17 @@ credit, queues or frames."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.barriers.elements import Batch, Row
+from holdfast.barriers.elements import Batch
 from holdfast.barriers.jobgraph import JobEdge, Partitioning
-from holdfast.statebackends.errors import InvalidConfigError, InvariantError, UnknownColumnError
+from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.keygroups import check_parallelism, subtasks_of_key_groups
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
-from holdfast.statebackends.serialization.keys import KeyType
 
 REBALANCE_SLICE_ROWS_MIN = 1024
 """Rows; a batch is cut for rebalancing only if every slice has at least so many, else it goes whole to one channel."""
@@ -25,8 +24,6 @@ SCAN_PARALLELISM_MAX = 12
 """Subtasks; for so few, looking for each one's rows is faster than sorting all rows (measured: 2.5 times for two)."""
 
 Parts: TypeAlias = Sequence[tuple[int, Batch]]
-KeyFunction: TypeAlias = Callable[[Sequence[Row]], Sequence[Any]]
-"""Rows -> one key value per row, in the rows' order."""
 
 
 class Partitioner(Protocol):
@@ -95,80 +92,33 @@ class RebalancePartitioner:
         self._rows = [count - lowest for count in self._rows]
 
 
-class HashPartitioner:
-    """Rows to the subtask that owns their key group.
+class KeySelector(Protocol):
+    """Finds the key of each row of a stream; picklable, used by the producer and once more by the consumer."""
 
-    Keyed by `columns`, or by `key_function` when there are none. With one subtask no key is looked at: the keyed operator checks
-    them anyway. Raises InvalidKeyError naming `operator` on a null or ill-typed key, UnknownColumnError on a missing column."""
+    def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> ArrowKeyColumn:
+        """Keys of the batch's rows. Raises InvalidKeyError, UserFunctionError, naming operator and subtask."""
 
-    def __init__(
-        self,
-        *,
-        key_type: KeyType,
-        parallelism: int,
-        max_parallelism: int,
-        operator: str,
-        columns: Sequence[str] | None = None,
-        key_function: KeyFunction | None = None,
-    ) -> None:
-        if (columns is None) == (key_function is None):
-            raise InvalidConfigError(f"operator {operator!r}: a hash edge needs key columns or a key function", operator=operator)
+
+class SelectorPartitioner:
+    """Rows to the subtask that owns the key group of their key, as the target's selector finds it.
+
+    With one subtask no key is looked at: the keyed operator checks them anyway. Raises what the selector raises, and
+    InvalidConfigError on a parallelism out of bounds."""
+
+    def __init__(self, selector: KeySelector, *, parallelism: int, max_parallelism: int, operator: str) -> None:
         check_parallelism(max_parallelism, parallelism)
-        self._key_type = key_type
+        self._selector = selector
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._operator = operator
-        self._columns = tuple(columns) if columns is not None else None
-        self._key_function = key_function
 
     def split(self, batch: Batch) -> Parts:
         if batch.num_rows == 0:
             return ()
         if self._parallelism == 1:
             return ((0, batch),)
-        groups = self.keys(batch).key_groups
+        groups = self._selector.keys(batch, max_parallelism=self._max_parallelism, operator=self._operator).key_groups
         return split_by_subtask(batch, subtasks_of_key_groups(groups, self._max_parallelism, self._parallelism), self._parallelism)
-
-    def keys(self, batch: Batch) -> ArrowKeyColumn:
-        """The keys of a batch's rows; taken from columns when it has them, from rows otherwise."""
-        if self._key_function is not None:
-            values = self._key_function(batch.rows())
-            if len(values) != batch.num_rows:
-                raise InvariantError(f"operator {self._operator!r}: {len(values)} keys for {batch.num_rows} rows")
-            return self._of_values(values)
-        assert self._columns is not None
-        if batch.is_columnar:
-            return self._of_columns(batch)
-        return self._of_values(self._read(batch.rows()))
-
-    def _of_columns(self, batch: Batch) -> ArrowKeyColumn:
-        columns = batch.columns()
-        names = columns.schema.names
-        for name in self._columns or ():
-            if name not in names:
-                raise self._unknown(name, names)
-        arrays = [columns.column(name) for name in self._columns or ()]
-        return self._key_type.column(arrays, max_parallelism=self._max_parallelism, operator=self._operator)
-
-    def _of_values(self, values: Sequence[Any]) -> ArrowKeyColumn:
-        return self._key_type.column_of_values(values, max_parallelism=self._max_parallelism, operator=self._operator)
-
-    def _read(self, rows: Sequence[Row]) -> list[Any]:
-        """Key values of rows: the field itself for a scalar key, a tuple of the fields otherwise."""
-        names = self._columns or ()
-        as_dicts = isinstance(rows[0], dict)
-        fields: list[list[Any]] = []
-        for name in names:
-            try:
-                fields.append([row[name] for row in rows] if as_dicts else [getattr(row, name) for row in rows])
-            except (KeyError, AttributeError) as error:
-                available = sorted(rows[0]) if as_dicts else [key for key in dir(rows[0]) if not key.startswith("_")]
-                raise self._unknown(name, available) from error
-        return list(zip(*fields, strict=True)) if self._key_type.is_tuple else fields[0]
-
-    def _unknown(self, name: str, available: Sequence[str]) -> UnknownColumnError:
-        message = f"operator {self._operator!r} is keyed by {name!r}, which the stream lacks: it has {', '.join(available)}"
-        return UnknownColumnError(message, operator=self._operator, column=name, available=list(available))
 
 
 def split_by_subtask(batch: Batch, subtasks: npt.NDArray[np.int32], parallelism: int) -> Parts:
@@ -195,16 +145,12 @@ def split_by_subtask(batch: Batch, subtasks: npt.NDArray[np.int32], parallelism:
 
 
 def partitioner_of(
-    edge: JobEdge,
-    *,
-    parallelism: int,
-    max_parallelism: int,
-    operator: str,
-    key_function: KeyFunction | None = None,
+    edge: JobEdge, *, parallelism: int, max_parallelism: int, operator: str, selector: KeySelector | None = None
 ) -> Partitioner:
-    """The partitioner of one producer subtask of an edge. `parallelism`, `max_parallelism` and `operator` (uid) are the target's.
+    """The partitioner of one producer subtask of an edge. `parallelism`, `max_parallelism` and `operator` (uid) are the target's,
+    and so is `selector`, which a hash edge needs.
 
-    Raises InvalidConfigError on a hash edge without key or key type."""
+    Raises InvalidConfigError on a hash edge without one."""
     match edge.partitioning:
         case Partitioning.FORWARD:
             return ForwardPartitioner()
@@ -213,13 +159,8 @@ def partitioner_of(
         case Partitioning.BROADCAST:
             return BroadcastPartitioner(parallelism)
         case Partitioning.HASH:
-            if edge.key_type is None:
-                raise InvalidConfigError(f"operator {operator!r}: edge {edge.edge_id} has no key type", operator=operator)
-            return HashPartitioner(
-                key_type=KeyType.parse(edge.key_type),
-                parallelism=parallelism,
-                max_parallelism=max_parallelism,
-                operator=operator,
-                columns=edge.key,
-                key_function=None if edge.key is not None else key_function,
-            )
+            if selector is None:
+                raise InvalidConfigError(f"operator {operator!r}: no selector for hash edge {edge.edge_id}", operator=operator)
+            return SelectorPartitioner(selector, parallelism=parallelism, max_parallelism=max_parallelism, operator=operator)
+        case _:
+            assert_never(edge.partitioning)

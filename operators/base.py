@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from holdfast.barriers.jobgraph import JobGraph
+    from holdfast.barriers.partition import KeySelector
     from holdfast.statebackends.storage.port import Flow, Storage
 
 
@@ -281,17 +282,6 @@ class Sink(Protocol):
 
     def create_committer(self) -> Operator | None:
         """Operator kind `sink_committer`, parallelism 1; None for a sink without commits."""
-
-
-class KeySelector(Protocol):
-    """How the key of a stream is found; picklable; recomputed at the receiver."""
-
-    key_type_text: str
-    columns: tuple[str, ...] | None
-    """Key columns, or None when a function is used."""
-
-    def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> Any:
-        """statebackends.keys KeyColumn of the batch. Raises InvalidKeyError, UserFunctionError, naming operator and subtask."""
 
 
 @dataclass(frozen=True)

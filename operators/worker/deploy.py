@@ -16,12 +16,12 @@ from holdfast.barriers.credits import ReceiverCredit
 from holdfast.barriers.elements import Batch, ElementEvent
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import InputGate
-from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, Partitioning
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
-from holdfast.barriers.partition import Partitioner, Parts, partitioner_of, split_by_subtask
+from holdfast.barriers.partition import Partitioner, partitioner_of
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
-from holdfast.operators.base import JobPlan, KeySelector, Operator
+from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import Clock, Mailbox, Pool, RuntimeContext, SubtaskPool
 from holdfast.operators.task.input import GateInputs
@@ -30,28 +30,9 @@ from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.subtask import Report, Subtask, SubtaskPorts
 from holdfast.statebackends.errors import GraphError
-from holdfast.statebackends.keygroups import subtasks_of_key_groups
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.storage.port import Storage
-
-
-class SelectorPartitioner:
-    """Rows to the subtask that owns the key group of the key that the target's own selector finds."""
-
-    def __init__(self, selector: KeySelector, *, parallelism: int, max_parallelism: int, operator: str) -> None:
-        self._selector = selector
-        self._parallelism = parallelism
-        self._max_parallelism = max_parallelism
-        self._operator = operator
-
-    def split(self, batch: Batch) -> Parts:
-        if batch.num_rows == 0:
-            return ()
-        if self._parallelism == 1:
-            return ((0, batch),)
-        groups = self._selector.keys(batch, max_parallelism=self._max_parallelism, operator=self._operator).key_groups
-        return split_by_subtask(batch, subtasks_of_key_groups(groups, self._max_parallelism, self._parallelism), self._parallelism)
 
 
 class EdgeOutput:
@@ -255,10 +236,13 @@ def _operator(plan: JobPlan, uid: str, *, restored: bool) -> Operator:
 
 def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex) -> Partitioner:
     head = target.operators[0].uid
-    selector = plan.selectors.get(head)
-    if output.edge.partitioning is Partitioning.HASH and selector is not None:
-        return SelectorPartitioner(selector, parallelism=target.parallelism, max_parallelism=target.max_parallelism, operator=head)
-    return partitioner_of(output.edge, parallelism=len(output.consumers), max_parallelism=target.max_parallelism, operator=head)
+    return partitioner_of(
+        output.edge,
+        parallelism=target.parallelism,
+        max_parallelism=target.max_parallelism,
+        operator=head,
+        selector=plan.selectors.get(head),
+    )
 
 
 Route = tuple[DeployedSubtask, int]

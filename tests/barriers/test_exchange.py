@@ -18,7 +18,8 @@ from holdfast.barriers.credits import ReceiverCredit
 from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfPartition
 from holdfast.barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder
 from holdfast.barriers.gate import Delivered, InputGate
-from holdfast.barriers.partition import HashPartitioner
+from holdfast.barriers.partition import SelectorPartitioner
+from holdfast.operators.functions.selectors import ColumnKeySelector
 from holdfast.statebackends.errors import ProtocolError
 from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import examples
@@ -60,9 +61,8 @@ class Exchange:
         self.consumers = [self._consumer(index, producers) for index in range(consumers)]
 
     def _output(self, index: int, consumers: int) -> OutputGate:
-        partitioner = HashPartitioner(
-            key_type=KeyType.parse("int64"), parallelism=consumers, max_parallelism=16, operator="c", columns=["k"]
-        )
+        selector = ColumnKeySelector(["k"], KeyType.parse("int64"))
+        partitioner = SelectorPartitioner(selector, parallelism=consumers, max_parallelism=16, operator="c")
         limits = OutputSettings(batch_rows_max=8, buffer_timeout_ms=5, high_water_bytes=400, high_water_elements=10)
         return OutputGate(
             attempt=1, edge_id=1, producer=index, consumers=range(consumers), partitioner=partitioner, settings=limits

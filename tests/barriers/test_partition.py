@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,16 @@ from holdfast.barriers.jobgraph import JobEdge, Partitioning
 from holdfast.barriers.partition import (
     BroadcastPartitioner,
     ForwardPartitioner,
-    HashPartitioner,
+    KeySelector,
     Partitioner,
     RebalancePartitioner,
+    SelectorPartitioner,
     partitioner_of,
     split_by_subtask,
 )
-from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError, InvariantError, UnknownColumnError
+from holdfast.operators.functions.schema import UNDECLARED
+from holdfast.operators.functions.selectors import ColumnKeySelector, FunctionKeySelector
+from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.keygroups import subtask_of_key_group
 from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import examples
@@ -37,8 +38,18 @@ def columns(**values: list[Any]) -> Batch:
     return Batch(columns=pa.record_batch({name: pa.array(column) for name, column in values.items()}))
 
 
-def by_columns(*names: str, key_type: KeyType = INT, parallelism: int = 4) -> HashPartitioner:
-    return HashPartitioner(key_type=key_type, parallelism=parallelism, max_parallelism=128, operator="count", columns=names)
+def rows(kind: pa.DataType | None = None, **values: list[Any]) -> Batch:
+    """Rows of one declared column, int64 unless told."""
+    ((name, column),) = values.items()
+    return Batch(rows=[{name: value} for value in column], schema=pa.schema({name: kind or pa.int64()}))
+
+
+def by_columns(*names: str, key_type: KeyType = INT, parallelism: int = 4) -> SelectorPartitioner:
+    return by(ColumnKeySelector(names, key_type), parallelism)
+
+
+def by(selector: KeySelector, parallelism: int = 4) -> SelectorPartitioner:
+    return SelectorPartitioner(selector, parallelism=parallelism, max_parallelism=128, operator="count")
 
 
 def owner(key_type: KeyType, key: Any, parallelism: int = 4) -> int:
@@ -48,46 +59,26 @@ def owner(key_type: KeyType, key: Any, parallelism: int = 4) -> int:
 # -------------------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_hash_needs_columns_or_a_function_and_not_both() -> None:
-    with pytest.raises(InvalidConfigError, match="'count'"):
-        HashPartitioner(key_type=INT, parallelism=2, max_parallelism=128, operator="count")
-    with pytest.raises(InvalidConfigError):
-        HashPartitioner(key_type=INT, parallelism=2, max_parallelism=128, operator="c", columns=["k"], key_function=list)
-
-
 def test_parallelism_above_max_parallelism_is_refused() -> None:
     with pytest.raises(InvalidConfigError):
         by_columns("k", parallelism=129)
 
 
-@pytest.mark.parametrize("batch", [columns(k=[1, None, 3]), Batch(rows=[{"k": 1}, {"k": None}])], ids=["columns", "rows"])
+@pytest.mark.parametrize("batch", [columns(k=[1, None, 3]), rows(k=[1, None])], ids=["columns", "rows"])
 def test_null_key_names_the_operator(batch: Batch) -> None:
     with pytest.raises(InvalidKeyError, match="count"):
         by_columns("k").split(batch)
 
 
-@pytest.mark.parametrize("batch", [columns(k=[1.5]), Batch(rows=[{"k": True}])], ids=["columns", "rows"])
+@pytest.mark.parametrize("batch", [columns(k=[1.5]), rows(pa.float64(), k=[1.5])], ids=["columns", "rows"])
 def test_key_of_another_type_names_the_operator(batch: Batch) -> None:
     with pytest.raises(InvalidKeyError, match="count"):
         by_columns("k").split(batch)
 
 
-@pytest.mark.parametrize("batch", [columns(x=[1]), Batch(rows=[{"x": 1}]), Batch(rows=[SimpleNamespace(x=1)])])
-def test_missing_column_names_operator_and_columns(batch: Batch) -> None:
-    with pytest.raises(UnknownColumnError, match=r"'count' is keyed by 'k'.*it has x") as caught:
-        by_columns("k").split(batch)
-    assert (caught.value.operator, caught.value.column, caught.value.available) == ("count", "k", ["x"])
-
-
-def test_key_function_must_give_one_key_a_row() -> None:
-    partitioner = HashPartitioner(key_type=INT, parallelism=2, max_parallelism=128, operator="count", key_function=lambda rows: [1])
-    with pytest.raises(InvariantError, match="1 keys for 2 rows"):
-        partitioner.split(Batch(rows=["a", "b"]))
-
-
-def test_hash_edge_without_key_type_is_refused() -> None:
-    edge = JobEdge(1, "v", "v", "w", 0, Partitioning.HASH, key=("k",))
-    with pytest.raises(InvalidConfigError, match="no key type"):
+def test_hash_edge_without_selector_is_refused() -> None:
+    edge = JobEdge(1, "v", "v", "w", 0, Partitioning.HASH, key=("k",), key_type="int64")
+    with pytest.raises(InvalidConfigError, match="no selector"):
         partitioner_of(edge, parallelism=2, max_parallelism=128, operator="count")
 
 
@@ -109,23 +100,19 @@ def test_rows_and_columns_agree() -> None:
     keys, names = [7, 8, 9, 7] * 20, ["a", "b", "c", "d"] * 20
     partitioner = by_columns("n", "k", key_type=PAIR)
     from_columns = partitioner.split(columns(n=names, k=keys))
-    rows = [{"n": name, "k": key} for name, key in zip(names, keys, strict=True)]
-    from_rows = partitioner.split(Batch(rows=rows))
-    from_records = partitioner.split(Batch(rows=[SimpleNamespace(**row) for row in rows]))
+    as_rows = [{"n": name, "k": key} for name, key in zip(names, keys, strict=True)]
+    from_rows = partitioner.split(Batch(rows=as_rows, schema=pa.schema({"n": pa.utf8(), "k": pa.int64()})))
+    by_function = by(FunctionKeySelector(lambda row: (row["n"], row["k"]), PAIR, UNDECLARED)).split(Batch(rows=as_rows))
     assert [(s, list(b.rows())) for s, b in from_columns] == [(s, list(b.rows())) for s, b in from_rows]
-    assert [(s, [vars(row) for row in b.rows()]) for s, b in from_records] == [(s, list(b.rows())) for s, b in from_rows]
+    assert [(s, list(b.rows())) for s, b in by_function] == [(s, list(b.rows())) for s, b in from_rows]
     assert {s for s, _ in from_rows} == {owner(PAIR, key) for key in zip(names, keys, strict=True)}
 
 
 def test_key_by_function() -> None:
-    def first_letter(rows: Sequence[str]) -> list[str]:
-        return [row[0] for row in rows]
-
     text = KeyType.parse("utf8")
-    partitioner = HashPartitioner(key_type=text, parallelism=4, max_parallelism=128, operator="count", key_function=first_letter)
-    parts = partitioner.split(Batch(rows=["ax", "bx", "ay"]))
+    parts = by(FunctionKeySelector(lambda row: row[0], text, UNDECLARED)).split(Batch(rows=["ax", "bx", "ay"]))
     assert sorted(row for _, part in parts for row in part.rows()) == ["ax", "ay", "bx"]
-    assert {s for s, part in parts if "ax" in part.rows()} == {owner(KeyType.parse("utf8"), "a")}
+    assert {s for s, part in parts if "ax" in part.rows()} == {owner(text, "a")}
 
 
 def test_timestamps_travel_with_their_rows() -> None:
@@ -200,9 +187,10 @@ def test_rebalance_is_balanced_by_rows(channel_count: int, sizes: list[int]) -> 
         (Partitioning.FORWARD, ForwardPartitioner),
         (Partitioning.REBALANCE, RebalancePartitioner),
         (Partitioning.BROADCAST, BroadcastPartitioner),
-        (Partitioning.HASH, HashPartitioner),
+        (Partitioning.HASH, SelectorPartitioner),
     ],
 )
 def test_partitioner_of_an_edge(partitioning: Partitioning, kind: type[Partitioner]) -> None:
     edge = JobEdge(1, "v", "v", "w", 0, partitioning, key=("k",), key_type="int64")
-    assert isinstance(partitioner_of(edge, parallelism=2, max_parallelism=128, operator="count"), kind)
+    selector = ColumnKeySelector(["k"], INT)
+    assert isinstance(partitioner_of(edge, parallelism=2, max_parallelism=128, operator="count", selector=selector), kind)
