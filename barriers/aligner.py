@@ -14,7 +14,6 @@ from holdfast.barriers.alignment import (
     AbortedIds,
     AbortNotice,
     AbortReason,
-    AlignmentLimitExceeded,
     AlignmentMetrics,
     BarrierAction,
     BarrierEvent,
@@ -87,8 +86,6 @@ class Aligner:
                 actions = self._ended(channel, now_ms)
             case AbortNotice(checkpoint_id=checkpoint_id):
                 actions = self._notified(checkpoint_id)
-            case AlignmentLimitExceeded():
-                actions = self._abandon(AbortReason.ALIGNMENT_LIMIT)
             case _:
                 assert_never(event)
         self.check_invariants()

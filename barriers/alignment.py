@@ -29,8 +29,6 @@ class AbortReason(StrEnum):
     """A channel ended during the alignment while checkpoints-after-finish is off."""
     NOTIFIED = "notified"
     """The coordinator said so: cancel downstream, decline nothing."""
-    ALIGNMENT_LIMIT = "alignment limit exceeded"
-    """More bytes were held behind blocked channels than allowed."""
 
     @property
     def decline_reason(self) -> FailureReason | None:
@@ -43,7 +41,6 @@ _DECLINES: dict[AbortReason, FailureReason | None] = {
     AbortReason.SUBSUMED: FailureReason.SUBSUMED,
     AbortReason.END_OF_INPUT: FailureReason.END_OF_INPUT,
     AbortReason.NOTIFIED: None,
-    AbortReason.ALIGNMENT_LIMIT: FailureReason.DECLINED,
 }
 
 
@@ -82,11 +79,7 @@ class AbortNotice(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
-class AlignmentLimitExceeded(msgspec.Struct, frozen=True):
-    """The gate holds more bytes behind blocked channels than its limit."""
-
-
-BarrierEvent: TypeAlias = BarrierReceived | CancelReceived | ChannelEnded | BatchDelivered | AbortNotice | AlignmentLimitExceeded
+BarrierEvent: TypeAlias = BarrierReceived | CancelReceived | ChannelEnded | BatchDelivered | AbortNotice
 
 
 # ------------------------------------------------------------------------------------------------------------ actions

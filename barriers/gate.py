@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeAlias
 from holdfast.barriers.alignment import (
     AbortCheckpoint,
     AbortNotice,
-    AlignmentLimitExceeded,
     BarrierAction,
     BarrierEvent,
     BarrierHandler,
@@ -57,21 +56,19 @@ class _Queued(NamedTuple):
 class InputGate:
     """Input channels 0..n-1 of one subtask, over all its edges.
 
-    `credits`, one per channel, are fed by what comes and what is handed out. `held_bytes_max` aborts an alignment that holds
-    more (None: off; credit bounds it anyway). Raises ProtocolError on more than QUEUED_ELEMENTS_MAX elements in a channel."""
+    `credits`, one per channel, are fed by what comes and what is handed out, and bound the bytes behind blocked channels.
+    Raises ProtocolError on more than QUEUED_ELEMENTS_MAX elements in a channel."""
 
     def __init__(
         self,
         handler: BarrierHandler,
         *,
         credits: Sequence[ReceiverCredit] = (),
-        held_bytes_max: int | None = None,
     ) -> None:
         if credits and len(credits) != handler.channel_count:
             raise InvalidConfigError(f"{handler.channel_count} channels need as many credits, got {len(credits)}")
         self._handler = handler
         self._credits = credits
-        self._held_bytes_max = held_bytes_max
         self._queues: list[deque[_Queued]] = [deque() for _ in range(handler.channel_count)]
         self._queued_bytes = [0] * handler.channel_count
         self._blocked: set[int] = set()
@@ -107,8 +104,6 @@ class InputGate:
 
         `now_ms` is monotonic, `wall_ms` (default: the same) the clock that barriers are stamped with."""
         wall = now_ms if wall_ms is None else wall_ms
-        if self._holds_too_much:
-            self._tell(AlignmentLimitExceeded(), now_ms, wall)
         while not self._outputs and self._ready:
             self._read(heapq.heappop(self._ready)[1], now_ms, wall)
         return self._outputs.popleft() if self._outputs else None
@@ -159,13 +154,8 @@ class InputGate:
 
     @property
     def has_input(self) -> bool:
-        """True if a poll may return something: what lies behind blocked channels counts once it is too much."""
-        return bool(self._outputs or self._ready) or self._holds_too_much
-
-    @property
-    def _holds_too_much(self) -> bool:
-        limit = self._held_bytes_max
-        return limit is not None and bool(self._blocked) and self.held_bytes > limit
+        """True if a poll may return something; what lies behind blocked channels does not count."""
+        return bool(self._outputs or self._ready)
 
     @property
     def queued_bytes(self) -> int:

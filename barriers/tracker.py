@@ -14,7 +14,6 @@ from holdfast.barriers.alignment import (
     AbortedIds,
     AbortNotice,
     AbortReason,
-    AlignmentLimitExceeded,
     AlignmentMetrics,
     BarrierAction,
     BarrierEvent,
@@ -89,8 +88,6 @@ class BarrierTracker:
                 return self._ended(channel, now_ms)
             case AbortNotice(checkpoint_id=checkpoint_id):
                 return self._notified(checkpoint_id)
-            case AlignmentLimitExceeded():
-                return []
             case _:
                 assert_never(event)
 

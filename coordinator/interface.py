@@ -1,10 +1,10 @@
 """What the coordinator offers to `api`: a protocol, so that routes depend on these signatures and not on threads.
 
 Every method may be called from any thread. Those that change something or wait for the job's owner thread return when
-it has answered (well under the timeouts of an HTTP request); `*_async` variants return a Future for an event loop to
-await. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...). All that concerns a job raises
-NotLeaderError when it is led elsewhere, which names its leader where that is known, and RecoveringError while this process has
-not come to it since its start."""
+it has answered (well under the timeouts of an HTTP request); those named `*_async` return a Future for an event loop to
+await, and what they raise is in it. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...).
+All that concerns a job raises NotLeaderError when it is led elsewhere, which names its leader where that is known, and
+RecoveringError while this process has not come to it since its start."""
 
 from __future__ import annotations
 
@@ -103,32 +103,24 @@ class Coordinator(Protocol):
 
     # -- worker protocol
 
-    def register(self, message: RegisterWorker) -> Registered:
+    def register_async(self, message: RegisterWorker) -> Future[Registered]:
         """Raises NotFoundError (job, slot), FencedError (older process or submission, terminal job),
         StateDirectoryNotSharedError."""
-
-    def register_async(self, message: RegisterWorker) -> Future[Registered]: ...
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> CommandSubscription:
         """Open the command stream of a session, resuming behind command number `after`; the newest stream wins.
 
         Raises FencedError for a session that is not the slot's current one, or that lost commands: register again."""
 
-    def acks(self, job_id: str, batch: AckBatch) -> AckAnswers:
+    def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]:
         """Acknowledgements and declines, answered item by item, in order. Raises FencedError for a stale epoch or session, or when
         every item is of a stale attempt (their state is discarded here all the same)."""
 
-    def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]: ...
+    def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]:
+        """Task states of a worker. Raises FencedError like `acks_async`; statuses of stale attempts in it are ignored."""
 
-    def states(self, job_id: str, batch: StatusBatch) -> None:
-        """Task states of a worker. Raises FencedError like `acks`; statuses of stale attempts in it are ignored."""
-
-    def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]: ...
-
-    def heartbeat(self, job_id: str, message: Heartbeat) -> int:
+    def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         """The epoch of the leader. Raises FencedError for a session that is not the slot's current one: register again."""
-
-    def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]: ...
 
     # -- requests of users
 

@@ -171,9 +171,6 @@ class CoordinatorService(ReadModels):
     def register_async(self, message: RegisterWorker) -> Future[Registered]:
         return self._register(message)
 
-    def register(self, message: RegisterWorker) -> Registered:
-        return self._wait_for(self.register_async(message))
-
     def commands(self, job_id: str, slot: int, session: str, after: int) -> Subscription:
         subscription, opened = self._led_in_session(job_id).subscribe(slot, session, after)
         self._wait_for(opened)
@@ -182,20 +179,11 @@ class CoordinatorService(ReadModels):
     def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]:
         return self._call_in_session(job_id, lambda ticket: job.AckBatchReceived(ticket, batch))
 
-    def acks(self, job_id: str, batch: AckBatch) -> AckAnswers:
-        return self._wait_for(self.acks_async(job_id, batch))
-
     def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]:
         return self._call_in_session(job_id, lambda ticket: job.StatesReceived(ticket, batch))
 
-    def states(self, job_id: str, batch: StatusBatch) -> None:
-        self._wait_for(self.states_async(job_id, batch))
-
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._call_in_session(job_id, lambda ticket: job.HeartbeatReceived(ticket, message))
-
-    def heartbeat(self, job_id: str, message: Heartbeat) -> int:
-        return self._wait_for(self.heartbeat_async(job_id, message))
 
     # ----------------------------------------------------------------------------------------------- requests of users
 

@@ -160,26 +160,6 @@ def _shown(rows: Counter[Row]) -> str:
     return text if len(rows) <= SHOWN_MAX else f"{text} ..."
 
 
-class Growing:
-    """Checks while a sink's output grows that no row is too many (I2); one commit at a time, each row once."""
-
-    def __init__(self, sink: SinkExpectation, expected: Counter[Row]) -> None:
-        self._sink = sink
-        self._expected = expected
-        self._actual: Counter[Row] = Counter()
-
-    def add(self, file: CommittedFile) -> str | None:
-        """The first rows of a file that are too many; None if none is, or if only the last row of each key counts."""
-        if self._sink.last_of_key:
-            return None
-        rows = counted((file,), self._sink)
-        self._actual.update(rows)
-        extra = Counter({row: self._actual[row] - self._expected[row] for row in rows if self._actual[row] > self._expected[row]})
-        if not extra:
-            return None
-        return f"{extra.total()} too many: {_shown(extra)}, the last in {file.name} of checkpoint {file.checkpoint_id}"
-
-
 class Sequences:
     """Checks the order of a sink's output (I3) and its steps (I5), file by file in the order of commits."""
 

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from holdfast.barriers.jobgraph import RestartStrategy
-from holdfast.chaos.workloads.scenario import Scenario
-from holdfast.operators.base import JobPlan
-from holdfast.statebackends.errors import InvalidConfigError
 
 MAX_PARALLELISM = 8
 """Key groups of every operator: fixed, so that a job may be rescaled."""
@@ -52,21 +46,3 @@ def draw_pace(rng: random.Random, rows: int) -> tuple[float, int]:
     """(rows per second, rows per step) of a feed that lasts about a second."""
     step_rows = rng.choice((10, 25, 50)) if rows > 100 else rng.choice((1, 5, 10))
     return max(1, rows) / rng.uniform(0.7, 1.5), step_rows
-
-
-def with_config(scenario: Scenario, **changes: Any) -> Scenario:
-    """The same job with some fields of its JobConfig replaced, such as `state_backend="memory"`.
-
-    Raises InvalidConfigError when a plan is made with a value out of bounds, or at once for a field that does not exist."""
-    unknown = sorted(set(changes) - set(msgspec.structs.asdict(scenario.plan(None).graph.config)))
-    if unknown:
-        raise InvalidConfigError(f"a job has no setting {', '.join(unknown)}", setting=unknown[0])
-    make = scenario.plan
-
-    def plan(parallelism: int | None) -> JobPlan:
-        made = make(parallelism)
-        config = msgspec.structs.replace(made.graph.config, **changes)
-        config.check()
-        return replace(made, graph=msgspec.structs.replace(made.graph, config=config))
-
-    return replace(scenario, plan=plan)

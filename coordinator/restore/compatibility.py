@@ -108,14 +108,6 @@ def judge_snapshot(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_res
     return CompatibilityResult(adopted, operators, tuple(Refusal.of(error) for error in found), dropped, dropped_states)
 
 
-def plan_restore(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False) -> CompatibilityResult:
-    """As `judge_snapshot`, of a snapshot that fits. Raises the first refusal, a RestoreError, otherwise."""
-    judgement = judge_snapshot(metadata, graph, allow_non_restored_state=allow_non_restored_state)
-    for refusal in judgement.refusals:
-        raise refusal.error()
-    return judgement
-
-
 def find_sinks(graph: JobGraph, *, repeats: Collection[str], moved: Iterable[MovedSink] = ()) -> tuple[SinkFinding, ...]:
     """The sinks of a job; `repeats`: ids of those whose output may be written again, `moved`: those that write elsewhere."""
     found: dict[str, OperatorDescription] = {}

@@ -195,11 +195,6 @@ class InternalTimerService:
         head = self.processing.head()
         return None if head is None else head[0] + 1
 
-    def alarm_delay_ms(self, now_ms: int) -> int | None:
-        """Delay of the alarm from now: max(t - now, 0) + 1."""
-        alarm_ms = self.next_alarm_ms
-        return None if alarm_ms is None else max(alarm_ms - 1 - now_ms, 0) + 1
-
     def advance_processing_time(self, now_ms: int, on_timer: OnTimer) -> Iterator[None]:
         """Fire every processing-time timer before now_ms, in slices; those that a callback registers too."""
         return self._fire(self.processing, now_ms - 1, on_timer)

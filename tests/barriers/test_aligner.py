@@ -13,7 +13,6 @@ from holdfast.barriers.alignment import (
     AbortCheckpoint,
     AbortNotice,
     AbortReason,
-    AlignmentLimitExceeded,
     AlignmentMetrics,
     BarrierAction,
     BarrierEvent,
@@ -76,14 +75,6 @@ def test_end_of_a_channel_during_an_alignment_aborts_it_when_after_finish_is_off
     assert handle(aligner, BarrierReceived(B, barrier(1))) == []
     assert handle(aligner, BarrierReceived(A, barrier(2))) == [BlockChannel(A)]
     assert [type(action) for action in handle(aligner, BarrierReceived(B, barrier(2)))] == [TriggerSnapshot, UnblockChannels]
-
-
-def test_alignment_limit_aborts_and_releases() -> None:
-    aligner = Aligner(2)
-    handle(aligner, BarrierReceived(A, barrier(1)))
-    assert handle(aligner, AlignmentLimitExceeded()) == [AbortCheckpoint(1, AbortReason.ALIGNMENT_LIMIT), UnblockChannels((A,))]
-    assert handle(aligner, AlignmentLimitExceeded()) == []
-    assert handle(aligner, BarrierReceived(B, barrier(1))) == []
 
 
 def test_reasons_tell_what_to_decline() -> None:

@@ -132,19 +132,6 @@ def test_held_bytes_are_those_behind_blocked_channels() -> None:
     assert (gate.held_bytes, gate.queued_bytes, gate.pending, gate.blocked) == (0, 0, (), set())
 
 
-def test_b10_more_held_than_allowed_aborts_the_alignment() -> None:
-    gate = InputGate(Aligner(2), held_bytes_max=10)
-    gate.offer(0, barrier(1))
-    gate.offer(0, batch("a"), 10)
-    assert drain(gate) == []
-    more = batch("aa")
-    assert not gate.has_input
-    gate.offer(0, more, 1)
-    assert gate.has_input, "a loop that looks before it polls would never learn that the limit is passed"
-    assert drain(gate)[0] == AbortCheckpoint(1, AbortReason.ALIGNMENT_LIMIT)
-    assert gate.held_bytes == 0
-
-
 def test_abort_notice_comes_out_as_an_abort_and_releases() -> None:
     gate = InputGate(Aligner(2))
     held = batch("a")

@@ -9,7 +9,6 @@ from holdfast.barriers.alignment import (
     AbortCheckpoint,
     AbortNotice,
     AbortReason,
-    AlignmentLimitExceeded,
     AlignmentMetrics,
     BarrierAction,
     BarrierEvent,
@@ -104,10 +103,6 @@ def test_metrics_run_from_the_first_barrier_of_each_id() -> None:
     assert handle(tracker, BarrierReceived(1, barrier(2, 110)), at=141) == [
         TriggerSnapshot(barrier(2, 110), AlignmentMetrics(20, 11, 5))
     ]
-
-
-def test_a_limit_on_held_bytes_means_nothing_here() -> None:
-    assert handle(BarrierTracker(2), AlignmentLimitExceeded()) == []
 
 
 @settings(max_examples=examples(200), deadline=None)

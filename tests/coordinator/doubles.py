@@ -53,6 +53,8 @@ from holdfast.statebackends.storage.port import Storage
 COUNTS = StateMeta("counts", "value", "int", "utf8")
 OFFSETS = StateMeta("offsets", "operator_list", "bytes")
 MAX_PARALLELISM = 128
+WAIT_S = 10.0
+"""Time in which the coordinator answers."""
 
 
 def operator(uid: str, kind: str, *states: StateMeta, key_type: str | None = None) -> OperatorDescription:
@@ -163,7 +165,7 @@ class FakeWorker:
 
     def register(self) -> Registered:
         """Register and open the command stream."""
-        registered = self.registered = self.service.register(self.registration())
+        registered = self.registered = self.service.register_async(self.registration()).result(WAIT_S)
         self.unanswered = ()
         self.answers.extend(registered.answers)
         if self.attempt and registered.attempt > self.attempt:
@@ -189,7 +191,7 @@ class FakeWorker:
 
     def heartbeat(self) -> int:
         assert self.registered is not None
-        return self.service.heartbeat(self.job_id, Heartbeat(self.slot, self.registered.session, self.attempt))
+        return self.service.heartbeat_async(self.job_id, Heartbeat(self.slot, self.registered.session, self.attempt)).result(WAIT_S)
 
     def die(self) -> None:
         """kill -9: nothing more comes, the socket closes."""
@@ -223,7 +225,7 @@ class FakeWorker:
         )
         assert self.registered is not None
         batch = AckBatch(self.registered.epoch, self.slot, self.registered.session, items)
-        answers = self.service.acks(self.job_id, batch).answers
+        answers = self.service.acks_async(self.job_id, batch).result(WAIT_S).answers
         self.answers.extend(answers)
         return answers
 
@@ -232,7 +234,7 @@ class FakeWorker:
     def _send(self, statuses: tuple[SubtaskStatus, ...]) -> None:
         assert self.registered is not None
         batch = StatusBatch(self.registered.epoch, self.slot, self.registered.session, statuses)
-        self.service.states(self.job_id, batch)
+        self.service.states_async(self.job_id, batch).result(WAIT_S)
 
     def _follow(self, command: WorkerCommand) -> None:
         match command:

@@ -25,7 +25,7 @@ from holdfast.statebackends.errors import FencedError, NotLeaderError, StorageUn
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.flows import FIRST_BYTES
 from holdfast.statebackends.storage.port import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
-from tests.coordinator.doubles import leading, submission, wait_until, word_count
+from tests.coordinator.doubles import WAIT_S, leading, submission, wait_until, word_count
 from tests.coordinator.stepping import Process, recover_unsettled
 from tests.coordinator.world import DictStorage, Steps
 
@@ -454,7 +454,7 @@ def test_service_refers_to_the_leader_and_takes_over_from_one_that_is_gone(
 
     def told() -> str:
         try:
-            first.heartbeat(job_id, Heartbeat(0, "", 0))
+            first.heartbeat_async(job_id, Heartbeat(0, "", 0)).result(WAIT_S)
         except (NotLeaderError, FencedError) as error:
             return str(error.fields.get("url", ""))
         return ""

@@ -13,7 +13,7 @@ from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
-from holdfast.coordinator.restore.compatibility import plan_restore, propose_rename
+from holdfast.coordinator.restore.compatibility import propose_rename
 from holdfast.coordinator.restore.plan import plan_submission
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -42,6 +42,7 @@ from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import COUNTS, OFFSETS, operator, submission, vertex, word_count
+from tests.harness.restoring import plan_restore
 
 JOB = "cd" * 16
 EMPTY = RecordedJob(JOB, (), {}, {}, {}, {})

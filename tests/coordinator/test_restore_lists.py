@@ -13,7 +13,6 @@ from holdfast.barriers.jobgraph import JobConfig, JobGraph
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.ha.snapshots import read_lists
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
-from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import IncompatibleStateError, RestoreError
 from holdfast.statebackends.handles import (
@@ -31,6 +30,7 @@ from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribu
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, vertex
+from tests.harness.restoring import plan_restore
 from tests.operators.ports import DictStorage
 
 Lists = dict[str, list[list[bytes]]]

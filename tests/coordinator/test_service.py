@@ -35,6 +35,7 @@ from holdfast.statebackends.storage.port import ListFolder, Operation, Storage
 from tests.coordinator.doubles import (
     COUNTS,
     NO_RESTARTS,
+    WAIT_S,
     Crew,
     FakeWorker,
     leading,
@@ -545,7 +546,7 @@ def test_worker_that_sees_another_directory_is_refused(open_service: Open) -> No
     message = worker.registration()
     other = msgspec.structs.replace(message, directory_nonce="")
     with pytest.raises(StateDirectoryNotSharedError):
-        service.register(other)
+        service.register_async(other).result(WAIT_S)
 
 
 def test_unknown_jobs_slots_and_triggers_are_named(open_service: Open) -> None:
@@ -602,7 +603,7 @@ def test_recovery_outlives_a_job_that_it_chokes_on(tmp_path: Path, monkeypatch: 
     older.close()
     storage.bugs = 1
     with pytest.raises(NotFoundError):
-        newer.heartbeat(job_id, Heartbeat(0, "", 0))
+        newer.heartbeat_async(job_id, Heartbeat(0, "", 0)).result(WAIT_S)
     wait_until(lambda: newer._registry.find(job_id) is not None, lambda: None, what="the job being led")
     newer.close()
 

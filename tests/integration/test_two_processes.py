@@ -29,8 +29,8 @@ from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.main import WorkerSpec, pickle_plan
-from holdfast.operators.worker.processes import LocalProcessSlots
 from holdfast.statebackends.state import ValueStateDescriptor
+from tests.harness.slots import LocalProcessSlots
 
 TOKEN = "integration-token-0123456789"
 DEADLINE_S = 60.0

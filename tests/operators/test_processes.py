@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.operators.worker.main import EXIT_RESPAWN, WorkerSpec
-from holdfast.operators.worker.processes import RESPAWN_DELAY_MS_MAX, RESPAWN_DELAY_MS_MIN, LocalProcessSlots
+from tests.harness.slots import RESPAWN_DELAY_MS_MAX, RESPAWN_DELAY_MS_MIN, LocalProcessSlots
 
 
 @pytest.mark.parametrize("code", [EXIT_RESPAWN, 1, -9])

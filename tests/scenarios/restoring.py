@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.statebackends.errors import MaxParallelismError
 from holdfast.statebackends.handles import (
     InlineHandle,
@@ -17,6 +16,7 @@ from holdfast.statebackends.handles import (
 )
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from tests.harness.restoring import plan_restore
 from tests.scenarios.outcome import Failed, Outcome, Passed
 from tests.scenarios.tables import UnparsedError
 from tests.statebackends.foreign_tables import savepoint_of

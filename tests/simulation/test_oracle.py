@@ -13,7 +13,6 @@ import pytest
 
 from holdfast.chaos.checkers.oracle import (
     CommittedOutput,
-    Growing,
     OutputDamagedError,
     Sequences,
     committed,
@@ -180,14 +179,6 @@ def test_only_compared_columns_count(view: View) -> None:
 def test_only_the_last_row_of_a_key_counts(view: View) -> None:
     sink = SinkExpectation("/out", "led/ger", None, ordered_by=(0, 1), last_of_key=True)
     assert counted(committed(view, "led/ger"), sink) == rows_of((1, 2), (2, 2))
-
-
-def test_a_repeated_row_is_noticed_when_it_is_committed(view: View) -> None:
-    growing = Growing(LEDGER, rows_of((1, 1), (1, 2), (1, 3), (2, 1), (2, 2)))
-    view.put_rows("c", (1, 3), (2, 2))
-    view.commit(3, 6, c=2)
-    problems = [growing.add(file) for file in committed(view, "led/ger")]
-    assert problems == [None, None, "1 too many: (2, 2), the last in c of checkpoint 6"]
 
 
 @pytest.mark.parametrize(

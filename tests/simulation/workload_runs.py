@@ -12,12 +12,12 @@ from holdfast.chaos.checkers.state_reading import SnapshotView
 from holdfast.chaos.sim.objectstore import SimObjectStore
 from holdfast.chaos.workloads.scenario import CutExpectation, Scenario, SinkExpectation
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
-from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.operators.base import JobPlan
 from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from tests.harness.mini import Completed, MiniCluster
+from tests.harness.restoring import plan_restore
 
 STATE = "/state"
 

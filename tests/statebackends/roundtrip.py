@@ -12,7 +12,6 @@ from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.snapshots import load_snapshot, read_lists
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
-from holdfast.coordinator.restore.compatibility import plan_restore
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
@@ -27,6 +26,7 @@ from holdfast.statebackends.state_processor.contents import StoredSnapshot, stat
 from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent, Storage, run_flow
+from tests.harness.restoring import plan_restore
 from tests.statebackends.snapshot_harness import _SETTINGS, DESCRIPTORS, KEY, UID
 
 _numbers = itertools.count()

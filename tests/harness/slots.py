@@ -1,4 +1,4 @@
-"""SHELL: worker slots as local processes, without Spark: for tests, benchmarks and a job on one machine.
+"""Worker slots as processes on this machine, without Spark.
 
 One thread starts the processes and starts a dead one's successor after a short, growing delay; a process that was told to
 leave for good stays away. Who may run in a slot is decided by the coordinator, from the task attempt number."""
