@@ -187,7 +187,7 @@ class Operator:
     """False for a watermark assigner: it swallows upstream watermarks except the maximum and emits its own."""
 
     def next_processing_time_ms(self) -> int | None:
-        """Wall-clock time of the earliest processing-time timer, or None; the runtime arms one alarm for it."""
+        """Wall-clock time of the earliest processing-time timer, or None; the runtime waits for that one alone."""
         return None
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:

@@ -71,7 +71,7 @@ class EventTimeChecker(Checker):
             for each in host.subtasks():
                 subtask = each.subtask
                 key = (host.process.name, subtask.attempt, subtask.key.vertex, subtask.key.subtask)
-                self._rises(self._seen, key, subtask._intake.watermark_ms)
+                self._rises(self._seen, key, subtask._input.watermark_ms)
 
     def _rises(self, seen: dict[tuple[str, int, str, int], int], key: tuple[str, int, str, int], watermark_ms: int) -> None:
         last = seen.get(key)

@@ -100,11 +100,11 @@ class Cluster:
         wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
         self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
         control = ControlNetwork(kernel, self.injector, observe)
-        self.around = SimPorts(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
+        self.ports = SimPorts(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
-        self.held: dict[str, RunningWorker] = {}
+        self.running_workers: dict[str, RunningWorker] = {}
         self._coordinators: dict[str, CoordinatorHost] = {}
         self.drivers: dict[str, DriverHost] = {}
         self.driver: DriverHost | None = None
@@ -149,7 +149,7 @@ class Cluster:
         return self.stores.view(location)
 
     def workers(self) -> list[WorkerHost]:
-        return [self.held[name].host for name in sorted(self.held)]
+        return [self.running_workers[name].host for name in sorted(self.running_workers)]
 
     def coordinators(self) -> list[CoordinatorHost]:
         return [self._coordinators[name] for name in sorted(self._coordinators)]
@@ -169,7 +169,7 @@ class Cluster:
     @property
     def is_quiet(self) -> bool:
         """No worker lives, no coordinator has a flow under way, and none will try anything again."""
-        return not self.held and all(host.is_at_rest for host in self._coordinators.values())
+        return not self.running_workers and all(host.is_at_rest for host in self._coordinators.values())
 
     def standing(self) -> str:
         """Who lives and what they are about, for the report of a run that does not end."""
@@ -224,8 +224,8 @@ class Cluster:
 
     def close(self) -> None:
         """Release what is real: local folders of RocksDB."""
-        for held in self.held.values():
-            held.host.dispose()
+        for worker in self.running_workers.values():
+            worker.host.dispose()
         self._local.close()
 
     def _process(self, role: str, label: str = "") -> Process:
@@ -245,7 +245,7 @@ class Cluster:
     def start_coordinator(self) -> CoordinatorHost:
         """Another coordinator process; it leads when its recovery is done."""
         process = self._process("coordinator")
-        host = CoordinatorHost(self.around, process, self.stores.client(process), lambda ready: None)
+        host = CoordinatorHost(self.ports, process, self.stores.client(process), lambda ready: None)
         self._coordinators[process.name] = host
         self.kernel.after(self.random.randrange(1_000, 20_000), host.start, process)
         return host
@@ -278,7 +278,7 @@ class Cluster:
         plan = self.job_plan(self.parallelism, allow_output_repeat=repeat)
         order = Order(plan, restore, claim_mode=mode, allow_output_repeat=repeat)
         with running(None):
-            driver = DriverHost(self.around, process, order, self, self._driver_ended)
+            driver = DriverHost(self.ports, process, order, self, self._driver_ended)
         driver.job_id = self.job_id
         self.drivers[process.name] = driver
         self.driver = driver
@@ -332,14 +332,14 @@ class Cluster:
 
     def cancel(self, driver: DriverHost, slot: int, spawn: int) -> None:
         """As driver.Slots."""
-        for held in list(self.held.values()):
-            process = held.host.process
-            if held.driver is not driver or (held.host.slot, held.spawn) != (slot, spawn):
+        for worker in list(self.running_workers.values()):
+            process = worker.host.process
+            if worker.driver is not driver or (worker.host.slot, worker.spawn) != (slot, spawn):
                 continue
             if process.paused:
                 self.tell(process, "cancelled")
             if process.name in self.out_of_reach:  # its task is over, and nothing can be done about the process
-                self.tell_driver(held, None)
+                self.tell_driver(worker, None)
                 self.kernel.after(self.random.randrange(*WAKE_US), lambda process=process: self.wake(process))  # type: ignore[misc]
             else:
                 self.kill(process)
@@ -371,23 +371,23 @@ class Cluster:
         )
         nonce = f"n{self._counts['tasks']:x}"
         storage = self.stores.client(process)
-        host = WorkerHost(self.around, process, spec, storage, nonce, self._worker_left, keeps_copies=self.keeps_copies)
-        self.held[process.name] = RunningWorker(host, driver, spawn)
+        host = WorkerHost(self.ports, process, spec, storage, nonce, self._worker_left, keeps_copies=self.keeps_copies)
+        self.running_workers[process.name] = RunningWorker(host, driver, spawn)
         host.start()
 
     def _worker_left(self, host: WorkerHost, why: ShutdownWorker | None) -> None:
         """It ended by itself."""
-        held = self.held.get(host.process.name)
-        if held is None:
+        worker = self.running_workers.get(host.process.name)
+        if worker is None:
             return
         self._remove(host.process)
         self.tell(host.process, "left")
-        self.tell_driver(held, why)
+        self.tell_driver(worker, why)
 
-    def tell_driver(self, held: RunningWorker, why: ShutdownWorker | None) -> None:
-        slot, driver = held.host.slot, held.driver
+    def tell_driver(self, worker: RunningWorker, why: ShutdownWorker | None) -> None:
+        slot, driver = worker.host.slot, worker.driver
         delay_us = self.random.randrange(*DEATH_US)
-        self.kernel.after(delay_us, lambda: driver.worker_ended(slot, held.spawn, why, "lost"), driver.process)
+        self.kernel.after(delay_us, lambda: driver.worker_ended(slot, worker.spawn, why, "lost"), driver.process)
 
     def damage_copies(self, rng: random.Random) -> bool:
         """Damage what workers keep on their host's disk; False if there is nothing."""
@@ -411,10 +411,10 @@ class Cluster:
 
     def impersonate(self, process: Process, rng: random.Random) -> bool:
         """Strangers with all that a worker has register in its place and in others'; False if there is nobody to ask."""
-        held, leader = self.held.get(process.name), self.control.leader
-        if held is None or leader is None or not leader.process.alive or held.driver.accepted is None:
+        worker, leader = self.running_workers.get(process.name), self.control.leader
+        if worker is None or leader is None or not leader.process.alive or worker.driver.accepted is None:
             return False
-        for body in forge_registrations(held.host.session._identity, held.driver.accepted.slots, rng):
+        for body in forge_registrations(worker.host.session._identity, worker.driver.accepted.slots, rng):
             self._counts["stranger"] = self._counts.get("stranger", 0) + 1
             stranger = Process(f"stranger-{self._counts['stranger']}", "stranger")
             self.kernel.after(rng.randrange(IMPERSONATION_US), lambda body=body, stranger=stranger: self._ask_as(stranger, body))  # type: ignore[misc]
@@ -433,34 +433,34 @@ class Cluster:
             return
         self.crashes.append(process.last_point)
         self.tell(process, "killed")
-        held = self.held.get(process.name)
+        worker = self.running_workers.get(process.name)
         self._remove(process)
-        if held is not None:
-            self.tell_driver(held, None)
+        if worker is not None:
+            self.tell_driver(worker, None)
 
     def _remove(self, process: Process) -> None:
         self.kernel.kill(process)
         self.control.process_gone(process)
         self._coordinators.pop(process.name, None)
         self.drivers.pop(process.name, None)
-        held = self.held.pop(process.name, None)
-        if held is not None:
-            held.host.transport.close()
-            held.host.dispose()
+        worker = self.running_workers.pop(process.name, None)
+        if worker is not None:
+            worker.host.transport.close()
+            worker.host.dispose()
 
     def kill_driver(self, driver: DriverHost, *, orphans: bool) -> None:
         self.kill(driver.process)
-        for held in list(self.held.values()):
-            if held.driver is driver and (not orphans or held.host.process.name in self.hung):
-                self.kill(held.host.process)
+        for worker in list(self.running_workers.values()):
+            if worker.driver is driver and (not orphans or worker.host.process.name in self.hung):
+                self.kill(worker.host.process)
 
     def kill_everything(self) -> None:
         for host in list(self._coordinators.values()):
             self.kill(host.process)
         for driver in list(self.drivers.values()):
             self.kill(driver.process)
-        for held in list(self.held.values()):
-            self.kill(held.host.process)
+        for worker in list(self.running_workers.values()):
+            self.kill(worker.host.process)
 
 
 class FaultActions:
@@ -550,10 +550,10 @@ class FaultActions:
         if victim is None or victim.paused:
             return False
         self._pause(victim, fault.duration_ms)
-        held = self._cluster.held[victim.name]
-        if fault.amount and held.driver.process.alive:
+        worker = self._cluster.running_workers[victim.name]
+        if fault.amount and worker.driver.process.alive:
             delay_us = fault.duration_ms * 300
-            self._cluster.kernel.after(delay_us, lambda: self._cluster.tell_driver(held, None))
+            self._cluster.kernel.after(delay_us, lambda: self._cluster.tell_driver(worker, None))
         return True
 
     def _strike_hang_worker(self, fault: Fault, process: Process | None) -> bool:
@@ -608,11 +608,11 @@ class FaultActions:
         return any(broken)
 
     def _strike_cut_link(self, fault: Fault, process: Process | None) -> bool:
-        return self._cluster.around.data.cut(*slot_of(fault.target))
+        return self._cluster.ports.data.cut(*slot_of(fault.target))
 
     def _strike_forged_frames(self, fault: Fault, process: Process | None) -> bool:
         victim = self._worker_of(fault, process)
-        return victim is not None and self._cluster.around.data.forge(victim, self._cluster.streams.of(f"forged/{fault.label}"))
+        return victim is not None and self._cluster.ports.data.forge(victim, self._cluster.streams.of(f"forged/{fault.label}"))
 
     def _strike_forged_registration(self, fault: Fault, process: Process | None) -> bool:
         victim = self._worker_of(fault, process)

@@ -70,7 +70,7 @@ class UserRequest(msgspec.Struct, frozen=True):
 
 
 class RequestResult(msgspec.Struct, frozen=True):
-    """How a wish ended, or that it has not."""
+    """How a request ended, or that it has not."""
 
     in_progress: bool
     location: str = ""
@@ -81,18 +81,18 @@ class CoordinatorHost:
     """Leads the jobs of the state directory from `start` until it is killed."""
 
     def __init__(
-        self, around: SimPorts, process: Process, storage: StoreClient, ready: Callable[[CoordinatorHost], None]
+        self, ports: SimPorts, process: Process, storage: StoreClient, ready: Callable[[CoordinatorHost], None]
     ) -> None:
         self.process = process
-        self._around = around
+        self.ports = ports
         self._storage = storage
         self._on_ready = ready
         self.is_ready = False
-        self.clock = ProcessClock(around.kernel, process)
+        self.clock = ProcessClock(ports.kernel, process)
         self._routed = RoutedStorage(storage)
-        self._decisions = FlowPool(around.kernel, process, storage, around.injector, threads=8)
-        self._cleanup = FlowPool(around.kernel, process, storage, around.injector, threads=2)
-        rng = random.Random(around.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
+        self._decisions = FlowPool(ports.kernel, process, storage, ports.injector, threads=8)
+        self._cleanup = FlowPool(ports.kernel, process, storage, ports.injector, threads=2)
+        rng = random.Random(ports.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         self.url = f"sim://{process.name}"
         config = ServiceConfig(storage.root, url=self.url)
         self.host = Dispatcher(
@@ -125,10 +125,6 @@ class CoordinatorHost:
         )
 
     @property
-    def around(self) -> SimPorts:
-        return self._around
-
-    @property
     def is_at_rest(self) -> bool:
         """No flow is under way, and no job waits for a time to do something."""
         idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unsettled or self.host.astray)
@@ -140,12 +136,12 @@ class CoordinatorHost:
 
     def _opened(self, result: Any, error: BaseException | None) -> None:
         if error is not None:
-            self._around.kernel.trace.add(self.process.name, "can't start", str(error))
-            self._around.kernel.after(200_000, self.start, self.process)
+            self.ports.kernel.trace.add(self.process.name, "can't start", str(error))
+            self.ports.kernel.after(200_000, self.start, self.process)
             return
         self.is_ready = True
-        self._around.control.announce(self)
-        self._around.observe(Listened(self._around.kernel.now_ms, self.process.name))
+        self.ports.control.announce(self)
+        self.ports.observe(Listened(self.ports.kernel.now_ms, self.process.name))
         self._on_ready(self)
         self._lead_on(None, None)  # one thread: a world has one job
         self._retry()
@@ -168,7 +164,7 @@ class CoordinatorHost:
                 self._in_turn("", self.host.find_leaders(), _nothing)
             for job_id in sorted(self.host.unsettled):
                 self._in_turn(job_id, self.host.recover_unsettled_job(job_id), _nothing)
-        self._around.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
+        self.ports.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
 
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
 
@@ -223,11 +219,11 @@ class CoordinatorHost:
             case "submit":
                 return self._submit(body)
             case "look":
-                return self._look(job_id)
+                return self._job_status(job_id)
             case "wish":
-                return self._wish(job_id, body)
+                return self._request(job_id, body)
             case _:
-                return self._outcome(job_id, body)
+                return self._result(job_id, body)
 
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
         """As the route of the command stream."""
@@ -249,36 +245,36 @@ class CoordinatorHost:
         self._in_turn(identify_job(submission), self.host.submit(submission), ended)
         return future
 
-    def _look(self, job_id: str) -> Future[Any]:
+    def _job_status(self, job_id: str) -> Future[Any]:
         recorded = self._models._recorded_only(job_id)
         if recorded is None:
-            return self._models._led(job_id).query(_look_at)
+            return self._models._led(job_id).query(_status_of)
         future: Future[Any] = Future()
         view = view_recorded_job(recorded, self.clock.wall_ms())
         newest = recorded.newest_submission
         future.set_result(JobStatus(view.overview.state, newest.number if newest is not None else 0, view.attempt, ()))
         return future
 
-    def _wish(self, job_id: str, wish: UserRequest) -> Future[Any]:
-        kind = wish.kind
+    def _request(self, job_id: str, request: UserRequest) -> Future[Any]:
+        kind = request.kind
         if kind is None:
             return _then(self._models._call(job_id, job.CancelRequested), lambda _: "")
-        if kind is not CheckpointKind.CHECKPOINT and wish.target is None:
+        if kind is not CheckpointKind.CHECKPOINT and request.target is None:
             raise NotFoundError("a savepoint needs a target")
         return self._models._call(
             job_id,
             lambda ticket: job.SnapshotRequested(
-                ticket, kind, wish.trigger_id, target=wish.target, drain=wish.drain, native=wish.native
+                ticket, kind, request.trigger_id, target=request.target, drain=request.drain, native=request.native
             ),
         )
 
-    def _outcome(self, job_id: str, trigger_id: str) -> Future[Any]:
+    def _result(self, job_id: str, trigger_id: str) -> Future[Any]:
         recorded = self._models._recorded_only(job_id)
         if recorded is None:
-            return self._models._led(job_id).query(lambda master: _outcome_of(master.triggers.get(trigger_id), trigger_id))
+            return self._models._led(job_id).query(lambda master: _result_of(master.triggers.get(trigger_id), trigger_id))
         view = next((entry for entry in derive_triggers(recorded) if entry.trigger_id == trigger_id), None)
         future: Future[Any] = Future()
-        future.set_result(_outcome_of(view, trigger_id))
+        future.set_result(_result_of(view, trigger_id))
         return future
 
 
@@ -286,7 +282,7 @@ def _nothing(result: Any, error: BaseException | None) -> None:
     pass
 
 
-def _look_at(master: JobMaster) -> JobStatus:
+def _status_of(master: JobMaster) -> JobStatus:
     workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.workforce.views())
     setup = master.setup
     restored = master.lifecycle.restore_point
@@ -296,7 +292,7 @@ def _look_at(master: JobMaster) -> JobStatus:
     )
 
 
-def _outcome_of(view: TriggerView | None, trigger_id: str) -> RequestResult:
+def _result_of(view: TriggerView | None, trigger_id: str) -> RequestResult:
     if view is None:
         raise NotFoundError(f"no trigger {trigger_id}")
     return RequestResult(view.in_progress, view.location or "", view.failure or "")
@@ -322,7 +318,7 @@ class SimOwner:
 
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
-        self._kernel = host.around.kernel
+        self._kernel = host.ports.kernel
         self._random = self._kernel.streams.of(f"owner/{host.process.name}")
         self._service: Turns | None = None
         self._due_us: int | None = None
@@ -331,7 +327,7 @@ class SimOwner:
         self._service = service
         if isinstance(service, JobMasterRunner):
             setup = service._master.setup
-            self._host.around.observe(
+            self._host.ports.observe(
                 Led(self._kernel.now_ms, self._host.process.name, setup.job_id, setup.epoch, setup.submission, setup.graph)
             )
             self._kernel.trace.add(self._host.process.name, "leads", f"epoch {setup.epoch} submission {setup.submission}")

@@ -66,17 +66,17 @@ class DriverHost:
     """From the submission to the end of the job, or of this driver."""
 
     def __init__(
-        self, around: SimPorts, process: Process, order: Order, slots: Slots, ended: Callable[[DriverHost, str], None]
+        self, ports: SimPorts, process: Process, order: Order, slots: Slots, ended: Callable[[DriverHost, str], None]
     ) -> None:
         """`ended` is called once: with the job's terminal state, `superseded`, or why it can't be started."""
         self.process = process
         self.order = order
-        self._around = around
+        self._ports = ports
         self._slots = slots
         self._ended = ended
-        self._clock = ProcessClock(around.kernel, process)
-        self._client = JobClient(around.control)
-        self._random = around.kernel.streams.of(f"driver/{process.name}")
+        self._clock = ProcessClock(ports.kernel, process)
+        self._client = JobClient(ports.control)
+        self._random = ports.kernel.streams.of(f"driver/{process.name}")
         self.plan_bytes = pickle_plan(order.plan)
         self.launch_key = f"key of {process.name}"
         self.job_id = ""
@@ -109,42 +109,42 @@ class DriverHost:
             launch_key=self.launch_key,
             allow_output_repeat=self.order.allow_output_repeat,
         )
-        self._around.observe(Submitted(self._around.kernel.now_ms, self.process.name, submission))
+        self._ports.observe(Submitted(self._ports.kernel.now_ms, self.process.name, submission))
         self._call("submit", submission, SubmissionAccepted, self._submitted)
 
     def _submitted(self, answer: Any) -> None:
         if isinstance(answer, SubmissionAccepted):
-            self._around.kernel.trace.add(self.process.name, "submitted", f"submission {answer.submission}")
+            self._ports.kernel.trace.add(self.process.name, "submitted", f"submission {answer.submission}")
             self.accepted, self.job_id = answer, answer.job_id
             self._supervisor = SlotSupervisor.of(answer.slots, self.order.plan.graph.config)
             self._handle(Launch())
-            self._around.kernel.after(POLL_US, self._poll, self.process)
+            self._ports.kernel.after(POLL_US, self._poll, self.process)
         elif isinstance(answer, JobExistsError):
             self._end("exists")
         elif isinstance(answer, StorageUnavailableError):
-            self._around.kernel.after(self._random.randrange(*RETRY_US), self._submit, self.process)
+            self._ports.kernel.after(self._random.randrange(*RETRY_US), self._submit, self.process)
         else:
             self._end(f"{type(answer).__name__}: {answer}")
 
     def _poll(self) -> None:
         if not self.outcome:
             self._question.ask(self._clock.monotonic_ms())
-            self._call("look", None, JobStatus, self._looked)
+            self._call("look", None, JobStatus, self._answered)
 
-    def _looked(self, look: Any) -> None:
+    def _answered(self, answer: Any) -> None:
         if self.outcome:
             return
-        self._around.kernel.after(POLL_US, self._poll, self.process)
-        if isinstance(look, HoldfastError) or self.accepted is None:
+        self._ports.kernel.after(POLL_US, self._poll, self.process)
+        if isinstance(answer, HoldfastError) or self.accepted is None:
             return
-        standing = submission_status(ours=self.accepted.submission, seen=look.submission, state=look.state)
-        if standing is SubmissionStatus.SUPERSEDED:
+        status = submission_status(ours=self.accepted.submission, seen=answer.submission, state=answer.state)
+        if status is SubmissionStatus.SUPERSEDED:
             self._superseded = True
-        elif standing is SubmissionStatus.ENDED:
-            self.outcome = look.state
-        elif standing is SubmissionStatus.OURS:
-            self._handle(WorkersSeen(look.workers, self._question.answered(self._clock.monotonic_ms())))
-        if standing in (SubmissionStatus.SUPERSEDED, SubmissionStatus.ENDED):
+        elif status is SubmissionStatus.ENDED:
+            self.outcome = answer.state
+        elif status is SubmissionStatus.OURS:
+            self._handle(WorkersSeen(answer.workers, self._question.answered(self._clock.monotonic_ms())))
+        if status in (SubmissionStatus.SUPERSEDED, SubmissionStatus.ENDED):
             self._handle(JobEnded())
 
     # ----------------------------------------------------------------------------------------------------------- slots
@@ -167,7 +167,7 @@ class DriverHost:
             self._perform(action)
         deadline_ms = supervisor.next_deadline_ms()
         if deadline_ms is not None:
-            self._around.kernel.at_ms(deadline_ms, lambda: self._handle(DeadlineReached()), self.process)
+            self._ports.kernel.at_ms(deadline_ms, lambda: self._handle(DeadlineReached()), self.process)
 
     def _perform(self, action: Action) -> None:
         match action:

@@ -40,8 +40,8 @@ SAID_SHARE = 0.8
 """Of the restores from an older snapshot, those of users who say that output may repeat; the others are refused."""
 DISPOSE_AFTER_US = 60_000
 """How soon a user tries to delete what the job was given with CLAIM: before its first checkpoint, as a rule."""
-WISH_TRIES = 40
-WISH_POLL_US = 150_000
+REQUEST_TRIES = 40
+REQUEST_POLL_US = 150_000
 
 
 class UsedCluster(Protocol):
@@ -76,7 +76,7 @@ class Users:
         self._cluster = cluster
         self._user = Process("user", "user")
         self._client = JobClient(cluster.control)
-        self._wishes = 0
+        self._requests = 0
         self._random = cluster.streams.of("claims")
         self._tools = cluster.streams.of("tools")
         self.claims: set[str | None] = set()
@@ -103,9 +103,9 @@ class Users:
             return False
         is_savepoint = kind is CheckpointKind.SAVEPOINT
         native = is_savepoint and self._random.random() < NATIVE_SHARE
-        wish = UserRequest(kind, self._trigger_id(), target=SAVEPOINTS if is_savepoint else None, native=native)
-        self._cluster.trace.add("user", f"asks for {kind}", wish.trigger_id)
-        self._ask("wish", wish, str, lambda answer: None)
+        request = UserRequest(kind, self._trigger_id(), target=SAVEPOINTS if is_savepoint else None, native=native)
+        self._cluster.trace.add("user", f"asks for {kind}", request.trigger_id)
+        self._ask("wish", request, str, lambda answer: None)
         return True
 
     def restore(self, *, drain: bool) -> bool:
@@ -114,9 +114,9 @@ class Users:
             return False
         self._cluster.pending += 1
         native = self._random.random() < NATIVE_SHARE
-        wish = UserRequest(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain, native=native)
-        self._cluster.trace.add("user", "drains the job" if drain else "stops the job", wish.trigger_id)
-        self._stop_job(wish, WISH_TRIES)
+        request = UserRequest(CheckpointKind.STOP_SAVEPOINT, self._trigger_id(), target=SAVEPOINTS, drain=drain, native=native)
+        self._cluster.trace.add("user", "drains the job" if drain else "stops the job", request.trigger_id)
+        self._stop_job(request, REQUEST_TRIES)
         return True
 
     def rewind(self) -> bool:
@@ -162,27 +162,27 @@ class Users:
     # ------------------------------------------------------------------------------------------------------------- steps
 
     def _trigger_id(self) -> str:
-        self._wishes += 1
-        return f"wish-{self._wishes}"
+        self._requests += 1
+        return f"wish-{self._requests}"
 
     def _ask(self, request: str, body: Any, kind: Any, reply: Reply) -> None:
         self._client.ask(Call(self._user, request, self._cluster.job_id), body, kind, reply)
 
-    def _stop_job(self, wish: UserRequest, tries: int) -> None:
+    def _stop_job(self, request: UserRequest, tries: int) -> None:
         """Ask until somebody answers, then until it is known how it ended."""
 
         def asked(answer: Any) -> None:
             if isinstance(answer, HoldfastError):
-                self._again(tries, lambda: self._stop_job(wish, tries - 1))
+                self._again(tries, lambda: self._stop_job(request, tries - 1))
             else:
-                self._follow(wish, WISH_TRIES)
+                self._follow(request, REQUEST_TRIES)
 
-        self._ask("wish", wish, str, asked)
+        self._ask("wish", request, str, asked)
 
     def _again(self, tries: int, act: Callable[[], None]) -> None:
         cluster = self._cluster
         if tries > 0 and not (cluster.outcome and cluster.outcome != "FINISHED"):
-            cluster.kernel.after(WISH_POLL_US, act, self._user)
+            cluster.kernel.after(REQUEST_POLL_US, act, self._user)
         else:
             cluster.pending -= 1
             cluster.trace.add("user", "gives up")
@@ -190,19 +190,19 @@ class Users:
             if cluster.outcome:
                 self.job_ended()
 
-    def _follow(self, wish: UserRequest, tries: int) -> None:
+    def _follow(self, request: UserRequest, tries: int) -> None:
         def told(answer: Any) -> None:
             if isinstance(answer, RequestResult) and not answer.in_progress:
                 if answer.location:
-                    self._restore_from(answer.location, WISH_TRIES)
+                    self._restore_from(answer.location, REQUEST_TRIES)
                 else:
                     self._again(0, lambda: None)
             elif isinstance(answer, NotFoundError):
                 self._again(0, lambda: None)
             else:
-                self._again(tries, lambda: self._follow(wish, tries - 1))
+                self._again(tries, lambda: self._follow(request, tries - 1))
 
-        self._ask("outcome", wish.trigger_id, RequestResult, told)
+        self._ask("outcome", request.trigger_id, RequestResult, told)
 
     def _restore_from(self, location: str, tries: int) -> None:
         """Once the stopped job has ended, start it again."""

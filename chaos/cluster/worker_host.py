@@ -104,7 +104,7 @@ class WorkerHost:
 
     def __init__(
         self,
-        around: SimPorts,
+        ports: SimPorts,
         process: Process,
         spec: WorkerSpec,
         storage: StoreClient,
@@ -116,26 +116,26 @@ class WorkerHost:
         self.process = process
         self.spec = spec
         self.slot = spec.slot
-        self._around = around
-        self._kernel = around.kernel
+        self._ports = ports
+        self._kernel = ports.kernel
         self._left = left
-        self.clock = ProcessClock(around.kernel, process)
-        self._random = around.kernel.streams.of(f"worker/{process.name}")
+        self.clock = ProcessClock(ports.kernel, process)
+        self._random = ports.kernel.streams.of(f"worker/{process.name}")
         self._nonces = 0
-        self.pool = FlowPool(around.kernel, process, storage, around.injector, threads=POOL_THREADS)
-        self.transport = around.data.open(process, spec.slot, self.wake)
+        self.pool = FlowPool(ports.kernel, process, storage, ports.injector, threads=POOL_THREADS)
+        self.transport = ports.data.open(process, spec.slot, self.wake)
         self.folder = self._open_folder()
         self._recovery = None
         if keeps_copies:
             self._recovery = LocalRecovery(
                 spec.local_directory, job_id=spec.job_id, state_directory=spec.state_directory, storage=storage
             )
-        builder = InstrumentedBuilder(spec.plan, self._ports(storage, nonce), self)
+        builder = InstrumentedBuilder(spec.plan, self._worker_ports(storage, nonce), self)
         self.worker = Worker(spec.slot, self.transport, self.clock, builder, self._report)
         self.gateway = SimGateway(
-            around.kernel,
+            ports.kernel,
             process,
-            around.control,
+            ports.control,
             self._identity(storage, nonce),
             deliver=self._deliver,
             metrics=self.worker.metrics_of,
@@ -160,7 +160,7 @@ class WorkerHost:
         sweep_behind(self.pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
         return folder
 
-    def _ports(self, storage: StoreClient, nonce: str) -> WorkerPorts:
+    def _worker_ports(self, storage: StoreClient, nonce: str) -> WorkerPorts:
         return WorkerPorts(
             job_id=self.spec.job_id,
             storage=storage,
@@ -276,11 +276,11 @@ class WorkerHost:
 
     def _deliver(self, command: WorkerCommand) -> None:
         kind = command_kind(command)
-        self._around.injector.point(f"worker.receive.{kind}", self.process)
+        self._ports.injector.point(f"worker.receive.{kind}", self.process)
         if not self.process.alive:
             return
         self._kernel.trace.add(self.process.name, f"takes {kind}", _describe(command))
-        self._around.observe(Delivered(self._kernel.now_ms, self.process.name, self.slot, command))
+        self._ports.observe(Delivered(self._kernel.now_ms, self.process.name, self.slot, command))
         self.worker.post(command)
 
     def _report(self, item: SubtaskStatus | Answerable) -> None:
@@ -290,14 +290,14 @@ class WorkerHost:
             item.state.value.lower() if isinstance(item, SubtaskStatus) else type(item).__name__.removesuffix("Checkpoint").lower()
         )
         self._kernel.trace.add(self.process.name, f"reports {kind}", _describe(item))
-        self._around.observe(Reported(self._kernel.now_ms, self.process.name, self.slot, item))
+        self._ports.observe(Reported(self._kernel.now_ms, self.process.name, self.slot, item))
         if not isinstance(item, AcknowledgeCheckpoint):
             self.gateway.report(item)
             return
-        for each in self._around.injector.acknowledgements(item, self.slot):
+        for each in self._ports.injector.acknowledgements(item, self.slot):
             if each is not item:
                 self._kernel.trace.add(self.process.name, "forges ack", _describe(each))
-                self._around.observe(Forged(self._kernel.now_ms, self.process.name, self.slot, each, item))
+                self._ports.observe(Forged(self._kernel.now_ms, self.process.name, self.slot, each, item))
             self.gateway.report(each)
 
     # ------------------------------------------------------------------------------------------------------- operators
@@ -306,8 +306,8 @@ class WorkerHost:
         """Let faults hit the operators of a subtask: a wrapper on the instance takes the place of each method."""
         for node in deployed.subtask.chain.nodes:
             self._wrap(node.operator, node.context.uid)
-            if self._around.emitted is not None:
-                self._around.emitted.watch(node.operator, node.context.uid)
+            if self._ports.emitted is not None:
+                self._ports.emitted.watch(node.operator, node.context.uid)
             if self.process.modules is not None:
                 self._remember(node.operator, node.context.uid)
         self._watch_head(deployed.subtask)
@@ -351,12 +351,12 @@ class WorkerHost:
             before = {**memory_of_imports(modules), **before}
         places = changed(before, after)
         if places:
-            self._around.observe(Remembered(self._kernel.now_ms, self.process.name, uid, tuple(places)))
+            self._ports.observe(Remembered(self._kernel.now_ms, self.process.name, uid, tuple(places)))
 
     def _watch_head(self, subtask: Subtask) -> None:
         """The head of a chain is the first to take part in a checkpoint, and to flush."""
         head, key, attempt = subtask.chain.head.operator, subtask.key, subtask.attempt
-        kernel, process, observe = self._kernel, self.process, self._around.observe
+        kernel, process, observe = self._kernel, self.process, self._ports.observe
         snapshot_state, finish = head.snapshot_state, head.finish
 
         def begin(checkpoint_id: int) -> None:
@@ -377,7 +377,7 @@ class WorkerHost:
             self._watch_channels(subtask._ports.inputs.gate)
 
     def _watch_channels(self, gate: Any) -> None:
-        kernel, process, observe = self._kernel, self.process, self._around.observe
+        kernel, process, observe = self._kernel, self.process, self._ports.observe
         handler = gate._handler
         ended = handler._ended
 
@@ -390,7 +390,7 @@ class WorkerHost:
 
     def _in_slices(self, original: Callable[[int], Iterator[None]], point: str, uid: str) -> Callable[[int], Iterator[None]]:
         """Each slice of a firing takes a while, so that what comes meanwhile may fall between two of them."""
-        injector, process, clock, drawn = self._around.injector, self.process, self.clock, self._random
+        injector, process, clock, drawn = self._ports.injector, self.process, self.clock, self._random
 
         def slices(watermark_ms: int) -> Iterator[None]:
             firing = original(watermark_ms)  # at once: a barrier may be taken before the first slice
@@ -407,7 +407,7 @@ class WorkerHost:
         return slices
 
     def _hook(self, original: Callable[..., Any], point: str, uid: str) -> Callable[..., Any]:
-        injector, process, clock = self._around.injector, self.process, self.clock
+        injector, process, clock = self._ports.injector, self.process, self.clock
 
         def call(*arguments: Any) -> Any:
             injector.point(point, process)
@@ -419,7 +419,7 @@ class WorkerHost:
 
 def _is_between_slices(subtask: Subtask) -> bool:
     """Work such as the firing of a watermark has begun, and has not ended."""
-    work = subtask._intake._work
+    work = subtask._input._work
     return bool(work) and isinstance(work[0], Generator) and inspect.getgeneratorstate(work[0]) == inspect.GEN_SUSPENDED
 
 

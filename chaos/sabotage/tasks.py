@@ -48,7 +48,7 @@ def _does_not_wait(original: Any) -> Any:
 
 def _does_not_wait_for_commits(original: Any) -> Any:
     def finish_if_due(self: Subtask) -> bool:
-        if not self._finish_id or self._intake.has_work:
+        if not self._finish_id or self._input.has_work:
             return False
         self._finish()
         return True

@@ -95,12 +95,12 @@ class SimStores:
         """Location of the state directory."""
         wired = SimS3(wall_ms, wire) if wire is not None else None
         self.medium: Medium = wired or (SimObjectStore(wall_ms) if objects else SimDisk(wall_ms))
-        self._around = _Around(kernel, faults, observe, self.medium, wired)
+        self._ports = _StorePorts(kernel, faults, observe, self.medium, wired)
         self._views: dict[str, StoreView] = {}
 
     def client(self, process: Process | None = None) -> StoreClient:
         """The state directory as a process sees it; None: whichever process runs."""
-        return StoreClient(self._around, self.medium.storage(self.root), process)
+        return StoreClient(self._ports, self.medium.storage(self.root), process)
 
     def view(self, location: str) -> StoreView:
         view = self._views.get(location)
@@ -114,7 +114,7 @@ class SimStores:
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class _StorePorts:
     """What all clients of a world share."""
 
     kernel: Kernel
@@ -128,15 +128,15 @@ class _Around:
 class StoreClient:
     """Implements `operations.Storage` for one process. What was asked for can be performed when the process is dead."""
 
-    def __init__(self, around: _Around, storage: Storage, process: Process | None = None, home: str | None = None) -> None:
-        self._around = around
+    def __init__(self, ports: _StorePorts, storage: Storage, process: Process | None = None, home: str | None = None) -> None:
+        self._ports = ports
         self._storage = storage
         self._process = process
         self._root = storage.root
         self._shown = "" if home in (None, storage.root) else f"{storage.root.rstrip('/')}/"
         """In front of paths in the trace."""
         self._home = home or storage.root
-        self._view = around.medium.view(storage.root)
+        self._view = ports.medium.view(storage.root)
         self._others: dict[str, StoreClient] = {}
 
     @property
@@ -150,17 +150,17 @@ class StoreClient:
             return self
         known = self._others.get(storage.root)
         if known is None:
-            known = self._others[storage.root] = StoreClient(self._around, storage, self._process, self._home)
+            known = self._others[storage.root] = StoreClient(self._ports, storage, self._process, self._home)
         return known
 
     def execute(self, operation: Operation) -> Any:
         """Perform one operation, or let it fail as the faults have it. Errors are those of LocalStorage."""
-        around = self._around
-        process = self._process or around.kernel.current
+        ports = self._ports
+        process = self._process or ports.kernel.current
         actor, role = ("nobody", "") if process is None else (process.name, process.role)
-        decision = around.faults.decide(actor, role, operation)
-        if decision.outcome != "ok" and around.wire is not None:
-            return self._on_wire(around.wire, actor, operation, decision)
+        decision = ports.faults.decide(actor, role, operation)
+        if decision.outcome != "ok" and ports.wire is not None:
+            return self._on_wire(ports.wire, actor, operation, decision)
         match decision.outcome:
             case "ok":
                 return self._perform(actor, operation)
@@ -210,7 +210,7 @@ class StoreClient:
 
     def _postponed(self, actor: str, operation: Operation, delay_ms: int) -> HoldfastError:
         """Let it happen once its caller has given up; an operation that changes nothing just fails."""
-        around, losses = self._around, self._around.medium.power_losses
+        ports, losses = self._ports, self._ports.medium.power_losses
         if not _changes(operation):
             return self._failed(actor, operation, _error(self._root, operation, errno.ETIMEDOUT))
         sent = _as_sent(operation)
@@ -218,12 +218,12 @@ class StoreClient:
         error = _unclear(self._root, operation)
 
         def arrive() -> None:
-            if around.medium.power_losses != losses:
+            if ports.medium.power_losses != losses:
                 return  # it was on its way within the machine
             with suppress(HoldfastError):  # nobody waits for the answer
                 self._perform(actor, sent, "late")
 
-        around.kernel.after(delay_ms * 1000, arrive)
+        ports.kernel.after(delay_ms * 1000, arrive)
         self._tell(actor, operation, error, self._existing(operation), "postponed")
         return error
 
@@ -241,7 +241,7 @@ class StoreClient:
         finally:  # until then its sender waits, and asks again at this very moment of the schedule
             gone_us = int((wire.waited_ms - began_ms + decision.delay_ms) * 1_000)
             for act in late:
-                self._around.kernel.after(gone_us, partial(self._arrive, actor, sent, act))
+                self._ports.kernel.after(gone_us, partial(self._arrive, actor, sent, act))
 
     def _arrive(self, actor: str, operation: Operation, act: Callable[[], Any]) -> None:
         """One late request of an operation."""
@@ -253,11 +253,11 @@ class StoreClient:
 
     def waited_us(self) -> int:
         """How long all callers together have waited on the wire, since the world began."""
-        return 0 if self._around.wire is None else int(self._around.wire.waited_ms * 1_000)
+        return 0 if self._ports.wire is None else int(self._ports.wire.waited_ms * 1_000)
 
     @contextmanager
     def _hooked(self, hook: CallHook) -> Iterator[None]:
-        medium = self._around.medium
+        medium = self._ports.medium
         before, medium.before_call = medium.before_call, hook
         try:
             yield
@@ -280,16 +280,16 @@ class StoreClient:
         return () if self._view.size(path) is None else (path,)
 
     def _tell(self, actor: str, operation: Operation, result: Any, before: tuple[str, ...], note: str) -> None:
-        around = self._around
+        ports = self._ports
         after = self._existing(operation)
         removed = tuple(path for path in before if self._view.size(path) is None) if before else before
         added = tuple(path for path in after if path not in before) if after else after
-        said = f"{self._described(operation)} {_short(operation, result)}{'' if around.kernel.opaque else _content(operation)}"
-        around.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
+        said = f"{self._described(operation)} {_short(operation, result)}{'' if ports.kernel.opaque else _content(operation)}"
+        ports.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
         if isinstance(operation, _PLAIN_READS) and not note and not isinstance(result, Exception):
             return  # no news, and a third of all operations
-        on_wire = around.wire is not None
-        around.observe(Stored(around.kernel.now_ms, actor, self._root, operation, result, removed, added, note, on_wire))
+        on_wire = ports.wire is not None
+        ports.observe(Stored(ports.kernel.now_ms, actor, self._root, operation, result, removed, added, note, on_wire))
 
     def _described(self, operation: Operation) -> str:
         return f"{type(operation).__name__} {self._shown}{ops.path_of(operation)}"
@@ -298,7 +298,7 @@ class StoreClient:
         """About how many calls of the medium an operation makes."""
         if isinstance(operation, ops.DeleteFolder):
             return 2 + len(self._view.paths(operation.prefix))
-        return self._around.medium.calls_of_change if _changes(operation) else 1
+        return self._ports.medium.calls_of_change if _changes(operation) else 1
 
 
 # ------------------------------------------------------------------------------------------------------------------ trouble

@@ -234,7 +234,7 @@ class ProcessOperator(Operator):
         return self._fire(self._timers().advance_watermark(watermark_ms, self._on_timer))
 
     def next_processing_time_ms(self) -> int | None:
-        return self._timers().next_alarm_ms
+        return self._timers().next_processing_time_ms
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         return self._fire(self._timers().advance_processing_time(now_ms, self._on_timer))

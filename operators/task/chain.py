@@ -103,7 +103,7 @@ class OperatorChain:
         self._opened: list[ChainNode] = []
         self._timed: tuple[RuntimeContext, ...] = ()
         self._behind: tuple[KeyedStateBackend, ...] = ()
-        self._alarms = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
+        self._timer_nodes = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
 
     def node(self, uid: str) -> ChainNode:
         return next(node for node in self.nodes if node.uid == uid)
@@ -128,7 +128,7 @@ class OperatorChain:
         self._timed = tuple(c for c in contexts if c.keyed_backend is not None and c.keyed_backend.uses_processing_time)
         backends = [context.keyed_backend for context in contexts]
         self._behind = tuple(backend for backend in backends if backend is not None and backend.writes_behind)
-        self.tell_time()
+        self.set_processing_time()
         for node in self.nodes:
             node.operator.initialize_state()
         for node in reversed(self.nodes):
@@ -150,8 +150,8 @@ class OperatorChain:
 
     # ---------------------------------------------------------------------------------------------------------- data
 
-    def tell_time(self) -> None:
-        """To states with a TTL, before each unit of work."""
+    def set_processing_time(self) -> None:
+        """Set the processing time of states with a TTL, before each unit of work."""
         for context in self._timed:
             context.keyed_state.set_processing_time(context.now_ms())
 
@@ -207,19 +207,19 @@ class OperatorChain:
 
     # --------------------------------------------------------------------------------------------- processing time
 
-    def next_alarm_ms(self) -> int | None:
+    def next_processing_time_ms(self) -> int | None:
         """Wall-clock time of the earliest processing-time timer of any operator."""
-        if not self._alarms:
+        if not self._timer_nodes:
             return None
         earliest: int | None = None
-        for node in self._alarms:  # asked around every unit of work
+        for node in self._timer_nodes:  # asked around every unit of work
             time_ms = node.operator.next_processing_time_ms()
             if time_ms is not None and (earliest is None or time_ms < earliest):
                 earliest = time_ms
         return earliest
 
-    def fire_alarms(self, wall_ms: int) -> Iterator[None]:
-        for node in self._alarms:
+    def fire_processing_time_timers(self, wall_ms: int) -> Iterator[None]:
+        for node in self._timer_nodes:
             due = node.operator.next_processing_time_ms()
             if due is not None and due <= wall_ms:
                 yield from node.operator.process_processing_time(wall_ms)

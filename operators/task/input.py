@@ -183,9 +183,9 @@ class TaskInput:
             self._take(item)
             return True
         wall_ms = self._clock.wall_ms()
-        alarm_ms = self._next_alarm_ms()
-        if alarm_ms is not None and alarm_ms <= wall_ms:
-            self._work.append(self._chain.fire_alarms(wall_ms))
+        timer_ms = self._next_processing_time_ms()
+        if timer_ms is not None and timer_ms <= wall_ms:
+            self._work.append(self._chain.fire_processing_time_timers(wall_ms))
             return True
         if self._inputs is None:
             return self._poll_source(now_ms)
@@ -200,14 +200,14 @@ class TaskInput:
         wakeups: list[int] = []
         if self._source is not None and self._phase is SourcePhase.READING:
             wakeups.append(self._ready_at_ms)
-        alarm_ms = self._next_alarm_ms()
-        if alarm_ms is not None:
-            wakeups.append(self._clock.monotonic_ms() + max(0, alarm_ms - self._clock.wall_ms()) + 1)
+        timer_ms = self._next_processing_time_ms()
+        if timer_ms is not None:
+            wakeups.append(self._clock.monotonic_ms() + max(0, timer_ms - self._clock.wall_ms()) + 1)
         return min(wakeups, default=None)
 
-    def _next_alarm_ms(self) -> int | None:
-        """Nothing may be emitted behind the end of data, so alarms end with it."""
-        return None if self.is_drained else self._chain.next_alarm_ms()
+    def _next_processing_time_ms(self) -> int | None:
+        """Nothing may be emitted behind the end of data, so processing-time timers end with it."""
+        return None if self.is_drained else self._chain.next_processing_time_ms()
 
     def _look_ahead(self, now_ms: int) -> None:
         """Between two slices of work: let a barrier in, hold anything else."""

@@ -107,7 +107,7 @@ class Subtask:
         self._snapshots = ports.snapshots
         self._budget_s = step_budget_ms / 1000
         self._outputs: tuple[ResultPort, ...] = ports.chain.partitions()
-        self._intake = TaskInput(
+        self._input = TaskInput(
             ports.chain,
             ports.inputs,
             ports.clock,
@@ -132,7 +132,7 @@ class Subtask:
     @property
     def is_drained(self) -> bool:
         """The end of data was passed on; only barriers and notices may still come."""
-        return self._intake.is_drained
+        return self._input.is_drained
 
     @property
     def is_disposed(self) -> bool:
@@ -157,13 +157,13 @@ class Subtask:
     def metrics(self) -> SubtaskMetrics:
         """Counters since the attempt began."""
         nodes = self.chain.nodes
-        watermark_ms = self._intake.watermark_ms
+        watermark_ms = self._input.watermark_ms
         return SubtaskMetrics(
             self.key.vertex,
             self.key.subtask,
             records_in=self.chain.head.context.counters.records_in,
             records_out=sum(node.context.counters.records_out for node in nodes if node.partitions or not node.children),
-            bytes_in=self._intake.bytes_in,
+            bytes_in=self._input.bytes_in,
             bytes_out=sum(output.bytes_out for output in self._outputs),
             operators=self.chain.metrics(),
             busy_ms=max(0, int(self._times.busy_s * 1000)),
@@ -221,7 +221,7 @@ class Subtask:
 
     def _stop_work(self) -> None:
         self._pool.cancel_flows()
-        self._intake.clear()
+        self._input.clear()
         self.chain.close()
         if self._ports.inputs is not None:
             self._ports.inputs.gate.close()
@@ -242,7 +242,7 @@ class Subtask:
         """Commits are done: nothing more will come from here.
 
         An attempt that was restored from a job's last checkpoint only to commit it ends before its data does."""
-        if not self._intake.is_drained:
+        if not self._input.is_drained:
             self.chain.broadcast(EndOfData(drain=False))
         self.chain.broadcast(EndOfPartition())
         errors = self.chain.close()
@@ -277,7 +277,7 @@ class Subtask:
         times.last_end_s = self._clock.seconds()
         times.was_backpressured = backpressured
         times.busy_s += times.last_end_s - began
-        wakeup_ms = self._intake.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
+        wakeup_ms = self._input.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
         self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
         return self.last_step
 
@@ -301,8 +301,8 @@ class Subtask:
             for output in self._outputs:
                 if not output.is_available:
                     return moved, False, True
-            self.chain.tell_time()
-            if not self._intake.advance(now_ms):
+            self.chain.set_processing_time()
+            if not self._input.advance(now_ms):
                 return moved, False, False
             moved = True
             if self.mailbox or self._clock.seconds() >= deadline_s:
@@ -310,7 +310,7 @@ class Subtask:
         return moved, True, False
 
     def _finish_if_due(self) -> bool:
-        if not self._finish_id or self._intake.has_work or self.chain.has_pending_work() or self._pool.under_way:
+        if not self._finish_id or self._input.has_work or self.chain.has_pending_work() or self._pool.under_way:
             return False
         self._finish()
         return True
@@ -322,7 +322,7 @@ class Subtask:
         while (mail := self.mailbox.take()) is not None:
             served = True
             try:
-                self.chain.tell_time()
+                self.chain.set_processing_time()
                 self._handle(mail)
             except BaseException as error:
                 self._fail(failure_of(error))
@@ -334,7 +334,7 @@ class Subtask:
         match mail:
             case PoolOutcome():
                 mail.done(mail.result, mail.error)
-                self._intake.collect_own_watermarks()
+                self._input.collect_own_watermarks()
             case TriggerCheckpoint():
                 self._trigger(mail)
             case NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
@@ -394,12 +394,12 @@ class Subtask:
         )
         stops = trigger.kind is CheckpointKind.STOP_SAVEPOINT
         if stops and trigger.drain:
-            self._intake.end_source(drain=True)
-            self._intake.add_work(self._snapshot_in_turn(barrier))
+            self._input.end_source(drain=True)
+            self._input.add_work(self._snapshot_in_turn(barrier))
             return
         self._perform(barrier)
         if stops:
-            self._intake.end_source(drain=False)
+            self._input.end_source(drain=False)
 
     def _snapshot_in_turn(self, barrier: CheckpointBarrier) -> Iterator[None]:
         """A snapshot that waits for the work in front of it."""

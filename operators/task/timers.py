@@ -188,8 +188,8 @@ class InternalTimerService:
         return self._fire(self.event, watermark_ms, on_timer)
 
     @property
-    def next_alarm_ms(self) -> int | None:
-        """Wall-clock time at which to call `advance_processing_time`: one alarm, for the earliest timer; None: none is needed.
+    def next_processing_time_ms(self) -> int | None:
+        """Wall-clock time at which to call `advance_processing_time`: that of the earliest timer; None: there is none.
 
         One ms behind the timer, so that its time has passed in full; the delay from now is max(t - now, 0) + 1 (N09)."""
         head = self.processing.head()

@@ -193,16 +193,16 @@ class OperatorHarness:
             batch = Batch(columns=data, timestamps=stamps)
         else:
             batch = Batch(rows=list(copy.deepcopy(data)), schema=schema, timestamps=stamps)
-        self._tell_time()
+        self._set_processing_time()
         self.operator.process_batch(batch, 0)
 
-    def _tell_time(self) -> None:
+    def _set_processing_time(self) -> None:
         """As the runtime does before each unit of work."""
         if self._keyed is not None:
             self._keyed.set_processing_time(self.clock.wall_ms())
 
     def watermark(self, watermark_ms: int) -> None:
-        self._tell_time()
+        self._set_processing_time()
         for _ in self.operator.process_watermark(watermark_ms):
             pass
 
@@ -214,7 +214,7 @@ class OperatorHarness:
     def processing_time(self, now_ms: int) -> None:
         """The clock moves, and the alarm rings if it is due."""
         self.clock.now_ms = now_ms
-        self._tell_time()
+        self._set_processing_time()
         due = self.operator.next_processing_time_ms()
         if due is not None and due <= now_ms:
             for _ in self.operator.process_processing_time(now_ms):

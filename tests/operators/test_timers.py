@@ -75,7 +75,7 @@ def test_n01_a_timer_registered_twice_fires_once() -> None:
     assert rig.watermark(20) == []
 
 
-def test_n02_key_and_namespace_tell_timers_apart() -> None:
+def test_n02_key_and_namespace_set_processing_timers_apart() -> None:
     rig = Rig()
     rig.at(K1).register_event_time_timer(10, b"ns")
     rig.at(K2).register_event_time_timer(10, b"ns")
@@ -121,11 +121,11 @@ def test_n06_a_timer_in_the_past_fires_at_the_next_advance() -> None:
 
 def test_n07_an_earlier_timer_replaces_the_alarm() -> None:
     rig = Rig()
-    assert rig.service.next_alarm_ms is None
+    assert rig.service.next_processing_time_ms is None
     rig.at(K1).register_processing_time_timer(100)
-    assert rig.service.next_alarm_ms == 101
+    assert rig.service.next_processing_time_ms == 101
     rig.at(K1).register_processing_time_timer(50)
-    assert rig.service.next_alarm_ms == 51
+    assert rig.service.next_processing_time_ms == 51
 
 
 def test_n08_after_an_alarm_the_next_one_is_for_the_head() -> None:
@@ -134,16 +134,16 @@ def test_n08_after_an_alarm_the_next_one_is_for_the_head() -> None:
     rig.at(K1).register_processing_time_timer(50)
     rig.on[50] = lambda: rig.service.register_processing_time_timer(60)
     assert [time for time, *_ in rig.alarm(51)] == [50]
-    assert rig.service.next_alarm_ms == 61
+    assert rig.service.next_processing_time_ms == 61
 
 
 def test_n09_a_timer_fires_when_its_time_has_passed_in_full() -> None:
     rig = Rig()
     rig.at(K1).register_processing_time_timer(100)
-    assert rig.service.next_alarm_ms == 101
+    assert rig.service.next_processing_time_ms == 101
     assert rig.alarm(100) == []
     assert len(rig.alarm(101)) == 1
-    assert rig.service.next_alarm_ms is None
+    assert rig.service.next_processing_time_ms is None
 
 
 def test_n10_the_key_of_each_timer_is_current_in_its_callback() -> None:
@@ -173,7 +173,7 @@ def test_n11_a_snapshot_restores_by_key_group_and_rebuilds_the_order() -> None:
 def test_n12_overdue_processing_timers_fire_once_in_order_after_a_restore() -> None:
     rig = Rig(now_ms=1_000)
     rig.service.processing.load([(70, b"k1", b"", 3), (50, b"k2", b"", 90)])
-    assert rig.service.next_alarm_ms == 51
+    assert rig.service.next_processing_time_ms == 51
     assert [time for time, *_ in rig.alarm(1_001)] == [50, 70]
     assert rig.alarm(2_000) == []
 

@@ -89,7 +89,7 @@ def waits_for(*ids: int, mails: tuple[Any, ...] = (), state: TaskState = TaskSta
     """A worker whose subtask has seen some of the barriers of these ids."""
     key = SimpleNamespace(vertex=COUNT, subtask=0)
     mailbox, intake = SimpleNamespace(_mails=mails), SimpleNamespace(watermark_ms=0)
-    subtask = SimpleNamespace(attempt=1, key=key, state=state, mailbox=mailbox, _intake=intake)
+    subtask = SimpleNamespace(attempt=1, key=key, state=state, mailbox=mailbox, _input=intake)
     each = SimpleNamespace(subtask=subtask, gate=SimpleNamespace(pending=ids))
     worker = SimpleNamespace(_commands=())
     return SimpleNamespace(process=SimpleNamespace(name="worker-0.1"), worker=worker, subtasks=lambda: [each])

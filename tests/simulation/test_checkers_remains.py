@@ -287,7 +287,7 @@ def subtask(watermark_ms: int = 0, **parts: Any) -> Any:
     found = SimpleNamespace(
         key=key,
         attempt=1,
-        _intake=SimpleNamespace(watermark_ms=watermark_ms),
+        _input=SimpleNamespace(watermark_ms=watermark_ms),
         mailbox=parts.get("mailbox", []),
         _snapshots=SimpleNamespace(_aborted=parts.get("aborted", [])),
     )
