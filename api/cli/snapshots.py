@@ -1,10 +1,7 @@
 """`holdfast snapshot inspect | verify | diff | export | copy | edit | bootstrap | dispose | fsck`: parse, call, print.
 
-Exit codes are those of `diff`: 0 sound or the same, 1 damaged or different, 2 trouble.
-
-`holdfast snapshot fsck`: parse, call, print.
-
-Exit codes: 0 every file has an owner and is there, 1 not so, 2 trouble, or a repair that was refused."""
+Exit codes are those of `diff`: 0 sound or the same (of `fsck`: every file has an owner and is there), 1 damaged or different,
+2 trouble, which includes a repair that was refused."""
 
 from __future__ import annotations
 

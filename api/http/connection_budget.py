@@ -1,6 +1,6 @@
 """CORE: which connections may stay: deadlines for heads and bodies, a cap per address, and room kept for known callers.
 
-Events in, actions out; the shell (`http_protocol.py`) owns the sockets and says what HTTP made of their bytes. It refuses to know
+Events in, actions out; the shell (`protocol.py`) owns the sockets and says what HTTP made of their bytes. It refuses to know
 what a request is about: who a caller is, is told as a `Standing`.
 
 A flood from the address of the workers can't be told from workers by its address (a local Spark, a proxy), and refusing newcomers

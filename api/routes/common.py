@@ -1,8 +1,7 @@
-"""What routes share: path parameters, the service behind them, and answers encoded by msgspec.
+"""What routes share: path parameters, the service behind them, request bodies, and answers encoded by msgspec.
 
-Request bodies: how large each may be, how many bytes are held in all, who decodes them; and their description for OpenAPI.
-
-Content types are not looked at: `curl -d` says form data and means JSON, as Flink's users do."""
+A body is bounded twice, each one and all that are held together, is decoded here, and is described here for OpenAPI. Content
+types are not looked at: `curl -d` says form data and means JSON, as Flink's users do."""
 
 from __future__ import annotations
 

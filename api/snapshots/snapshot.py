@@ -1,10 +1,7 @@
 """`hf.Snapshot`: a checkpoint or savepoint as an object, without a coordinator and without user code.
 
-Nothing in the snapshot is changed or unpickled. Paths may be URLs wherever a storage for them exists.
-
-A snapshot opened where it is; a savepoint's pointer in its job is followed.
-
-Nothing is unpickled and nothing is changed."""
+A snapshot is opened where it is; a savepoint's pointer in its job is followed. Nothing in it is changed or unpickled. Paths may
+be URLs wherever a storage for them exists."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A campaign: seeds over workloads, run until they are through or enough has broken; then each failure made small and told.
 
-It decides which seed runs which workload, when to stop, and what is looked at again. It prints nothing.
-
-One run again: the same request, or with a part of its faults."""
+It decides which seed runs which workload, when to stop, and what is looked at again, and runs one request again, with all of
+its faults or a part of them. It prints nothing."""
 
 from __future__ import annotations
 
@@ -25,19 +24,6 @@ from holdfast.chaos.faults.faults import Fault
 
 if TYPE_CHECKING:
     from holdfast.chaos.cluster.world import Run, RunRequest
-
-
-def replay_seed(request: RunRequest, only: str | None) -> Run:
-    """Run it in this process. `only`: these faults of its plan alone, which takes a run to find out if it is drawn.
-
-    Raises InvalidConfigError for faults that are not in it, and whatever the run itself raises."""
-    from holdfast.chaos.campaign.user_runs import run_seed
-
-    quieten_logs()
-    if only is None:
-        return run_seed(request)
-    plan = request.plan if request.plan is not None else run_seed(request).result.plan
-    return run_seed(replace(request, plan=choose_part(only, plan)))
 
 
 FAILURES_MAX = 5
@@ -351,3 +337,16 @@ def _bare(campaign: Campaign, result: RunResult, violation: ViolationRecord, sma
 
 def _part(plan: tuple[Fault, ...], kept: tuple[int, ...]) -> tuple[Fault, ...]:
     return tuple(plan[index] for index in kept)
+
+
+def replay_seed(request: RunRequest, only: str | None) -> Run:
+    """Run it in this process. `only`: these faults of its plan alone, which takes a run to find out if it is drawn.
+
+    Raises InvalidConfigError for faults that are not in it, and whatever the run itself raises."""
+    from holdfast.chaos.campaign.user_runs import run_seed
+
+    quieten_logs()
+    if only is None:
+        return run_seed(request)
+    plan = request.plan if request.plan is not None else run_seed(request).result.plan
+    return run_seed(replace(request, plan=choose_part(only, plan)))

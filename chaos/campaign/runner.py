@@ -1,15 +1,8 @@
-"""Many seeds over several processes. Results come in the order of the requests, whoever is ready first, so that what is
-made of them does not depend on how many processes ran.
+"""Many seeds over several processes, each of which runs one seed after another: both ends of such a process, and the pool of them.
 
-Asks Linux to keep what a process holds in huge pages.
-
-A simulated run goes through all of the product's code and data every few milliseconds. On a virtual machine each miss of the
-address cache costs two walks of page tables, 5 to 10 % of a run's time in all.
-
-One process that runs seeds, one after another: its two ends, and what goes between them.
-
-It decides what becomes of a run that raises, hangs or takes its process along: a failed seed, never a lost one. It knows
-nothing of the simulated world but the function that runs a request."""
+Results come in the order of the requests, whichever is ready first, so that what is made of them does not depend on how many
+processes ran. A run that raises, hangs or takes its process along is a failed seed, never a lost one. Nothing is known here of
+the simulated world but the function that runs a request."""
 
 from __future__ import annotations
 
@@ -36,41 +29,6 @@ from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 
 if TYPE_CHECKING:
     from holdfast.chaos.cluster.world import Run, RunRequest
-
-
-_HUGE_BYTES = 1 << 21
-_MADV_COLLAPSE = 25
-"""Since Linux 6.1; older kernels refuse it."""
-
-
-def collapse_memory() -> int:
-    """Let this process's private memory be moved to huge pages, as it is now. Only advice: nothing changes where a kernel
-    refuses, or has no such thing. Returns the bytes of the ranges that it took whole."""
-    if sys.platform != "linux":
-        return 0
-    with suppress(ImportError, AttributeError, OSError):
-        import ctypes
-
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        return sum(end - start for start, end in _ranges() if madvise(start, end - start, _MADV_COLLAPSE) == 0)
-    return 0
-
-
-def _ranges() -> list[tuple[int, int]]:
-    """Whole huge pages of the anonymous memory that can be written."""
-    found = []
-    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
-        for line in lines:
-            addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
-            if inode != "0" or not rights.startswith("rw") or not rights.endswith("p") or (name and name[0].strip() != "[heap]"):
-                continue
-            first, last = (int(address, 16) for address in addresses.split("-"))
-            start, end = -(-first // _HUGE_BYTES) * _HUGE_BYTES, last // _HUGE_BYTES * _HUGE_BYTES
-            if start < end:
-                found.append((start, end))
-    return found
-
 
 RUN_SEED = "holdfast.chaos.campaign.user_runs:run_seed"
 """Where the function is that runs one request: module:name."""
@@ -375,3 +333,42 @@ class SeedRunner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+# ------------------------------------------------------------------------------------------------------- huge pages
+#
+# A run goes through all of the product's code and data every few milliseconds. On a virtual machine each miss of the address
+# cache costs two walks of page tables, 5 to 10 % of a run's time in all.
+
+_HUGE_BYTES = 1 << 21
+_MADV_COLLAPSE = 25
+"""Since Linux 6.1; older kernels refuse it."""
+
+
+def collapse_memory() -> int:
+    """Let this process's private memory be moved to huge pages, as it is now. Only advice: nothing changes where a kernel
+    refuses, or has no such thing. Returns the bytes of the ranges that it took whole."""
+    if sys.platform != "linux":
+        return 0
+    with suppress(ImportError, AttributeError, OSError):
+        import ctypes
+
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        return sum(end - start for start, end in _ranges() if madvise(start, end - start, _MADV_COLLAPSE) == 0)
+    return 0
+
+
+def _ranges() -> list[tuple[int, int]]:
+    """Whole huge pages of the anonymous memory that can be written."""
+    found = []
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
+            if inode != "0" or not rights.startswith("rw") or not rights.endswith("p") or (name and name[0].strip() != "[heap]"):
+                continue
+            first, last = (int(address, 16) for address in addresses.split("-"))
+            start, end = -(-first // _HUGE_BYTES) * _HUGE_BYTES, last // _HUGE_BYTES * _HUGE_BYTES
+            if start < end:
+                found.append((start, end))
+    return found

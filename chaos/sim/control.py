@@ -1,9 +1,7 @@
-"""The control plane in virtual time: requests of workers to a coordinator, as bytes. Command streams back: commandstream.py.
+"""The control plane in virtual time, as bytes: requests to a coordinator, and the command streams back to its workers.
 
-It stands for HTTP: a request is answered, or refused because nobody listens, or times out. Messages travel encoded by the
-product's codec, so that what one process keeps is never what another one changes.
-
-The command streams of a coordinator to its workers in virtual time, as bytes: they stand for a response that does not end."""
+It stands for HTTP: a request is answered, or refused because nothing listens, or times out; a command stream is a response that
+does not end. Messages travel encoded by the product's codec, so that what one process keeps is never what another one changes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""A disk in memory with the durability of a real one, and file names as a directory on it has them.
+"""A disk in memory with the durability of a real one: its content and names, each as it is now and as a loss of power leaves it.
 
-What was not synced is not lost when a process dies, and may be when the power goes: content that nobody fsynced is torn, a
-name whose folder nobody fsynced comes or goes. It knows nothing of checkpoints, and injects nothing by itself: a hook sees
-every call before it happens, and may fail it or cut it short.
-
-What a simulated disk holds: content and names, each as it is now and as it would be after a loss of power."""
+What was not synced is not lost when a process dies, and may be when the power goes: content without fsync is torn, a name in a
+folder without fsync comes or goes. The disk knows nothing of checkpoints and injects nothing by itself: a hook sees every call
+before it happens, and may fail it or cut it short."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Messages that nobody of an attempt sent, as they come to a worker's data port: of strangers, of workers that were replaced,
-and of a peer on channels that are not its own. Whoever decodes or believes one of them fails its attempt.
+"""Forged messages: to a worker's data port, and to a coordinator.
 
-Messages to a coordinator that nobody of the job sends: real ones with one thing made wrong. What a worker with a mistake, or
-none of ours, may say.
-
-An acknowledgement is wrong in a way that the coordinator can know without opening a file. A registration comes from a process that
-the job's launcher did not start, or not as that worker."""
+Frames come from strangers, from workers that were replaced, and from a peer on channels that are not its own; to decode or believe
+one of them fails the attempt. Messages to a coordinator are real ones with one thing made wrong: an acknowledgement in a way that
+the coordinator can know without opening a file, a registration of a process that the job's launcher did not start, or not as that
+worker."""
 
 from __future__ import annotations
 

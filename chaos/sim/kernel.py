@@ -1,14 +1,11 @@
-"""Virtual time, the schedule of events, and the processes that they belong to.
+"""The ground of a run: virtual time, the schedule of events with the processes they belong to, random numbers, and the trace.
 
-Time jumps from event to event; two events of one moment come in an order drawn from the seed. An event belongs to a process,
-or to nobody (the store, the network): what belongs to a dead process never happens, what belongs to a paused one waits.
+Time jumps from event to event; two events of one moment come in an order drawn from the seed. An event belongs to a process or to
+none (the store, the network): what belongs to a dead process never happens, what belongs to a paused one waits.
 
-One root seed; every other stream of random numbers is derived from it by name, so that they don't disturb each other.
-
-Leaving one fault out of a plan, or asking one stream once more, changes nothing in any other stream: that is what lets a
-failing seed be minimised.
-
-The trace of a run: one line an event, the same bytes for the same seed."""
+One root seed; every stream of random numbers is derived from it by name. To leave one fault out of a plan, or to ask one stream
+once more, changes nothing in any other stream, which lets a failing seed be minimised. The trace is one line an event, the same
+bytes for the same seed."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 The function gets an Environment and builds its job on it, with settings of its own if it likes (`env.parallelism`,
 `env.config`), or returns an Environment that it made itself. It is called anew for every submission, as by a driver, with the
 module as it was imported here. What it builds travels by value: each simulated worker process unpickles classes and globals of
-its own, imports the user's modules anew, and loses all of them when it dies (usermodules.py). Installed packages are shared.
+its own, imports the user's modules anew, and loses all of them when it dies (pipelines/modules.py). Installed packages are shared.
 
-Its output is compared with what the same job commits without failures, or judged by what `hf.chaos.expect` says (userruns.py).
+Its output is compared with what the same job commits without failures, or judged by what `hf.chaos.expect` says
+(campaign/user_runs.py).
 
 The job's settings are left as they are, but a job without periodic checkpoints, or with the default interval, gets one each second:
 with none, or few, there is nothing to prove. All paths of sinks are paths in the simulated store; nothing is written to them."""

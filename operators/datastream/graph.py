@@ -1,13 +1,12 @@
-"""The StreamGraph: what the DSL recorded, one node per operator, and the plan that is built from it.
+"""The StreamGraph: what the DSL recorded, one node per operator, and the plan that is built from it. Pure.
 
 Unions and partitionings are no nodes: they are folded into the edges to the next operator. The plan is built backwards from
-the sinks, so that what leads to no sink is not in it. Which operators share a vertex is decided in chaining.py.
+the sinks, so that what leads to no sink is not in it.
 
-Which operators share a subtask. Pure: placed nodes and links in, chains out.
-
-A link is chained when all of this holds (semantics 1a): equal parallelism; the downstream operator has exactly one input; it
-may be chained to something before it (ALWAYS); the upstream one may have something behind it (ALWAYS or HEAD); the link is
-forward; chaining is not switched off. Key groups belong to a vertex, so max parallelism must be equal too."""
+Operators joined by a chained link share a subtask. A link is chained when all of this holds (semantics 1a): equal parallelism; the
+downstream operator has exactly one input; it may be chained to something before it (ALWAYS); the upstream one may have something
+behind it (ALWAYS or HEAD); the link is forward; chaining is not switched off. Key groups belong to a vertex, so max parallelism
+must be equal too."""
 
 from __future__ import annotations
 
@@ -32,6 +31,12 @@ from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.keygroups import check_parallelism, default_max_parallelism, operator_id
 from holdfast.statebackends.serialization.state_serializer import state_metas
 
+UID_CHARACTERS_MAX = 100
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+COMMITTER_SUFFIX = "-committer"
+COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary())])
+"""What travels from the writers of a sink to its committer."""
+
 
 class Chaining(StrEnum):
     """What an operator allows."""
@@ -40,91 +45,6 @@ class Chaining(StrEnum):
     HEAD = "head"
     """It begins a chain: nothing before it, anything behind it."""
     NEVER = "never"
-
-
-@dataclass
-class PlacedNode:
-    """An operator of the job with its identity and size."""
-
-    uid: str
-    name: str
-    kind: str
-    parallelism: int
-    max_parallelism: int
-    uid_generated: bool
-    index: int
-    """Of the stream node that it was made from."""
-    inputs: tuple[StreamEdge, ...]
-    operator: Operator | None = None
-    source: Source | None = None
-    output_type: RowType = UNDECLARED
-    chaining: Chaining = Chaining.ALWAYS
-    selector: Selector | None = None
-    sink_id: str | None = None
-    committer_of: str | None = None
-    """Uid of the writer that a committer belongs to."""
-    properties: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Records go from one operator (uid) to another."""
-
-    source: str
-    target: str
-    partitioning: Partitioning
-    selector: Selector | None = None
-
-
-@dataclass
-class Chain:
-    """Operators of one vertex, in data order; a tree, given by its edges."""
-
-    nodes: list[PlacedNode]
-    edges: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def head(self) -> PlacedNode:
-        return self.nodes[0]
-
-
-def chain_nodes(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining: bool) -> list[Chain]:
-    """Chains in the order of their heads; `nodes` come in topological order, and so do the nodes of each chain."""
-    by_uid = {node.uid: node for node in nodes}
-    inputs = Counter(link.target for link in links)
-    behind = {
-        link.target: link.source
-        for link in links
-        if chaining and inputs[link.target] == 1 and is_chainable(link, by_uid[link.source], by_uid[link.target])
-    }
-    chains: dict[str, Chain] = {}
-    for node in nodes:
-        source = behind.get(node.uid)
-        if source is None:
-            chains[node.uid] = Chain([node])
-            continue
-        chain = chains[node.uid] = chains[source]
-        chain.nodes.append(node)
-        chain.edges.append((source, node.uid))
-    return [chains[node.uid] for node in nodes if chains[node.uid].head is node]
-
-
-def is_chainable(link: Link, source: PlacedNode, target: PlacedNode) -> bool:
-    """Whether the link may be a direct call, if it is the only input of its target."""
-    return (
-        link.partitioning is Partitioning.FORWARD
-        and source.parallelism == target.parallelism
-        and source.max_parallelism == target.max_parallelism
-        and target.chaining is Chaining.ALWAYS
-        and source.chaining is not Chaining.NEVER
-    )
-
-
-UID_CHARACTERS_MAX = 100
-_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-COMMITTER_SUFFIX = "-committer"
-COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary())])
-"""What travels from the writers of a sink to its committer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +117,52 @@ class StreamGraph:
         """Nodes that lead to no sink: they don't run."""
         used = {node.index for node in self.reachable()}
         return [node for node in self.nodes if node.index not in used]
+
+
+@dataclass
+class PlacedNode:
+    """An operator of the job with its identity and size."""
+
+    uid: str
+    name: str
+    kind: str
+    parallelism: int
+    max_parallelism: int
+    uid_generated: bool
+    index: int
+    """Of the stream node that it was made from."""
+    inputs: tuple[StreamEdge, ...]
+    operator: Operator | None = None
+    source: Source | None = None
+    output_type: RowType = UNDECLARED
+    chaining: Chaining = Chaining.ALWAYS
+    selector: Selector | None = None
+    sink_id: str | None = None
+    committer_of: str | None = None
+    """Uid of the writer that a committer belongs to."""
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Records go from one operator (uid) to another."""
+
+    source: str
+    target: str
+    partitioning: Partitioning
+    selector: Selector | None = None
+
+
+@dataclass
+class Chain:
+    """Operators of one vertex, in data order; a tree, given by its edges."""
+
+    nodes: list[PlacedNode]
+    edges: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def head(self) -> PlacedNode:
+        return self.nodes[0]
 
 
 def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: int, *, chaining: bool = True) -> JobPlan:
@@ -441,3 +407,38 @@ def _states(node: PlacedNode) -> tuple[StateMeta, ...]:
             state=name,
         )
     return metas + timers
+
+
+# ----------------------------------------------------------------------------------------------------------------- chains
+
+
+def chain_nodes(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining: bool) -> list[Chain]:
+    """Chains in the order of their heads; `nodes` come in topological order, and so do the nodes of each chain."""
+    by_uid = {node.uid: node for node in nodes}
+    inputs = Counter(link.target for link in links)
+    behind = {
+        link.target: link.source
+        for link in links
+        if chaining and inputs[link.target] == 1 and is_chainable(link, by_uid[link.source], by_uid[link.target])
+    }
+    chains: dict[str, Chain] = {}
+    for node in nodes:
+        source = behind.get(node.uid)
+        if source is None:
+            chains[node.uid] = Chain([node])
+            continue
+        chain = chains[node.uid] = chains[source]
+        chain.nodes.append(node)
+        chain.edges.append((source, node.uid))
+    return [chains[node.uid] for node in nodes if chains[node.uid].head is node]
+
+
+def is_chainable(link: Link, source: PlacedNode, target: PlacedNode) -> bool:
+    """Whether the link may be a direct call, if it is the only input of its target."""
+    return (
+        link.partitioning is Partitioning.FORWARD
+        and source.parallelism == target.parallelism
+        and source.max_parallelism == target.max_parallelism
+        and target.chaining is Chaining.ALWAYS
+        and source.chaining is not Chaining.NEVER
+    )

@@ -1,16 +1,13 @@
-"""The flows of a sink's log: take the sink over, commit a checkpoint's files, read what is committed.
+"""A two-phase file sink's log and the names of its files: take the sink over, commit a checkpoint's files, read what is committed.
 
-Each may stop between any two operations, be run again from restored state, and race with an older self. It knows nothing of
-operators and of Parquet.
+Each flow may stop between any two operations, be run again from restored state, and race with an older self. It knows nothing of
+operators and of Parquet. The log's records, and the committer's state, are in `holdfast.barriers.sinklog`.
 
 Order of a commit, and what a crash after each step leaves:
 1. link staged -> data: nothing names it yet; done again, a no-op.
 2. put the log entry: the commit point. All files it names are at their final place, so readers never wait or fall back.
 3. link data -> published: plain readers lag behind ours until the commit is run again, from state that still holds it.
-4. delete the staged name: only now, since until 2 it is all that a repeated commit can link from.
-
-What a two-phase file sink's operators share: where its output is, the names of its staged files, and what writers tell their
-committer. Its log, and what the committer keeps in state, are in `holdfast.barriers.sinklog`."""
+4. delete the staged name: only now, since until 2 it is all that a repeated commit can link from."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""A source that makes its records from their index: for benchmarks, tests and demonstrations.
+"""A source that makes its records from their index, and what it shares with other sources: their pace and their order.
 
-With p subtasks, subtask s starts with the records i = j*p + s, so that event time advances together.
-
-CORE: a token bucket that paces a source; time comes in, rows come out.
-
-CORE: which records of a totally ordered input a subtask reads next, and how that position survives a rescale.
-
-Record i belongs to stripe i mod S. A subtask owns whole stripes and merges them by i, so that its own records keep the
-total order whatever the parallelism is or was. It knows of no file and no rate."""
+CORE, except for the reader: a token bucket paces a source, time in, rows out; a cursor says which records of a totally ordered
+input a subtask reads next. Record i belongs to stripe i mod S. A subtask owns whole stripes and merges them by i, so that its own
+records keep the total order whatever the parallelism is or was, and event time advances together. The cursor knows of no file and
+no rate."""
 
 from __future__ import annotations
 

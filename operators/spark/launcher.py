@@ -108,7 +108,7 @@ class SparkLauncher:
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         """Submit and start; returns when every worker is registered. A job that this driver runs already is not started twice:
-        its handle is returned, or, if the plan is another one, the new plan takes over (runningjobs.py).
+        its handle is returned, or, if the plan is another one, the new plan takes over (running_jobs.py).
 
         Raises InvalidConfigError, NotEnoughSlotsError, JobExistsError, RestoreError, JobFailedError, TimeoutError."""
         context = self._spark.sparkContext

@@ -1,8 +1,7 @@
-"""SHELL: the slot supervisor's hands: one driver thread and one one-partition Spark job per living worker.
+"""SHELL: workers in Spark tasks: what runs inside a task, and the driver's thread and one-partition job for each living worker.
 
-Jobs of their own, so that a worker's death is its own: Spark starts the successor of one slot and leaves the others alone.
-
-What runs inside a Spark task: one worker, for as long as its job lives. Imported by Spark's Python workers from the zip."""
+A job of its own makes a worker's death its own: Spark starts the successor of one slot and leaves the others alone. Spark's Python
+workers import this module from the zip."""
 
 from __future__ import annotations
 

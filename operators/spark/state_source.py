@@ -1,13 +1,12 @@
-"""`spark.read.format("holdfast-state")`: the rows of one state of a snapshot as a DataFrame, a task a range of key groups; or what
-changed in them since another snapshot. `spark.read.format("holdfast-metadata")`: operators and states with types and sizes.
+"""State and Spark, both ways: `spark.read.format("holdfast-state")`, and the rows of a DataFrame as the files of a savepoint.
 
-Each task opens the snapshot for itself and checks the files that it reads; nothing is unpickled. PySpark tells a Python data
-source nothing of the columns that a query uses, so those to read are an option; nor may it push filters down unless the
-session was set to, so the key groups to read are one, too.
+Reading gives the rows of one state of a snapshot, a task a range of key groups, or what changed in them since another snapshot;
+`holdfast-metadata` gives operators and states with types and sizes. Each task opens the snapshot for itself and checks the files
+that it reads; nothing is unpickled. PySpark tells a Python data source nothing of the columns that a query uses, so those to read
+are an option; nor may it push filters down unless the session was set to, so the key groups to read are one, too.
 
-SHELL: the rows of a Spark DataFrame become the files of a savepoint in Spark's tasks, none of them on the driver.
-
-Two passes: one says whose subtask each row is, and Spark brings the rows of a subtask together; the other sorts and writes them."""
+SHELL: writing happens in Spark's tasks, none of it on the driver. Two passes: one says whose subtask each row is, and Spark brings
+the rows of a subtask together; the other sorts and writes them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A worker that dies is started again in its slot, alone, for as long as the job lives: the restart strategy belongs to the
 coordinator. One that hangs never ends by itself: it is cancelled, and gets a successor whether it then ends or not. It knows
-nothing of Spark, threads or HTTP; `spark_slots.py` performs its actions and reports what happened."""
+nothing of Spark, threads or HTTP; `slots.py` performs its actions and reports what happened."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class SeenWorker:
     """The process was given up because nothing was heard from it, although its connection was never closed."""
     pid: int = 0
     fingerprint: str = ""
-    """Which process `pid` is: see processidentity.py."""
+    """Which process `pid` is: see worker/working_folders.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,8 @@
-"""What the runtime gives to one operator of one subtask, and the ports behind it: clock, pool.
+"""What the runtime gives to one operator of one subtask: its context, the mailbox, and the ports behind them: clock, pool.
 
-It passes calls on and counts the work under way; it decides nothing. The keyed backend and the timers are attached when
-the state has been restored.
-
-The only door into a subtask: mails put by any thread, taken by the loop thread between two slices.
-
-It decides nothing about a mail. A mail put after `close` is dropped, and its sender is told so."""
+The mailbox is the only door into a subtask: mails are put by any thread and taken by the loop thread between two slices. One put
+after `close` is dropped, and its sender is answered so. The context passes calls on and counts the work under way. Neither decides
+anything. The keyed backend and the timers are attached when the state has been restored."""
 
 from __future__ import annotations
 

@@ -10,10 +10,9 @@ The cut at a barrier, exactly. What a checkpoint reflects is every element read 
 - A draining barrier (stop with drain) waits for the work in front of it: maximum watermark, finish().
 - A source has no channels: its trigger is a mail, so it falls between two polls, or between two slices of work.
 
-CORE: how many rows one slice of input may have, from the measured cost of a row.
-
-A step must end in about its time budget whatever a row costs; a cheap row must not pay for that. So a slice starts at one
-row, grows eightfold while it stays cheap, and shrinks at once when it does not."""
+How many rows a slice may have follows from the measured cost of a row: a step must end in about its time budget whatever a row
+costs, and a cheap row must not pay for that. So a slice starts at one row, grows eightfold while it stays cheap, and shrinks at
+once when it does not."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """CORE: the life and the step of one subtask, given its ports. No threads, sockets or clock of its own.
 
 It decides what a mail means in each state, when input may run, and when the subtask has ended. What is taken in, in which
-order, is intake.py's; what a checkpoint does from the barrier on is snapshotting.py's.
-
-What a subtask is given, and what it tells of itself."""
+order, is input.py's; what a checkpoint does from the barrier on is snapshots.py's."""
 
 from __future__ import annotations
 

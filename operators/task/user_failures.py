@@ -1,9 +1,7 @@
-"""How an exception of user code is told: which operator, which subtask, which record, and the user's own frames.
+"""How an exception of user code is reported: which operator, which subtask, which record, and the user's own frames.
 
-Where in the user's code an exception was raised: its frames, as Python prints them, and none of ours.
-
-A worker tells file and line; the driver adds the source line where the worker could not read the file (a notebook's cell, a program
-that is on the driver alone)."""
+Frames are printed as Python prints them, without ours. A worker gives file and line; the driver adds the source line where the
+worker could not read the file (a notebook's cell, a program that is on the driver alone)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From a deployment to subtasks that can run: operators, chain, channels, state. One attempt's wiring of one worker.
 
-It decides nothing about when anything runs (worker.py) and builds each subtask from a fresh copy of the user's code."""
+It decides nothing about when anything runs (loop.py) and builds each subtask from a fresh copy of the user's code."""
 
 from __future__ import annotations
 

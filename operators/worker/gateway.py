@@ -1,12 +1,11 @@
-"""SHELL: the worker's session over HTTP. One control thread owns the session core; one reader thread reads the command stream, and
-one sender posts acknowledgements that carry much state, which may travel for longer than a worker may be silent.
+"""SHELL: the worker's session with the coordinator over HTTP: its requests, and the threads that make them.
 
-It decides nothing: requests are the core's actions, answers are its events. Heartbeats are answered from here, however busy
-the loop is. Protocol: `/v1/jobs/{job}/workers`, records of holdfast.barriers.messages as JSON (codec.py), bearer token.
+One control thread owns the session core; one reader thread reads the command stream, and one sender posts acknowledgements that
+carry much state, which may travel for longer than a worker may be silent. Heartbeats are answered from here, however busy the loop
+is. It decides nothing: requests are the core's actions, answers are its events, and whom to ask next is `leader_retrieval.py`'s.
 
-SHELL: a worker's requests to the coordinator over HTTP, and where they go. One POST is one answer or one typed error.
-
-It decides neither what is sent nor whom to ask next (`leader_retrieval.py`). Bearer token, JSON records of barriers.messages."""
+Protocol: `/v1/jobs/{job}/workers`, records of holdfast.barriers.messages as JSON (codec.py), bearer token. One POST is
+one answer or one typed error."""
 
 from __future__ import annotations
 
@@ -76,6 +75,8 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.layout import RUN_FILE
+
+log = logging.getLogger("holdfast.worker")
 
 T = TypeVar("T")
 
@@ -249,10 +250,6 @@ def _typed(kind: str | None, status: int, message: str) -> HoldfastError:
     if isinstance(found, type) and issubclass(found, HoldfastError):
         return found(message)
     return AuthenticationError(message) if status in (401, 403) else InvalidConfigError(message)
-
-
-log = logging.getLogger("holdfast.worker")
-
 
 
 @dataclass(frozen=True, slots=True)

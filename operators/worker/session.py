@@ -1,6 +1,6 @@
 """CORE: the worker's session with the coordinator: register, resume, deduplicate, answer, back off.
 
-Events in, actions out (sessionevents.py); the shell (gateway.py) sends and receives. A lost coordinator stops nothing here:
+Events in, actions out (session_events.py); the shell (gateway.py) sends and receives. A lost coordinator stops nothing here:
 unanswered acknowledgements and states wait, and the worker keeps processing. It refuses to know what a command does."""
 
 from __future__ import annotations

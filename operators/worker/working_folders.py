@@ -1,15 +1,13 @@
-"""Folders on a host that belong to one living process each, and whoever comes next deletes those of the dead.
+"""Folders on a host that belong to one living process each, the deletion of those of the dead, and which process a pid is.
 
     <root>/<name>/{lock, ...}
 
 The owner holds an flock on the file `lock` as long as it lives; the system lets go of it at any death, and of nothing while the
-process merely stands still. A folder is made and locked under another name first: one under its own name that nobody holds is
+process merely stands still. A folder is made and locked under another name first: one under its own name without a holder is
 a dead one's. Only folders that we own, that are no links, and whose name and lock say that they are of this kind are deleted.
 
-SHELL: which process a pid is, so that none but that one is ever killed by it: a pid alone is used again, and means another
-process in another namespace or on another host.
-
-Linux only; elsewhere nobody has a fingerprint, and nobody is killed by one."""
+SHELL: a pid alone is used again, and means another process in another namespace or on another host, so a process is killed by pid
+and fingerprint. Linux only; elsewhere no process has a fingerprint, and none is killed by one."""
 
 from __future__ import annotations
 
