@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,16 @@ def test_it_names_what_exists(sabotage: Sabotage) -> None:
     assert expand_kinds(sabotage.kinds)
     check_plan(sabotage.plan or ())
     assert 1 <= sabotage.seeds_max <= 200
+
+
+def test_what_replaces_a_function_of_a_module_is_looked_up_there() -> None:
+    """A function that moved to another module, or is called under a name of that one, leaves a mutant without effect behind."""
+    for sabotage in SABOTAGES.values():
+        for mutant in sabotage.mutants:
+            if isinstance(mutant.owner, ModuleType):
+                tree = ast.walk(ast.parse(inspect.getsource(mutant.owner)))
+                names = {node.id for node in tree if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+                assert mutant.name in names, f"{sabotage.name}: {mutant.owner.__name__} does not look {mutant.name} up"
 
 
 def test_an_attribute_that_a_class_inherits_is_not_left_behind() -> None:
