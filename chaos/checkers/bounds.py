@@ -72,7 +72,7 @@ class BoundsChecker(Checker):
         subtask = each.subtask
         where = f"{name} {subtask.key.vertex[:6]} ({subtask.key.subtask})"
         self._at_most(where, "mails", len(subtask.mailbox), MAILS_MAX)
-        self._at_most(where, "aborted ids", subtask._snapshots._aborted, ABORTED_IDS_MAX)
+        self._at_most(where, "aborted ids", subtask._checkpoints._aborted, ABORTED_IDS_MAX)
         if each.gate is not None:
             self._look_at_gate(where, each.gate)
         for output in each.outputs:

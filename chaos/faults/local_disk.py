@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast.statebackends.local_recovery.copies as localcopies_module
-import holdfast.statebackends.local_recovery.storage as localrecovery_module
-import holdfast.statebackends.rocksdb.database as rocksdb_store_module
+import holdfast.statebackends.local_recovery.copies as copies_module
+import holdfast.statebackends.local_recovery.storage as local_storage_module
+import holdfast.statebackends.rocksdb.database as database_module
 from holdfast.statebackends.local_recovery.copies import LOCK_NAME, RECOVERY_FOLDER
 
 SPARED_SHARE = 0.2
@@ -79,10 +79,10 @@ def limited_disk(is_full: Callable[[], bool]) -> Iterator[None]:
         return write_if_room
 
     places: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-        (rocksdb_store_module, "Rdict", database),
-        (localcopies_module, "bring", copy),
-        (localcopies_module, "_write", copy),
-        (localrecovery_module, "bring", copy),
+        (database_module, "Rdict", database),
+        (copies_module, "bring", copy),
+        (copies_module, "_write", copy),
+        (local_storage_module, "bring", copy),
     )
     with ExitStack() as undone:
         for module, name, limited in places:

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-import holdfast.coordinator.dispatcher.submit as submitting_module
+import holdfast.coordinator.dispatcher.submit as submit_module
 import holdfast.coordinator.ha.store as store_module
-import holdfast.coordinator.restore.plan as planning_module
+import holdfast.coordinator.restore.plan as plan_module
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
@@ -366,7 +366,7 @@ SABOTAGES = (
         "forgotten_restarts",
         "a new leader counts the restarts of a job from the beginning",
         ("I16",),
-        (Mutant(submitting_module, "derive_setup", _forgets_restarts),),
+        (Mutant(submit_module, "derive_setup", _forgets_restarts),),
         workloads=("counter", "ends", "timers", "aggregate"),
         plan=(
             Fault("user_error", at_ms=350),
@@ -386,7 +386,7 @@ SABOTAGES = (
         "forgotten_stop",
         "a new leader does not try a stop again that its predecessor's death cut off",
         ("I30",),
-        (Mutant(planning_module, "derive_cut_off_stops", constant(())),),
+        (Mutant(plan_module, "derive_cut_off_stops", constant(())),),
         workloads=("counter", "windows", "timers", "aggregate"),
         plan=(
             Fault("restore", at_ms=300),

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import holdfast.operators.worker.working_folders as workingfolders_module
-import holdfast.statebackends.local_recovery.storage as localrecovery_module
-import holdfast.statebackends.rocksdb.database as rocksdb_store_module
+import holdfast.operators.worker.working_folders as working_folders_module
+import holdfast.statebackends.local_recovery.storage as local_storage_module
+import holdfast.statebackends.rocksdb.database as database_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.local_recovery.copies import LINKED_SUFFIX, bring
@@ -56,9 +56,9 @@ SABOTAGES = (
         "a restore takes the copy of a file from its host's disk as it is there",
         ("I30", "I7", "I8", "I1", "I2"),
         (
-            Mutant(localrecovery_module, "_content", _is_what_is_there),
-            Mutant(localrecovery_module, "_pieces_content", _are_what_is_there),
-            Mutant(localrecovery_module, "_place", _places_what_is_there),
+            Mutant(local_storage_module, "_content", _is_what_is_there),
+            Mutant(local_storage_module, "_pieces_content", _are_what_is_there),
+            Mutant(local_storage_module, "_place", _places_what_is_there),
         ),
         kinds=("damage_copies",),
     ),
@@ -66,7 +66,7 @@ SABOTAGES = (
         "full_is_corrupt",
         "a database that can't be opened is taken for a damaged one, whatever the disk says",
         ("I30",),
-        (Mutant(rocksdb_store_module, "rocksdb_failure", _is_damage),),
+        (Mutant(database_module, "rocksdb_failure", _is_damage),),
         workloads=("counter",),
         kinds=("local_disk_full",),
         backend="rocksdb",
@@ -75,7 +75,7 @@ SABOTAGES = (
         "unswept_folders",
         "what killed workers left on their host stays",
         ("I17",),
-        (Mutant(workingfolders_module, "_delete_dead", constant(False)),),
+        (Mutant(working_folders_module, "_delete_dead", constant(False)),),
         workloads=("counter",),
         kinds=("kill_worker",),
         backend="rocksdb",
@@ -84,7 +84,7 @@ SABOTAGES = (
         "swept_living",
         "a worker deletes its neighbours' folders without asking who lives",
         ("I17",),
-        (Mutant(workingfolders_module, "_delete_dead", _deletes_whole),),
+        (Mutant(working_folders_module, "_delete_dead", _deletes_whole),),
         workloads=("counter",),
         kinds=("kill_worker",),
         backend="rocksdb",

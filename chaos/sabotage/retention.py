@@ -7,12 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-import holdfast.coordinator.checkpoints.checkpoint_coordinator as machine_module
-import holdfast.coordinator.dispatcher.dispatcher as hosting_module
+import holdfast.coordinator.checkpoints.checkpoint_coordinator as checkpoint_coordinator_module
+import holdfast.coordinator.dispatcher.dispatcher as dispatcher_module
 import holdfast.coordinator.dispatcher.storage_effects as effects_module
-import holdfast.coordinator.ha.recovery as settling_module
-import holdfast.coordinator.ownership.claims as claiming_module
-import holdfast.coordinator.ownership.claims as ownership_module
+import holdfast.coordinator.ha.recovery as recovery_module
+import holdfast.coordinator.ownership.claims as claims_module
 from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus
 from holdfast.chaos.faults.faults import Fault
@@ -133,8 +132,8 @@ SABOTAGES = (
         "a job that finishes drops its last checkpoint, though it was to keep it",
         ("I16",),
         (
-            Mutant(machine_module, "keeps_checkpoints", constant(False)),
-            Mutant(ownership_module, "keeps_checkpoints", constant(False)),
+            Mutant(checkpoint_coordinator_module, "keeps_checkpoints", constant(False)),
+            Mutant(claims_module, "keeps_checkpoints", constant(False)),
         ),
         seeds_max=60,
     ),
@@ -153,7 +152,7 @@ SABOTAGES = (
         ("I13", "I11"),
         (
             Mutant(effects_module, "drop_checkpoint", lambda original: _deletes_claim_last),
-            Mutant(settling_module, "drop_checkpoint", lambda original: _deletes_claim_last),
+            Mutant(recovery_module, "drop_checkpoint", lambda original: _deletes_claim_last),
         ),
     ),
     Sabotage(
@@ -167,7 +166,7 @@ SABOTAGES = (
         "unasked_claim",
         "whatever savepoint a job is started from is taken for its own, and on record as given to it",
         ("I25",),
-        (Mutant(hosting_module, "start_submission", _claims_whatever),),
+        (Mutant(dispatcher_module, "start_submission", _claims_whatever),),
         kinds=("restore", "drain"),
         seeds_max=60,
     ),
@@ -183,7 +182,7 @@ SABOTAGES = (
         "needed_claim_given_back",
         "a savepoint that a running job claimed, and has not replaced yet, is given back to whoever disposes of it",
         ("I25",),
-        (Mutant(claiming_module, "refuse_to_return", constant("")),),
+        (Mutant(claims_module, "refuse_to_return", constant("")),),
         kinds=("restore", "drain"),
         seeds_max=60,
     ),
@@ -223,7 +222,7 @@ SABOTAGES = (
         "half_deleted_left",
         "what is left of shared files when a coordinator died between two deletions stays for ever",
         ("I24", "I23"),
-        (Mutant(settling_module, "derive_shared_garbage", _looks_for_aborted),),
+        (Mutant(recovery_module, "derive_shared_garbage", _looks_for_aborted),),
         workloads=("timers", "counter", "windows", "aggregate"),
         plan=(Fault("kill_coordinator", on="coordinator.DeleteFile.shared", nth=3, amount=1),),
         backend="rocksdb",
@@ -234,7 +233,7 @@ SABOTAGES = (
         ("I24",),
         (
             Mutant(effects_module, "sweep_shared", constant(())),
-            Mutant(settling_module, "derive_shared_garbage", constant(())),
+            Mutant(recovery_module, "derive_shared_garbage", constant(())),
         ),
         backend="rocksdb",
     ),

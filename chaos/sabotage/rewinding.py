@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import holdfast.coordinator.restore.plan as planning_module
+import holdfast.coordinator.restore.plan as plan_module
 import holdfast.operators.sinks.log as log_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.coordinator.ha.records import RestorePoint
@@ -44,7 +44,7 @@ SABOTAGES = (
         "a job goes back behind its output although nobody said that it may repeat",
         ("I22",),
         (
-            Mutant(planning_module, "find_rewind", _finds_none),
+            Mutant(plan_module, "find_rewind", _finds_none),
             Mutant(log_module, "_must_claim", _claims_for_whoever_allows),
         ),
         kinds=("rewind",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast.operators.sinks.committer as sweep_module
+import holdfast.operators.sinks.committer as committer_module
 import holdfast.operators.sinks.log as log_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.committer import FileCommitter
@@ -96,7 +96,7 @@ SABOTAGES = (
         "unprotected_sweep",
         "a sweep deletes staged files that a savepoint names",
         ("I25",),
-        (Mutant(sweep_module, "is_protected", constant(False)),),
+        (Mutant(committer_module, "is_protected", constant(False)),),
         kinds=("savepoint", "cut_link"),
         seeds_max=200,
     ),
@@ -105,8 +105,8 @@ SABOTAGES = (
         "a sink sweeps whenever it has nothing to commit, and takes what the running attempt has staged too",
         ("I20",),
         (
-            Mutant(sweep_module, "candidates_flow", _sweeps_own_attempt),
-            Mutant(sweep_module, "is_protected", constant(False)),
+            Mutant(committer_module, "candidates_flow", _sweeps_own_attempt),
+            Mutant(committer_module, "is_protected", constant(False)),
             Mutant(FileCommitter, "_sweep_once", _sweeps_always),
         ),
         kinds=("store_slow",),

@@ -82,7 +82,7 @@ COORDINATOR_LOGGER = "holdfast.coordinator.jobs"
 """What a coordinator inside of this process says of its jobs."""
 
 POLL_S = 0.25
-RATE_LOOKS = 12
+RATE_POLLS = 12
 """Looks over which rates are taken: some seconds, since workers report their counters every other second."""
 
 SIGNAL_SEEN_S = 0.5
@@ -138,7 +138,7 @@ class SparkJobHandle:
         self._newer = 0
         """The submission that took the job over from ours; 0: none."""
         self._hinted = False
-        self._looks: deque[ObservedJob] = deque(maxlen=RATE_LOOKS)
+        self._polls: deque[ObservedJob] = deque(maxlen=RATE_POLLS)
         self._completed = CompletedCheckpoints()
         self._question = Question()
         self._endings: tuple[Future[Any], ...] = ()
@@ -407,11 +407,11 @@ class SparkJobHandle:
         assert self._runner is not None
         # First of all: somebody may have to be replaced.
         self._runner.post(WorkersSeen(seen_workers(workers), self._question.answered(_now_ms())))
-        look = ObservedJob(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
-        before = self._looks[-1] if self._looks else None
-        progress = self._note(look, before)
-        name = str(look.job.get("name", self.job_id))
-        self._say_changes(name, look, before)
+        observed = ObservedJob(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
+        before = self._polls[-1] if self._polls else None
+        progress = self._note(observed, before)
+        name = str(observed.job.get("name", self.job_id))
+        self._say_changes(name, observed, before)
         if standing is SubmissionStatus.ENDED:
             try:
                 self._say_totals(name, progress)
@@ -420,15 +420,15 @@ class SparkJobHandle:
         else:
             self._line.show(format_progress(name, progress, len(self._registered), self._slots), progress.state)
 
-    def _note(self, look: ObservedJob, before: ObservedJob | None) -> Progress:
+    def _note(self, observed: ObservedJob, before: ObservedJob | None) -> Progress:
         """What the handle knows of the job from now on."""
-        workers = look.workers
+        workers = observed.workers
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
-            self._looks.clear()  # totals fall back to the cut that the attempt began with
-        counts = look.checkpoints.get("counts") or {}
+            self._polls.clear()  # totals fall back to the cut that the attempt began with
+        counts = observed.checkpoints.get("counts") or {}
         self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
-        progress = derive_progress(look, self._looks[0] if self._looks else None, checkpoints=self._completed.count)
-        self._looks.append(look)
+        progress = derive_progress(observed, self._polls[0] if self._polls else None, checkpoints=self._completed.count)
+        self._polls.append(observed)
         self._failure = workers.get("failure") or self._failure
         with self._changed:
             self._registered = registered_slots(workers)
@@ -437,11 +437,11 @@ class SparkJobHandle:
             self._changed.notify_all()
         return progress
 
-    def _say_changes(self, name: str, look: ObservedJob, before: ObservedJob | None) -> None:
-        restart = describe_restart(name, look, before)
+    def _say_changes(self, name: str, observed: ObservedJob, before: ObservedJob | None) -> None:
+        restart = describe_restart(name, observed, before)
         if restart is not None:
-            self._line.say(self._told(restart, str(look.workers.get("failure") or look.workers.get("last_failure") or "")))
-        restored = describe_restored(name, look, before)
+            self._line.say(self._told(restart, str(observed.workers.get("failure") or observed.workers.get("last_failure") or "")))
+        restored = describe_restored(name, observed, before)
         if restored is not None:
             self._line.say(restored)
 

@@ -151,8 +151,8 @@ def describe_restored(name: str, now: ObservedJob, before: ObservedJob | None) -
     return f"{name} restored from {what} {restored.get('id')}"
 
 
-def _restored(look: ObservedJob) -> dict[str, Any]:
-    return (look.checkpoints.get("latest") or {}).get("restored") or {}
+def _restored(observed: ObservedJob) -> dict[str, Any]:
+    return (observed.checkpoints.get("latest") or {}).get("restored") or {}
 
 
 def format_progress(name: str, progress: Progress, registered: int, slots: int) -> str:

@@ -61,7 +61,7 @@ class SubtaskPorts:
     mailbox: Mailbox
     pool: SubtaskPool
     clock: Clock
-    snapshots: SubtaskCheckpointCoordinator
+    checkpoints: SubtaskCheckpointCoordinator
     report: Report
     inputs: GateInputs | None = None
     """None for a source."""
@@ -102,7 +102,7 @@ class Subtask:
         self._ports = ports
         self._clock = ports.clock
         self._pool = ports.pool
-        self._snapshots = ports.snapshots
+        self._checkpoints = ports.checkpoints
         self._budget_s = step_budget_ms / 1000
         self._outputs: tuple[ResultPort, ...] = ports.chain.partitions()
         self._input = TaskInput(
@@ -230,7 +230,7 @@ class Subtask:
         if self._disposed or self._pool.under_way:
             return
         self.chain.dispose()
-        self._snapshots.close()
+        self._checkpoints.close()
         self._disposed = True
         self.mailbox.close()
         if self.state is TaskState.CANCELING:
@@ -354,7 +354,7 @@ class Subtask:
             case NotifyCheckpointComplete(checkpoint_id=checkpoint_id):
                 self._complete(checkpoint_id)
             case NotifyCheckpointAborted(checkpoint_id=checkpoint_id):
-                self._snapshots.abort(checkpoint_id, remember=self.is_source)
+                self._checkpoints.abort(checkpoint_id, remember=self.is_source)
                 if self._ports.inputs is not None:
                     self._ports.inputs.gate.notify_aborted(checkpoint_id, now_ms=self._clock.monotonic_ms())
                 self.chain.notify_aborted(checkpoint_id)
@@ -367,7 +367,7 @@ class Subtask:
     def _complete(self, checkpoint_id: int) -> None:
         if checkpoint_id > self._newest_notified:
             self._newest_notified = checkpoint_id
-            self._snapshots.completed(checkpoint_id)
+            self._checkpoints.completed(checkpoint_id)
             self.chain.notify_complete(checkpoint_id)
 
     # ------------------------------------------------------------------------------------------------- checkpoints
@@ -377,9 +377,9 @@ class Subtask:
         checkpoint_id = trigger.checkpoint_id
         if self.state is not TaskState.RUNNING:
             if self.state in (TaskState.CREATED, TaskState.INITIALIZING):
-                self._snapshots.refuse(checkpoint_id, FailureReason.TASK_NOT_READY, f"the subtask is {self.state}")
+                self._checkpoints.refuse(checkpoint_id, FailureReason.TASK_NOT_READY, f"the subtask is {self.state}")
             return
-        if not self._snapshots.admits(checkpoint_id):
+        if not self._checkpoints.admits(checkpoint_id):
             return
         barrier = CheckpointBarrier(
             checkpoint_id,
@@ -406,11 +406,11 @@ class Subtask:
 
     def _perform(self, barrier: CheckpointBarrier) -> None:
         delay_ms = max(0, self._clock.wall_ms() - barrier.timestamp_ms)
-        self._snapshots.perform(barrier, AlignmentMetrics(start_delay_ms=delay_ms))
+        self._checkpoints.perform(barrier, AlignmentMetrics(start_delay_ms=delay_ms))
 
     def _barrier(self, item: TriggerSnapshot | AbortCheckpoint) -> None:
         """The gate decided on an id."""
         if isinstance(item, AbortCheckpoint):
-            self._snapshots.abandon(item.checkpoint_id, item.why.decline_reason, item.why.value)
-        elif self._snapshots.admits(item.barrier.checkpoint_id):
-            self._snapshots.perform(item.barrier, item.metrics)
+            self._checkpoints.abandon(item.checkpoint_id, item.why.decline_reason, item.why.value)
+        elif self._checkpoints.admits(item.barrier.checkpoint_id):
+            self._checkpoints.perform(item.barrier, item.metrics)

@@ -111,7 +111,7 @@ class SubtaskBuilder:
         outputs = self._outputs(graph, plan, deployment.attempt, key, chain)
         copies = self._copies(graph.config, key, deployment.attempt, nonce)
         gate, inputs, gate_inputs = self._inputs(graph, deployment.attempt, key)
-        snapshots = SubtaskCheckpointCoordinator(
+        checkpoints = SubtaskCheckpointCoordinator(
             key,
             deployment.attempt,
             chain,
@@ -135,7 +135,7 @@ class SubtaskBuilder:
             copies=copies,
         )
         subtask_ports = SubtaskPorts(
-            chain, mailbox, pool, ports.clock, snapshots, ports.report, gate_inputs, loader.load, loader.restored
+            chain, mailbox, pool, ports.clock, checkpoints, ports.report, gate_inputs, loader.load, loader.restored
         )
         subtask = Subtask(
             key,

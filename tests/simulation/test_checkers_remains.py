@@ -289,7 +289,7 @@ def subtask(watermark_ms: int = 0, **parts: Any) -> Any:
         attempt=1,
         _input=SimpleNamespace(watermark_ms=watermark_ms),
         mailbox=parts.get("mailbox", []),
-        _snapshots=SimpleNamespace(_aborted=parts.get("aborted", [])),
+        _checkpoints=SimpleNamespace(_aborted=parts.get("aborted", [])),
     )
     return SimpleNamespace(subtask=found, gate=parts.get("gate"), outputs=parts.get("outputs", ()))
 

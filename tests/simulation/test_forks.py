@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast.coordinator.restore.sink_forks as sinkforks_module
+import holdfast.coordinator.restore.sink_forks as sink_forks_module
 import holdfast.operators.sinks.committer as committer_module
 from holdfast.barriers.jobgraph import SinkMode
 from holdfast.barriers.messages import CheckpointKind
@@ -311,8 +311,8 @@ def _lets_go_where_fenced(original: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("module", "name", "mutant", "seen"),
     [
-        (sinkforks_module, "_fate_of", _always(Fate.ENDED), "wrote to the log|can't recover"),
-        (sinkforks_module, "_fate_of", _always(Fate.LEFT), "in neither output"),
+        (sink_forks_module, "_fate_of", _always(Fate.ENDED), "wrote to the log|can't recover"),
+        (sink_forks_module, "_fate_of", _always(Fate.LEFT), "in neither output"),
         (committer_module, "end_log_flow", _forgets, "in neither output"),
     ],
     ids=["a fork commits for another job", "a fork leaves it to a job that is over", "a job forgets what it staged where it was"],
@@ -325,8 +325,8 @@ def test_a_wrong_judgement_is_seen(monkeypatch: pytest.MonkeyPatch, module: Any,
 
 def test_a_log_that_another_job_took_is_seen_by_the_coordinator_and_by_the_committer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Either alone is enough for no row to be lost; without both it is seen."""
-    mutant = _passes_over_owners(sinkforks_module._look)
-    monkeypatch.setattr(sinkforks_module, "_look", mutant)
+    mutant = _passes_over_owners(sink_forks_module._look)
+    monkeypatch.setattr(sink_forks_module, "_look", mutant)
     with pytest.raises(Wrong, match="can't recover"):
         verdicts()
     monkeypatch.setattr(committer_module, "end_log_flow", _lets_go_where_fenced(committer_module.end_log_flow))

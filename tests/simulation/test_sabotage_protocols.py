@@ -10,7 +10,7 @@ import msgspec
 
 import holdfast.coordinator.dispatcher.storage_effects as effects_module
 import holdfast.coordinator.ha.store as store_module
-import holdfast.coordinator.ownership.claims as claiming_module
+import holdfast.coordinator.ownership.claims as claims_module
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
@@ -288,7 +288,7 @@ def test_final_dropped() -> None:
 
 def test_needed_claim_given_back() -> None:
     def reason() -> str:
-        return claiming_module.refuse_to_return(RecordedJob(JOB, (), {}, {}, {}, {}), "n", 0)
+        return claims_module.refuse_to_return(RecordedJob(JOB, (), {}, {}, {}, {}), "n", 0)
 
     assert_changes("needed_claim_given_back", reason, "its job may be starting just now", "")
 
