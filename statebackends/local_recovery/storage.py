@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
-from holdfast.statebackends.layout import part_path
-from holdfast.statebackends.local_recovery.copies import LINKED_SUFFIX, LocalCopies, bring, name_of
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.layout import TABLE_SUFFIX
+from holdfast.statebackends.local_recovery.copies import LocalCopies, bring, name_of
+from holdfast.statebackends.snapshot.parts import file_handles, part_path
 from holdfast.statebackends.storage.checksums import Digest, checksum_of
 from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile, transfers_of
 from holdfast.statebackends.storage.transfers import TransferPool
@@ -191,7 +191,7 @@ def _place(copy: str, local_path: str, handle: FileHandle) -> bytes | None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(local_path)
     try:
-        bring(copy, local_path, link=local_path.endswith(LINKED_SUFFIX))
+        bring(copy, local_path, link=local_path.endswith(TABLE_SUFFIX))
         if _checksum(local_path) == (handle.length, handle.checksum):
             return b""
     except BaseException:

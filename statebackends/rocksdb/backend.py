@@ -16,10 +16,11 @@ import pyarrow as pa
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import InvariantError, StateValueError
-from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
+from holdfast.statebackends.handles import NATIVE_FORMAT, FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from holdfast.statebackends.heap.state_table import TOMBSTONE, CopyOnWriteStateTable
 from holdfast.statebackends.heap.ttl import TtlConfigState, TtlTable
-from holdfast.statebackends.rocksdb.database import TABLE_SUFFIX, RocksStore
+from holdfast.statebackends.layout import TABLE_SUFFIX
+from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.options import Compaction, shared_memory
 from holdfast.statebackends.rocksdb.restore import NativeRestore
 from holdfast.statebackends.rocksdb.row_keys import Row, row_key
@@ -35,7 +36,6 @@ from holdfast.statebackends.snapshot.sorting import RowStream
 from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource, write_tables
 from holdfast.statebackends.storage.port import Flow, Storage
 
-NATIVE_FORMAT = "rocksdb"
 _CHECK_EVERY = 512
 """Key switches between two looks at the front tier's size."""
 

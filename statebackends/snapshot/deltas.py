@@ -22,81 +22,107 @@ import pyarrow.compute as pc
 
 from holdfast.statebackends.columnar.key_index import distinct_codes
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
+    NATIVE_FORMAT,
+    TABLE_FORMATS,
+    KeyedStateHandle,
+    KeyGroupRange,
+    StateHandle,
+    StateMeta,
+)
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.serialization.key_hash import Hashes
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.snapshot.sorting import is_sorted, stable_order
 from holdfast.statebackends.snapshot.tables import sort_by_key_group
 
-TABLE_FORMATS = ("arrow", "parquet")
-"""Formats of handles whose parts are whole tables."""
-DELTA_FORMAT = "arrow-delta"
-"""Format of a handle whose parts are delta runs: several of one state, oldest first, upon the table of the same state and key
-groups in the handle before it. Readers that don't know it refuse it, and so never take a base for all there is."""
 RUNS_MAX = 32
-"""Runs upon one base."""
+"""Deltas upon one base."""
 BATCH_BYTES_MAX = 16 << 20
-"""Tables are read at one time up to this sum; a larger one alone, with its runs."""
+"""Tables are read at one time up to this sum; a larger one alone, with its deltas."""
 
 
 @dataclass(frozen=True, slots=True)
-class TablePiece:
-    """One state's share of one old subtask."""
+class StatePart:
+    """One keyed state's share of one old subtask: a table and the deltas upon it, or rows in native files."""
 
-    key_groups: KeyGroupRange
-    format: str
-    """Of the base."""
-    meta: StateMeta
-    base: StateHandle
-    runs: tuple[StateHandle, ...] = ()
+    handle: KeyedStateHandle
+    index: int
+    """The state's position in the handle's states."""
+    deltas: tuple[StateHandle, ...] = ()
     """Oldest first."""
+    subtask: int = -1
+    """The old subtask; -1 where it does not matter, and the handles of several came together."""
 
     @property
-    def parts(self) -> tuple[StateHandle, ...]:
-        return self.base, *self.runs
+    def meta(self) -> StateMeta:
+        return self.handle.states[self.index]
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        return self.handle.key_groups
+
+    @property
+    def is_native(self) -> bool:
+        return self.handle.format == NATIVE_FORMAT
+
+    @property
+    def base(self) -> StateHandle:
+        """The table; not of native files."""
+        return self.handle.parts[self.index]
+
+    @property
+    def tables(self) -> tuple[StateHandle, ...]:
+        """The base, then its deltas; not of native files."""
+        return self.base, *self.deltas
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return sum(part.length for part in self.parts)
+        """Bytes; -1 for native files, which hold all states of the operator."""
+        return -1 if self.is_native else sum(max(part.length, 0) for part in self.tables)
 
 
-def table_pieces(handles: Iterable[KeyedStateHandle], *, operator: str) -> list[TablePiece]:
-    """The tables of some handles, of one old subtask or several; native ones are passed over. Raises CorruptStateError."""
-    bases: dict[tuple[KeyGroupRange, str], tuple[str, StateMeta, StateHandle]] = {}
-    runs: dict[tuple[KeyGroupRange, str], list[StateHandle]] = {}
+def state_parts(handles: Iterable[KeyedStateHandle], *, operator: str, subtask: int = -1) -> list[StatePart]:
+    """The keyed states in some handles, of one old subtask or several, in the order of the handles.
+
+    Raises CorruptStateError for a delta without its table."""
+    found: list[tuple[KeyedStateHandle, int]] = []
+    bases: dict[tuple[KeyGroupRange, str], StateMeta] = {}
+    deltas: dict[tuple[KeyGroupRange, str], list[StateHandle]] = {}
     for handle in handles:
-        if handle.format in TABLE_FORMATS:
-            for meta, part in zip(handle.states, handle.parts, strict=True):
-                bases[handle.key_groups, meta.name] = (handle.format, meta, part)
-        elif handle.format == DELTA_FORMAT:
-            for meta, part in zip(handle.states, handle.parts, strict=True):
-                place = (handle.key_groups, meta.name)
-                if place not in bases or bases[place][1] != meta:
-                    raise CorruptStateError(
-                        f"operator {operator!r}: state {meta.name!r} has a delta run and no such table before it",
-                        operator=operator,
-                        state=meta.name,
-                        reason="contents",
-                    )
-                runs.setdefault(place, []).append(part)
-    return [
-        TablePiece(place[0], table_format, meta, part, tuple(runs.get(place, ())))
-        for place, (table_format, meta, part) in bases.items()
-    ]
+        for index, meta in enumerate(handle.states):
+            place = (handle.key_groups, meta.name)
+            if handle.format != DELTA_FORMAT:
+                found.append((handle, index))
+                if handle.format in TABLE_FORMATS:
+                    bases[place] = meta
+            elif bases.get(place) != meta:
+                raise CorruptStateError(
+                    f"operator {operator!r}: state {meta.name!r} has a delta run and no such table before it",
+                    operator=operator,
+                    state=meta.name,
+                    reason="contents",
+                )
+            else:
+                deltas.setdefault(place, []).append(handle.parts[index])
+    parts = []
+    for handle, index in found:
+        own = deltas.get((handle.key_groups, handle.states[index].name), ()) if handle.format in TABLE_FORMATS else ()
+        parts.append(StatePart(handle, index, tuple(own), subtask))
+    return parts
 
 
-def piece_batches(pieces: Sequence[TablePiece]) -> Iterator[Sequence[TablePiece]]:
+def part_batches(parts: Sequence[StatePart]) -> Iterator[Sequence[StatePart]]:
     """The same tables in order, in batches to be read at one time and held in memory."""
     start, size = 0, 0
-    for position, piece in enumerate(pieces):
-        if position > start and size + piece.size > BATCH_BYTES_MAX:
-            yield pieces[start:position]
+    for position, part in enumerate(parts):
+        if position > start and size + part.size > BATCH_BYTES_MAX:
+            yield parts[start:position]
             start, size = position, 0
-        size += piece.size
-    if start < len(pieces):
-        yield pieces[start:]
+        size += part.size
+    if start < len(parts):
+        yield parts[start:]
 
 
 TOMBSTONE_COLUMN = "tombstone"

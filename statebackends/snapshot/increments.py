@@ -25,6 +25,7 @@ import pyarrow as pa
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -35,7 +36,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.layout import shared_name
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TablePiece, replaced_by
+from holdfast.statebackends.snapshot.deltas import RUNS_MAX, StatePart, replaced_by
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.snapshot.sources import ChangingSource, write_tables
 from holdfast.statebackends.snapshot.tables import encode_keyed_table
@@ -180,17 +181,17 @@ def write_chains(
 
 
 def restored_chains(
-    pieces: Sequence[TablePiece], key_groups: KeyGroupRange, declared: Mapping[str, StateMeta]
+    parts: Sequence[StatePart], key_groups: KeyGroupRange, declared: Mapping[str, StateMeta]
 ) -> dict[str, DeltaChain]:
     """What an increment on a restored checkpoint can build upon: tables of just our key groups and of the declared types."""
     chains = {}
-    for piece in pieces:
-        files = [part for part in (piece.base, *piece.runs) if isinstance(part, FileHandle)]
-        is_ours = piece.key_groups == key_groups and piece.format == "arrow" and declared.get(piece.meta.name) == piece.meta
-        if is_ours and isinstance(piece.base, FileHandle) and all(shared_name(file.path) is not None for file in files):
-            runs = tuple(run for run in piece.runs if isinstance(run, FileHandle | InlineHandle))
-            if len(runs) == len(piece.runs):
-                chains[piece.meta.name] = DeltaChain(piece.meta, piece.base, runs)
+    for part in parts:
+        files = [table for table in part.tables if isinstance(table, FileHandle)]
+        is_ours = part.key_groups == key_groups and part.handle.format == "arrow" and declared.get(part.meta.name) == part.meta
+        if is_ours and isinstance(part.base, FileHandle) and all(shared_name(file.path) is not None for file in files):
+            deltas = tuple(delta for delta in part.deltas if isinstance(delta, FileHandle | InlineHandle))
+            if len(deltas) == len(part.deltas):
+                chains[part.meta.name] = DeltaChain(part.meta, part.base, deltas)
     return chains
 
 

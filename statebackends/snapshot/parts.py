@@ -23,7 +23,9 @@ from enum import StrEnum
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import CorruptStateError, InvariantError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
     PIECE_BYTES_MAX,
+    TABLE_FORMATS,
     FileHandle,
     InlineHandle,
     OperatorSubtaskState,
@@ -31,17 +33,7 @@ from holdfast.statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from holdfast.statebackends.layout import (
-    METADATA_NAME,
-    PATH_REASON,
-    file_name,
-    is_checkpoint_folder,
-    metadata_path,
-    part_path,
-    shared_name,
-    shared_path,
-)
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, TABLE_FORMATS
+from holdfast.statebackends.layout import is_checkpoint_folder, shared_name, shared_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, promised_length
 from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
 from holdfast.statebackends.storage.checksums import Digest, checksum_of

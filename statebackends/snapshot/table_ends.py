@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT
+from holdfast.statebackends.handles import DELTA_FORMAT
 from holdfast.statebackends.storage.port import Buffer
 
 _ENDS_BYTES = 6

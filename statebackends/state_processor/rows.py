@@ -25,15 +25,15 @@ import pyarrow as pa
 
 from holdfast.statebackends.backends.operator import decode_entries
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError, StateValueError
-from holdfast.statebackends.handles import FileHandle, KeyGroupRange
+from holdfast.statebackends.handles import FileHandle, KeyGroupRange, StateHandle
 from holdfast.statebackends.layout import KEY_GROUP, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer
-from holdfast.statebackends.snapshot.deltas import merged_runs
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_runs
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.sources import TIME
-from holdfast.statebackends.state_processor.contents import KeyedPiece, StoredState
+from holdfast.statebackends.state_processor.contents import StoredState
 from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.state_processor.reading import BATCH_ROWS, PartReader, TableFile, conform, fetch_windows
 from holdfast.statebackends.state_processor.values import entry_json, named, stored_codec
@@ -105,9 +105,9 @@ def native_batches(
         if state_id is None:
             return
         rows = store.state_rows(state_id, groups)
-        while piece := list(islice(rows, BATCH_ROWS)):
+        while some := list(islice(rows, BATCH_ROWS)):
             try:
-                batch = _batch(state, codec, schema, piece)
+                batch = _batch(state, codec, schema, some)
             except (CorruptStateError, StateValueError) as error:
                 raise named(error, state) from error
             for start in range(0, batch.num_rows, BATCH_ROWS):
@@ -212,73 +212,71 @@ def _batches(
             raise InvalidConfigError(f"operator state {state.meta.name!r} has no key groups", state=state.meta.name)
         yield from _list_batches(reader, state, schema)
         return
-    for piece, wanted in _fetched_pieces(reader, state, key_groups):
-        if piece.is_native:
+    for part, wanted in _fetched_parts(reader, state, key_groups):
+        if part.is_native:
             codec = stored_codec(state)
             if codec is None:
                 continue  # such state is not in native files, whatever they declare
-            clone = reader.clone(piece.handle, operator=state.operator.uid, subtask=piece.subtask)
+            clone = reader.clone(part.handle, operator=state.operator.uid, subtask=part.subtask)
             rows = native_batches(clone, state, codec, schema, wanted)
-            with _told(state, piece, "native files"):
+            with _told(state, part, "native files"):
                 for batch in judged_rows(rows, _rules(state, schema), wanted_schema.names):
                     yield conform(batch, schema)
         else:
-            yield from _table_batches(reader, state, piece, schema, wanted_schema, wanted)
+            yield from _table_batches(reader, state, part, schema, wanted_schema, wanted)
 
 
-def _fetched_pieces(
+def _fetched_parts(
     reader: PartReader, state: StoredState, key_groups: KeyGroupRange | None
-) -> Iterator[tuple[KeyedPiece, KeyGroupRange]]:
-    """The pieces that have some of these key groups, with those; their small files are read several at one time."""
-    pieces = []
-    for piece in state.keyed:
-        own = piece.handle.key_groups
-        wanted = own if key_groups is None else own.intersection(key_groups)
+) -> Iterator[tuple[StatePart, KeyGroupRange]]:
+    """The parts that have some of these key groups, with those; their small files are read several at one time."""
+    parts = []
+    for part in state.keyed:
+        wanted = part.key_groups if key_groups is None else part.key_groups.intersection(key_groups)
         if len(wanted):
-            pieces.append((piece, wanted))
-    for some in fetch_windows(pieces, lambda each: max(each[0].size, 0)):
-        tables = [piece for piece, _ in some if not piece.is_native]
-        parts = [(part, piece.subtask) for piece in tables for part in (piece.handle.parts[piece.index], *piece.runs)]
-        reader.fetch(parts, operator=state.operator.uid)
+            parts.append((part, wanted))
+    for some in fetch_windows(parts, lambda each: max(each[0].size, 0)):
+        tables = [(table, part.subtask) for part, _ in some if not part.is_native for table in part.tables]
+        reader.fetch(tables, operator=state.operator.uid)
         yield from some
 
 
 def fetched_lists(reader: PartReader, state: StoredState) -> Iterator[tuple[int, list[bytes]]]:
-    """Subtask and entries of each piece of operator state."""
+    """Subtask and entries of each part of operator state."""
     uid = state.operator.uid
-    for some in fetch_windows(state.lists, lambda piece: max(piece.handle.part.length, 0)):
-        reader.fetch([(piece.handle.part, piece.subtask) for piece in some], operator=uid)
-        for piece in some:
-            data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)
-            yield piece.subtask, decode_entries(piece.handle, data, operator=uid)
+    for some in fetch_windows(state.lists, lambda part: max(part.handle.part.length, 0)):
+        reader.fetch([(part.handle.part, part.subtask) for part in some], operator=uid)
+        for part in some:
+            data = reader.read(part.handle.part, operator=uid, subtask=part.subtask)
+            yield part.subtask, decode_entries(part.handle, data, operator=uid)
 
 
 @contextmanager
-def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int | None = None) -> Iterator[TableFile]:
-    """One canonical part, open, or the delta run of a number upon it; errors of its content name it."""
-    part = piece.handle.parts[piece.index] if run is None else piece.runs[run]
-    source = reader.open(part, operator=state.operator.uid, subtask=piece.subtask)
-    with _told(state, piece, part.path if isinstance(part, FileHandle) else "inline"):
-        yield TableFile.open(source, piece.handle.format if run is None else "arrow", piece.handle.key_groups)
+def _opened(reader: PartReader, state: StoredState, part: StatePart, delta: StateHandle | None = None) -> Iterator[TableFile]:
+    """The base of a part, open, or a delta upon it; errors of its content name it."""
+    table = part.base if delta is None else delta
+    source = reader.open(table, operator=state.operator.uid, subtask=part.subtask)
+    with _told(state, part, table.path if isinstance(table, FileHandle) else "inline"):
+        yield TableFile.open(source, part.handle.format if delta is None else "arrow", part.key_groups)
 
 
 @contextmanager
-def _told(state: StoredState, piece: KeyedPiece, path: str) -> Iterator[None]:
-    """Errors of the rows in a piece name it."""
+def _told(state: StoredState, part: StatePart, path: str) -> Iterator[None]:
+    """Errors of the rows in a part name it."""
     try:
         yield
     except CorruptStateError as error:
         if error.fields.get("operator") is not None:
-            raise  # of another piece, or of storage: it has been told
-        raise _not_a_table(state, piece, path, error) from error
+            raise  # of another part, or of storage: it names it already
+        raise _not_a_table(state, part, path, error) from error
     except _TABLE_ERRORS as error:
         if (refused := refusal(error, path, path=path)) is not None:
             raise refused from error
-        raise _not_a_table(state, piece, path, error) from error
+        raise _not_a_table(state, part, path, error) from error
 
 
-def _not_a_table(state: StoredState, piece: KeyedPiece, path: str, error: Exception) -> CorruptStateError:
-    return state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path)
+def _not_a_table(state: StoredState, part: StatePart, path: str, error: Exception) -> CorruptStateError:
+    return state.corrupt(f"subtask {part.subtask}: not a table of keyed state: {error}", path)
 
 
 def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
@@ -286,15 +284,15 @@ def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
 
 
 def _table_batches(
-    reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
+    reader: PartReader, state: StoredState, part: StatePart, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     """`schema`: all columns of the state; `wanted`: those to be read."""
     rules = _rules(state, schema)
     with ExitStack() as files:
-        base = files.enter_context(_opened(reader, state, piece))
-        runs = [files.enter_context(_opened(reader, state, piece, run)) for run in range(len(piece.runs))]
-        if runs:
-            batches = _merged_batches(rules, base, runs, groups)
+        base = files.enter_context(_opened(reader, state, part))
+        deltas = [files.enter_context(_opened(reader, state, part, delta)) for delta in part.deltas]
+        if deltas:
+            batches = _merged_batches(rules, base, deltas, groups)
         else:
             batches = judged_rows(base.sorted_batches(groups, [*wanted.names, *rules.identity]), rules, wanted.names)
         for batch in batches:
@@ -302,12 +300,12 @@ def _table_batches(
 
 
 def _merged_batches(
-    rules: RowRules, base: TableFile, runs: Sequence[TableFile], groups: KeyGroupRange
+    rules: RowRules, base: TableFile, deltas: Sequence[TableFile], groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a base and its runs, a slice of key groups at a time; each of them is judged by itself."""
+    """The rows of a base and its deltas, a slice of key groups at a time; each of them is judged by itself."""
     own_keys = (TIME,) if rules.meta.kind == TIMERS_KIND else ()
-    for part in base.slices(groups):
-        tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(part)), file.schema)) for file in (base, *runs)]
+    for some in base.slices(groups):
+        tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(some)), file.schema)) for file in (base, *deltas)]
         merged = merged_runs(tables[0], tables[1:], rules.key_type, rules.max_parallelism, own_keys=own_keys)
         yield from merged.to_batches(max_chunksize=BATCH_ROWS)
 

@@ -266,8 +266,8 @@ def write_table(local: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.Re
     """A local Parquet file of rows in key-group order; one with the schema alone if there are none."""
     with scratch_errors(local), pq.ParquetWriter(local, schema, compression="zstd", store_schema=True) as writer:
         held: list[pa.Table] = []
-        for piece in tables:
-            held.append(piece if isinstance(piece, pa.Table) else pa.Table.from_batches([piece], schema))
+        for rows in tables:
+            held.append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows], schema))
             if sum(table.num_rows for table in held) >= GROUP_ROWS:
                 writer.write_table(pa.concat_tables(held), row_group_size=GROUP_ROWS)
                 held = []
