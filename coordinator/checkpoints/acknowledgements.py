@@ -34,8 +34,7 @@ from holdfast.statebackends.handles import (
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
 from holdfast.statebackends.snapshot.deltas import RUNS_MAX
-from holdfast.statebackends.snapshot.parts import outside_detail
-from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.parts import FileEnds, outside_detail, wrong_format
 from holdfast.statebackends.state import OPERATOR_KINDS
 
 FILE_BYTES_MAX = 1 << 53

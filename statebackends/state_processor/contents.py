@@ -37,8 +37,17 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
 from holdfast.statebackends.snapshot.deltas import RUNS_MAX, StatePart, state_parts
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.parts import LINK_DETAIL, ProblemKind, file_handles, outside_detail, own_names
-from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.parts import (
+    LINK_DETAIL,
+    METADATA_NAME,
+    FileEnds,
+    ProblemKind,
+    file_handles,
+    outside_detail,
+    own_names,
+    part_path,
+    wrong_format,
+)
 from holdfast.statebackends.state import OPERATOR_KINDS
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.storage.directory import folder_of
