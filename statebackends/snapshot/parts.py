@@ -110,11 +110,11 @@ class SnapshotProblem:
 
 def damaged(kind: ProblemKind, path: str, detail: str, operator: str | None, subtask: int | None = None) -> CorruptStateError:
     """The error for a part that is not what its handle says."""
-    fields = {"path": path, "operator": operator, "reason": kind.value}
     if subtask is None:
         owner = f"operator {operator!r}: " if operator else ""
-        return CorruptStateError(f"{owner}{path}: {detail}", **fields)
-    return CorruptStateError(f"operator {operator!r} subtask {subtask}: {path}: {detail}", **fields, subtask=subtask)
+        return CorruptStateError(f"{owner}{path}: {detail}", path=path, operator=operator, reason=kind.value)
+    message = f"operator {operator!r} subtask {subtask}: {path}: {detail}"
+    return CorruptStateError(message, path=path, operator=operator, subtask=subtask, reason=kind.value)
 
 
 def missing(path: str, operator: str | None, subtask: int | None = None) -> CorruptStateError:
