@@ -4,7 +4,7 @@
 
 One folder per life of a subtask, its *owner*, which alone writes there and holds the lock as long as it lives; the system lets
 go of it at any death. Restores of the same job look through all of them. Nothing here is trusted: what a copy is worth is
-decided by the checksum in the snapshot (localrecovery.py), and whatever fails here costs a download, never a restore. Copies
+decided by the checksum in the snapshot (storage.py), and whatever fails here costs a download, never a restore. Copies
 are not synced to disk."""
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from holdfast.statebackends.serialization.state_serializer import StateSerialize
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, StoredFiles, TablesSnapshot
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
-from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
+from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
 from holdfast.statebackends.snapshot.sorting import RowStream
 from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource, write_tables
 from holdfast.statebackends.storage.port import Flow, Storage
@@ -193,7 +193,7 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
         store = self._tier.store
-        store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.chunks(codec, table)))
+        store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.key_batches(codec, table)))
 
     def _restore_native(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
@@ -339,13 +339,13 @@ class _StoredRows:
     def stream(self) -> RowStream:
         chunks = self._chunks()
         if self._horizon_ms is not None:
-            chunks = unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
+            chunks = unexpired_batches(self._codec.kind, chunks, self._horizon_ms)
         return self._rows.stream(self._codec, chunks)
 
     def release(self) -> None:
         """The copy is deleted with the flow."""
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self) -> Iterator[KeyBatch]:
         state_id = self._copy.state_ids.get(self._codec.name)
         if state_id is None:
             return

@@ -1,11 +1,9 @@
-"""Delta runs: what changed in a table of keyed state since a base, as a table, and a base with its runs as one table again.
+"""Deltas of keyed state: which parts of a snapshot make up a state, and a base with its deltas as one table.
 
-A run has the columns of its base, and `tombstone`. It has all rows of every key that changed (the elements of a list and the
-entries of a map as a whole), or one row with a tombstone if nothing is left of it; a timer, whose key is all of its row, is
-there or has a tombstone. Columnar state loses whole namespaces at a time: the schema's metadata names those of which the runs
-before are to be forgotten. Pure; which files hold a base and its runs is tablechains.py's.
-
-Which parts of a snapshot's handles make up one table of keyed state: a base, and the delta runs upon it. Pure."""
+A delta is a table of what changed since a base: its columns are those of the base, and `tombstone`. It has all rows of every key
+that changed (the elements of a list and the entries of a map as a whole), or one row with a tombstone if nothing is left of it; a
+timer, whose key is all of its row, is there or has a tombstone. Columnar state loses whole namespaces at a time: the schema's
+metadata names those of which everything before is dropped. Pure; which files hold a base and its deltas is for increments.py."""
 
 from __future__ import annotations
 
@@ -130,10 +128,10 @@ REPLACED_METADATA = b"holdfast.replaced"
 """Key in the schema's metadata: a JSON list of namespaces."""
 
 _BUCKETS = 1 << 20
-_STRETCH_ROWS = 1 << 17
-"""So few that a piece is small beside its table, and so many that a busy loop is rarely waited for: a step that lets go of
+_BATCH_ROWS = 1 << 17
+"""So few that a batch is small beside its table, and so many that a busy loop is rarely waited for: a step that lets go of
 the interpreter lock may wait 5 ms to get it back."""
-_STRETCH_BUCKETS = 1 << 18
+_BATCH_BUCKETS = 1 << 18
 _TOGETHER_BYTES_MAX = 1 << 30
 _OWN_IDENTITY = (pa.int64(), pa.utf8(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"))
 """Types of keys that are equal just where Arrow says so."""
@@ -206,9 +204,9 @@ def merged_runs(
 
 
 def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
-    """As `merged_runs` of a state with one row per key, in pieces: whole key groups of about `_STRETCH_ROWS` rows of the base.
+    """As `merged_runs` of a state with one row per key, in batches: whole key groups of about `_BATCH_ROWS` rows of the base.
 
-    Whoever loads them one by one makes no value that is replaced, and no more than a piece is copied. Raises as `merged_runs`."""
+    Loading them one by one makes no value that is replaced, and copies no more than a batch. Raises as `merged_runs`."""
     groups = _groups(base)
     parts = [batch for run in runs for batch in run.to_batches() if batch.num_rows]
     keys = [_groups(part) for part in parts]
@@ -216,8 +214,8 @@ def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max
     if not parts or not is_alike or not all(map(is_sorted, (groups, *keys))):  # another tool has moved rows
         yield merged_runs(base, runs, key_type, max_parallelism, in_order=False)
         return
-    # A piece ends behind the key group that the last of its rows is of; the last one also has key groups without any row.
-    ends = np.unique(groups[_STRETCH_ROWS - 1 :: _STRETCH_ROWS])
+    # A batch ends behind the key group that the last of its rows is of; the last one also has key groups without any row.
+    ends = np.unique(groups[_BATCH_ROWS - 1 :: _BATCH_ROWS])
     bounds = [[0, *np.searchsorted(key, ends, side="right").tolist(), len(key)] for key in (groups, *keys)]
     for (start, stop), *changed in zip(*map(pairwise, bounds), strict=True):
         some = [part.slice(first, last - first) for part, (first, last) in zip(parts, changed, strict=True) if first < last]
@@ -233,9 +231,9 @@ def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max
 def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
     """Rows of a base that none of `changed` replaces, and of these, oldest first, the last of each key."""
     gone = tombstones(changed)
-    touched = np.zeros(_STRETCH_BUCKETS, np.bool_)
-    touched[_hashes(changed, key_type, max_parallelism) % _STRETCH_BUCKETS] = True
-    looked_at = np.flatnonzero(touched[_hashes(base, key_type, max_parallelism) % _STRETCH_BUCKETS])
+    touched = np.zeros(_BATCH_BUCKETS, np.bool_)
+    touched[_hashes(changed, key_type, max_parallelism) % _BATCH_BUCKETS] = True
+    looked_at = np.flatnonzero(touched[_hashes(base, key_type, max_parallelism) % _BATCH_BUCKETS])
     names = [*key_columns(key_type), NAMESPACE]
     picked = [base.select(names).take(pa.array(looked_at)), changed.select(names)]
     codes, count = row_codes(picked, key_type, max_parallelism, ())

@@ -1,17 +1,13 @@
-"""What a backend that writes increments remembers: which file of its own, or which state, it stored as what, per checkpoint.
+"""Keyed state written as increments: a base table, and deltas of what changed since.
 
-Only the base that a trigger names is ever looked up: that one is completed, whatever this process has heard of it. What is
-not known here is stored again; a file is never recognised by its content.
+A backend remembers per checkpoint what it stored as what. Only the base that a trigger names is looked up: that one is completed.
+What is not known is stored again; a file is never recognised by its content.
 
-Writing tables of keyed state as increments: a base table, and delta runs of what changed since.
-
-The base is written again, as a full table, when there is none that the trigger's base has, when what changed since it is not
-known, when its runs would be too many or too large (a restore reads them all), and when most of a file that it shares with other
-tables is needed by nobody. A table that travels inline is always whole: it is small. Bases are shared files or pieces of them
-(ADR 21), placeholders where the trigger's base has them (ADR 12); runs too, but for small ones, whose sum stays below the
-inline threshold, so that acknowledgements stay as small as they were.
-
-The asynchronous part of a snapshot that is tables alone: whole ones, or increments where the backend makes them."""
+A state's table is written again, as a base, when the trigger's base has none, when what changed since is not known, when its
+deltas would be too many or too large (a restore reads them all), and when most of a file that it shares with other tables is not
+needed any more. A table that travels inline is always whole: it is small. Bases are shared files or segments of them (ADR 21),
+placeholders where the trigger's base has them (ADR 12); deltas too, but for small ones, whose sum stays below the inline
+threshold, so that acknowledgements stay as small as they were."""
 
 from __future__ import annotations
 
@@ -101,7 +97,7 @@ class StoredFiles(StoredByCheckpoint[FileHandle]):
 
 
 RUN_BYTES_MIN = 16 * 1024
-"""Runs may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""
+"""Deltas may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""
 WASTE_MAX = 2
 """A file that several tables share is kept while it has at most so many times the bytes that are needed of it."""
 
@@ -112,22 +108,23 @@ class DeltaChain:
 
     meta: StateMeta
     base: FileHandle
-    runs: tuple[FileHandle | InlineHandle, ...] = ()
+    deltas: tuple[FileHandle | InlineHandle, ...] = ()
+    """Oldest first."""
 
     @property
     def files(self) -> list[FileHandle]:
         """The parts that are not inline."""
-        return [part for part in (self.base, *self.runs) if isinstance(part, FileHandle)]
+        return [part for part in (self.base, *self.deltas) if isinstance(part, FileHandle)]
 
     def parts(self, known: DeltaChain | None) -> tuple[StateHandle, list[StateHandle]]:
-        """(base, runs) as they are acknowledged when the trigger's base has the chain `known`."""
+        """(base, deltas) as they are acknowledged when the trigger's base has the chain `known`."""
         theirs = set() if known is None else {_place(part) for part in known.files}
-        return _acknowledged(self.base, theirs), [_acknowledged(run, theirs) for run in self.runs]
+        return _acknowledged(self.base, theirs), [_acknowledged(delta, theirs) for delta in self.deltas]
 
     def admits(self, size: int) -> bool:
-        """Whether a further run of `size` bytes costs less than writing the table again would save."""
-        runs_size = size + sum(run.length for run in self.runs)
-        return len(self.runs) < RUNS_MAX and runs_size <= max(self.base.length // 2, RUN_BYTES_MIN)
+        """Whether a further delta of `size` bytes costs less than writing the table again would save."""
+        deltas_size = size + sum(delta.length for delta in self.deltas)
+        return len(self.deltas) < RUNS_MAX and deltas_size <= max(self.base.length // 2, RUN_BYTES_MIN)
 
 
 Chains = Mapping[str, DeltaChain]
@@ -138,7 +135,7 @@ ChainsByCheckpoint = StoredByCheckpoint[DeltaChain]
 def write_chains(
     sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: ChainsByCheckpoint
 ) -> Flow[tuple[KeyedStateHandle, ...]]:
-    """One base per source, empty ones included, and a handle with the runs if there are any."""
+    """One base per source, empty ones included, and a handle with the deltas if there are any."""
     known = stored.of_base(target.base)
     going_on = [chain for source in sources if (chain := known.get(source.meta.name)) is not None]
     wasteful = _wasteful(going_on)
@@ -160,8 +157,8 @@ def write_chains(
 
     chains: dict[str, DeltaChain] = {}
     bases: list[StateHandle] = []
-    run_metas: list[StateMeta] = []
-    runs: list[StateHandle] = []
+    delta_metas: list[StateMeta] = []
+    deltas: list[StateHandle] = []
     for source, before, part in writing:
         chain = _chain(source.meta, before, part)
         if chain is None:
@@ -169,14 +166,14 @@ def write_chains(
             bases.append(part.handle)
             continue
         chains[source.meta.name] = chain
-        base, own_runs = chain.parts(known.get(source.meta.name))
+        base, own_deltas = chain.parts(known.get(source.meta.name))
         bases.append(base)
-        runs += own_runs
-        run_metas += [source.meta] * len(own_runs)
+        deltas += own_deltas
+        delta_metas += [source.meta] * len(own_deltas)
     stored.remember(target.checkpoint_id, chains)
     handles = [KeyedStateHandle(key_groups, "arrow", tuple(source.meta for source in sources), tuple(bases))]
-    if runs:
-        handles.append(KeyedStateHandle(key_groups, DELTA_FORMAT, tuple(run_metas), tuple(runs)))
+    if deltas:
+        handles.append(KeyedStateHandle(key_groups, DELTA_FORMAT, tuple(delta_metas), tuple(deltas)))
     return tuple(handles)
 
 
@@ -198,18 +195,18 @@ def restored_chains(
 def _add_changes(
     source: ChangingSource, before: DeltaChain | None, target: SnapshotTarget, writer: PartsWriter
 ) -> tuple[bool, WrittenPart | None]:
-    """(whether the base's chain goes on, its new run if anything changed); if it doesn't, the whole table must be written."""
+    """(whether the base's chain goes on, its new delta if anything changed); if it doesn't, the whole table must be written."""
     if before is None or before.meta != source.meta or target.base is None:
         return False, None
-    run: pa.Table | None = source.changes(target.base)
-    if run is None:
+    delta: pa.Table | None = source.changes(target.base)
+    if delta is None:
         return False, None
-    if not run.num_rows and not replaced_by(run.schema):
+    if not delta.num_rows and not replaced_by(delta.schema):
         return True, None
-    data = encode_keyed_table(run, "arrow")
+    data = encode_keyed_table(delta, "arrow")
     if not before.admits(data.size):
         return False, None
-    inlined = sum(part.length for part in before.runs if isinstance(part, InlineHandle))
+    inlined = sum(part.length for part in before.deltas if isinstance(part, InlineHandle))
     threshold = max(0, target.inline_threshold - inlined)
     packs = before.base.length < target.pack_threshold  # what shares a file with others is cheap to write again
     name = f"{source.meta.name}.delta"
@@ -220,7 +217,7 @@ def _chain(meta: StateMeta, before: DeltaChain | None, part: WrittenPart | None)
     """What was written, as what later checkpoints build upon: nothing upon a table that travels inline."""
     handle = None if part is None else part.handle
     if before is not None:
-        return before if handle is None else DeltaChain(meta, before.base, (*before.runs, _stored(handle)))
+        return before if handle is None else DeltaChain(meta, before.base, (*before.deltas, _stored(handle)))
     return DeltaChain(meta, handle) if isinstance(handle, FileHandle) else None
 
 
@@ -231,7 +228,7 @@ def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
 
 
 def _wasteful(chains: Iterable[DeltaChain]) -> set[str]:
-    """Files of several parts of which less than half is needed any more: whoever has a part there should write its table again."""
+    """Files of several parts of which less than half is needed any more: a state with a part there is written again."""
     needed: dict[str, int] = {}
     lengths: dict[str, int] = {}
     for chain in chains:

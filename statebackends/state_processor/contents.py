@@ -1,10 +1,7 @@
-"""A snapshot as tools see it: its operators and states, where each piece of a state is, and which paths it may name.
+"""A snapshot as tools see it: where it is, its operators and states, and where each part of a state is.
 
-It reads `_metadata` alone. What a checksum can't vouch for (a `_metadata` that somebody else wrote) is checked here.
-
-Where a snapshot is, as people write it: a path or URL to a storage and a folder in it; its bytes are read elsewhere.
-
-What `_metadata` says of operators and states, as a table: a row a state, and one for an operator without any."""
+A place is a path or a URL to a storage and a folder in it. Only `_metadata` is read here; what its checksum can't vouch for, since
+anyone can write such a file, is checked: that its records fit together, and that no path leads out of the snapshot."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""The bytes of a snapshot's parts, checked before anybody looks at them: small ones in memory, large ones in a scratch folder.
+"""The bytes of a snapshot's parts, and its tables as streams of batches: what is read of a snapshot by a tool.
 
-What was checked is what is read: a file is copied once, against its length and checksum, and only the copy is opened.
-
-Canonical files (Arrow IPC, Parquet) as streams of batches in key-group order.
-
-Files written by backends are in order, and pass through. Tables edited with other tools may not be: those are read several
-times, each time for as many key groups as fit in memory. Columns come in the state's own order and types."""
+A part is checked against its length and checksum before it is opened: small ones are held in memory, a larger one is copied into
+a scratch folder once, and only the copy is opened. Tables (Arrow IPC, Parquet) come as batches in key-group order. Those that
+backends write are in order, and pass through; those that another tool has edited may not be, and are read several times, each
+time for as many key groups as fit in memory. Columns come in the state's own order and types."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ from holdfast.statebackends.storage.port import Flow, InParallel, Storage, perfo
 MEMORY_BYTES_MAX = 4 << 20
 """Files up to this length are read into memory; larger ones are copied."""
 
-FETCH_BYTES_MAX, FETCH_PIECES_MAX = 32 << 20, 64
-"""Of one state's pieces that are read at one time; a single one may have more bytes."""
+FETCH_BYTES_MAX, FETCH_PARTS_MAX = 32 << 20, 64
+"""Of one state's parts that are read at one time; a single one may have more bytes."""
 
 P = TypeVar("P")
 
@@ -171,16 +169,16 @@ class PartReader:
         return os.path.join(self._scratch.name, f"{kind}-{self._count}")
 
 
-def fetch_windows(pieces: Sequence[P], size: Callable[[P], int]) -> Iterator[Sequence[P]]:
-    """The pieces in turn: one, two, four ..., as many as are fetched at one time; for whoever stops early read little in vain."""
+def fetch_windows(parts: Sequence[P], size: Callable[[P], int]) -> Iterator[Sequence[P]]:
+    """The parts in turn: one, two, four ..., as many as are fetched at one time; one who stops early has read little in vain."""
     start, count = 0, 1
-    while start < len(pieces):
-        stop, bytes_ = start + 1, size(pieces[start])
-        while stop < min(start + count, len(pieces)) and bytes_ + size(pieces[stop]) <= FETCH_BYTES_MAX:
-            bytes_ += size(pieces[stop])
+    while start < len(parts):
+        stop, bytes_ = start + 1, size(parts[start])
+        while stop < min(start + count, len(parts)) and bytes_ + size(parts[stop]) <= FETCH_BYTES_MAX:
+            bytes_ += size(parts[stop])
             stop += 1
-        yield pieces[start:stop]
-        start, count = stop, min(2 * count, FETCH_PIECES_MAX)
+        yield parts[start:stop]
+        start, count = stop, min(2 * count, FETCH_PARTS_MAX)
 
 
 def _is_small(part: FileHandle) -> bool:

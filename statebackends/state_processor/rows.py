@@ -1,16 +1,10 @@
 """The rows of one state as a stream of Arrow batches, whatever its format: tables, native files, operator lists.
 
-Keyed rows come in key-group order, judged by rowrules.py. A batch has at most BATCH_ROWS rows; nothing else is held but a stretch
-of them (judgedrows.py), and of tables with delta runs a slice of key groups.
-
-Rows on their way to a reader, judged as a restore judges them: what it would refuse is refused here.
-
-Values are judged batch by batch; which rows there are, a stretch of whole key groups at a time, before any of it is given out. Of a
-key group with more rows than a stretch, what came first is given out, and only what the rows are about is held until its end.
-
-Native RocksDB files of one old subtask as batches of the same columns as a table's: a read-only open of a local clone.
-
-Opening a database writes into its folder, and RocksDB needs names of its own, hence the clone."""
+Keyed rows come in key-group order, a batch of at most BATCH_ROWS at a time, and are judged as a restore judges them (row_rules.py):
+what it refuses is refused here. Values are judged batch by batch; which rows there are, a batch of whole key groups at a time
+(JUDGED_ROWS or JUDGED_BYTES), before any of it is given out. Of a key group with more rows than that, what came first is given out,
+and only what the rows are about is held until its end. Of tables with deltas a slice of key groups is held. Native files are opened
+read-only as a local clone: opening a database writes into its folder, and RocksDB needs names of its own."""
 
 from __future__ import annotations
 
@@ -39,121 +33,19 @@ from holdfast.statebackends.state_processor.reading import BATCH_ROWS, PartReade
 from holdfast.statebackends.state_processor.values import entry_json, named, stored_codec
 from holdfast.statebackends.storage.failures import refusal
 
-STRETCH_ROWS = 1 << 17
+JUDGED_ROWS = 1 << 17
 """Rows judged together, but for a key group of more."""
-STRETCH_BYTES = 32 << 20
+JUDGED_BYTES = 32 << 20
 """Held back until they are judged, and one batch."""
-
-
-def judged_rows(batches: Iterable[pa.RecordBatch], rules: RowRules, names: Collection[str]) -> Iterator[pa.RecordBatch]:
-    """The batches, which come in key-group order, with the state's columns in their types: those of `names`, and `rules.identity`.
-
-    Raises as `RowRules` does: for a row that is there twice at the latest after these rows."""
-    wanted = {*names, *rules.identity}
-    held: list[pa.RecordBatch] = []
-    identities: list[pa.Table] = []
-    size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        table = rules.canonical(batch, wanted)
-        rules.judge_values(table, wanted)
-        identities.append(_copy(table.select(rules.identity)))
-        held += table.to_batches()
-        size += table.nbytes
-        if size >= STRETCH_BYTES or sum(map(len, identities)) >= STRETCH_ROWS:
-            identities = _judge_whole_groups(identities, rules)
-            yield from held
-            held, size = [], 0
-    if identities:
-        rules.judge_identities(pa.concat_tables(identities))
-    yield from held
-
-
-def _copy(table: pa.Table) -> pa.Table:
-    """A slice of a batch would keep its values in memory."""
-    return table.take(pa.array(np.arange(len(table))))
-
-
-def _judge_whole_groups(held: list[pa.Table], rules: RowRules) -> list[pa.Table]:
-    """Judges all but the last key group, of which more rows may come; that is what is returned."""
-    newest = held[-1].column(KEY_GROUP)[-1].as_py()
-    if held[0].column(KEY_GROUP)[0].as_py() == newest:
-        return held
-    table = pa.concat_tables(held)
-    cut = int(np.searchsorted(table.column(KEY_GROUP).to_numpy(), newest))
-    rules.judge_identities(table.slice(0, cut))
-    return [_copy(table.slice(cut))]
-
-
-_MEMORY_BYTES = 8 << 20
-"""Block cache: one pass, no reuse."""
-
-_ELEMENTS = msgspec.msgpack.Decoder(list[bytes])
-
-
-def native_batches(
-    clone: str, state: StoredState, codec: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
-) -> Iterator[pa.RecordBatch]:
-    """Rows of one state in some key groups, in key-group order. Raises CorruptStateError naming operator and state."""
-    try:
-        store = RocksStore(clone, write_buffer_bytes=_MEMORY_BYTES, block_cache_bytes=_MEMORY_BYTES, read_only=True)
-    except CorruptStateError as error:
-        raise named(error, state) from error
-    try:
-        state_id = store.state_ids.get(state.meta.name)
-        if state_id is None:
-            return
-        rows = store.state_rows(state_id, groups)
-        while some := list(islice(rows, BATCH_ROWS)):
-            try:
-                batch = _batch(state, codec, schema, some)
-            except (CorruptStateError, StateValueError) as error:
-                raise named(error, state) from error
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
-    finally:
-        store.close()
-
-
-def _batch(state: StoredState, codec: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
-    keys, values = zip(*rows, strict=True)
-    columns = [
-        pa.array([key.key_group for key in keys], pa.int32()),
-        *state.key_type().arrays_of_encoded([key.key for key in keys]),
-        pa.array([key.namespace for key in keys], pa.binary()),
-    ]
-    decoded: list[Any] = []
-    if codec.kind == "list":
-        owners: list[int] = []
-        positions: list[int] = []
-        for row, value in enumerate(values):
-            elements = _elements(value)
-            owners += [row] * len(elements)
-            positions += range(len(elements))
-            decoded += map(codec.decode_value, elements)
-        columns = [column.take(pa.array(owners, pa.int64())) for column in columns]
-        columns.append(pa.array(positions, pa.int32()))
-    else:
-        decoded += map(codec.decode_value, values)
-    if codec.map_key is not None:
-        columns.append(codec.map_key.to_arrow([codec.map_key.decode(key.map_key) for key in keys]))
-    columns += codec.to_arrays(decoded)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _elements(value: bytes) -> list[bytes]:
-    try:
-        return _ELEMENTS.decode(value)
-    except msgspec.MsgspecError as error:
-        raise CorruptStateError(f"not a list: {error}", reason="value encoding") from error
-
-
 SUBTASK = "subtask"
 JSON = "json"
 """Column with the JSON text of an operator's list entry, if it is msgpack of something that JSON has; else null."""
 
 _TABLE_ERRORS = (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError)
+_MEMORY_BYTES = 8 << 20
+"""Block cache: one pass, no reuse."""
+
+_ELEMENTS = msgspec.msgpack.Decoder(list[bytes])
 
 
 def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
@@ -321,3 +213,101 @@ def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> 
                 pa.array([entry_json(entry) for entry in some], pa.utf8()),
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def judged_rows(batches: Iterable[pa.RecordBatch], rules: RowRules, names: Collection[str]) -> Iterator[pa.RecordBatch]:
+    """The batches, which come in key-group order, with the state's columns in their types: those of `names`, and `rules.identity`.
+
+    Raises as `RowRules` does: for a row that is there twice at the latest after these rows."""
+    wanted = {*names, *rules.identity}
+    held: list[pa.RecordBatch] = []
+    identities: list[pa.Table] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        table = rules.canonical(batch, wanted)
+        rules.judge_values(table, wanted)
+        identities.append(_copy(table.select(rules.identity)))
+        held += table.to_batches()
+        size += table.nbytes
+        if size >= JUDGED_BYTES or sum(map(len, identities)) >= JUDGED_ROWS:
+            identities = _judge_whole_groups(identities, rules)
+            yield from held
+            held, size = [], 0
+    if identities:
+        rules.judge_identities(pa.concat_tables(identities))
+    yield from held
+
+
+def _copy(table: pa.Table) -> pa.Table:
+    """A slice of a batch would keep its values in memory."""
+    return table.take(pa.array(np.arange(len(table))))
+
+
+def _judge_whole_groups(held: list[pa.Table], rules: RowRules) -> list[pa.Table]:
+    """Judges all but the last key group, of which more rows may come; that is what is returned."""
+    newest = held[-1].column(KEY_GROUP)[-1].as_py()
+    if held[0].column(KEY_GROUP)[0].as_py() == newest:
+        return held
+    table = pa.concat_tables(held)
+    cut = int(np.searchsorted(table.column(KEY_GROUP).to_numpy(), newest))
+    rules.judge_identities(table.slice(0, cut))
+    return [_copy(table.slice(cut))]
+
+
+def native_batches(
+    clone: str, state: StoredState, codec: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one state in some key groups, in key-group order. Raises CorruptStateError naming operator and state."""
+    try:
+        store = RocksStore(clone, write_buffer_bytes=_MEMORY_BYTES, block_cache_bytes=_MEMORY_BYTES, read_only=True)
+    except CorruptStateError as error:
+        raise named(error, state) from error
+    try:
+        state_id = store.state_ids.get(state.meta.name)
+        if state_id is None:
+            return
+        rows = store.state_rows(state_id, groups)
+        while some := list(islice(rows, BATCH_ROWS)):
+            try:
+                batch = _batch(state, codec, schema, some)
+            except (CorruptStateError, StateValueError) as error:
+                raise named(error, state) from error
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+    finally:
+        store.close()
+
+
+def _batch(state: StoredState, codec: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
+    keys, values = zip(*rows, strict=True)
+    columns = [
+        pa.array([key.key_group for key in keys], pa.int32()),
+        *state.key_type().arrays_of_encoded([key.key for key in keys]),
+        pa.array([key.namespace for key in keys], pa.binary()),
+    ]
+    decoded: list[Any] = []
+    if codec.kind == "list":
+        owners: list[int] = []
+        positions: list[int] = []
+        for row, value in enumerate(values):
+            elements = _elements(value)
+            owners += [row] * len(elements)
+            positions += range(len(elements))
+            decoded += map(codec.decode_value, elements)
+        columns = [column.take(pa.array(owners, pa.int64())) for column in columns]
+        columns.append(pa.array(positions, pa.int32()))
+    else:
+        decoded += map(codec.decode_value, values)
+    if codec.map_key is not None:
+        columns.append(codec.map_key.to_arrow([codec.map_key.decode(key.map_key) for key in keys]))
+    columns += codec.to_arrays(decoded)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _elements(value: bytes) -> list[bytes]:
+    try:
+        return _ELEMENTS.decode(value)
+    except msgspec.MsgspecError as error:
+        raise CorruptStateError(f"not a list: {error}", reason="value encoding") from error
