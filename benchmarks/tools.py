@@ -30,7 +30,7 @@ from holdfast.statebackends.rocksdb.row_keys import row_keys
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import METADATA_NAME, write_part
+from holdfast.statebackends.snapshot.parts import write_part
 from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, KeyedRows
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table
 from holdfast.statebackends.state import ValueStateDescriptor

@@ -38,6 +38,28 @@ STATE_METADATA = b"holdfast.state"
 TABLE_SUFFIX = ".sst"
 """Of RocksDB's table files, which never change, and whose names a database uses once: a copy may be another name of the same file.
 RocksDB's other files are small, and written again for every copy."""
+# ------------------------------------------------------------------------------------------------------ the state directory
+
+DIRECTORY_FILE = "_holdfast"
+"""Holds the state directory's nonce, nothing else: a worker that reads the same text sees the same directory."""
+RUN_FILE = "_coordinator.json"
+"""Where the directory's coordinator listens, or listened last: a hint for people, programs and workers."""
+TOKEN_FILE = "_token"
+GUARD_FILE = "_lock"
+"""Held by the running coordinator, on a local directory."""
+FSCK_FOLDER = "_fsck"
+"""Files of a moment, by which a repair learns what time it is for the storage."""
+
+_DIRECTORY_FILES = re.compile(rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}")
+
+
+def is_directory_file(path: str) -> bool:
+    """Whether a path of the state directory is one of the directory's own files, a half-written one included."""
+    return _DIRECTORY_FILES.fullmatch(path) is not None
+
+
+# ------------------------------------------------------------------------------------------------------ a job's directory
+
 SHARED_FOLDER = "shared"
 TASK_OWNED_FOLDER = "taskowned"
 """Beside `shared` in a job's directory: files there belong to tasks, and the coordinator deletes none of them (Flink's layout)."""

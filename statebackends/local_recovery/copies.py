@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import xxhash
 
-from holdfast.statebackends.layout import TABLE_SUFFIX
+from holdfast.statebackends.layout import TABLE_SUFFIX, safe_text
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Buffer, Storage
 

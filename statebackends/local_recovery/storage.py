@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
-from holdfast.statebackends.layout import TABLE_SUFFIX
+from holdfast.statebackends.layout import TABLE_SUFFIX, part_path
 from holdfast.statebackends.local_recovery.copies import LocalCopies, bring, name_of
-from holdfast.statebackends.snapshot.parts import file_handles, is_intact, mismatch, part_path
+from holdfast.statebackends.snapshot.parts import file_handles, is_intact, mismatch
 from holdfast.statebackends.storage.checksums import Digest
 from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile, transfers_of
 from holdfast.statebackends.storage.transfers import TransferPool

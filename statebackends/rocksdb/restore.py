@@ -20,7 +20,7 @@ from holdfast.statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from holdfast.statebackends.layout import part_path, shared_name
+from holdfast.statebackends.layout import shared_name
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey, row_key
 from holdfast.statebackends.serialization.state_serializer import StateSerializer, migrate_rows, not_widened

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
-from urllib.parse import quote
-
-import xxhash
 
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import CorruptStateError, InvariantError, ObjectMissingError, StorageUnavailableError
@@ -34,7 +30,16 @@ from holdfast.statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from holdfast.statebackends.layout import is_checkpoint_folder, shared_name, shared_path
+from holdfast.statebackends.layout import (
+    METADATA_NAME,
+    PATH_REASON,
+    file_name,
+    is_checkpoint_folder,
+    metadata_path,
+    part_path,
+    shared_name,
+    shared_path,
+)
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, promised_length
 from holdfast.statebackends.storage.checksums import Digest, checksum_of
 from holdfast.statebackends.storage.flows import FIRST_BYTES
@@ -61,10 +66,6 @@ HELD_BYTES_MAX = 16 << 20
 PACK_BYTES_MAX = 8 << 20
 """Of one file with several parts: one request on S3."""
 LINK_DETAIL = "a symbolic link, or in one: a savepoint's files are its own"
-_NAME_LENGTH_MAX = 100
-_SEGMENT_BYTES_MAX = 255
-_PATH_BYTES_MAX = 1024
-"""Keys of S3 end there."""
 _ENDS_BYTES = 6
 _NAMES = {"arrow": "an Arrow IPC file", DELTA_FORMAT: "an Arrow IPC file", "parquet": "a Parquet file"}
 _MARKS = {"arrow": b"ARROW1", DELTA_FORMAT: b"ARROW1", "parquet": b"PAR1"}
@@ -144,40 +145,6 @@ def _length_detail(found: int, expected: int) -> str:
     return f"{found} bytes instead of {expected}"
 
 # ---------------------------------------------------------------------------------------------------------------------- names
-
-
-def file_name(text: str) -> str:
-    """A file name for any text: other texts, other names. Characters outside of A-Z a-z 0-9 . _ - become %XX."""
-    escaped = re.sub(r"^\.", "%2E", quote(text, safe="-_."))
-    if len(escaped) <= _NAME_LENGTH_MAX:
-        return escaped
-    return f"{escaped[:_NAME_LENGTH_MAX]}~{xxhash.xxh3_64_hexdigest(text.encode('utf-8'))}"
-
-
-def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
-    """Storage path of a part's path relative to the snapshot's folder.
-
-    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths, and
-    for names longer than any file system has them: asking for such a file is no answer about the file."""
-    owner = f"operator {operator!r}: " if operator else ""
-    if any(len(name.encode()) > _SEGMENT_BYTES_MAX for name in path.split("/")) or len(path.encode()) > _PATH_BYTES_MAX:
-        raise CorruptStateError(
-            f"{owner}{path[:_NAME_LENGTH_MAX]!r}... is longer than the name of a file can be",
-            path=path,
-            operator=operator,
-            reason=ProblemKind.PATH.value,
-        )
-    relative = posixpath.normpath(path)
-    leaves = path.startswith("/") or relative in (".", "..") or relative.startswith("../") or "\0" in path
-    is_shared = shared_name(path) is not None and is_checkpoint_folder(folder) and "/" in folder
-    if leaves and not is_shared:
-        raise CorruptStateError(
-            f"{owner}{path!r} leaves the folder {folder} of the snapshot",
-            path=path,
-            operator=operator,
-            reason=ProblemKind.PATH.value,
-        )
-    return posixpath.normpath(posixpath.join(folder, path))
 
 
 def own_names(joined: str, path: str) -> int:

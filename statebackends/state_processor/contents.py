@@ -36,13 +36,11 @@ from holdfast.statebackends.snapshot.deltas import RUNS_MAX, StatePart, state_pa
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import (
     LINK_DETAIL,
-    METADATA_NAME,
     FileEnds,
     ProblemKind,
     file_handles,
     outside_detail,
     own_names,
-    part_path,
     wrong_format,
 )
 from holdfast.statebackends.state import OPERATOR_KINDS

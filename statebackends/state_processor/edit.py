@@ -25,7 +25,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
-from holdfast.statebackends.layout import KEY_GROUP, STATE_METADATA, VALUE
+from holdfast.statebackends.layout import KEY_GROUP, METADATA_NAME, STATE_METADATA, VALUE
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.arrangement import renamed

@@ -7,7 +7,6 @@ snapshot."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -23,6 +22,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import FileHandle, external_places
+from holdfast.statebackends.layout import is_input_manifest
 from holdfast.statebackends.snapshot.parts import (
     VERIFY_BYTES,
     FileEnds,

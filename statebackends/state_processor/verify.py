@@ -9,14 +9,8 @@ from dataclasses import dataclass
 
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.snapshot.parts import (
-    ProblemKind,
-    SnapshotProblem,
-    file_problem,
-    named_files,
-    part_path,
-    verify_snapshot,
-)
+from holdfast.statebackends.layout import part_path
+from holdfast.statebackends.snapshot.parts import ProblemKind, SnapshotProblem, file_problem, named_files, verify_snapshot
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.external import UncheckedFile, check_external
 from holdfast.statebackends.state_processor.progress import note
