@@ -31,7 +31,7 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import write_part
-from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows
+from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, KeyedRows
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -82,7 +82,7 @@ def make(folder: Path, keys: int, table_format: Format) -> None:
     (folder / "job/chk-1" / METADATA_NAME).write_bytes(encode_metadata(metadata))
 
 
-def _chunks(groups: KeyGroupRange, keys: int, rows: int) -> Iterator[Chunk]:
+def _chunks(groups: KeyGroupRange, keys: int, rows: int) -> Iterator[KeyBatch]:
     """The keys of some key groups, with random values."""
     noise = np.random.default_rng(groups.start)
     for first in range(0, keys, ROWS_PER_BATCH):

@@ -110,17 +110,26 @@ class StateMeta(msgspec.Struct, frozen=True):
     """Canonical text of the operator's key type; None for operator state."""
 
 
+TABLE_FORMATS = ("arrow", "parquet")
+"""Formats of handles whose parts are whole tables: rows sorted by key group, one file a state. Every state backend reads them."""
+DELTA_FORMAT = "arrow-delta"
+"""Format of a handle whose parts are deltas: several of one state, oldest first, upon the table of the same state and key
+groups in the handle before it. Readers that don't know it refuse it, and so never take a base for all there is."""
+NATIVE_FORMAT = "rocksdb"
+"""Format of a handle whose parts are files of a RocksDB database, all states in all of them. One state backend reads them."""
+
+
 class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
     """A piece of keyed state of one old subtask."""
 
     key_groups: KeyGroupRange
     format: str
-    """`arrow` | `parquet` (canonical rows sorted by key group, one file per state) | `rocksdb` (native files, all states)."""
+    """One of TABLE_FORMATS, DELTA_FORMAT or NATIVE_FORMAT."""
     states: tuple[StateMeta, ...]
-    """The states found in `parts`: for canonical formats parts[i] belongs to states[i]; for rocksdb all share the parts."""
+    """The states found in `parts`: of tables and deltas parts[i] belongs to states[i]; in native files all share the parts."""
     parts: tuple[StateHandle, ...]
     names: tuple[str, ...] = ()
-    """rocksdb only: the local file name of each part."""
+    """Native files only: the local file name of each part."""
 
     @property
     def size(self) -> int:

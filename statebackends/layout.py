@@ -35,6 +35,9 @@ TTL_STAMP = "ttl_stamp_ms"
 STATE_METADATA = b"holdfast.state"
 """Key in the schema's metadata: the StateMeta as JSON."""
 
+TABLE_SUFFIX = ".sst"
+"""Of RocksDB's table files, which never change, and whose names a database uses once: a copy may be another name of the same file.
+RocksDB's other files are small, and written again for every copy."""
 # ------------------------------------------------------------------------------------------------------ the state directory
 
 DIRECTORY_FILE = "_holdfast"

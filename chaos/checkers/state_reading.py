@@ -165,13 +165,3 @@ def _entry(row: Row, kind: str) -> tuple[Any, Any]:
             return (key, row[TIME]), None
         case _:
             return key, row[VALUE]
-
-
-def read_keyed_state(view: StoreView, folder: str, operator_uid: str) -> dict[str, dict[Any, Any]]:
-    """state -> key -> value of one operator of the snapshot in a folder."""
-    return SnapshotView(view, folder).keyed_state(operator_uid)
-
-
-def read_positions(view: StoreView, folder: str, source_uids: Iterable[str]) -> Positions:
-    """Positions of sources in the snapshot in a folder."""
-    return SnapshotView(view, folder).positions(source_uids)

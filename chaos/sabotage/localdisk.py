@@ -11,7 +11,8 @@ import holdfast.statebackends.local_recovery.storage as local_storage_module
 import holdfast.statebackends.rocksdb.database as database_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.local_recovery.copies import LINKED_SUFFIX, bring
+from holdfast.statebackends.layout import TABLE_SUFFIX
+from holdfast.statebackends.local_recovery.copies import bring
 
 
 def _is_what_is_there(original: Any) -> Any:
@@ -29,7 +30,7 @@ def _are_what_is_there(original: Any) -> Any:
 def _places_what_is_there(original: Any) -> Any:
     def place(copy: str, local_path: str, handle: Any) -> bytes:
         Path(local_path).unlink(missing_ok=True)
-        bring(copy, local_path, link=local_path.endswith(LINKED_SUFFIX))
+        bring(copy, local_path, link=local_path.endswith(TABLE_SUFFIX))
         return b""
 
     return place

@@ -17,6 +17,8 @@ from holdfast.barriers.messages import AcknowledgeCheckpoint, has_control_charac
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
+    NATIVE_FORMAT,
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -31,9 +33,8 @@ from holdfast.statebackends.handles import (
 )
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX
-from holdfast.statebackends.snapshot.parts import outside_detail
-from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.deltas import RUNS_MAX
+from holdfast.statebackends.snapshot.parts import FileEnds, outside_detail, wrong_format
 from holdfast.statebackends.state import OPERATOR_KINDS
 
 FILE_BYTES_MAX = 1 << 53
@@ -45,7 +46,6 @@ EXTERNAL_CHARS_MAX = 4_096
 SHOWN_CHARS_MAX = 200
 """Of a text of the acknowledgement that an answer repeats."""
 
-NATIVE_FORMAT = "rocksdb"
 _CURRENT = "CURRENT"
 """Of a database: a line with the name of the file that lists all others."""
 _CHECKSUM = re.compile(r"xxh3_128:[0-9a-f]{32}")

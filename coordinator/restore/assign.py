@@ -11,7 +11,14 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, OperatorListHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.handles import (
+    NATIVE_FORMAT,
+    InlineHandle,
+    KeyedStateHandle,
+    OperatorListHandle,
+    OperatorState,
+    OperatorSubtaskState,
+)
 from holdfast.statebackends.redistribute import broadcast_redistribute, keyed_redistribute, split_redistribute, union_redistribute
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.state import Redistribution
@@ -77,7 +84,7 @@ def _claimed(handles: Sequence[KeyedStateHandle], names: set[str]) -> tuple[Keye
     """Handles without the states that the operator no longer declares; native files hold all states and stay whole."""
     kept: list[KeyedStateHandle] = []
     for handle in handles:
-        if handle.format == "rocksdb" or all(state.name in names for state in handle.states):
+        if handle.format == NATIVE_FORMAT or all(state.name in names for state in handle.states):
             kept.append(handle)
             continue
         pairs = [(state, part) for state, part in zip(handle.states, handle.parts, strict=True) if state.name in names]

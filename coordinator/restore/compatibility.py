@@ -22,14 +22,14 @@ from holdfast.statebackends.errors import (
     RestoreError,
     UnclaimedStateError,
 )
-from holdfast.statebackends.handles import OperatorListHandle, OperatorState, StateMeta
+from holdfast.statebackends.handles import NATIVE_FORMAT, OperatorListHandle, OperatorState, StateMeta
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility
 from holdfast.statebackends.serialization.state_serializer import check_compatible, meta_text, state_changes
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.contents import states_of
 
-NATIVE_FORMATS = {"rocksdb": "rocksdb"}
+NATIVE_FORMATS = {NATIVE_FORMAT: "rocksdb"}
 """Format of a keyed handle -> the only state backend that reads it; every backend reads the others."""
 
 _FAMILIES = {"memory": "heap", "filesystem": "heap"}

@@ -210,7 +210,7 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
             cuts = [wanted.start + len(wanted) * index // count for index in range(count + 1)]
             ranges = [KeyGroupRange(start, stop) for start, stop in itertools.pairwise(cuts)]
         else:
-            found = {piece.handle.key_groups.intersection(wanted) for piece in state.keyed}
+            found = {part.key_groups.intersection(wanted) for part in state.keyed}
             ranges = sorted(each for each in found if len(each))
         return [StateRange(each) for each in ranges] or [StateRange(KeyGroupRange(0, 0))]
 

@@ -107,7 +107,7 @@ class HeapKeyedBackend(KeyedBackendBase):
         self._is_tracking = self._restored_id is not None
 
     def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
-        for namespace, keys, _, values in self._rows.chunks(codec, table):
+        for namespace, keys, _, values in self._rows.key_batches(codec, table):
             live = self._generations_of(codec, namespace).live
             expiry = self._table_expiries.get((codec.name, namespace))
             if expiry is not None:

@@ -24,7 +24,7 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
     UndeclaredStateError,
 )
-from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from holdfast.statebackends.handles import DELTA_FORMAT, TABLE_FORMATS, KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.states import KeyContext, create_state
 from holdfast.statebackends.heap.ttl import NotingTtlTable, TtlClock, TtlConfigState, TtlTable
@@ -38,7 +38,7 @@ from holdfast.statebackends.serialization.state_serializer import (
     not_widened,
     state_metas,
 )
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, TABLE_FORMATS, TablePiece, merged_runs, piece_batches, table_pieces
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_runs, part_batches, state_parts
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, restored_chains
 from holdfast.statebackends.snapshot.list_order import in_list_order
 from holdfast.statebackends.snapshot.parts import read_parts
@@ -310,14 +310,15 @@ class KeyedBackendBase(ABC):
         self._check(ours)
         native = [handle for handle in ours if handle.format == self.native_format]
         self._restore_native(native, storage, folder, checkpoint_id)
-        pieces = [piece for piece in table_pieces(ours, operator=self._operator) if self._declared(piece.meta) is not None]
-        for some in piece_batches(pieces):
-            read = self._read_parts(some, storage, folder)
-            for piece in some:
-                self._restore_piece(piece, read)
+        stored = state_parts(ours, operator=self._operator)
+        parts = [part for part in stored if not part.is_native and self._declared(part.meta) is not None]
+        for some in part_batches(parts):
+            read = self._read_tables(some, storage, folder)
+            for part in some:
+                self._restore_tables(part, read)
         if self._chains is not None and checkpoint_id is not None:
-            declared = {piece.meta.name: meta for piece in pieces if (meta := self._declared(piece.meta)) is not None}
-            self._chains.remember(checkpoint_id, restored_chains(pieces, self._key_groups, declared))
+            declared = {part.meta.name: meta for part in parts if (meta := self._declared(part.meta)) is not None}
+            self._chains.remember(checkpoint_id, restored_chains(parts, self._key_groups, declared))
             self._restored_id = checkpoint_id
             for generations in self._generations.values():
                 generations.track(checkpoint_id)
@@ -360,25 +361,25 @@ class KeyedBackendBase(ABC):
             declared=self.native_format or "arrow",
         )
 
-    def _read_parts(self, pieces: Sequence[TablePiece], storage: Storage, folder: str) -> Iterator[bytes]:
-        """The bytes of every piece's parts, in order: read at one time, and let go of one by one."""
-        parts = [part for piece in pieces for part in piece.parts]
-        data = run_flow(read_parts(parts, folder, operator=self._operator), storage)
+    def _read_tables(self, parts: Sequence[StatePart], storage: Storage, folder: str) -> Iterator[bytes]:
+        """The bytes of all tables, in order: read at one time, and let go of one by one."""
+        tables = [table for part in parts for table in part.tables]
+        data = run_flow(read_parts(tables, folder, operator=self._operator), storage)
         data.reverse()
         while data:
             yield data.pop()
 
-    def _restore_piece(self, piece: TablePiece, read: Iterator[bytes]) -> None:
-        meta = piece.meta
-        path = getattr(piece.base, "path", f"inline part of state {meta.name!r}")
-        table = self._decode_table(piece, piece.base, piece.format, next(read))
-        runs = [self._decode_table(piece, run, "arrow", next(read)) for run in piece.runs]
+    def _restore_tables(self, part: StatePart, read: Iterator[bytes]) -> None:
+        meta = part.meta
+        path = getattr(part.base, "path", f"inline part of state {meta.name!r}")
+        table = self._decode_table(part, part.base, part.handle.format, next(read))
+        deltas = [self._decode_table(part, delta, "arrow", next(read)) for delta in part.deltas]
         try:
-            if runs and self._load_runs(meta, table, runs):
+            if deltas and self._load_runs(meta, table, deltas):
                 return
-            if runs:
+            if deltas:
                 own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
-                table = merged_runs(table, runs, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
+                table = merged_runs(table, deltas, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
             self._load_table(meta, table)
         except StateValueError as error:
             raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
@@ -396,8 +397,8 @@ class KeyedBackendBase(ABC):
         """Load a table and the delta runs upon it where that needs no merging; False: nothing was loaded."""
         return False
 
-    def _decode_table(self, piece: TablePiece, part: StateHandle, table_format: str, data: bytes) -> pa.Table:
-        path = getattr(part, "path", f"inline part of state {piece.meta.name!r}")
+    def _decode_table(self, part: StatePart, stored: StateHandle, table_format: str, data: bytes) -> pa.Table:
+        path = getattr(stored, "path", f"inline part of state {part.meta.name!r}")
         return decode_keyed_table(
             data,
             table_format,
@@ -405,8 +406,8 @@ class KeyedBackendBase(ABC):
             self.key_type,
             path=path,
             operator=self._operator,
-            held=piece.key_groups,
-            judge=lambda table: self._judged(piece.meta, table),
+            held=part.key_groups,
+            judge=lambda table: self._judged(part.meta, table),
         )
 
     def _judged(self, meta: StateMeta, table: pa.Table) -> pa.Table:

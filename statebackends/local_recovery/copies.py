@@ -4,7 +4,7 @@
 
 One folder per life of a subtask, its *owner*, which alone writes there and holds the lock as long as it lives; the system lets
 go of it at any death. Restores of the same job look through all of them. Nothing here is trusted: what a copy is worth is
-decided by the checksum in the snapshot (localrecovery.py), and whatever fails here costs a download, never a restore. Copies
+decided by the checksum in the snapshot (storage.py), and whatever fails here costs a download, never a restore. Copies
 are not synced to disk."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import xxhash
 
-from holdfast.statebackends.layout import safe_text
+from holdfast.statebackends.layout import TABLE_SUFFIX, safe_text
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Buffer, Storage
 
@@ -32,10 +32,6 @@ RECOVERY_FOLDER = "recovery"
 LOCK_NAME = "lock"
 DEAD_AGE_S = 24 * 3600
 """Copies of a job that nobody runs here any more are deleted this long after its last checkpoint, by the next worker of any job."""
-
-LINKED_SUFFIX = ".sst"
-"""Of files that nobody changes once they are written: a copy may be another name of the same file. RocksDB's other files, which are
-small, are copied."""
 
 TEMPORARY_SUFFIX = ".tmp"
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -162,7 +158,7 @@ class LocalCopies:
 
     def keep_file(self, checkpoint_id: int, path: str, local_path: str) -> None:
         """I/O. `local_path` holds what is stored as `path`."""
-        links = path.endswith(LINKED_SUFFIX) and local_path.endswith(LINKED_SUFFIX)
+        links = path.endswith(TABLE_SUFFIX) and local_path.endswith(TABLE_SUFFIX)
         self._keep(checkpoint_id, path, lambda target: bring(local_path, target, link=links))
 
     def keep_bytes(self, checkpoint_id: int, path: str, chunks: Sequence[Buffer]) -> None:

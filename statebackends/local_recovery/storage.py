@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
-from holdfast.statebackends.layout import part_path
-from holdfast.statebackends.local_recovery.copies import LINKED_SUFFIX, LocalCopies, bring, name_of
-from holdfast.statebackends.snapshot.parts import file_handles
-from holdfast.statebackends.storage.checksums import Digest, checksum_of
+from holdfast.statebackends.layout import TABLE_SUFFIX, part_path
+from holdfast.statebackends.local_recovery.copies import LocalCopies, bring, name_of
+from holdfast.statebackends.snapshot.parts import file_handles, is_intact, mismatch
+from holdfast.statebackends.storage.checksums import Digest
 from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile, transfers_of
 from holdfast.statebackends.storage.transfers import TransferPool
 
@@ -146,7 +146,7 @@ class RecoveringStorage:
         else:
             result = self._storage.execute(operation)
             self._restored.add(remote=result[0])
-        if result == (handle.length, handle.checksum) and self._copies is not None and self._keep_for is not None:
+        if mismatch(handle, *result) is None and self._copies is not None and self._keep_for is not None:
             self._copies.keep_file(self._keep_for, operation.path, operation.local_path)
         return result
 
@@ -160,7 +160,7 @@ class RecoveringStorage:
             return content
         data: bytes = self._storage.execute(operation)
         self._restored.add(remote=len(data))
-        if self._copies is not None and self._keep_for is not None and checksum_of(data) == handle.checksum:
+        if self._copies is not None and self._keep_for is not None and is_intact(handle, data):
             self._copies.keep_bytes(self._keep_for, operation.path, [data])
         return data
 
@@ -191,8 +191,8 @@ def _place(copy: str, local_path: str, handle: FileHandle) -> bytes | None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(local_path)
     try:
-        bring(copy, local_path, link=local_path.endswith(LINKED_SUFFIX))
-        if _checksum(local_path) == (handle.length, handle.checksum):
+        bring(copy, local_path, link=local_path.endswith(TABLE_SUFFIX))
+        if mismatch(handle, *_checksum(local_path)) is None:
             return b""
     except BaseException:
         _discard(local_path)
@@ -220,7 +220,7 @@ def _pieces_content(copy: str, pieces: Sequence[SegmentHandle]) -> bytes | None:
 def _are_intact(data: bytes, start: int, pieces: Sequence[SegmentHandle]) -> bool:
     """Whether bytes of a file from `start` on hold all these pieces of it."""
     found = [data[piece.offset - start : piece.offset - start + piece.length] for piece in pieces]
-    return all((len(each), checksum_of(each)) == (piece.length, piece.checksum) for each, piece in zip(found, pieces, strict=True))
+    return all(is_intact(piece, each) for piece, each in zip(pieces, found, strict=True))
 
 
 def _content(copy: str, handle: FileHandle) -> bytes | None:
@@ -228,7 +228,7 @@ def _content(copy: str, handle: FileHandle) -> bytes | None:
         return None
     with open(copy, "rb") as file:
         data = file.read()
-    return data if (len(data), checksum_of(data)) == (handle.length, handle.checksum) else None
+    return data if is_intact(handle, data) else None
 
 
 def _checksum(path: str) -> tuple[int, str]:

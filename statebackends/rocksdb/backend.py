@@ -16,10 +16,11 @@ import pyarrow as pa
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import InvariantError, StateValueError
-from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
+from holdfast.statebackends.handles import NATIVE_FORMAT, FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from holdfast.statebackends.heap.state_table import TOMBSTONE, CopyOnWriteStateTable
 from holdfast.statebackends.heap.ttl import TtlConfigState, TtlTable
-from holdfast.statebackends.rocksdb.database import TABLE_SUFFIX, RocksStore
+from holdfast.statebackends.layout import TABLE_SUFFIX
+from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.options import Compaction, shared_memory
 from holdfast.statebackends.rocksdb.restore import NativeRestore
 from holdfast.statebackends.rocksdb.row_keys import Row, row_key
@@ -30,12 +31,11 @@ from holdfast.statebackends.serialization.state_serializer import StateSerialize
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, StoredFiles, TablesSnapshot
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
-from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
+from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
 from holdfast.statebackends.snapshot.sorting import RowStream
 from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource, write_tables
 from holdfast.statebackends.storage.port import Flow, Storage
 
-NATIVE_FORMAT = "rocksdb"
 _CHECK_EVERY = 512
 """Key switches between two looks at the front tier's size."""
 
@@ -193,7 +193,7 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
         store = self._tier.store
-        store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.chunks(codec, table)))
+        store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.key_batches(codec, table)))
 
     def _restore_native(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
@@ -339,13 +339,13 @@ class _StoredRows:
     def stream(self) -> RowStream:
         chunks = self._chunks()
         if self._horizon_ms is not None:
-            chunks = unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
+            chunks = unexpired_batches(self._codec.kind, chunks, self._horizon_ms)
         return self._rows.stream(self._codec, chunks)
 
     def release(self) -> None:
         """The copy is deleted with the flow."""
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self) -> Iterator[KeyBatch]:
         state_id = self._copy.state_ids.get(self._codec.name)
         if state_id is None:
             return

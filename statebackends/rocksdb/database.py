@@ -47,6 +47,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.layout import TABLE_SUFFIX
 from holdfast.statebackends.rocksdb.options import LOADING, Compaction, RocksMemory, changeable, database_options
 from holdfast.statebackends.rocksdb.row_keys import GROUP_AND_STATE, Row, RowKey, parse_row_key
 from holdfast.statebackends.storage.failures import rocksdb_failure
@@ -79,9 +80,6 @@ _STALLED = "Result incomplete"
 _FLUSHED_AHEAD, _FLUSHED_AHEAD_MIN = 8, 2 << 20
 """Such a part of a full memtable, and so many bytes, take some 30 ms to write. Less would make many small tables, to be merged
 later; and a memtable has a megabyte as soon as there is anything in it."""
-
-TABLE_SUFFIX = ".sst"
-"""Of files that never change, and whose names a database uses once; all others are written anew for every copy."""
 
 INGEST_TABLE_BYTES = 32 << 20
 """Of one ingested table, before compression: linking it in holds the interpreter lock, mostly for two syncs of the disk."""

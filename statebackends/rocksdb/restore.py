@@ -11,25 +11,23 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StateValueError, StorageUnavailableError
+from holdfast.statebackends.errors import CorruptStateError, StateValueError, StorageUnavailableError
 from holdfast.statebackends.handles import (
     FileHandle,
-    InlineHandle,
     KeyedStateHandle,
     KeyGroupRange,
-    PlaceholderHandle,
     SegmentHandle,
     StateHandle,
     StateMeta,
 )
-from holdfast.statebackends.layout import part_path, shared_name
+from holdfast.statebackends.layout import shared_name
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey, row_key
 from holdfast.statebackends.serialization.state_serializer import StateSerializer, migrate_rows, not_widened
-from holdfast.statebackends.snapshot.parts import read_part, unresolved
+from holdfast.statebackends.snapshot.parts import download_part
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.storage.failures import unavailable
-from holdfast.statebackends.storage.port import DownloadFile, Flow, InParallel, Storage, perform
+from holdfast.statebackends.storage.port import Flow, InParallel, Storage, perform
 
 
 class NativeRestore:
@@ -166,26 +164,7 @@ class NativeRestore:
     def _download_file(self, name: str, part: StateHandle, local_folder: str) -> Flow[None]:
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise self._corrupt(name, "it is not the name of a file")
-        local_path = os.path.join(local_folder, name)
-        if isinstance(part, InlineHandle):
-            with open(local_path, "xb") as file:
-                file.write(part.data)
-            return
-        path = part_path(self._folder, part.path, operator=self._operator)
-        if isinstance(part, PlaceholderHandle):
-            raise unresolved(part, self._operator)
-        if isinstance(part, SegmentHandle):
-            data = yield from read_part(part, self._folder, operator=self._operator)
-            with open(local_path, "xb") as file:
-                file.write(data)
-            return
-        try:
-            length, checksum = yield DownloadFile(path, local_path)
-        except ObjectMissingError as error:
-            raise self._corrupt(path, "the file is missing") from error
-        if (length, checksum) != (part.length, part.checksum):
-            reason = "the checksum does not match" if length == part.length else f"{length} bytes instead of {part.length}"
-            raise self._corrupt(path, reason)
+        yield from download_part(part, self._folder, os.path.join(local_folder, name), operator=self._operator)
 
     def _corrupt(self, path: str, reason: str) -> CorruptStateError:
         return CorruptStateError(

@@ -16,7 +16,8 @@ from holdfast.statebackends.serialization import key_hash as keyhash
 from holdfast.statebackends.serialization import key_types as keytypes
 from holdfast.statebackends.serialization.key_fields import KeyFieldType, NestedRows
 
-_TUPLE_TAG = b"\x09"
+TUPLE_TAG = b"\x09"
+"""First byte of the canonical encoding of a tuple; its fields follow, each with tag and self-delimiting body."""
 
 
 class ArrowKeyColumn:
@@ -78,7 +79,7 @@ class ArrowKeyColumn:
                 columns = [
                     field.encoded(array, nested=True) for field, array in zip(self._fields, self._arrays, strict=True)
                 ]
-                self._encoded = [_TUPLE_TAG + b"".join(row) for row in zip(*columns, strict=True)]
+                self._encoded = [TUPLE_TAG + b"".join(row) for row in zip(*columns, strict=True)]
             else:
                 self._encoded = self._fields[0].encoded(self._arrays[0])
         return self._encoded
@@ -120,7 +121,7 @@ def cast_field(field: KeyFieldType, array: pa.Array | pa.ChunkedArray) -> pa.Arr
 def arrays_of_tuples(fields: Sequence[KeyFieldType], encoded: Sequence[bytes]) -> list[pa.Array]:
     """One array per field of encoded tuples. Raises CorruptStateError."""
     rows = NestedRows(encoded)
-    rows.skip_tag(_TUPLE_TAG[0])
+    rows.skip_tag(TUPLE_TAG[0])
     arrays = [field.array_of_nested(rows) for field in fields]
     rows.finish()
     return arrays

@@ -16,13 +16,16 @@ from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError,
 from holdfast.statebackends.keygroups import key_group_of_hash
 from holdfast.statebackends.serialization import key_hash as keyhash
 from holdfast.statebackends.serialization import key_types as keytypes
-from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn, arrays_of_exact_tuples, arrays_of_tuples, cast_field
+from holdfast.statebackends.serialization.key_columns import (
+    TUPLE_TAG,
+    ArrowKeyColumn,
+    arrays_of_exact_tuples,
+    arrays_of_tuples,
+    cast_field,
+)
 from holdfast.statebackends.serialization.key_fields import KeyFieldType, TimestampField
 
 T = TypeVar("T")
-
-TUPLE_TAG = b"\x09"
-"""First byte of the canonical encoding of a tuple; its fields follow, each with tag and self-delimiting body."""
 
 _REPR_LENGTH_MAX = 200
 

@@ -1,11 +1,9 @@
-"""Delta runs: what changed in a table of keyed state since a base, as a table, and a base with its runs as one table again.
+"""Deltas of keyed state: which parts of a snapshot make up a state, and a base with its deltas as one table.
 
-A run has the columns of its base, and `tombstone`. It has all rows of every key that changed (the elements of a list and the
-entries of a map as a whole), or one row with a tombstone if nothing is left of it; a timer, whose key is all of its row, is
-there or has a tombstone. Columnar state loses whole namespaces at a time: the schema's metadata names those of which the runs
-before are to be forgotten. Pure; which files hold a base and its runs is tablechains.py's.
-
-Which parts of a snapshot's handles make up one table of keyed state: a base, and the delta runs upon it. Pure."""
+A delta is a table of what changed since a base: its columns are those of the base, and `tombstone`. It has all rows of every key
+that changed (the elements of a list and the entries of a map as a whole), or one row with a tombstone if nothing is left of it; a
+timer, whose key is all of its row, is there or has a tombstone. Columnar state loses whole namespaces at a time: the schema's
+metadata names those of which everything before is dropped. Pure; which files hold a base and its deltas is for increments.py."""
 
 from __future__ import annotations
 
@@ -22,81 +20,107 @@ import pyarrow.compute as pc
 
 from holdfast.statebackends.columnar.key_index import distinct_codes
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
+    NATIVE_FORMAT,
+    TABLE_FORMATS,
+    KeyedStateHandle,
+    KeyGroupRange,
+    StateHandle,
+    StateMeta,
+)
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.serialization.key_hash import Hashes
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.snapshot.sorting import is_sorted, stable_order
 from holdfast.statebackends.snapshot.tables import sort_by_key_group
 
-TABLE_FORMATS = ("arrow", "parquet")
-"""Formats of handles whose parts are whole tables."""
-DELTA_FORMAT = "arrow-delta"
-"""Format of a handle whose parts are delta runs: several of one state, oldest first, upon the table of the same state and key
-groups in the handle before it. Readers that don't know it refuse it, and so never take a base for all there is."""
 RUNS_MAX = 32
-"""Runs upon one base."""
+"""Deltas upon one base."""
 BATCH_BYTES_MAX = 16 << 20
-"""Tables are read at one time up to this sum; a larger one alone, with its runs."""
+"""Tables are read at one time up to this sum; a larger one alone, with its deltas."""
 
 
 @dataclass(frozen=True, slots=True)
-class TablePiece:
-    """One state's share of one old subtask."""
+class StatePart:
+    """One keyed state's share of one old subtask: a table and the deltas upon it, or rows in native files."""
 
-    key_groups: KeyGroupRange
-    format: str
-    """Of the base."""
-    meta: StateMeta
-    base: StateHandle
-    runs: tuple[StateHandle, ...] = ()
+    handle: KeyedStateHandle
+    index: int
+    """The state's position in the handle's states."""
+    deltas: tuple[StateHandle, ...] = ()
     """Oldest first."""
+    subtask: int = -1
+    """The old subtask; -1 where it does not matter, and the handles of several came together."""
 
     @property
-    def parts(self) -> tuple[StateHandle, ...]:
-        return self.base, *self.runs
+    def meta(self) -> StateMeta:
+        return self.handle.states[self.index]
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        return self.handle.key_groups
+
+    @property
+    def is_native(self) -> bool:
+        return self.handle.format == NATIVE_FORMAT
+
+    @property
+    def base(self) -> StateHandle:
+        """The table; not of native files."""
+        return self.handle.parts[self.index]
+
+    @property
+    def tables(self) -> tuple[StateHandle, ...]:
+        """The base, then its deltas; not of native files."""
+        return self.base, *self.deltas
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return sum(part.length for part in self.parts)
+        """Bytes; -1 for native files, which hold all states of the operator."""
+        return -1 if self.is_native else sum(max(part.length, 0) for part in self.tables)
 
 
-def table_pieces(handles: Iterable[KeyedStateHandle], *, operator: str) -> list[TablePiece]:
-    """The tables of some handles, of one old subtask or several; native ones are passed over. Raises CorruptStateError."""
-    bases: dict[tuple[KeyGroupRange, str], tuple[str, StateMeta, StateHandle]] = {}
-    runs: dict[tuple[KeyGroupRange, str], list[StateHandle]] = {}
+def state_parts(handles: Iterable[KeyedStateHandle], *, operator: str, subtask: int = -1) -> list[StatePart]:
+    """The keyed states in some handles, of one old subtask or several, in the order of the handles.
+
+    Raises CorruptStateError for a delta without its table."""
+    found: list[tuple[KeyedStateHandle, int]] = []
+    bases: dict[tuple[KeyGroupRange, str], StateMeta] = {}
+    deltas: dict[tuple[KeyGroupRange, str], list[StateHandle]] = {}
     for handle in handles:
-        if handle.format in TABLE_FORMATS:
-            for meta, part in zip(handle.states, handle.parts, strict=True):
-                bases[handle.key_groups, meta.name] = (handle.format, meta, part)
-        elif handle.format == DELTA_FORMAT:
-            for meta, part in zip(handle.states, handle.parts, strict=True):
-                place = (handle.key_groups, meta.name)
-                if place not in bases or bases[place][1] != meta:
-                    raise CorruptStateError(
-                        f"operator {operator!r}: state {meta.name!r} has a delta run and no such table before it",
-                        operator=operator,
-                        state=meta.name,
-                        reason="contents",
-                    )
-                runs.setdefault(place, []).append(part)
-    return [
-        TablePiece(place[0], table_format, meta, part, tuple(runs.get(place, ())))
-        for place, (table_format, meta, part) in bases.items()
-    ]
+        for index, meta in enumerate(handle.states):
+            place = (handle.key_groups, meta.name)
+            if handle.format != DELTA_FORMAT:
+                found.append((handle, index))
+                if handle.format in TABLE_FORMATS:
+                    bases[place] = meta
+            elif bases.get(place) != meta:
+                raise CorruptStateError(
+                    f"operator {operator!r}: state {meta.name!r} has a delta run and no such table before it",
+                    operator=operator,
+                    state=meta.name,
+                    reason="contents",
+                )
+            else:
+                deltas.setdefault(place, []).append(handle.parts[index])
+    parts = []
+    for handle, index in found:
+        own = deltas.get((handle.key_groups, handle.states[index].name), ()) if handle.format in TABLE_FORMATS else ()
+        parts.append(StatePart(handle, index, tuple(own), subtask))
+    return parts
 
 
-def piece_batches(pieces: Sequence[TablePiece]) -> Iterator[Sequence[TablePiece]]:
+def part_batches(parts: Sequence[StatePart]) -> Iterator[Sequence[StatePart]]:
     """The same tables in order, in batches to be read at one time and held in memory."""
     start, size = 0, 0
-    for position, piece in enumerate(pieces):
-        if position > start and size + piece.size > BATCH_BYTES_MAX:
-            yield pieces[start:position]
+    for position, part in enumerate(parts):
+        if position > start and size + part.size > BATCH_BYTES_MAX:
+            yield parts[start:position]
             start, size = position, 0
-        size += piece.size
-    if start < len(pieces):
-        yield pieces[start:]
+        size += part.size
+    if start < len(parts):
+        yield parts[start:]
 
 
 TOMBSTONE_COLUMN = "tombstone"
@@ -104,10 +128,10 @@ REPLACED_METADATA = b"holdfast.replaced"
 """Key in the schema's metadata: a JSON list of namespaces."""
 
 _BUCKETS = 1 << 20
-_STRETCH_ROWS = 1 << 17
-"""So few that a piece is small beside its table, and so many that a busy loop is rarely waited for: a step that lets go of
+_BATCH_ROWS = 1 << 17
+"""So few that a batch is small beside its table, and so many that a busy loop is rarely waited for: a step that lets go of
 the interpreter lock may wait 5 ms to get it back."""
-_STRETCH_BUCKETS = 1 << 18
+_BATCH_BUCKETS = 1 << 18
 _TOGETHER_BYTES_MAX = 1 << 30
 _OWN_IDENTITY = (pa.int64(), pa.utf8(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"))
 """Types of keys that are equal just where Arrow says so."""
@@ -180,9 +204,9 @@ def merged_runs(
 
 
 def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
-    """As `merged_runs` of a state with one row per key, in pieces: whole key groups of about `_STRETCH_ROWS` rows of the base.
+    """As `merged_runs` of a state with one row per key, in batches: whole key groups of about `_BATCH_ROWS` rows of the base.
 
-    Whoever loads them one by one makes no value that is replaced, and no more than a piece is copied. Raises as `merged_runs`."""
+    Loading them one by one makes no value that is replaced, and copies no more than a batch. Raises as `merged_runs`."""
     groups = _groups(base)
     parts = [batch for run in runs for batch in run.to_batches() if batch.num_rows]
     keys = [_groups(part) for part in parts]
@@ -190,8 +214,8 @@ def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max
     if not parts or not is_alike or not all(map(is_sorted, (groups, *keys))):  # another tool has moved rows
         yield merged_runs(base, runs, key_type, max_parallelism, in_order=False)
         return
-    # A piece ends behind the key group that the last of its rows is of; the last one also has key groups without any row.
-    ends = np.unique(groups[_STRETCH_ROWS - 1 :: _STRETCH_ROWS])
+    # A batch ends behind the key group that the last of its rows is of; the last one also has key groups without any row.
+    ends = np.unique(groups[_BATCH_ROWS - 1 :: _BATCH_ROWS])
     bounds = [[0, *np.searchsorted(key, ends, side="right").tolist(), len(key)] for key in (groups, *keys)]
     for (start, stop), *changed in zip(*map(pairwise, bounds), strict=True):
         some = [part.slice(first, last - first) for part, (first, last) in zip(parts, changed, strict=True) if first < last]
@@ -207,9 +231,9 @@ def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max
 def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
     """Rows of a base that none of `changed` replaces, and of these, oldest first, the last of each key."""
     gone = tombstones(changed)
-    touched = np.zeros(_STRETCH_BUCKETS, np.bool_)
-    touched[_hashes(changed, key_type, max_parallelism) % _STRETCH_BUCKETS] = True
-    looked_at = np.flatnonzero(touched[_hashes(base, key_type, max_parallelism) % _STRETCH_BUCKETS])
+    touched = np.zeros(_BATCH_BUCKETS, np.bool_)
+    touched[_hashes(changed, key_type, max_parallelism) % _BATCH_BUCKETS] = True
+    looked_at = np.flatnonzero(touched[_hashes(base, key_type, max_parallelism) % _BATCH_BUCKETS])
     names = [*key_columns(key_type), NAMESPACE]
     picked = [base.select(names).take(pa.array(looked_at)), changed.select(names)]
     codes, count = row_codes(picked, key_type, max_parallelism, ())

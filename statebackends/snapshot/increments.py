@@ -1,17 +1,13 @@
-"""What a backend that writes increments remembers: which file of its own, or which state, it stored as what, per checkpoint.
+"""Keyed state written as increments: a base table, and deltas of what changed since.
 
-Only the base that a trigger names is ever looked up: that one is completed, whatever this process has heard of it. What is
-not known here is stored again; a file is never recognised by its content.
+A backend remembers per checkpoint what it stored as what. Only the base that a trigger names is looked up: that one is completed.
+What is not known is stored again; a file is never recognised by its content.
 
-Writing tables of keyed state as increments: a base table, and delta runs of what changed since.
-
-The base is written again, as a full table, when there is none that the trigger's base has, when what changed since it is not
-known, when its runs would be too many or too large (a restore reads them all), and when most of a file that it shares with other
-tables is needed by nobody. A table that travels inline is always whole: it is small. Bases are shared files or pieces of them
-(ADR 21), placeholders where the trigger's base has them (ADR 12); runs too, but for small ones, whose sum stays below the
-inline threshold, so that acknowledgements stay as small as they were.
-
-The asynchronous part of a snapshot that is tables alone: whole ones, or increments where the backend makes them."""
+A state's table is written again, as a base, when the trigger's base has none, when what changed since is not known, when its
+deltas would be too many or too large (a restore reads them all), and when most of a file that it shares with other tables is not
+needed any more. A table that travels inline is always whole: it is small. Bases are shared files or segments of them (ADR 21),
+placeholders where the trigger's base has them (ADR 12); deltas too, but for small ones, whose sum stays below the inline
+threshold, so that acknowledgements stay as small as they were."""
 
 from __future__ import annotations
 
@@ -25,6 +21,7 @@ import pyarrow as pa
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -35,7 +32,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.layout import shared_name
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TablePiece, replaced_by
+from holdfast.statebackends.snapshot.deltas import RUNS_MAX, StatePart, replaced_by
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.snapshot.sources import ChangingSource, write_tables
 from holdfast.statebackends.snapshot.tables import encode_keyed_table
@@ -100,7 +97,7 @@ class StoredFiles(StoredByCheckpoint[FileHandle]):
 
 
 RUN_BYTES_MIN = 16 * 1024
-"""Runs may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""
+"""Deltas may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""
 WASTE_MAX = 2
 """A file that several tables share is kept while it has at most so many times the bytes that are needed of it."""
 
@@ -111,22 +108,23 @@ class DeltaChain:
 
     meta: StateMeta
     base: FileHandle
-    runs: tuple[FileHandle | InlineHandle, ...] = ()
+    deltas: tuple[FileHandle | InlineHandle, ...] = ()
+    """Oldest first."""
 
     @property
     def files(self) -> list[FileHandle]:
         """The parts that are not inline."""
-        return [part for part in (self.base, *self.runs) if isinstance(part, FileHandle)]
+        return [part for part in (self.base, *self.deltas) if isinstance(part, FileHandle)]
 
     def parts(self, known: DeltaChain | None) -> tuple[StateHandle, list[StateHandle]]:
-        """(base, runs) as they are acknowledged when the trigger's base has the chain `known`."""
+        """(base, deltas) as they are acknowledged when the trigger's base has the chain `known`."""
         theirs = set() if known is None else {_place(part) for part in known.files}
-        return _acknowledged(self.base, theirs), [_acknowledged(run, theirs) for run in self.runs]
+        return _acknowledged(self.base, theirs), [_acknowledged(delta, theirs) for delta in self.deltas]
 
     def admits(self, size: int) -> bool:
-        """Whether a further run of `size` bytes costs less than writing the table again would save."""
-        runs_size = size + sum(run.length for run in self.runs)
-        return len(self.runs) < RUNS_MAX and runs_size <= max(self.base.length // 2, RUN_BYTES_MIN)
+        """Whether a further delta of `size` bytes costs less than writing the table again would save."""
+        deltas_size = size + sum(delta.length for delta in self.deltas)
+        return len(self.deltas) < RUNS_MAX and deltas_size <= max(self.base.length // 2, RUN_BYTES_MIN)
 
 
 Chains = Mapping[str, DeltaChain]
@@ -137,7 +135,7 @@ ChainsByCheckpoint = StoredByCheckpoint[DeltaChain]
 def write_chains(
     sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: ChainsByCheckpoint
 ) -> Flow[tuple[KeyedStateHandle, ...]]:
-    """One base per source, empty ones included, and a handle with the runs if there are any."""
+    """One base per source, empty ones included, and a handle with the deltas if there are any."""
     known = stored.of_base(target.base)
     going_on = [chain for source in sources if (chain := known.get(source.meta.name)) is not None]
     wasteful = _wasteful(going_on)
@@ -159,8 +157,8 @@ def write_chains(
 
     chains: dict[str, DeltaChain] = {}
     bases: list[StateHandle] = []
-    run_metas: list[StateMeta] = []
-    runs: list[StateHandle] = []
+    delta_metas: list[StateMeta] = []
+    deltas: list[StateHandle] = []
     for source, before, part in writing:
         chain = _chain(source.meta, before, part)
         if chain is None:
@@ -168,47 +166,47 @@ def write_chains(
             bases.append(part.handle)
             continue
         chains[source.meta.name] = chain
-        base, own_runs = chain.parts(known.get(source.meta.name))
+        base, own_deltas = chain.parts(known.get(source.meta.name))
         bases.append(base)
-        runs += own_runs
-        run_metas += [source.meta] * len(own_runs)
+        deltas += own_deltas
+        delta_metas += [source.meta] * len(own_deltas)
     stored.remember(target.checkpoint_id, chains)
     handles = [KeyedStateHandle(key_groups, "arrow", tuple(source.meta for source in sources), tuple(bases))]
-    if runs:
-        handles.append(KeyedStateHandle(key_groups, DELTA_FORMAT, tuple(run_metas), tuple(runs)))
+    if deltas:
+        handles.append(KeyedStateHandle(key_groups, DELTA_FORMAT, tuple(delta_metas), tuple(deltas)))
     return tuple(handles)
 
 
 def restored_chains(
-    pieces: Sequence[TablePiece], key_groups: KeyGroupRange, declared: Mapping[str, StateMeta]
+    parts: Sequence[StatePart], key_groups: KeyGroupRange, declared: Mapping[str, StateMeta]
 ) -> dict[str, DeltaChain]:
     """What an increment on a restored checkpoint can build upon: tables of just our key groups and of the declared types."""
     chains = {}
-    for piece in pieces:
-        files = [part for part in (piece.base, *piece.runs) if isinstance(part, FileHandle)]
-        is_ours = piece.key_groups == key_groups and piece.format == "arrow" and declared.get(piece.meta.name) == piece.meta
-        if is_ours and isinstance(piece.base, FileHandle) and all(shared_name(file.path) is not None for file in files):
-            runs = tuple(run for run in piece.runs if isinstance(run, FileHandle | InlineHandle))
-            if len(runs) == len(piece.runs):
-                chains[piece.meta.name] = DeltaChain(piece.meta, piece.base, runs)
+    for part in parts:
+        files = [table for table in part.tables if isinstance(table, FileHandle)]
+        is_ours = part.key_groups == key_groups and part.handle.format == "arrow" and declared.get(part.meta.name) == part.meta
+        if is_ours and isinstance(part.base, FileHandle) and all(shared_name(file.path) is not None for file in files):
+            deltas = tuple(delta for delta in part.deltas if isinstance(delta, FileHandle | InlineHandle))
+            if len(deltas) == len(part.deltas):
+                chains[part.meta.name] = DeltaChain(part.meta, part.base, deltas)
     return chains
 
 
 def _add_changes(
     source: ChangingSource, before: DeltaChain | None, target: SnapshotTarget, writer: PartsWriter
 ) -> tuple[bool, WrittenPart | None]:
-    """(whether the base's chain goes on, its new run if anything changed); if it doesn't, the whole table must be written."""
+    """(whether the base's chain goes on, its new delta if anything changed); if it doesn't, the whole table must be written."""
     if before is None or before.meta != source.meta or target.base is None:
         return False, None
-    run: pa.Table | None = source.changes(target.base)
-    if run is None:
+    delta: pa.Table | None = source.changes(target.base)
+    if delta is None:
         return False, None
-    if not run.num_rows and not replaced_by(run.schema):
+    if not delta.num_rows and not replaced_by(delta.schema):
         return True, None
-    data = encode_keyed_table(run, "arrow")
+    data = encode_keyed_table(delta, "arrow")
     if not before.admits(data.size):
         return False, None
-    inlined = sum(part.length for part in before.runs if isinstance(part, InlineHandle))
+    inlined = sum(part.length for part in before.deltas if isinstance(part, InlineHandle))
     threshold = max(0, target.inline_threshold - inlined)
     packs = before.base.length < target.pack_threshold  # what shares a file with others is cheap to write again
     name = f"{source.meta.name}.delta"
@@ -219,7 +217,7 @@ def _chain(meta: StateMeta, before: DeltaChain | None, part: WrittenPart | None)
     """What was written, as what later checkpoints build upon: nothing upon a table that travels inline."""
     handle = None if part is None else part.handle
     if before is not None:
-        return before if handle is None else DeltaChain(meta, before.base, (*before.runs, _stored(handle)))
+        return before if handle is None else DeltaChain(meta, before.base, (*before.deltas, _stored(handle)))
     return DeltaChain(meta, handle) if isinstance(handle, FileHandle) else None
 
 
@@ -230,7 +228,7 @@ def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
 
 
 def _wasteful(chains: Iterable[DeltaChain]) -> set[str]:
-    """Files of several parts of which less than half is needed any more: whoever has a part there should write its table again."""
+    """Files of several parts of which less than half is needed any more: a state with a part there is written again."""
     needed: dict[str, int] = {}
     lengths: dict[str, int] = {}
     for chain in chains:

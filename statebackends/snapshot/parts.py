@@ -1,29 +1,28 @@
-"""Parts of snapshots: written inline or as files, read back against their length and checksum, verified all at once.
+"""Parts of a snapshot: how they are written, read, checked and verified; all as flows over storage operations.
 
-All as flows over storage operations. What the bytes of a part mean is for the backends and keyedtables.py.
+A part is inline, a file, or a piece of a file that several share. Small tables share one: on an object store each file costs a
+request and its wait, whatever its size. Files of a database never do: they come and go one by one, and this host's copies of them
+are links. A part is named, and gets its handle, when what was collected is stored. Nothing is written under a name twice, and what
+a snapshot that fails has written is left to the coordinator.
 
-Parts of a snapshot read together: several at one time, and pieces of one file with one request where most of it is wanted.
-
-The parts of one operator's snapshot on their way to storage: inline, pieces of a file that several share, or files.
-
-Small tables are packed: on an object store each file costs a request and its wait, whatever its size. Files of a database
-never are: they come and go one by one, and this host's copies of them are links.
-
-A part is named and gets its handle later, when what was collected has been stored. Nothing is ever written under a name twice,
-and what a snapshot that fails has written is left to the coordinator."""
+Every byte that is read is checked against its handle here, by `check`: restores, local recovery and the tools call it. What the
+bytes mean is for the backends and tables.py."""
 
 from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias, TypeVar
 
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import CorruptStateError, InvariantError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
     PIECE_BYTES_MAX,
+    TABLE_FORMATS,
     FileHandle,
     InlineHandle,
     OperatorSubtaskState,
@@ -41,16 +40,41 @@ from holdfast.statebackends.layout import (
     shared_name,
     shared_path,
 )
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, TABLE_FORMATS
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, promised_length
-from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
 from holdfast.statebackends.storage.checksums import Digest, checksum_of
 from holdfast.statebackends.storage.flows import FIRST_BYTES
-from holdfast.statebackends.storage.port import LINKED, Buffer, Flow, InParallel, ReadFile, StatFile, UploadFile, WriteFile
+from holdfast.statebackends.storage.port import (
+    LINKED,
+    Buffer,
+    DownloadFile,
+    Flow,
+    InParallel,
+    ReadFile,
+    StatFile,
+    UploadFile,
+    WriteFile,
+)
 
 VERIFY_BYTES = 2 << 20
 """Read at once of a file that is verified, as much as a transfer may hold: several files are read at one time."""
+FILES_AT_ONCE = 64
+"""Verified before what was found of them is told."""
+SPARE_MAX = 2
+"""A read of several pieces may be this many times as long as they are."""
+HELD_BYTES_MAX = 16 << 20
+"""Encoded parts wait in memory for each other up to this sum, and for the one that exceeds it."""
+PACK_BYTES_MAX = 8 << 20
+"""Of one file with several parts: one request on S3."""
 LINK_DETAIL = "a symbolic link, or in one: a savepoint's files are its own"
+_ENDS_BYTES = 6
+_NAMES = {"arrow": "an Arrow IPC file", DELTA_FORMAT: "an Arrow IPC file", "parquet": "a Parquet file"}
+_MARKS = {"arrow": b"ARROW1", DELTA_FORMAT: b"ARROW1", "parquet": b"PAR1"}
+"""At both ends. Native files have none that we know of."""
+
+T = TypeVar("T")
+
+
+# ------------------------------------------------------------------------------------------------------------------- problems
 
 
 class ProblemKind(StrEnum):
@@ -85,17 +109,75 @@ class SnapshotProblem:
         return CorruptStateError(str(self), path=self.path, operator=self.operator or None, reason=self.kind.value)
 
 
-def write_part(data: Buffer | Sequence[Buffer], name: str, target: SnapshotTarget) -> Flow[StateHandle]:
-    """Store one part: inline below the target's threshold, else as the file `<prefix>-<name>` of the snapshot's folder.
+def damaged(kind: ProblemKind, path: str, detail: str, operator: str | None, subtask: int | None = None) -> CorruptStateError:
+    """The error for a part that is not what its handle says."""
+    if subtask is None:
+        owner = f"operator {operator!r}: " if operator else ""
+        return CorruptStateError(f"{owner}{path}: {detail}", path=path, operator=operator, reason=kind.value)
+    message = f"operator {operator!r} subtask {subtask}: {path}: {detail}"
+    return CorruptStateError(message, path=path, operator=operator, subtask=subtask, reason=kind.value)
 
-    `name` must be unique among the parts of this subtask, and is escaped. The file is durable when the flow ends."""
-    chunks = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
-    length = sum(memoryview(chunk).nbytes for chunk in chunks)
-    if length < target.inline_threshold:
-        return InlineHandle(b"".join(chunks))
-    path = f"{target.file_prefix}-{file_name(name)}"
-    yield WriteFile(f"{target.folder}/{path}", chunks)
-    return FileHandle(path, length, checksum_of(*chunks))
+
+def missing(path: str, operator: str | None, subtask: int | None = None) -> CorruptStateError:
+    """The error for a file that is not there."""
+    return damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask)
+
+
+def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateError:
+    """The error for a placeholder in a snapshot: nothing says which bytes it stands for."""
+    return damaged(ProblemKind.PATH, handle.path, "a placeholder that was never resolved", operator)
+
+
+def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:
+    """The same error, saying whose file could not be read."""
+    fields = {**error.fields, "operator": operator, "subtask": subtask}
+    return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
+
+
+def outside_detail(handle: SegmentHandle) -> str:
+    """What is wrong with a piece that can't be in its file."""
+    if PIECE_BYTES_MAX < handle.length <= handle.file_length:
+        return f"a piece of {handle.length} bytes; none has more than {PIECE_BYTES_MAX}"
+    return f"a piece of {handle.length} bytes at {handle.offset} is not in a file of {handle.file_length}"
+
+
+def _length_detail(found: int, expected: int) -> str:
+    return f"{found} bytes instead of {expected}"
+
+# ---------------------------------------------------------------------------------------------------------------------- names
+
+
+def own_names(joined: str, path: str) -> int:
+    """Of a part's `path`, which is `joined` in its storage: how many names at the end of it belong to the snapshot alone.
+
+    A folder of savepoints may be a link, but nothing in one, which would not come along when it is moved, and may change under it.
+    What lies in a job's directory is the coordinator's."""
+    names = posixpath.normpath(path).split("/")
+    folder = "/".join(joined.split("/")[: -len(names)])
+    return 0 if names[0] == ".." or is_checkpoint_folder(folder) else len(names)
+
+# -------------------------------------------------------------------------------------------------------------------- reading
+
+
+def mismatch(part: FileHandle, length: int, checksum: str) -> tuple[ProblemKind, str] | None:
+    """What tells bytes of this length and checksum from those of a part: the kind and a sentence; None if they are its bytes."""
+    if length != part.length:
+        return ProblemKind.LENGTH, _length_detail(length, part.length)
+    if checksum != part.checksum:
+        return ProblemKind.CHECKSUM, "the checksum does not match"
+    return None
+
+
+def is_intact(part: FileHandle, data: Buffer) -> bool:
+    """Whether these are the bytes of a part."""
+    return mismatch(part, len(data), checksum_of(data)) is None
+
+
+def check(part: FileHandle, found: tuple[int, str], path: str, operator: str | None, subtask: int | None = None) -> None:
+    """Raises CorruptStateError unless (length, checksum) of what was read from `path` are the part's."""
+    wrong = mismatch(part, *found)
+    if wrong is not None:
+        raise damaged(wrong[0], path, wrong[1], operator, subtask)
 
 
 def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) -> Flow[bytes]:
@@ -105,32 +187,97 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
     path = part_path(folder, handle.path, operator=operator)
     if isinstance(handle, PlaceholderHandle):
         raise unresolved(handle, operator)
-    more = 1  # of a whole file not more than one byte too many, however long it is now
-    if isinstance(handle, SegmentHandle):
-        more = 0  # its file may go on behind it
-        if not handle.is_inside:
-            raise _damaged(ProblemKind.LENGTH, path, outside_detail(handle), operator)
+    return (yield from read_file(handle, path, operator))
+
+
+def read_file(part: FileHandle, path: str, operator: str | None, subtask: int | None = None) -> Flow[bytes]:
+    """The bytes of a file, or of a piece of one, that is at `path`; checked. Raises CorruptStateError naming file and owner."""
+    spare = 1  # of a whole file not more than one byte too many, however long it is now
+    if isinstance(part, SegmentHandle):
+        spare = 0  # its file may go on behind it
+        if not part.is_inside:
+            raise damaged(ProblemKind.LENGTH, path, outside_detail(part), operator, subtask)
     try:
-        data: bytes = yield ReadFile(path, handle.offset, max(handle.length, 0) + more)
+        data: bytes = yield ReadFile(path, part.offset, max(part.length, 0) + spare)
+        length: int | None = len(data)
+        if len(data) > part.length:
+            length = yield StatFile(path)
     except ObjectMissingError as error:
-        raise missing(path, operator) from error
-    check_bytes(data, handle, path, operator)
+        raise missing(path, operator, subtask) from error
+    check(part, (len(data) if length is None else length, checksum_of(data)), path, operator, subtask)
     return data
 
 
-def missing(path: str, operator: str | None) -> CorruptStateError:
-    """The error for a file that is not there."""
-    return _damaged(ProblemKind.MISSING, path, "the file is missing", operator)
+def download_part(handle: StateHandle, folder: str, local_path: str, *, operator: str | None = None) -> Flow[None]:
+    """One part as a local file, which must not exist; checked. Raises CorruptStateError naming file and operator, and OSError."""
+    if isinstance(handle, InlineHandle):
+        with open(local_path, "xb") as file:
+            file.write(handle.data)
+        return
+    path = part_path(folder, handle.path, operator=operator)
+    if isinstance(handle, PlaceholderHandle):
+        raise unresolved(handle, operator)
+    yield from download_file(handle, path, local_path, operator)
 
 
-def check_bytes(data: Buffer, handle: FileHandle, path: str, operator: str | None) -> None:
-    """Raises CorruptStateError unless these are the bytes of a part, which was read from `path`."""
-    if len(data) > handle.length:
-        raise _damaged(ProblemKind.LENGTH, path, f"longer than {handle.length} bytes", operator)
-    if len(data) != handle.length:
-        raise _damaged(ProblemKind.LENGTH, path, _length_detail(len(data), handle.length), operator)
-    if checksum_of(data) != handle.checksum:
-        raise _damaged(ProblemKind.CHECKSUM, path, "the checksum does not match", operator)
+def download_file(
+    part: FileHandle, path: str, local_path: str, operator: str | None, subtask: int | None = None
+) -> Flow[None]:
+    """As `read_file`, into a local file, which must not exist. Also raises OSError."""
+    if isinstance(part, SegmentHandle):
+        data = yield from read_file(part, path, operator, subtask)
+        with open(local_path, "xb") as file:
+            file.write(data)
+        return
+    try:
+        found: tuple[int, str] = yield DownloadFile(path, local_path)
+    except ObjectMissingError as error:
+        raise missing(path, operator, subtask) from error
+    check(part, found, path, operator, subtask)
+
+
+def read_parts(parts: Sequence[StateHandle], folder: str, *, operator: str | None = None) -> Flow[list[bytes]]:
+    """The bytes of parts, in their order, each checked. Raises CorruptStateError naming file and operator."""
+    spans = list(_spans(parts))
+    flows = [_read_span([parts[index] for index in span], folder, operator) for span in spans]
+    read = yield InParallel(flows, [sum(parts[index].length for index in span) for span in spans])
+    found: dict[int, bytes] = {}
+    for span, pieces in zip(spans, read, strict=True):
+        found.update(zip(span, pieces, strict=True))
+    return [found[index] for index in range(len(parts))]
+
+
+def _spans(parts: Sequence[StateHandle]) -> Iterator[list[int]]:
+    """Positions of parts that are read at once: those of pieces of one file by their offsets, and of every other part alone."""
+    pieces: dict[str, list[tuple[int, int, int]]] = {}
+    for index, part in enumerate(parts):
+        if isinstance(part, SegmentHandle) and part.is_inside:
+            pieces.setdefault(part.path, []).append((part.offset, part.length, index))
+        else:
+            yield [index]
+    for places in pieces.values():
+        places.sort()
+        start, stop = places[0][0], max(offset + length for offset, length, _ in places)
+        if stop - start <= SPARE_MAX * sum(length for _, length, _ in places):
+            yield [index for *_, index in places]
+        else:
+            yield from ([index] for *_, index in places)
+
+
+def _read_span(parts: Sequence[StateHandle], folder: str, operator: str | None) -> Flow[list[bytes]]:
+    if len(parts) == 1:
+        return [(yield from read_part(parts[0], folder, operator=operator))]
+    pieces = [part for part in parts if isinstance(part, SegmentHandle)]  # all of them: see _spans
+    path = part_path(folder, pieces[0].path, operator=operator)
+    start, stop = pieces[0].offset, max(piece.offset + piece.length for piece in pieces)
+    try:
+        data: bytes = yield ReadFile(path, start, stop - start)
+    except ObjectMissingError as error:
+        raise missing(path, operator) from error
+    read = [data[piece.offset - start : piece.offset - start + piece.length] for piece in pieces]
+    for piece, content in zip(pieces, read, strict=True):
+        check(piece, (len(content), checksum_of(content)), path, operator)
+    return read
 
 
 def read_metadata(folder: str) -> Flow[SnapshotMetadata]:
@@ -150,30 +297,62 @@ def read_metadata_file(path: str) -> Flow[bytes]:
     rest: bytes = yield ReadFile(path, FIRST_BYTES, wanted - FIRST_BYTES)
     return head + rest
 
+# ------------------------------------------------------------------------------------------------------------------ verifying
 
-def verify_snapshot(metadata: SnapshotMetadata, folder: str, *, checksums: bool = True) -> Flow[list[SnapshotProblem]]:
+
+Look: TypeAlias = Callable[[FileHandle, str, int, str], Flow[SnapshotProblem | None]]
+"""What is wrong with one file, of the first operator and subtask that name it, and the format of the table in it."""
+
+
+def verify_snapshot(
+    metadata: SnapshotMetadata,
+    folder: str,
+    *,
+    checksums: bool = True,
+    look: Look | None = None,
+    found: Callable[[SnapshotProblem], None] | None = None,
+) -> Flow[list[SnapshotProblem]]:
     """Every file that is missing, of the wrong length or with the wrong checksum; external ones are not looked at.
 
     checksums=False reads no data: lengths only. Files are read in pieces of 2 MiB, each file once, and tables have
-    to begin and end as those of their format do."""
-    problems: list[SnapshotProblem | None] = []
-    looks: list[Flow[SnapshotProblem | None]] = []
-    sizes: list[int] = []
+    to begin and end as those of their format do. `look` looks at one file, as `verify_file` does unless given; `found` hears of
+    each problem soon, in the order of the files."""
+    is_own = metadata.kind != "checkpoint"
+
+    def outcome(handle: FileHandle, operator: str, subtask: int, table_format: str) -> Flow[SnapshotProblem | None]:
+        if is_own and shared_name(handle.path) is not None:
+            return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, "leaves the folder of the savepoint")
+        if look is not None:
+            return (yield from look(handle, operator, subtask, table_format))
+        return (yield from verify_file(handle, folder, operator, subtask, table_format, checksums=checksums))
+
+    problems: list[SnapshotProblem] = []
+    files = list(named_files(metadata))
+    for batch in [files] if found is None else batches(files):
+        sizes = [min(max(handle.length, 0), VERIFY_BYTES) if checksums else 0 for handle, *_ in batch]
+        for problem in (yield InParallel([outcome(*each) for each in batch], sizes)):
+            if problem is not None:
+                problems.append(problem)
+                if found is not None:
+                    found(problem)
+    return problems
+
+
+def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """So many that what is found of them is told soon."""
+    return (items[start : start + FILES_AT_ONCE] for start in range(0, len(items), FILES_AT_ONCE))
+
+
+def named_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, int, str]]:
+    """Every file of a snapshot, or piece of one, once for each format that is said of it: with the first operator (its uid) and
+    subtask that name it, and the format of the table in it, as `formatted_files` gives it."""
     seen: set[tuple[FileHandle, str]] = set()
     for operator in metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
             for handle, table_format in formatted_files(state):
-                if (handle, table_format) in seen:
-                    continue
-                seen.add((handle, table_format))
-                if metadata.kind != "checkpoint" and shared_name(handle.path) is not None:
-                    detail = "leaves the folder of the savepoint"
-                    problems.append(SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail))
-                else:
-                    looks.append(verify_file(handle, folder, operator.uid, subtask, table_format, checksums=checksums))
-                    sizes.append(min(handle.length, VERIFY_BYTES) if checksums else 0)
-    problems += yield InParallel(looks, sizes)
-    return [problem for problem in problems if problem is not None]
+                if (handle, table_format) not in seen:
+                    seen.add((handle, table_format))
+                    yield handle, operator.uid, subtask, table_format
 
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
@@ -238,22 +417,6 @@ def piece_problem(handle: FileHandle, path: str, operator: str, subtask: int) ->
     return None
 
 
-def own_names(joined: str, path: str) -> int:
-    """Of a part's `path`, which is `joined` in its storage: how many names at the end of it belong to the snapshot alone.
-
-    A folder of savepoints may be a link, but nothing in one, which would not come along when it is moved, and may change under it.
-    What lies in a job's directory is the coordinator's."""
-    names = posixpath.normpath(path).split("/")
-    folder = "/".join(joined.split("/")[: -len(names)])
-    return 0 if names[0] == ".." or is_checkpoint_folder(folder) else len(names)
-
-
-def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:
-    """The same error, saying whose file could not be read."""
-    fields = {**error.fields, "operator": operator, "subtask": subtask}
-    return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
-
-
 def _checksum(path: str, start: int, length: int, ends: FileEnds) -> Flow[str | None]:
     """Checksum of a piece of a file, and how it begins and ends; None if it vanished meanwhile."""
     digest = Digest()
@@ -267,110 +430,29 @@ def _checksum(path: str, start: int, length: int, ends: FileEnds) -> Flow[str | 
     return digest.checksum
 
 
-def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateError:
-    """The error for a placeholder in a snapshot: nobody knows which bytes it stands for."""
-    return _damaged(ProblemKind.PATH, handle.path, "a placeholder that was never resolved", operator)
+class FileEnds:
+    """The first and last bytes of chunks that pass."""
+
+    __slots__ = ("first", "last")
+
+    def __init__(self) -> None:
+        self.first = self.last = b""
+
+    def add(self, chunk: Buffer) -> None:
+        view = memoryview(chunk).cast("B")
+        self.first += bytes(view[: _ENDS_BYTES - len(self.first)])
+        self.last = (self.last + bytes(view[-_ENDS_BYTES:]))[-_ENDS_BYTES:]
 
 
-def outside_detail(handle: SegmentHandle) -> str:
-    """What is wrong with a piece that can't be in its file."""
-    if PIECE_BYTES_MAX < handle.length <= handle.file_length:
-        return f"a piece of {handle.length} bytes; none has more than {PIECE_BYTES_MAX}"
-    return f"a piece of {handle.length} bytes at {handle.offset} is not in a file of {handle.file_length}"
+def wrong_format(table_format: str, ends: FileEnds) -> str:
+    """Why a file that begins and ends so is no table of the format of its handle; empty if it may be one."""
+    marked = [known for known, mark in _MARKS.items() if ends.first.startswith(mark) and ends.last.endswith(mark)]
+    if table_format not in _MARKS or table_format in marked:
+        return ""
+    found = _NAMES[marked[0]] if marked else "neither an Arrow nor a Parquet file"
+    return f"{found}, which a table in the format {table_format!r} is not"
 
-
-def _length_detail(found: int, expected: int) -> str:
-    return f"{found} bytes instead of {expected}"
-
-
-def _damaged(kind: ProblemKind, path: str, detail: str, operator: str | None) -> CorruptStateError:
-    owner = f"operator {operator!r}: " if operator else ""
-    return CorruptStateError(f"{owner}{path}: {detail}", path=path, operator=operator, reason=kind.value)
-
-
-SPARE_MAX = 2
-"""A read of several pieces may be this many times as long as they are."""
-
-
-def read_parts(parts: Sequence[StateHandle], folder: str, *, operator: str | None = None) -> Flow[list[bytes]]:
-    """The bytes of parts, in their order, each checked. Raises CorruptStateError naming file and operator."""
-    spans = list(_spans(parts))
-    flows = [_read_span([parts[index] for index in span], folder, operator) for span in spans]
-    read = yield InParallel(flows, [sum(parts[index].length for index in span) for span in spans])
-    found: dict[int, bytes] = {}
-    for span, pieces in zip(spans, read, strict=True):
-        found.update(zip(span, pieces, strict=True))
-    return [found[index] for index in range(len(parts))]
-
-
-def _spans(parts: Sequence[StateHandle]) -> Iterator[list[int]]:
-    """Positions of parts that are read at once: those of pieces of one file by their offsets, and of every other part alone."""
-    pieces: dict[str, list[tuple[int, int, int]]] = {}
-    for index, part in enumerate(parts):
-        if isinstance(part, SegmentHandle) and part.is_inside:
-            pieces.setdefault(part.path, []).append((part.offset, part.length, index))
-        else:
-            yield [index]
-    for places in pieces.values():
-        places.sort()
-        start, stop = places[0][0], max(offset + length for offset, length, _ in places)
-        if stop - start <= SPARE_MAX * sum(length for _, length, _ in places):
-            yield [index for *_, index in places]
-        else:
-            yield from ([index] for *_, index in places)
-
-
-def _read_span(parts: Sequence[StateHandle], folder: str, operator: str | None) -> Flow[list[bytes]]:
-    if len(parts) == 1:
-        return [(yield from read_part(parts[0], folder, operator=operator))]
-    pieces = [part for part in parts if isinstance(part, SegmentHandle)]  # all of them: see _spans
-    path = part_path(folder, pieces[0].path, operator=operator)
-    start, stop = pieces[0].offset, max(piece.offset + piece.length for piece in pieces)
-    try:
-        data: bytes = yield ReadFile(path, start, stop - start)
-    except ObjectMissingError as error:
-        raise missing(path, operator) from error
-    read = [data[piece.offset - start : piece.offset - start + piece.length] for piece in pieces]
-    for piece, content in zip(pieces, read, strict=True):
-        check_bytes(content, piece, path, operator)
-    return read
-
-
-HELD_BYTES_MAX = 16 << 20
-"""Encoded parts wait in memory for each other up to this sum, and for the one that exceeds it."""
-PACK_BYTES_MAX = 8 << 20
-"""Of one file with several parts: one request on S3."""
-
-
-@dataclass(eq=False, slots=True)
-class WrittenPart:
-    """One part that was added."""
-
-    _handle: StateHandle | None = None
-
-    @property
-    def is_inline(self) -> bool:
-        return isinstance(self._handle, InlineHandle)
-
-    @property
-    def handle(self) -> StateHandle:
-        """Once it is stored."""
-        if self._handle is None:
-            raise InvariantError("a part of a snapshot was not stored")
-        return self._handle
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A part to be stored."""
-
-    part: WrittenPart
-    name: str
-    is_shared: bool
-    packs: bool
-    length: int
-    data: Buffer | None
-    local_path: str = ""
+# -------------------------------------------------------------------------------------------------------------------- writing
 
 
 class PartsWriter:
@@ -436,6 +518,45 @@ class PartsWriter:
     def _path(self, name: str, *, is_shared: bool) -> str:
         target = self._target
         return shared_path(f"{target.shared_prefix}-{file_name(name)}") if is_shared else f"{target.file_prefix}-{file_name(name)}"
+
+
+def write_part(data: Buffer, name: str, target: SnapshotTarget) -> Flow[StateHandle]:
+    """One part that shares no file with others: see `PartsWriter.add`. It is durable when the flow ends."""
+    writer = PartsWriter(target)
+    part = writer.add(data, name, packs=False)
+    yield from writer.store()
+    return part.handle
+
+
+@dataclass(eq=False, slots=True)
+class WrittenPart:
+    """One part that was added."""
+
+    _handle: StateHandle | None = None
+
+    @property
+    def is_inline(self) -> bool:
+        return isinstance(self._handle, InlineHandle)
+
+    @property
+    def handle(self) -> StateHandle:
+        """Once it is stored."""
+        if self._handle is None:
+            raise InvariantError("a part of a snapshot was not stored")
+        return self._handle
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A part to be stored."""
+
+    part: WrittenPart
+    name: str
+    is_shared: bool
+    packs: bool
+    length: int
+    data: Buffer | None
+    local_path: str = ""
 
 
 def _files(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:

@@ -1,12 +1,9 @@
-"""Rows of keyed state to tables and back, in bulk: no Python call per row but the codecs' own.
+"""Rows of keyed state to tables and back, in bulk: no Python call per row but the serializers' own.
 
-The layout of a table is keyedtables.py's; which rows there are is the backends'.
-
-Work of a pool thread that holds the interpreter lock, at a pace that leaves most of it to the task loop.
-
-Converting a million Python objects takes a few tenths of a second of the interpreter. A busy task loop would lose them at once,
-half of its speed while they last; spread out, it loses a tenth to a fifth. Where nobody else wants the interpreter, there are no
-pauses."""
+The columns of a table are tables.py's; which rows there are is the backends'. A pool thread converts them, and holds the
+interpreter lock meanwhile: `Throttle` leaves most of it to the task loop. A million Python objects take a few tenths of a second of
+the interpreter. A busy loop would lose them at once, half of its speed while they last; spread out, it loses a tenth to a fifth.
+Where nothing else wants the interpreter, there are no pauses."""
 
 from __future__ import annotations
 
@@ -79,14 +76,14 @@ class Throttle:
 
 ROWS_PER_BATCH = 1 << 15
 """Values converted at a time; conversions hold the interpreter lock for a few milliseconds."""
-KEYS_PER_STRETCH = 4 * ROWS_PER_BATCH
+KEYS_PER_BATCH = 4 * ROWS_PER_BATCH
 """Keys taken together where each has one value. A step that lets go of the interpreter lock waits 5 ms for a busy loop to give it
 back, and the loop loses half a millisecond by each change of hands: few large steps cost both less than many small ones."""
-_STRETCH_BYTES = 64 << 20
-"""Values of a stretch above this stay in batches of ROWS_PER_BATCH."""
+_BATCH_BYTES = 64 << 20
+"""Values of a batch above this stay in batches of ROWS_PER_BATCH."""
 
 Groups = npt.NDArray[np.int32]
-Chunk = tuple[bytes, list[bytes], list[Any]]
+KeyBatch = tuple[bytes, list[bytes], list[Any]]
 """(namespace, encoded keys, what each key has: a value, a list, or a dict of map entries)."""
 
 
@@ -103,22 +100,22 @@ class KeyedRows:
         arrays = self.key_type.arrays_of_encoded(encoded)
         return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
 
-    def stream(self, codec: StateSerializer, chunks: Iterable[Chunk]) -> RowStream:
-        """Table of one state, sorted by key group; chunks come in any order, and are all converted here. Raises StateValueError."""
+    def stream(self, codec: StateSerializer, batches: Iterable[KeyBatch]) -> RowStream:
+        """Table of one state, sorted by key group; batches come in any order, and are converted here. Raises StateValueError."""
         schema = self.schema(codec)
         rows = GroupSort(KEY_GROUP)
-        pace = Throttle()
+        throttle = Throttle()
         try:
-            for stretch in _stretches(chunks):
-                for batch in self._batches(schema, codec, *stretch, pace):
+            for keys, namespaces, values in _joined(batches):
+                for batch in self._record_batches(schema, codec, keys, namespaces, values, throttle):
                     rows.add(batch)
         except StateValueError as error:
             raise self.named(error, codec.name) from error
         return RowStream(schema, rows.size, lambda: rows.batches(BATCH_ROWS))
 
-    def table(self, codec: StateSerializer, chunks: Iterable[Chunk]) -> pa.Table:
+    def table(self, codec: StateSerializer, batches: Iterable[KeyBatch]) -> pa.Table:
         """The same, as a whole."""
-        return self.stream(codec, chunks).table()
+        return self.stream(codec, batches).table()
 
     def key_columns_of(self, keys: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[pa.Array]:
         """The columns of a table before the state's own, for (namespace, encoded keys): key group, key fields, namespace."""
@@ -140,35 +137,41 @@ class KeyedRows:
         map_key = None if codec.map_key is None else codec.map_key.arrow_type
         return keyed_table_schema(self.key_type, codec.meta, codec.value_fields, map_key=map_key)
 
-    def _batches(
-        self, schema: pa.Schema, codec: StateSerializer, keys: list[bytes], namespaces: pa.Array, values: list[Any], pace: Throttle
+    def _record_batches(
+        self,
+        schema: pa.Schema,
+        codec: StateSerializer,
+        keys: list[bytes],
+        namespaces: pa.Array,
+        values: list[Any],
+        throttle: Throttle,
     ) -> Iterator[pa.RecordBatch]:
         """One batch, unless values are large."""
-        arrays = pace.run(lambda: self.key_type.arrays_of_encoded(keys))
+        arrays = throttle.run(lambda: self.key_type.arrays_of_encoded(keys))
         groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
         columns = [pa.array(groups), *arrays, namespaces]
         if codec.kind in ("list", "map"):
-            elements = pace.run(lambda: _elements(codec, values))
+            elements = throttle.run(lambda: _elements(codec, values))
             yield pa.RecordBatch.from_arrays([*_repeated_rows(columns, values), *elements], schema=schema)
             return
-        pieces: list[list[pa.Array]] = []
+        converted: list[list[pa.Array]] = []
         for start in range(0, len(values), ROWS_PER_BATCH):
             some_values = values[start : start + ROWS_PER_BATCH]
-            pieces.append(pace.run(partial(codec.to_arrays, some_values)))
-        if len(pieces) == 1:
-            yield pa.RecordBatch.from_arrays([*columns, *pieces[0]], schema=schema)
-        elif sum(bytes_of(array) for piece in pieces for array in piece) <= _STRETCH_BYTES:
-            joined = [pa.concat_arrays(each) for each in zip(*pieces, strict=True)]
+            converted.append(throttle.run(partial(codec.to_arrays, some_values)))
+        if len(converted) == 1:
+            yield pa.RecordBatch.from_arrays([*columns, *converted[0]], schema=schema)
+        elif sum(bytes_of(array) for some in converted for array in some) <= _BATCH_BYTES:
+            joined = [pa.concat_arrays(each) for each in zip(*converted, strict=True)]
             yield pa.RecordBatch.from_arrays([*columns, *joined], schema=schema)
         else:
-            for number, piece in enumerate(pieces):
-                some = [column.slice(number * ROWS_PER_BATCH, len(piece[0])) for column in columns]
-                yield pa.RecordBatch.from_arrays([*some, *piece], schema=schema)
+            for number, some in enumerate(converted):
+                sliced = [column.slice(number * ROWS_PER_BATCH, len(some[0])) for column in columns]
+                yield pa.RecordBatch.from_arrays([*sliced, *some], schema=schema)
 
-    def chunks(self, codec: StateSerializer, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
+    def key_batches(self, codec: StateSerializer, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
         """(namespace, encoded keys, key groups, what each has) of a table read by decode_keyed_table; lists by `in_list_order`.
 
-        `codec` may declare a newer, compatible type. A list or a map may come in several chunks. Raises CorruptStateError."""
+        `codec` may declare a newer, compatible type. A list or a map may come in several batches. Raises CorruptStateError."""
         for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
             arrays = [batch.column(name) for name in key_columns(self.key_type)]
             column = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
@@ -200,13 +203,13 @@ def _elements(codec: StateSerializer, values: list[Any]) -> list[pa.Array]:
     return [positions, *codec.to_arrays(list(chain.from_iterable(values)))]
 
 
-def _stretches(chunks: Iterable[Chunk]) -> Iterator[tuple[list[bytes], pa.Array, list[Any]]]:
-    """(encoded keys, namespaces, what each has) of chunks, about ROWS_PER_BATCH keys at a time: chunks may be small, and many."""
+def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[list[bytes], pa.Array, list[Any]]]:
+    """(encoded keys, namespaces, what each has) of batches, about ROWS_PER_BATCH keys at a time: they may be small, and many."""
     keys: list[bytes] = []
     values: list[Any] = []
     names: list[bytes] = []
     counts: list[int] = []
-    for namespace, some_keys, some_values in chunks:
+    for namespace, some_keys, some_values in batches:
         if not some_keys:
             continue
         if not keys and len(some_keys) > ROWS_PER_BATCH // 2:  # large enough as it is: nothing is copied
@@ -267,9 +270,9 @@ def _by_namespace(column: pa.Array) -> Iterator[tuple[bytes, npt.NDArray[np.int6
         yield name, np.flatnonzero(codes == code)
 
 
-def unexpired_chunks(kind: str, chunks: Iterable[Chunk], horizon_ms: int) -> Iterator[Chunk]:
+def unexpired_batches(kind: str, batches: Iterable[KeyBatch], horizon_ms: int) -> Iterator[KeyBatch]:
     """Rows of a state without what has expired."""
-    for namespace, keys, values in chunks:
+    for namespace, keys, values in batches:
         kept = [unexpired(kind, value, horizon_ms) for value in values]
         shown = [value is not None for value in kept]
         if all(shown):

@@ -1,6 +1,6 @@
 """Record batches of keyed rows put into key-group order: what was converted in the order of memory is sorted afterwards.
 
-A stable sort by chunks: each batch is sorted by itself, and an output batch takes the next stretch of each. Both are moves
+A stable sort in batches: each is sorted by itself, and an output batch takes the next rows of each. Both are moves
 within a few megabytes that don't hold the interpreter lock; converting rows in sorted order would look at objects all over
 the heap while it holds it, which is several times slower. Pure."""
 
@@ -29,11 +29,11 @@ kernel takes seconds to make them (measured: 3.4 s instead of 1 s for 100 MB).""
 
 @dataclass(frozen=True, slots=True)
 class RowStream:
-    """A table in pieces."""
+    """A table in batches."""
 
     schema: pa.Schema
     size: int
-    """Bytes of all pieces in memory; an estimate."""
+    """Bytes of all batches in memory; an estimate."""
     batches: Callable[[], Iterator[pa.RecordBatch]]
     """May be called again."""
 
@@ -94,8 +94,8 @@ class GroupSort:
             while True:
                 # What precedes a row in the order of the whole precedes it in its own part: each part gives its next few rows.
                 counts = np.bincount(origin[order[first : first + count]], minlength=len(parts))
-                stretches = zip(parts, starts.tolist(), counts.tolist(), strict=True)
-                some = pa.Table.from_batches([part.slice(start, length) for part, start, length in stretches if length])
+                slices = zip(parts, starts.tolist(), counts.tolist(), strict=True)
+                some = pa.Table.from_batches([part.slice(start, length) for part, start, length in slices if length])
                 if count == 1 or some.nbytes <= _BATCH_BYTES_MAX:
                     break
                 count = (count + 1) // 2

@@ -23,7 +23,7 @@ from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
 from holdfast.statebackends.snapshot.deltas import delta_run
 from holdfast.statebackends.snapshot.parts import PartsWriter
-from holdfast.statebackends.snapshot.rows import KEYS_PER_STRETCH, ROWS_PER_BATCH, Chunk, KeyedRows, unexpired_chunks
+from holdfast.statebackends.snapshot.rows import KEYS_PER_BATCH, ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
 from holdfast.statebackends.snapshot.sorting import RowStream, stable_order
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table, keyed_table_schema, sort_by_key_group
 from holdfast.statebackends.state import KeyColumn
@@ -82,7 +82,7 @@ class StateTableSource:
         self._changed = [generations.mark(barrier, base) for _, generations, _ in self._frozen]
 
     def stream(self) -> RowStream:
-        rows = self._rows.stream(self._codec, self._unexpired(self._all_chunks()))
+        rows = self._rows.stream(self._codec, self._unexpired(self._all_batches()))
         self._done()
         return rows
 
@@ -92,27 +92,27 @@ class StateTableSource:
             return None
         asked: list[tuple[bytes, list[bytes]]] = []
         shown: dict[bytes, set[bytes]] = {}
-        chunks = list(self._unexpired(self._changed_chunks(base, changed, asked)))
-        for namespace, keys, _ in chunks:
+        batches = list(self._unexpired(self._changed_batches(base, changed, asked)))
+        for namespace, keys, _ in batches:
             shown.setdefault(namespace, set()).update(keys)
         gone = [(namespace, [key for key in keys if key not in shown.get(namespace, ())]) for namespace, keys in asked]
-        run = delta_run(self._rows.table(self._codec, chunks), self._rows.key_columns_of(gone))
+        run = delta_run(self._rows.table(self._codec, batches), self._rows.key_columns_of(gone))
         self._done()
         return run
 
-    def _all_chunks(self) -> Iterator[Chunk]:
-        rows = ROWS_PER_BATCH if self._codec.kind in ("list", "map") else KEYS_PER_STRETCH
+    def _all_batches(self) -> Iterator[KeyBatch]:
+        rows = ROWS_PER_BATCH if self._codec.kind in ("list", "map") else KEYS_PER_BATCH
         for namespace, generations, layers in self._frozen:
             with generations.lock:
                 for keys, values in visible_chunks(layers, rows, maps=self._codec.kind == "map"):
                     yield namespace, keys, values
 
-    def _unexpired(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
-        return chunks if self._horizon_ms is None else unexpired_chunks(self._codec.kind, chunks, self._horizon_ms)
+    def _unexpired(self, batches: Iterable[KeyBatch]) -> Iterable[KeyBatch]:
+        return batches if self._horizon_ms is None else unexpired_batches(self._codec.kind, batches, self._horizon_ms)
 
-    def _changed_chunks(
+    def _changed_batches(
         self, base: int, changed: Sequence[FrozenDirtyKeys], asked: list[tuple[bytes, list[bytes]]]
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[KeyBatch]:
         """Those that are there; `asked` gets the keys that changed."""
         for (namespace, generations, layers), since in zip(self._frozen, changed, strict=True):
             with generations.lock:

@@ -157,7 +157,7 @@ def decode_keyed_table(
 
     Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With `held`, the
     key groups of the table's handle, rows of others are refused, which would be found at some parallelisms and at others not.
-    `judge` refuses further rows that can't be, see rowrules.py. Raises CorruptStateError naming file and operator."""
+    `judge` refuses further rows that can't be, see row_rules.py. Raises CorruptStateError naming file and operator."""
     try:
         table = _read(pa.py_buffer(data), table_format, key_groups, held or EVERY_KEY_GROUP)
         table = _canonical(table, key_type) if judge is None else judge(table)

@@ -1,18 +1,13 @@
-"""What a table unpacks to is bounded before it is unpacked: a file of a few KiB may stand for more than any memory holds.
+"""A bound on what a table unpacks to, before it is unpacked: a file of a few KiB may stand for more than any memory holds.
 
-The bound is a multiple of the file's own bytes, and never less than an amount that any process has. Rows that differ, as those of a
-state do, can't be packed as closely as that; large values that are all the same can, and then the setting allows more.
+The bound is a multiple of the file's own bytes, and never less than an amount that any process has. Rows that differ, as those of
+a state do, can't be packed as closely as that; large values that are all the same can, and then the setting allows more.
 
-The record batches of an Arrow IPC file by their metadata: what each unpacks to, without unpacking any.
-
-Source: Arrow's format (File.fbs, Message.fbs): a footer of blocks; a message a block, with its rows and where its buffers lie; a
-packed buffer begins with its unpacked length.
-
-The column chunks and pages of a Parquet file by footer and headers: what each unpacks to, without unpacking any.
-
-A row group's metadata may say anything; the pages' headers are what a reader believes and allocates by. pyarrow does not show
-them, and ends the process over some footers when it is asked for a column's metadata (26.0): so both are read here.
-Source: the Parquet format (parquet.thrift: FileMetaData, PageHeader) and Thrift's compact protocol."""
+Nothing is unpacked for it. Of an Arrow IPC file the metadata of its record batches says it: a footer of blocks; a message a
+block, with its rows and where its buffers lie; a packed buffer begins with its unpacked length (File.fbs, Message.fbs). Of a
+Parquet file the footer and the headers of all pages are read (parquet.thrift: FileMetaData, PageHeader; Thrift's compact
+protocol): a row group's metadata may say anything, and the pages' headers are what a reader believes and allocates by. pyarrow
+does not show them, and ends the process over some footers when it is asked for a column's metadata (26.0)."""
 
 from __future__ import annotations
 

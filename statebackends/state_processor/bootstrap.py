@@ -1,9 +1,8 @@
 """A canonical savepoint that no job took: states made of rows that come from elsewhere, for a job to start with history.
 
-A state of a new savepoint written by many processes: each gets the rows of some subtasks' key groups and writes their files.
-
-Names are of one writer and one try, so that a task that is repeated, or lives on after its driver gave it up, writes over
-nothing; whoever asked names in `_metadata` what it was told of, and nothing else. Knows no Spark."""
+A state may be written by many processes: each gets the rows of some subtasks' key groups and writes their files. Names are of one
+writer and one try, so that a task that is repeated, or lives on after its driver gave it up, writes over nothing; `_metadata` names
+the files that the driver got an answer about, and nothing else. Knows no Spark."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""Rows of one keyed state that somebody else made, judged and brought into the form in which a savepoint holds them.
+"""Rows and entries from outside, judged and brought into the form in which a savepoint holds them.
 
-Keys are hashed anew: a row whose key group is not that of its key would never be found again. Values are cast only where
-nothing is lost, and checked one by one.
-
-Entries of one operator state that somebody else made, judged and dealt out over the subtasks of a savepoint.
-
-Entries are opaque bytes of the operator's own. What can be checked is their form, their order, and that copies of a broadcast
-state are equal. All entries of a state are held: a restore holds them, too."""
+Keyed rows: keys are hashed again, since a row whose key group is not that of its key is never found; values are cast only where
+nothing is lost, and checked one by one. Entries of operator state are opaque bytes of the operator's own: their form and order are
+checked, and that copies of a broadcast state are equal; then they are dealt out over the subtasks. All entries of a state are held,
+as a restore holds them."""
 
 from __future__ import annotations
 

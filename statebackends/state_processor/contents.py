@@ -1,10 +1,7 @@
-"""A snapshot as tools see it: its operators and states, where each piece of a state is, and which paths it may name.
+"""A snapshot as tools see it: where it is, its operators and states, and where each part of a state is.
 
-It reads `_metadata` alone. What a checksum can't vouch for (a `_metadata` that somebody else wrote) is checked here.
-
-Where a snapshot is, as people write it: a path or URL to a storage and a folder in it; its bytes are read elsewhere.
-
-What `_metadata` says of operators and states, as a table: a row a state, and one for an operator without any."""
+A place is a path or a URL to a storage and a folder in it. Only `_metadata` is read here; what its checksum can't vouch for, since
+anyone can write such a file, is checked: that its records fit together, and that no path leads out of the snapshot."""
 
 from __future__ import annotations
 
@@ -20,6 +17,9 @@ import pyarrow as pa
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import (
     CHECKPOINT_ID_MAX,
+    DELTA_FORMAT,
+    NATIVE_FORMAT,
+    TABLE_FORMATS,
     InlineHandle,
     KeyedStateHandle,
     OperatorListHandle,
@@ -32,10 +32,17 @@ from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, metadata_path, part_path
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS, table_pieces
+from holdfast.statebackends.snapshot.deltas import RUNS_MAX, StatePart, state_parts
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.parts import LINK_DETAIL, ProblemKind, file_handles, outside_detail, own_names
-from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.parts import (
+    LINK_DETAIL,
+    FileEnds,
+    ProblemKind,
+    file_handles,
+    outside_detail,
+    own_names,
+    wrong_format,
+)
 from holdfast.statebackends.state import OPERATOR_KINDS
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.storage.directory import folder_of
@@ -94,34 +101,12 @@ def place_of_snapshot(location: Location) -> Place:
     return place_of(text, levels=2 if text.rpartition("/")[2].startswith(CHECKPOINT_PREFIX) else 1)
 
 
-NATIVE = "rocksdb"
 KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})
 """All that there are in version 1: another kind is of a newer version, and would be misread as one of these."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedPiece:
-    """One state's share of one old subtask."""
-
-    subtask: int
-    handle: KeyedStateHandle
-    index: int
-    """The state's position in the handle's states."""
-    runs: tuple[StateHandle, ...] = ()
-    """Delta runs upon the table, oldest first."""
-
-    @property
-    def is_native(self) -> bool:
-        return self.handle.format == NATIVE
-
-    @property
-    def size(self) -> int:
-        """Bytes; -1 where files are shared by all states of the operator."""
-        return -1 if self.is_native else sum(max(part.length, 0) for part in (self.handle.parts[self.index], *self.runs))
-
-
-@dataclass(frozen=True, slots=True)
-class ListPiece:
+class ListPart:
     """One operator list state's share of one old subtask."""
 
     subtask: int
@@ -130,12 +115,12 @@ class ListPiece:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One state of one operator: keyed pieces in key-group order, or list pieces in the order of their subtasks."""
+    """One state of one operator: its keyed parts in key-group order, or its list parts in the order of their subtasks."""
 
     operator: OperatorState
     meta: StateMeta
-    keyed: tuple[KeyedPiece, ...]
-    lists: tuple[ListPiece, ...]
+    keyed: tuple[StatePart, ...]
+    lists: tuple[ListPart, ...]
 
     @property
     def is_keyed(self) -> bool:
@@ -149,13 +134,13 @@ class StoredState:
     @property
     def size(self) -> int:
         """Bytes; -1 for native files, which hold all states of their operator."""
-        sizes = [piece.size for piece in self.keyed]
-        return -1 if -1 in sizes else sum(sizes) + sum(piece.handle.size for piece in self.lists)
+        sizes = [part.size for part in self.keyed]
+        return -1 if -1 in sizes else sum(sizes) + sum(part.handle.size for part in self.lists)
 
     @property
     def entries(self) -> int:
         """Entries of operator state; -1 for keyed state, which has to be read for it."""
-        return -1 if self.keyed else sum(piece.handle.count for piece in self.lists)
+        return -1 if self.keyed else sum(part.handle.count for part in self.lists)
 
     def key_type(self) -> KeyType:
         """Raises CorruptStateError."""
@@ -254,24 +239,21 @@ class StoredSnapshot:
 
 def states_of(operator: OperatorState) -> dict[str, StoredState]:
     """The states of an operator, sorted by name. Raises CorruptStateError for a delta run without its table."""
-    keyed: dict[str, list[KeyedPiece]] = {}
-    lists: dict[str, list[ListPiece]] = {}
+    keyed: dict[str, list[StatePart]] = {}
+    lists: dict[str, list[ListPart]] = {}
     metas: dict[str, StateMeta] = {}
     for subtask, state in enumerate(operator.subtasks):
-        runs = {(piece.key_groups, piece.meta.name): piece.runs for piece in table_pieces(state.keyed, operator=operator.uid)}
-        for handle in state.keyed:
-            for index, meta in enumerate(handle.states if handle.format != DELTA_FORMAT else ()):
-                metas.setdefault(meta.name, meta)
-                own_runs = () if handle.format == NATIVE else runs.get((handle.key_groups, meta.name), ())
-                keyed.setdefault(meta.name, []).append(KeyedPiece(subtask, handle, index, own_runs))
+        for part in state_parts(state.keyed, operator=operator.uid, subtask=subtask):
+            metas.setdefault(part.meta.name, part.meta)
+            keyed.setdefault(part.meta.name, []).append(part)
         for listed in state.operator:
             metas.setdefault(listed.state.name, listed.state)
-            lists.setdefault(listed.state.name, []).append(ListPiece(subtask, listed))
+            lists.setdefault(listed.state.name, []).append(ListPart(subtask, listed))
     return {
         name: StoredState(
             operator,
             metas[name],
-            tuple(sorted(keyed.get(name, ()), key=lambda piece: piece.handle.key_groups)),
+            tuple(sorted(keyed.get(name, ()), key=lambda part: part.key_groups)),
             tuple(lists.get(name, ())),
         )
         for name in sorted(metas)
@@ -312,11 +294,11 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     groups = handle.key_groups
     if not 0 <= groups.start <= groups.stop <= max_parallelism:
         return f"key groups [{groups.start}, {groups.stop}) of {max_parallelism}"
-    if handle.format not in (NATIVE, DELTA_FORMAT, *TABLE_FORMATS):
+    if handle.format not in (NATIVE_FORMAT, DELTA_FORMAT, *TABLE_FORMATS):
         return f"unknown format {handle.format!r}"
     if handle.format == DELTA_FORMAT and any(handle.states.count(meta) > RUNS_MAX for meta in handle.states):
         return f"more than {RUNS_MAX} delta runs upon one table"
-    if handle.format != NATIVE:
+    if handle.format != NATIVE_FORMAT:
         if len(handle.parts) != len(handle.states):
             return f"{len(handle.parts)} parts of {len(handle.states)} states"
         return next(filter(None, (_wrong_inline(part, handle.format) for part in handle.parts)), "")
@@ -344,12 +326,12 @@ def _check_state(path: str, stored: StoredState) -> None:
     kinds = KEYED_KINDS if stored.keyed else OPERATOR_KINDS
     if stored.meta.kind not in kinds:
         raise _refused(path, stored.operator, f"state {name!r} is of the unknown kind {stored.meta.kind!r}")
-    metas = {piece.handle.states[piece.index] for piece in stored.keyed} | {piece.handle.state for piece in stored.lists}
+    metas = {part.meta for part in stored.keyed} | {part.handle.state for part in stored.lists}
     if len(metas) > 1:
         raise _refused(path, stored.operator, f"subtasks differ in what state {name!r} is")
     stop = 0
-    for piece in stored.keyed:
-        groups = piece.handle.key_groups
+    for part in stored.keyed:
+        groups = part.key_groups
         if len(groups) and groups.start < stop:
             raise _refused(path, stored.operator, f"state {name!r} has key group {groups.start} twice")
         stop = max(stop, groups.stop)

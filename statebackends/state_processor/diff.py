@@ -1,12 +1,9 @@
 """What changed between two snapshots: keys added, removed and changed, for each operator and state.
 
-Parallelism, backend and format don't matter: keys compare by their canonical bytes, values by their encoding, operator state
-as a bag of entries. Memory is one key group of both sides.
-
-The rows of one keyed state, taken apart for comparison and handed out one unit at a time.
-
-A unit is a key group where both sides have the same number of them; else a share of the keys by a hash of their own, and the
-state is read once for every unit. Either way a key is in the same unit on both sides, whatever parallelism or backend."""
+Parallelism, backend and format don't matter: keys compare by their canonical bytes, values by their encoding, operator state as a
+bag of entries. The rows of a keyed state are compared a unit at a time. A unit is a key group where both sides have the same
+number of them; else a share of the keys by a hash of their own, and the state is read once for every unit. Either way a key is in
+the same unit on both sides, and one unit of both is in memory."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
     FileHandle,
     KeyedStateHandle,
     KeyGroupRange,
@@ -25,7 +26,6 @@ from holdfast.statebackends.handles import (
 )
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.layout import KEY_GROUP, METADATA_NAME, STATE_METADATA, VALUE
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.arrangement import renamed
@@ -121,7 +121,7 @@ def _changed_entries(reader: PartReader, state: StoredState, change: Change) -> 
                 if error is not None:
                     raise error
 
-    entries = EntryLists(uid, state.meta, sorted({piece.subtask for piece in state.lists}), check_json)
+    entries = EntryLists(uid, state.meta, sorted({part.subtask for part in state.lists}), check_json)
     for batch in change(_one_copy(reader, state, schema), schema):
         entries.add(batch)
     return entries.dealt()
@@ -132,20 +132,20 @@ def _one_copy(reader: PartReader, state: StoredState, schema: pa.Schema) -> Batc
         yield from state_batches(reader, state, schema)
         return
     copies = [
-        (piece, [entry for batch in state_batches(reader, replace(state, lists=(piece,)), schema) for entry in batch.column(VALUE)])
-        for piece in state.lists
-        if piece.handle.count
+        (part, [entry for batch in state_batches(reader, replace(state, lists=(part,)), schema) for entry in batch.column(VALUE)])
+        for part in state.lists
+        if part.handle.count
     ]
-    for piece, entries in copies:
+    for part, entries in copies:
         if entries != copies[0][1]:
             raise InvalidConfigError(
                 f"operator {state.operator.uid!r}, state {state.meta.name!r}: the copies of subtasks {copies[0][0].subtask} and "
-                f"{piece.subtask} differ: say by a frame what it is to have",
+                f"{part.subtask} differ: say by a frame what it is to have",
                 operator=state.operator.uid,
                 state=state.meta.name,
             )
-    for piece, _ in copies[:1]:
-        yield from state_batches(reader, replace(state, lists=(piece,)), schema)
+    for part, _ in copies[:1]:
+        yield from state_batches(reader, replace(state, lists=(part,)), schema)
 
 
 class OperatorRewriting:
@@ -210,8 +210,8 @@ class OperatorRewriting:
         to, state, schema = self._names[name], self._states[name], self._schema(self._states[name])
         if name in self._changed:
             return self._files.write(self._uid, subtask, to, schema, self._changed[name].tables(handle.key_groups))
-        has_runs = any(piece.runs for piece in state.keyed if piece.handle is handle)
-        if handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_runs:
+        has_deltas = any(part.deltas for part in state.keyed if part.handle is handle)
+        if handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_deltas:
             return self._copied(subtask, handle.parts[index], f"{to}.parquet")
         stored = state_schema(self._reader, state)
         rows = state_batches(self._reader, state, stored, handle.key_groups) if len(handle.key_groups) else ()

@@ -7,9 +7,9 @@ snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,16 +23,19 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import FileHandle, external_places
 from holdfast.statebackends.layout import is_input_manifest
-from holdfast.statebackends.snapshot.parts import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem
-from holdfast.statebackends.snapshot.table_ends import FileEnds, wrong_format
+from holdfast.statebackends.snapshot.parts import (
+    VERIFY_BYTES,
+    FileEnds,
+    ProblemKind,
+    SnapshotProblem,
+    batches,
+    file_problem,
+    wrong_format,
+)
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, InParallel, ReadFile, StatFile
 
-T = TypeVar("T")
-
-FILES_AT_ONCE = 64
-"""Looked at before what was found of them is told."""
 INPUT_VERSION = 1
 """Highest version of an input's manifest that this code understands."""
 
@@ -107,10 +110,6 @@ def check_external(entries: Iterable[str], *, relative: bool = True, contents: b
             problems += (each for each in found if isinstance(each, SnapshotProblem))
             unchecked += (each for each in found if isinstance(each, UncheckedFile))
     return ExternalReport(tuple(problems), tuple(unchecked))
-
-
-def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (items[start : start + FILES_AT_ONCE] for start in range(0, len(items), FILES_AT_ONCE))
 
 
 def _look(entry: str, *, relative: bool, contents: bool) -> Flow[_Look]:

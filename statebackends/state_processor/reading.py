@@ -1,11 +1,9 @@
-"""The bytes of a snapshot's parts, checked before anybody looks at them: small ones in memory, large ones in a scratch folder.
+"""The bytes of a snapshot's parts, and its tables as streams of batches: what is read of a snapshot by a tool.
 
-What was checked is what is read: a file is copied once, against its length and checksum, and only the copy is opened.
-
-Canonical files (Arrow IPC, Parquet) as streams of batches in key-group order.
-
-Files written by backends are in order, and pass through. Tables edited with other tools may not be: those are read several
-times, each time for as many key groups as fit in memory. Columns come in the state's own order and types."""
+A part is checked against its length and checksum before it is opened: small ones are held in memory, a larger one is copied into
+a scratch folder once, and only the copy is opened. Tables (Arrow IPC, Parquet) come as batches in key-group order. Those that
+backends write are in order, and pass through; those that another tool has edited may not be, and are read several times, each
+time for as many key groups as fit in memory. Columns come in the state's own order and types."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -33,19 +31,18 @@ from holdfast.statebackends.handles import (
     StateHandle,
 )
 from holdfast.statebackends.layout import KEY_GROUP
-from holdfast.statebackends.snapshot.parts import ProblemKind, of_operator, piece_problem, unresolved
+from holdfast.statebackends.snapshot.parts import damaged, download_file, of_operator, piece_problem, read_file, unresolved
 from holdfast.statebackends.snapshot.tables import EVERY_KEY_GROUP, check_held, restrict, sort_by_key_group
 from holdfast.statebackends.snapshot.unpacking import check_arrow, check_parquet, checked_batch
 from holdfast.statebackends.state_processor.progress import note
-from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.failures import unavailable
-from holdfast.statebackends.storage.port import DownloadFile, Flow, InParallel, ReadFile, StatFile, Storage, perform, run_flow
+from holdfast.statebackends.storage.port import Flow, InParallel, Storage, perform, run_flow
 
 MEMORY_BYTES_MAX = 4 << 20
 """Files up to this length are read into memory; larger ones are copied."""
 
-FETCH_BYTES_MAX, FETCH_PIECES_MAX = 32 << 20, 64
-"""Of one state's pieces that are read at one time; a single one may have more bytes."""
+FETCH_BYTES_MAX, FETCH_PARTS_MAX = 32 << 20, 64
+"""Of one state's parts that are read at one time; a single one may have more bytes."""
 
 P = TypeVar("P")
 
@@ -118,33 +115,11 @@ class PartReader:
 
     def _read(self, part: FileHandle, operator: str, subtask: int) -> Flow[bytes]:
         path = self._path_of(part.path, operator=operator)
-        if isinstance(part, SegmentHandle):
-            return (yield from self._read_piece(part, path, operator, subtask))
-        try:
-            data: bytes = yield ReadFile(path, 0, max(part.length, 0) + 1)  # not more, however long it is now
-            size: int | None = len(data)
-            if len(data) > part.length:
-                size = yield StatFile(path)
-        except ObjectMissingError as error:
-            raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
-        except StorageUnavailableError as error:
-            raise of_operator(error, operator, subtask) from error
-        check_part(part, (len(data) if size is None else size, checksum_of(data)), path, operator, subtask)
-        return data
-
-    def _read_piece(self, part: SegmentHandle, path: str, operator: str, subtask: int) -> Flow[bytes]:
-        problem, data = None, b""
-        try:
-            problem = yield from piece_problem(part, path, operator, subtask)
-            if problem is None:
-                data = yield ReadFile(path, part.offset, part.length)
-        except ObjectMissingError as error:
-            raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
-        except StorageUnavailableError as error:
-            raise of_operator(error, operator, subtask) from error
-        if problem is not None:
-            raise damaged(problem.kind, path, problem.detail, operator, subtask)
-        check_part(part, (len(data), checksum_of(data)), path, operator, subtask)
+        with _of_owner(operator, subtask):
+            if isinstance(part, SegmentHandle):
+                yield from _look(part, path, operator, subtask)
+            data = yield from read_file(part, path, operator, subtask)
+        note(size=part.length)
         return data
 
     def copy(self, part: FileHandle, *, operator: str, subtask: int, target: str | None = None) -> str:
@@ -155,21 +130,10 @@ class PartReader:
 
     def _copy(self, part: FileHandle, operator: str, subtask: int, local: str) -> Flow[None]:
         path = self._path_of(part.path, operator=operator)
-        if isinstance(part, SegmentHandle):
-            data = yield from self._read_piece(part, path, operator, subtask)
-            with scratch_errors(local), open(local, "xb") as file:
-                file.write(data)
-            return
-        try:
-            size: int | None = yield StatFile(path)
-            if size is not None and size != part.length:  # before it fills the disk
-                check_part(part, (size, part.checksum), path, operator, subtask)
-            found = yield DownloadFile(path, local)
-        except ObjectMissingError as error:
-            raise damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask) from error
-        except StorageUnavailableError as error:
-            raise of_operator(error, operator, subtask) from error
-        check_part(part, found, path, operator, subtask)
+        with _of_owner(operator, subtask), scratch_errors(local):
+            yield from _look(part, path, operator, subtask)  # before it fills the disk
+            yield from download_file(part, path, local, operator, subtask)
+        note(size=part.length)
 
     def clone(self, handle: KeyedStateHandle, *, operator: str, subtask: int) -> str:
         """Folder with a native handle's files under their own names, copied once. Raises CorruptStateError."""
@@ -205,16 +169,16 @@ class PartReader:
         return os.path.join(self._scratch.name, f"{kind}-{self._count}")
 
 
-def fetch_windows(pieces: Sequence[P], size: Callable[[P], int]) -> Iterator[Sequence[P]]:
-    """The pieces in turn: one, two, four ..., as many as are fetched at one time; for whoever stops early read little in vain."""
+def fetch_windows(parts: Sequence[P], size: Callable[[P], int]) -> Iterator[Sequence[P]]:
+    """The parts in turn: one, two, four ..., as many as are fetched at one time; one who stops early has read little in vain."""
     start, count = 0, 1
-    while start < len(pieces):
-        stop, bytes_ = start + 1, size(pieces[start])
-        while stop < min(start + count, len(pieces)) and bytes_ + size(pieces[stop]) <= FETCH_BYTES_MAX:
-            bytes_ += size(pieces[stop])
+    while start < len(parts):
+        stop, bytes_ = start + 1, size(parts[start])
+        while stop < min(start + count, len(parts)) and bytes_ + size(parts[stop]) <= FETCH_BYTES_MAX:
+            bytes_ += size(parts[stop])
             stop += 1
-        yield pieces[start:stop]
-        start, count = stop, min(2 * count, FETCH_PIECES_MAX)
+        yield parts[start:stop]
+        start, count = stop, min(2 * count, FETCH_PARTS_MAX)
 
 
 def _is_small(part: FileHandle) -> bool:
@@ -230,23 +194,20 @@ def scratch_errors(path: str) -> Iterator[None]:
         raise unavailable(error, f"scratch space {path}", path=path) from error
 
 
-def check_part(part: FileHandle, found: tuple[int, str], path: str, operator: str, subtask: int) -> None:
-    """Raises CorruptStateError unless length and checksum are those of the handle."""
-    if found[0] != part.length:
-        raise damaged(ProblemKind.LENGTH, path, f"{found[0]} bytes instead of {part.length}", operator, subtask)
-    if found[1] != part.checksum:
-        raise damaged(ProblemKind.CHECKSUM, path, "the checksum does not match", operator, subtask)
-    note(size=part.length)
+@contextmanager
+def _of_owner(operator: str, subtask: int) -> Iterator[None]:
+    """Errors of storage say whose file could not be read."""
+    try:
+        yield
+    except StorageUnavailableError as error:
+        raise of_operator(error, operator, subtask) from error
 
 
-def damaged(kind: ProblemKind, path: str, detail: str, operator: str, subtask: int) -> CorruptStateError:
-    return CorruptStateError(
-        f"operator {operator!r} subtask {subtask}: {path}: {detail}",
-        path=path,
-        operator=operator,
-        subtask=subtask,
-        reason=kind.value,
-    )
+def _look(part: FileHandle, path: str, operator: str, subtask: int) -> Flow[None]:
+    """Raises CorruptStateError for a file that is missing, or of another length."""
+    problem = yield from piece_problem(part, path, operator, subtask)
+    if problem is not None:
+        raise damaged(problem.kind, path, problem.detail, operator, subtask)
 
 
 BATCH_ROWS = 1 << 15

@@ -1,16 +1,10 @@
 """The rows of one state as a stream of Arrow batches, whatever its format: tables, native files, operator lists.
 
-Keyed rows come in key-group order, judged by rowrules.py. A batch has at most BATCH_ROWS rows; nothing else is held but a stretch
-of them (judgedrows.py), and of tables with delta runs a slice of key groups.
-
-Rows on their way to a reader, judged as a restore judges them: what it would refuse is refused here.
-
-Values are judged batch by batch; which rows there are, a stretch of whole key groups at a time, before any of it is given out. Of a
-key group with more rows than a stretch, what came first is given out, and only what the rows are about is held until its end.
-
-Native RocksDB files of one old subtask as batches of the same columns as a table's: a read-only open of a local clone.
-
-Opening a database writes into its folder, and RocksDB needs names of its own, hence the clone."""
+Keyed rows come in key-group order, a batch of at most BATCH_ROWS at a time, and are judged as a restore judges them (row_rules.py):
+what it refuses is refused here. Values are judged batch by batch; which rows there are, a batch of whole key groups at a time
+(JUDGED_ROWS or JUDGED_BYTES), before any of it is given out. Of a key group with more rows than that, what came first is given out,
+and only what the rows are about is held until its end. Of tables with deltas a slice of key groups is held. Native files are opened
+read-only as a local clone: opening a database writes into its folder, and RocksDB needs names of its own."""
 
 from __future__ import annotations
 
@@ -25,135 +19,33 @@ import pyarrow as pa
 
 from holdfast.statebackends.backends.operator import decode_entries
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError, StateValueError
-from holdfast.statebackends.handles import FileHandle, KeyGroupRange
+from holdfast.statebackends.handles import FileHandle, KeyGroupRange, StateHandle
 from holdfast.statebackends.layout import KEY_GROUP, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer
-from holdfast.statebackends.snapshot.deltas import merged_runs
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_runs
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.sources import TIME
-from holdfast.statebackends.state_processor.contents import KeyedPiece, StoredState
+from holdfast.statebackends.state_processor.contents import StoredState
 from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.state_processor.reading import BATCH_ROWS, PartReader, TableFile, conform, fetch_windows
 from holdfast.statebackends.state_processor.values import entry_json, named, stored_codec
 from holdfast.statebackends.storage.failures import refusal
 
-STRETCH_ROWS = 1 << 17
+JUDGED_ROWS = 1 << 17
 """Rows judged together, but for a key group of more."""
-STRETCH_BYTES = 32 << 20
+JUDGED_BYTES = 32 << 20
 """Held back until they are judged, and one batch."""
-
-
-def judged_rows(batches: Iterable[pa.RecordBatch], rules: RowRules, names: Collection[str]) -> Iterator[pa.RecordBatch]:
-    """The batches, which come in key-group order, with the state's columns in their types: those of `names`, and `rules.identity`.
-
-    Raises as `RowRules` does: for a row that is there twice at the latest after these rows."""
-    wanted = {*names, *rules.identity}
-    held: list[pa.RecordBatch] = []
-    identities: list[pa.Table] = []
-    size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        table = rules.canonical(batch, wanted)
-        rules.judge_values(table, wanted)
-        identities.append(_copy(table.select(rules.identity)))
-        held += table.to_batches()
-        size += table.nbytes
-        if size >= STRETCH_BYTES or sum(map(len, identities)) >= STRETCH_ROWS:
-            identities = _judge_whole_groups(identities, rules)
-            yield from held
-            held, size = [], 0
-    if identities:
-        rules.judge_identities(pa.concat_tables(identities))
-    yield from held
-
-
-def _copy(table: pa.Table) -> pa.Table:
-    """A slice of a batch would keep its values in memory."""
-    return table.take(pa.array(np.arange(len(table))))
-
-
-def _judge_whole_groups(held: list[pa.Table], rules: RowRules) -> list[pa.Table]:
-    """Judges all but the last key group, of which more rows may come; that is what is returned."""
-    newest = held[-1].column(KEY_GROUP)[-1].as_py()
-    if held[0].column(KEY_GROUP)[0].as_py() == newest:
-        return held
-    table = pa.concat_tables(held)
-    cut = int(np.searchsorted(table.column(KEY_GROUP).to_numpy(), newest))
-    rules.judge_identities(table.slice(0, cut))
-    return [_copy(table.slice(cut))]
-
-
-_MEMORY_BYTES = 8 << 20
-"""Block cache: one pass, no reuse."""
-
-_ELEMENTS = msgspec.msgpack.Decoder(list[bytes])
-
-
-def native_batches(
-    clone: str, state: StoredState, codec: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
-) -> Iterator[pa.RecordBatch]:
-    """Rows of one state in some key groups, in key-group order. Raises CorruptStateError naming operator and state."""
-    try:
-        store = RocksStore(clone, write_buffer_bytes=_MEMORY_BYTES, block_cache_bytes=_MEMORY_BYTES, read_only=True)
-    except CorruptStateError as error:
-        raise named(error, state) from error
-    try:
-        state_id = store.state_ids.get(state.meta.name)
-        if state_id is None:
-            return
-        rows = store.state_rows(state_id, groups)
-        while piece := list(islice(rows, BATCH_ROWS)):
-            try:
-                batch = _batch(state, codec, schema, piece)
-            except (CorruptStateError, StateValueError) as error:
-                raise named(error, state) from error
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
-    finally:
-        store.close()
-
-
-def _batch(state: StoredState, codec: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
-    keys, values = zip(*rows, strict=True)
-    columns = [
-        pa.array([key.key_group for key in keys], pa.int32()),
-        *state.key_type().arrays_of_encoded([key.key for key in keys]),
-        pa.array([key.namespace for key in keys], pa.binary()),
-    ]
-    decoded: list[Any] = []
-    if codec.kind == "list":
-        owners: list[int] = []
-        positions: list[int] = []
-        for row, value in enumerate(values):
-            elements = _elements(value)
-            owners += [row] * len(elements)
-            positions += range(len(elements))
-            decoded += map(codec.decode_value, elements)
-        columns = [column.take(pa.array(owners, pa.int64())) for column in columns]
-        columns.append(pa.array(positions, pa.int32()))
-    else:
-        decoded += map(codec.decode_value, values)
-    if codec.map_key is not None:
-        columns.append(codec.map_key.to_arrow([codec.map_key.decode(key.map_key) for key in keys]))
-    columns += codec.to_arrays(decoded)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _elements(value: bytes) -> list[bytes]:
-    try:
-        return _ELEMENTS.decode(value)
-    except msgspec.MsgspecError as error:
-        raise CorruptStateError(f"not a list: {error}", reason="value encoding") from error
-
-
 SUBTASK = "subtask"
 JSON = "json"
 """Column with the JSON text of an operator's list entry, if it is msgpack of something that JSON has; else null."""
 
 _TABLE_ERRORS = (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError)
+_MEMORY_BYTES = 8 << 20
+"""Block cache: one pass, no reuse."""
+
+_ELEMENTS = msgspec.msgpack.Decoder(list[bytes])
 
 
 def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
@@ -212,73 +104,71 @@ def _batches(
             raise InvalidConfigError(f"operator state {state.meta.name!r} has no key groups", state=state.meta.name)
         yield from _list_batches(reader, state, schema)
         return
-    for piece, wanted in _fetched_pieces(reader, state, key_groups):
-        if piece.is_native:
+    for part, wanted in _fetched_parts(reader, state, key_groups):
+        if part.is_native:
             codec = stored_codec(state)
             if codec is None:
                 continue  # such state is not in native files, whatever they declare
-            clone = reader.clone(piece.handle, operator=state.operator.uid, subtask=piece.subtask)
+            clone = reader.clone(part.handle, operator=state.operator.uid, subtask=part.subtask)
             rows = native_batches(clone, state, codec, schema, wanted)
-            with _told(state, piece, "native files"):
+            with _told(state, part, "native files"):
                 for batch in judged_rows(rows, _rules(state, schema), wanted_schema.names):
                     yield conform(batch, schema)
         else:
-            yield from _table_batches(reader, state, piece, schema, wanted_schema, wanted)
+            yield from _table_batches(reader, state, part, schema, wanted_schema, wanted)
 
 
-def _fetched_pieces(
+def _fetched_parts(
     reader: PartReader, state: StoredState, key_groups: KeyGroupRange | None
-) -> Iterator[tuple[KeyedPiece, KeyGroupRange]]:
-    """The pieces that have some of these key groups, with those; their small files are read several at one time."""
-    pieces = []
-    for piece in state.keyed:
-        own = piece.handle.key_groups
-        wanted = own if key_groups is None else own.intersection(key_groups)
+) -> Iterator[tuple[StatePart, KeyGroupRange]]:
+    """The parts that have some of these key groups, with those; their small files are read several at one time."""
+    parts = []
+    for part in state.keyed:
+        wanted = part.key_groups if key_groups is None else part.key_groups.intersection(key_groups)
         if len(wanted):
-            pieces.append((piece, wanted))
-    for some in fetch_windows(pieces, lambda each: max(each[0].size, 0)):
-        tables = [piece for piece, _ in some if not piece.is_native]
-        parts = [(part, piece.subtask) for piece in tables for part in (piece.handle.parts[piece.index], *piece.runs)]
-        reader.fetch(parts, operator=state.operator.uid)
+            parts.append((part, wanted))
+    for some in fetch_windows(parts, lambda each: max(each[0].size, 0)):
+        tables = [(table, part.subtask) for part, _ in some if not part.is_native for table in part.tables]
+        reader.fetch(tables, operator=state.operator.uid)
         yield from some
 
 
 def fetched_lists(reader: PartReader, state: StoredState) -> Iterator[tuple[int, list[bytes]]]:
-    """Subtask and entries of each piece of operator state."""
+    """Subtask and entries of each part of operator state."""
     uid = state.operator.uid
-    for some in fetch_windows(state.lists, lambda piece: max(piece.handle.part.length, 0)):
-        reader.fetch([(piece.handle.part, piece.subtask) for piece in some], operator=uid)
-        for piece in some:
-            data = reader.read(piece.handle.part, operator=uid, subtask=piece.subtask)
-            yield piece.subtask, decode_entries(piece.handle, data, operator=uid)
+    for some in fetch_windows(state.lists, lambda part: max(part.handle.part.length, 0)):
+        reader.fetch([(part.handle.part, part.subtask) for part in some], operator=uid)
+        for part in some:
+            data = reader.read(part.handle.part, operator=uid, subtask=part.subtask)
+            yield part.subtask, decode_entries(part.handle, data, operator=uid)
 
 
 @contextmanager
-def _opened(reader: PartReader, state: StoredState, piece: KeyedPiece, run: int | None = None) -> Iterator[TableFile]:
-    """One canonical part, open, or the delta run of a number upon it; errors of its content name it."""
-    part = piece.handle.parts[piece.index] if run is None else piece.runs[run]
-    source = reader.open(part, operator=state.operator.uid, subtask=piece.subtask)
-    with _told(state, piece, part.path if isinstance(part, FileHandle) else "inline"):
-        yield TableFile.open(source, piece.handle.format if run is None else "arrow", piece.handle.key_groups)
+def _opened(reader: PartReader, state: StoredState, part: StatePart, delta: StateHandle | None = None) -> Iterator[TableFile]:
+    """The base of a part, open, or a delta upon it; errors of its content name it."""
+    table = part.base if delta is None else delta
+    source = reader.open(table, operator=state.operator.uid, subtask=part.subtask)
+    with _told(state, part, table.path if isinstance(table, FileHandle) else "inline"):
+        yield TableFile.open(source, part.handle.format if delta is None else "arrow", part.key_groups)
 
 
 @contextmanager
-def _told(state: StoredState, piece: KeyedPiece, path: str) -> Iterator[None]:
-    """Errors of the rows in a piece name it."""
+def _told(state: StoredState, part: StatePart, path: str) -> Iterator[None]:
+    """Errors of the rows in a part name it."""
     try:
         yield
     except CorruptStateError as error:
         if error.fields.get("operator") is not None:
-            raise  # of another piece, or of storage: it has been told
-        raise _not_a_table(state, piece, path, error) from error
+            raise  # of another part, or of storage: it names it already
+        raise _not_a_table(state, part, path, error) from error
     except _TABLE_ERRORS as error:
         if (refused := refusal(error, path, path=path)) is not None:
             raise refused from error
-        raise _not_a_table(state, piece, path, error) from error
+        raise _not_a_table(state, part, path, error) from error
 
 
-def _not_a_table(state: StoredState, piece: KeyedPiece, path: str, error: Exception) -> CorruptStateError:
-    return state.corrupt(f"subtask {piece.subtask}: not a table of keyed state: {error}", path)
+def _not_a_table(state: StoredState, part: StatePart, path: str, error: Exception) -> CorruptStateError:
+    return state.corrupt(f"subtask {part.subtask}: not a table of keyed state: {error}", path)
 
 
 def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
@@ -286,15 +176,15 @@ def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
 
 
 def _table_batches(
-    reader: PartReader, state: StoredState, piece: KeyedPiece, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
+    reader: PartReader, state: StoredState, part: StatePart, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     """`schema`: all columns of the state; `wanted`: those to be read."""
     rules = _rules(state, schema)
     with ExitStack() as files:
-        base = files.enter_context(_opened(reader, state, piece))
-        runs = [files.enter_context(_opened(reader, state, piece, run)) for run in range(len(piece.runs))]
-        if runs:
-            batches = _merged_batches(rules, base, runs, groups)
+        base = files.enter_context(_opened(reader, state, part))
+        deltas = [files.enter_context(_opened(reader, state, part, delta)) for delta in part.deltas]
+        if deltas:
+            batches = _merged_batches(rules, base, deltas, groups)
         else:
             batches = judged_rows(base.sorted_batches(groups, [*wanted.names, *rules.identity]), rules, wanted.names)
         for batch in batches:
@@ -302,12 +192,12 @@ def _table_batches(
 
 
 def _merged_batches(
-    rules: RowRules, base: TableFile, runs: Sequence[TableFile], groups: KeyGroupRange
+    rules: RowRules, base: TableFile, deltas: Sequence[TableFile], groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a base and its runs, a slice of key groups at a time; each of them is judged by itself."""
+    """The rows of a base and its deltas, a slice of key groups at a time; each of them is judged by itself."""
     own_keys = (TIME,) if rules.meta.kind == TIMERS_KIND else ()
-    for part in base.slices(groups):
-        tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(part)), file.schema)) for file in (base, *runs)]
+    for some in base.slices(groups):
+        tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(some)), file.schema)) for file in (base, *deltas)]
         merged = merged_runs(tables[0], tables[1:], rules.key_type, rules.max_parallelism, own_keys=own_keys)
         yield from merged.to_batches(max_chunksize=BATCH_ROWS)
 
@@ -323,3 +213,101 @@ def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> 
                 pa.array([entry_json(entry) for entry in some], pa.utf8()),
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def judged_rows(batches: Iterable[pa.RecordBatch], rules: RowRules, names: Collection[str]) -> Iterator[pa.RecordBatch]:
+    """The batches, which come in key-group order, with the state's columns in their types: those of `names`, and `rules.identity`.
+
+    Raises as `RowRules` does: for a row that is there twice at the latest after these rows."""
+    wanted = {*names, *rules.identity}
+    held: list[pa.RecordBatch] = []
+    identities: list[pa.Table] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        table = rules.canonical(batch, wanted)
+        rules.judge_values(table, wanted)
+        identities.append(_copy(table.select(rules.identity)))
+        held += table.to_batches()
+        size += table.nbytes
+        if size >= JUDGED_BYTES or sum(map(len, identities)) >= JUDGED_ROWS:
+            identities = _judge_whole_groups(identities, rules)
+            yield from held
+            held, size = [], 0
+    if identities:
+        rules.judge_identities(pa.concat_tables(identities))
+    yield from held
+
+
+def _copy(table: pa.Table) -> pa.Table:
+    """A slice of a batch would keep its values in memory."""
+    return table.take(pa.array(np.arange(len(table))))
+
+
+def _judge_whole_groups(held: list[pa.Table], rules: RowRules) -> list[pa.Table]:
+    """Judges all but the last key group, of which more rows may come; that is what is returned."""
+    newest = held[-1].column(KEY_GROUP)[-1].as_py()
+    if held[0].column(KEY_GROUP)[0].as_py() == newest:
+        return held
+    table = pa.concat_tables(held)
+    cut = int(np.searchsorted(table.column(KEY_GROUP).to_numpy(), newest))
+    rules.judge_identities(table.slice(0, cut))
+    return [_copy(table.slice(cut))]
+
+
+def native_batches(
+    clone: str, state: StoredState, codec: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one state in some key groups, in key-group order. Raises CorruptStateError naming operator and state."""
+    try:
+        store = RocksStore(clone, write_buffer_bytes=_MEMORY_BYTES, block_cache_bytes=_MEMORY_BYTES, read_only=True)
+    except CorruptStateError as error:
+        raise named(error, state) from error
+    try:
+        state_id = store.state_ids.get(state.meta.name)
+        if state_id is None:
+            return
+        rows = store.state_rows(state_id, groups)
+        while some := list(islice(rows, BATCH_ROWS)):
+            try:
+                batch = _batch(state, codec, schema, some)
+            except (CorruptStateError, StateValueError) as error:
+                raise named(error, state) from error
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+    finally:
+        store.close()
+
+
+def _batch(state: StoredState, codec: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
+    keys, values = zip(*rows, strict=True)
+    columns = [
+        pa.array([key.key_group for key in keys], pa.int32()),
+        *state.key_type().arrays_of_encoded([key.key for key in keys]),
+        pa.array([key.namespace for key in keys], pa.binary()),
+    ]
+    decoded: list[Any] = []
+    if codec.kind == "list":
+        owners: list[int] = []
+        positions: list[int] = []
+        for row, value in enumerate(values):
+            elements = _elements(value)
+            owners += [row] * len(elements)
+            positions += range(len(elements))
+            decoded += map(codec.decode_value, elements)
+        columns = [column.take(pa.array(owners, pa.int64())) for column in columns]
+        columns.append(pa.array(positions, pa.int32()))
+    else:
+        decoded += map(codec.decode_value, values)
+    if codec.map_key is not None:
+        columns.append(codec.map_key.to_arrow([codec.map_key.decode(key.map_key) for key in keys]))
+    columns += codec.to_arrays(decoded)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _elements(value: bytes) -> list[bytes]:
+    try:
+        return _ELEMENTS.decode(value)
+    except msgspec.MsgspecError as error:
+        raise CorruptStateError(f"not a list: {error}", reason="value encoding") from error

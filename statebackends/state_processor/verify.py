@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
+from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.snapshot.parts import VERIFY_BYTES, ProblemKind, SnapshotProblem, file_problem, formatted_files
-from holdfast.statebackends.state_processor import progress as work
+from holdfast.statebackends.layout import part_path
+from holdfast.statebackends.snapshot.parts import ProblemKind, SnapshotProblem, file_problem, named_files, verify_snapshot
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
-from holdfast.statebackends.state_processor.external import UncheckedFile, batches, check_external
-from holdfast.statebackends.storage.port import Flow, InParallel
+from holdfast.statebackends.state_processor.external import UncheckedFile, check_external
+from holdfast.statebackends.state_processor.progress import note
+from holdfast.statebackends.storage.port import Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,46 +40,26 @@ def _ignore(problem: SnapshotProblem) -> None:
 
 
 def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], None] = _ignore) -> Flow[VerifyReport]:
-    """Reads all files, several at one time, in pieces of 2 MiB; `found` hears of each problem soon, in their order.
+    """As `verify_snapshot`, external files included; `found` hears of each problem soon, in their order.
 
     To be run on the snapshot's storage, or on one that goes where an absolute path points, too: else what lies elsewhere is
     unchecked."""
-    problems: list[SnapshotProblem] = []
-    seen: dict[tuple[FileHandle, str], tuple[str, int]] = {}
-    """With the first operator and subtask that names it."""
-    for operator in snapshot.metadata.operators:
-        for subtask, state in enumerate(operator.subtasks):
-            for place in formatted_files(state):
-                seen.setdefault(place, (operator.uid, subtask))
 
-    def note(problem: SnapshotProblem | None) -> None:
-        if problem is not None:
-            problems.append(problem)
-            found(problem)
+    def look(handle: FileHandle, operator: str, subtask: int, table_format: str) -> Flow[SnapshotProblem | None]:
+        try:
+            problem = yield from file_problem(handle, snapshot.folder, operator, subtask, table_format)
+        except StorageUnavailableError as error:
+            path = part_path(snapshot.folder, handle.path)
+            return SnapshotProblem(ProblemKind.UNREADABLE, operator, subtask, path, error.message)
+        note(size=max(handle.length, 0))
+        return problem
 
-    for batch in batches(list(seen.items())):
-        looks = [_check(snapshot, handle, table_format, *owner) for (handle, table_format), owner in batch]
-        sizes = [min(max(handle.length, 0), VERIFY_BYTES) for (handle, _), _ in batch]
-        for problem in (yield InParallel(looks, sizes)):
-            note(problem)
-    external = yield from check_external(snapshot.metadata.external, relative=not snapshot.is_self_contained)
+    metadata = snapshot.metadata
+    problems = yield from verify_snapshot(metadata, snapshot.folder, look=look, found=found)
+    external = yield from check_external(metadata.external, relative=not snapshot.is_self_contained)
     for problem in external.problems:
-        note(problem)
-    handles = {handle for handle, _ in seen}
+        found(problem)
+    handles = {handle for handle, *_ in named_files(metadata)}
     paths = {handle.path for handle in handles}
-    return VerifyReport(1 + len(paths), sum(handle.length for handle in handles), tuple(problems), external.unchecked)
-
-
-def _check(
-    snapshot: StoredSnapshot, handle: FileHandle, table_format: str, operator: str, subtask: int
-) -> Flow[SnapshotProblem | None]:
-    try:
-        path = snapshot.path_of(handle.path)
-    except CorruptStateError as error:
-        return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, error.message)
-    try:
-        problem = yield from file_problem(handle, snapshot.folder, operator, subtask, table_format)
-    except StorageUnavailableError as error:
-        return SnapshotProblem(ProblemKind.UNREADABLE, operator, subtask, path, error.message)
-    work.note(size=max(handle.length, 0))
-    return problem
+    size = sum(handle.length for handle in handles)
+    return VerifyReport(1 + len(paths), size, (*problems, *external.problems), external.unchecked)

@@ -1,13 +1,10 @@
-"""A new folder that one writer fills and finishes with one last file; who fails deletes what it wrote.
+"""A new folder that one writer fills, and the files of a canonical savepoint in it.
 
-The claim is a conditional create, so that two writers never share a folder. Until the last file exists the folder means
-nothing to anybody; a folder that holds anything is never written into.
-
-Parquet files of keyed state and lists of operator state, written as they come: what a savepoint that no job takes is made of.
-
-Rows in any order, given back in key-group order: in memory while they are few, else through files of some key groups each.
-
-Memory: HELD_BYTES_MAX while rows come in; while they go out, the rows of a BUCKETS-th of the key groups."""
+The claim on the folder is a conditional create, so that two writers never share one; a folder that holds anything is never
+written into, and until the last file exists it means nothing. A writer that fails deletes what it wrote. Tables are Parquet
+files, written as rows come. Rows that come in any order are sorted by key group first: in memory while they have up to
+HELD_BYTES_MAX, else through files of some key groups each; while they go out, the rows of a BUCKETS-th of the key groups are in
+memory."""
 
 from __future__ import annotations
 
@@ -266,8 +263,8 @@ def write_table(local: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.Re
     """A local Parquet file of rows in key-group order; one with the schema alone if there are none."""
     with scratch_errors(local), pq.ParquetWriter(local, schema, compression="zstd", store_schema=True) as writer:
         held: list[pa.Table] = []
-        for piece in tables:
-            held.append(piece if isinstance(piece, pa.Table) else pa.Table.from_batches([piece], schema))
+        for rows in tables:
+            held.append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows], schema))
             if sum(table.num_rows for table in held) >= GROUP_ROWS:
                 writer.write_table(pa.concat_tables(held), row_group_size=GROUP_ROWS)
                 held = []

@@ -16,14 +16,8 @@ from holdfast.coordinator.ha.snapshots import find_missing_external
 from holdfast.operators.sources.materialised import ChunkFile, InputManifest, make_manifest
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
-from holdfast.statebackends.snapshot.parts import ProblemKind
-from holdfast.statebackends.state_processor.external import (
-    FILES_AT_ONCE,
-    NO_DIRECTORY,
-    ExternalReport,
-    UncheckedFile,
-    check_external,
-)
+from holdfast.statebackends.snapshot.parts import FILES_AT_ONCE, ProblemKind
+from holdfast.statebackends.state_processor.external import NO_DIRECTORY, ExternalReport, UncheckedFile, check_external
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.locations import open_storage

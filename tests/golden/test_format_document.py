@@ -17,14 +17,15 @@ import pytest
 
 from holdfast.statebackends import handles
 from holdfast.statebackends.columnar.accumulators import parts_of, value_type_text
+from holdfast.statebackends.handles import DELTA_FORMAT, NATIVE_FORMAT, TABLE_FORMATS
 from holdfast.statebackends.keygroups import assign_key_groups, key_group_of_hash, operator_id, spread
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.shapes import SCALARS
 from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.snapshot import metadata
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT, RUNS_MAX, TABLE_FORMATS
+from holdfast.statebackends.snapshot.deltas import RUNS_MAX
 from holdfast.statebackends.state import OPERATOR_KINDS, ColumnAggregate, ColumnarStateDescriptor
-from holdfast.statebackends.state_processor.contents import KEYED_KINDS, NATIVE
+from holdfast.statebackends.state_processor.contents import KEYED_KINDS
 from holdfast.statebackends.storage.checksums import checksum_of
 from tests.golden.independent_reader import container, keys
 
@@ -89,7 +90,7 @@ def test_kinds_and_formats_are_those_of_the_code() -> None:
     kinds = code(next(row for row in table_after("**State**") if row[0] == "`kind`")[1])
     assert set(kinds) == KEYED_KINDS | OPERATOR_KINDS
     formats = code(next(row for row in table_after("**KeyedHandle**") if row[0] == "`format`")[1])
-    assert {text.strip('"') for text in formats} == {NATIVE, DELTA_FORMAT, *TABLE_FORMATS}
+    assert {text.strip('"') for text in formats} == {NATIVE_FORMAT, DELTA_FORMAT, *TABLE_FORMATS}
 
 
 # --------------------------------------------------------------------------------------------------------------------- keys

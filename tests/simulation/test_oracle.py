@@ -20,7 +20,7 @@ from holdfast.chaos.checkers.oracle import (
     compare_states,
     counted,
 )
-from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError, read_keyed_state, read_positions
+from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError
 from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.scenario import Possibly, SinkExpectation
 from holdfast.statebackends.errors import CorruptStateError
@@ -253,15 +253,15 @@ def snapshot(*subtasks: OperatorSubtaskState) -> View:
 
 def test_state_and_positions_are_those_of_all_subtasks() -> None:
     view = snapshot(keyed((1, 5), (2, 6)), keyed((3, 7)))
-    assert read_keyed_state(view, "job/chk-1", "op") == {"count": {1: 5, 2: 6, 3: 7}}
-    assert read_positions(view, "job/chk-1", ["op", "other"]) == {"op": [b"a", b"b", b"a", b"b"], "other": []}
-    assert read_keyed_state(view, "job/chk-1", "other") == {}
+    assert SnapshotView(view, "job/chk-1").keyed_state("op") == {"count": {1: 5, 2: 6, 3: 7}}
+    assert SnapshotView(view, "job/chk-1").positions(["op", "other"]) == {"op": [b"a", b"b", b"a", b"b"], "other": []}
+    assert SnapshotView(view, "job/chk-1").keyed_state("other") == {}
     assert SnapshotView(view, "job/chk-1").keyed_state("op", ["count", "lost"]) == {"count": {1: 5, 2: 6, 3: 7}}
 
 
 def test_a_key_on_two_subtasks_is_refused() -> None:
     with pytest.raises(StateDoubledError, match="operator op: state count has 1 twice"):
-        read_keyed_state(snapshot(keyed((1, 5)), keyed((1, 6))), "job/chk-1", "op")
+        SnapshotView(snapshot(keyed((1, 5)), keyed((1, 6))), "job/chk-1").keyed_state("op")
 
 
 def stored(state: OperatorSubtaskState, name: str) -> tuple[OperatorSubtaskState, bytes]:
@@ -278,7 +278,7 @@ def test_whole_tables_are_read_without_the_product(monkeypatch: pytest.MonkeyPat
     in_file, data = stored(keyed((1, 5), (2, 6)), "op-0")
     view = snapshot(in_file, keyed((3, 7)))
     view.files["job/chk-1/op-0"] = data
-    assert read_keyed_state(view, "job/chk-1", "op") == {"count": {1: 5, 2: 6, 3: 7}}
+    assert SnapshotView(view, "job/chk-1").keyed_state("op") == {"count": {1: 5, 2: 6, 3: 7}}
 
 
 def test_a_table_that_is_not_what_was_stored_is_refused() -> None:
@@ -286,4 +286,4 @@ def test_a_table_that_is_not_what_was_stored_is_refused() -> None:
     view = snapshot(in_file)
     view.files["job/chk-1/op-0"] = data[:-20] + b"\xff" + data[-19:]
     with pytest.raises(CorruptStateError, match="op-0 is not what was stored"):
-        read_keyed_state(view, "job/chk-1", "op")
+        SnapshotView(view, "job/chk-1").keyed_state("op")

@@ -23,7 +23,7 @@ from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTab
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot import increments as tablechains
-from holdfast.statebackends.snapshot.deltas import table_pieces
+from holdfast.statebackends.snapshot.deltas import state_parts
 from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.statebackends.backend_harness import KEY, MAX_PARALLELISM, WINDOWS, union
@@ -142,9 +142,9 @@ class DeltaMachine(BackendMachine):
             resolved = self.registry.resolve(number, base, acked)[TASK]["op"]
             self.registry.register(number, shared_handles([resolved]))
             self.completed[number] = (resolved.keyed, model)
-            pieces = table_pieces(resolved.keyed, operator="op")
-            assert all(len(piece.runs) <= tablechains.RUNS_MAX for piece in pieces)
-            type(self).increments += any(piece.runs for piece in pieces)
+            parts = state_parts(resolved.keyed, operator="op")
+            assert all(len(part.deltas) <= tablechains.RUNS_MAX for part in parts)
+            type(self).increments += any(part.deltas for part in parts)
 
     @precondition(lambda self: self.started)
     @rule(which=st.integers(0, IN_FLIGHT_MAX - 1))

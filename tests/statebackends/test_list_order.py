@@ -168,15 +168,15 @@ def test_positions_that_mean_nothing_are_refused(tmp_path: Path, kind: BackendKi
 
 
 @pytest.fixture(params=[1, 7, 1 << 17])
-def stretch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def judged_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Rows that tools judge together; batches are of 3."""
-    monkeypatch.setattr(judgedrows, "STRETCH_ROWS", request.param)
+    monkeypatch.setattr(judgedrows, "JUDGED_ROWS", request.param)
     monkeypatch.setattr(tables_module, "BATCH_ROWS", 3)
     return int(request.param)
 
 
 @pytest.mark.parametrize("change", MOVED.values(), ids=MOVED)
-def test_tools_show_what_a_restore_takes(tmp_path: Path, stretch: int, change: Change) -> None:
+def test_tools_show_what_a_restore_takes(tmp_path: Path, judged_rows: int, change: Change) -> None:
     found: dict[Any, list[Any]] = {}
     for row in _rows(Cluster(tmp_path, "filesystem"), change).to_pylist():
         found.setdefault((row["key"], row["namespace"]), []).append((row["position"], row["value"]))
@@ -186,19 +186,19 @@ def test_tools_show_what_a_restore_takes(tmp_path: Path, stretch: int, change: C
 @pytest.mark.parametrize("columns", [None, ["value"], ["position", "key"]])
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_tools_refuse_what_a_restore_refuses(
-    tmp_path: Path, stretch: int, wrong: tuple[Change, str], columns: list[str] | None
+    tmp_path: Path, judged_rows: int, wrong: tuple[Change, str], columns: list[str] | None
 ) -> None:
     with pytest.raises(CorruptStateError, match=r"operator 'op'.*state 'seen'.*" + wrong[1]):
         _rows(Cluster(tmp_path, "filesystem"), wrong[0], columns=columns)
 
 
-def test_tools_hold_a_stretch_of_key_groups_and_no_values(tmp_path: Path, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_hold_a_batch_of_key_groups_and_no_values(tmp_path: Path, judged_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[pa.Table] = []
     monkeypatch.setattr(rowrules, "in_list_order", lambda table, *_: judged.append(table))
     table = _rows(Cluster(tmp_path, "filesystem"), MOVED["by value"])
     largest = max(pc.value_counts(table["key_group"]).field("counts").to_pylist())
     assert sum(map(len, judged)) == len(table)
-    assert max(map(len, judged)) < stretch + 3 + largest
+    assert max(map(len, judged)) < judged_rows + 3 + largest
     assert {name for each in judged for name in each.schema.names} == {"key_group", "key", "namespace", "position"}
 
 

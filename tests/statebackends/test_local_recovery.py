@@ -366,7 +366,7 @@ def test_when_copy_and_storage_are_both_damaged_the_error_is_the_storages(rocks:
     _flip(Path(rocks.remote.root, table))
     with pytest.raises(CorruptStateError, match="the checksum does not match") as caught:
         rocks.restore(1, rocks.life())
-    assert caught.value.fields["path"] == table
+    assert (caught.value.fields["path"], caught.value.fields["reason"]) == (table, "checksum"), "the reason that every reader gives"
 
 
 def test_nothing_but_what_the_snapshot_names_is_taken_from_a_copy(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def chains(draw: st.DrawFn) -> tuple[KeyType, list[Rows]]:
 def test_each_key_has_what_its_newest_row_says(
     chain: tuple[KeyType, list[Rows]], rows: int, buckets: int, together: int, seed: int | None, moved: int
 ) -> None:
-    """Whatever a stretch is, however many buckets collide, and where another tool has moved rows of one table."""
+    """Whatever a batch is, however many buckets collide, and where another tool has moved rows of one table."""
     key_type, contents = chain
     expected: dict[tuple[bytes, bytes], bytes | None] = {}
     for some in contents:
@@ -87,8 +87,8 @@ def test_each_key_has_what_its_newest_row_says(
         random.Random(seed).shuffle(order)
         tables[moved] = tables[moved].take(pa.array(order, pa.int64()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deltaruns, "_STRETCH_ROWS", rows)
-        patch.setattr(deltaruns, "_STRETCH_BUCKETS", buckets)
+        patch.setattr(deltaruns, "_BATCH_ROWS", rows)
+        patch.setattr(deltaruns, "_BATCH_BUCKETS", buckets)
         patch.setattr(deltaruns, "_TOGETHER_BYTES_MAX", together)
         found = by_key(key_type, list(newest_rows(tables[0], tables[1:], key_type, GROUPS)))
     assert found == {place: value for place, value in expected.items() if value is not None}
@@ -99,7 +99,7 @@ def test_a_base_in_pieces_gives_whole_key_groups_and_is_not_copied_where_nothing
     key_type = KeyType.of(int)
     base = sort_by_key_group(table(key_type, [((b"", number), b"old") for number in range(80)]))
     changed = next(key for group, key in zip(base["key_group"].to_pylist(), base["key"].to_pylist(), strict=True) if group == 3)
-    monkeypatch.setattr(deltaruns, "_STRETCH_ROWS", 10)
+    monkeypatch.setattr(deltaruns, "_BATCH_ROWS", 10)
     pieces = list(newest_rows(base, [run_of(key_type, {(b"", changed): b"new"})], key_type, GROUPS))
     groups = [set(piece["key_group"].to_pylist()) for piece in pieces]
     assert sum(len(piece) for piece in pieces) == 80
@@ -135,7 +135,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_runs_that_change_and_delete_the_same_keys_again_and_again(
     job: Job, parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deltaruns, "_STRETCH_ROWS", 40)
+    monkeypatch.setattr(deltaruns, "_BATCH_ROWS", 40)
     monkeypatch.setattr(keyedrows, "ROWS_PER_BATCH", 16)
     backends = [job.cluster.backend((COUNT, TAGS))]
     write(backends, range(600), 1)

@@ -26,11 +26,10 @@ from holdfast.statebackends.errors import (
     StateValueError,
     UserFunctionError,
 )
-from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.handles import DELTA_FORMAT, KeyGroupRange
 from holdfast.statebackends.layout import KEY_GROUP, POSITION
 from holdfast.statebackends.serialization.column_types import fitted, loses_nothing
 from holdfast.statebackends.serialization.type_serializer import TypeSerializer
-from holdfast.statebackends.snapshot.deltas import DELTA_FORMAT
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY
 from holdfast.statebackends.state_processor.conform import StateLayout
 from holdfast.statebackends.state_processor.edit import edit_snapshot, layout_of

@@ -89,10 +89,10 @@ def test_small_and_large_chunks_make_one_table(chunk: int) -> None:
 
 
 @pytest.mark.parametrize(("value_bytes", "batches"), [(10, 1), (1_000, 3)])
-def test_values_of_a_stretch_are_converted_in_pieces(value_bytes: int, batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_a_batch_are_converted_in_parts(value_bytes: int, batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones are one batch again, large ones stay apart; the rows are the same."""
     monkeypatch.setattr("holdfast.statebackends.snapshot.rows.ROWS_PER_BATCH", 1_000)
-    monkeypatch.setattr("holdfast.statebackends.snapshot.rows._STRETCH_BYTES", 1 << 20)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.rows._BATCH_BYTES", 1 << 20)
     added: list[pa.RecordBatch] = []
     add = GroupSort.add
     monkeypatch.setattr(GroupSort, "add", lambda self, batch: (added.append(batch), add(self, batch)))

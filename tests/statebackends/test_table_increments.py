@@ -15,6 +15,7 @@ from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import (
+    DELTA_FORMAT,
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -29,13 +30,12 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot import increments as tablechains
 from holdfast.statebackends.snapshot.deltas import (
-    DELTA_FORMAT,
     REPLACED_METADATA,
     RUNS_MAX,
     delta_run,
     merged_runs,
     replaced_by,
-    table_pieces,
+    state_parts,
 )
 from holdfast.statebackends.snapshot.tables import keyed_table_schema
 from holdfast.statebackends.state import ValueStateDescriptor
@@ -57,7 +57,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def runs_of(handles: Sequence[KeyedStateHandle], state: str = "count") -> int:
-    return max((len(piece.runs) for piece in table_pieces(handles, operator="op") if piece.meta.name == state), default=0)
+    return max((len(part.deltas) for part in state_parts(handles, operator="op") if part.meta.name == state), default=0)
 
 
 def new_bytes(handles: Sequence[KeyedStateHandle]) -> int:
@@ -105,9 +105,9 @@ def test_there_are_at_most_so_many_runs_and_half_as_many_bytes_as_in_the_base(jo
     for number in range(2, 56):
         write_random(backends, range(10 if number < 40 else 2_000), number)
         handles = job.checkpoint(backends, number, number - 1)
-        for piece in table_pieces(job.completed[number], operator="op"):
-            sizes = sum(run.length for run in piece.runs)
-            assert sizes <= max(piece.base.length // 2, tablechains.RUN_BYTES_MIN)
+        for part in state_parts(job.completed[number], operator="op"):
+            sizes = sum(delta.length for delta in part.deltas)
+            assert sizes <= max(part.base.length // 2, tablechains.RUN_BYTES_MIN)
         seen.append(runs_of(handles))
     assert seen[: RUNS_MAX + 2] == [*range(1, RUNS_MAX + 1), 0, 1]
     assert max(seen[40:]) < RUNS_MAX
