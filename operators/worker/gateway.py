@@ -99,11 +99,21 @@ LINE_BYTES_MAX = 256 * 1024 * 1024
 
 
 class RefusedError(HoldfastError):
-    """404 or 409. Fields: fenced, named (those of the coordinator's error)."""
+    """404 or 409."""
+
+    fenced: bool
+    """409."""
+    named: dict[str, Any]
+    """Fields of the coordinator's error."""
 
 
 class RejectedError(HoldfastError):
-    """Asking again won't help. Fields: error, what a worker is to leave with; content: it is for what the request says."""
+    """Asking again won't help."""
+
+    error: HoldfastError
+    """What a worker is to leave with."""
+    content: bool
+    """It is for what the request says."""
 
 
 class UnreachableError(HoldfastError):
@@ -239,7 +249,7 @@ def check_answer(status: int, headers: Mapping[str, str], data: bytes) -> None:
     if status in REJECTED_STATUS:
         raise RejectedError(message, error=_typed(kind, status, message), content=status in CONTENT_STATUS)
     if kind == NotLeaderError.__name__:
-        raise NotLeaderError(message, **decode_fields(headers.get(FIELDS_HEADER)))
+        raise NotLeaderError.of(message, decode_fields(headers.get(FIELDS_HEADER)))
     raise StorageUnavailableError(f"{status} {kind or ''}: {message}")
 
 

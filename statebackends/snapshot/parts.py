@@ -251,7 +251,7 @@ def own_names(joined: str, path: str) -> int:
 def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:
     """The same error, saying whose file could not be read."""
     fields = {**error.fields, "operator": operator, "subtask": subtask}
-    return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
+    return type(error).of(f"operator {operator!r} subtask {subtask}: {error.message}", fields)
 
 
 def _checksum(path: str, start: int, length: int, ends: FileEnds) -> Flow[str | None]:

@@ -268,7 +268,7 @@ def _told(state: StoredState, piece: KeyedPiece, path: str) -> Iterator[None]:
     try:
         yield
     except CorruptStateError as error:
-        if error.fields.get("operator") is not None:
+        if error.operator is not None:
             raise  # of another piece, or of storage: it has been told
         raise _not_a_table(state, piece, path, error) from error
     except _TABLE_ERRORS as error:
