@@ -6,7 +6,7 @@ credit, queues or frames."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -223,3 +223,5 @@ def partitioner_of(
                 columns=edge.key,
                 key_function=None if edge.key is not None else key_function,
             )
+        case _:
+            assert_never(edge.partitioning)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 import urllib3
@@ -422,6 +422,8 @@ class Gateway:
             case PostHeartbeat(session=session, attempt=attempt, bare=bare):
                 beat = Heartbeat(slot, session, attempt, () if bare else self._metrics(attempt), self._frames_refused())
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
+            case _:
+                assert_never(action)
 
     def _post(self, path: str, message: Any, kind: type[T]) -> T:
         answer = self._http.post(path, message, kind)
