@@ -122,7 +122,7 @@ def test_what_a_coordinator_answers_a_driver_with_is_caught_by_its_name(name: st
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = hf.nothing
+        _ = hf.nothing  # type: ignore[attr-defined]
 
 
 def test_importing_loads_nothing_else() -> None:

@@ -75,7 +75,7 @@ def test_s05_empty_part_at_threshold_zero_is_a_file(storage: LocalStorage) -> No
 
 
 def test_chunks_are_one_part(storage: LocalStorage) -> None:
-    chunks = [DATA[:7], bytearray(DATA[7:50]), memoryview(DATA)[50:]]
+    chunks: list[bytes | bytearray | memoryview] = [DATA[:7], bytearray(DATA[7:50]), memoryview(DATA)[50:]]
     for threshold in (0, 1000):
         handle = run_flow(write_part(chunks, f"c{threshold}", target(threshold)), storage)
         assert run_flow(read_part(handle, "job/chk-1"), storage) == DATA
