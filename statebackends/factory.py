@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, assert_never, get_args
+from typing import Literal, get_args
 
 from holdfast.statebackends.backends.heap import FilesystemKeyedBackend, MemoryKeyedBackend
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
@@ -55,8 +55,6 @@ def create_keyed_backend(
             from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 
             return RocksKeyedBackend(config, local_dir=local_dir, settings=settings)
-        case _:
-            assert_never(kind)
     raise InvalidConfigError(f"unknown state backend {kind!r}: say {', '.join(BACKEND_KINDS)}", setting="state_backend")
 
 

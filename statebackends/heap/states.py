@@ -6,7 +6,7 @@ is, if it can be changed in place. It is the loop thread's alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar, assert_never
+from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
@@ -259,6 +259,4 @@ def create_state(
             return GenerationalReducingState(context, generations, copy, descriptor.reduce, checks)
         case AggregatingStateDescriptor():
             return GenerationalAggregatingState(context, generations, copy, descriptor.aggregate, checks)
-        case _:
-            assert_never(descriptor)
     raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))

@@ -6,7 +6,7 @@ that counts gives the value a new stamp, which is a write; within one time it ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar, assert_never
+from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
@@ -269,6 +269,4 @@ def create_ttl_state(
             return TtlReducingState(context, generations, copy, checks, expiry, descriptor.reduce)
         case AggregatingStateDescriptor():
             return TtlAggregatingState(context, generations, copy, checks, expiry, descriptor.aggregate)
-        case _:
-            assert_never(descriptor)
     raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))
