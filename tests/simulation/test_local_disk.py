@@ -15,7 +15,6 @@ from holdfast.chaos.faults.local_disk import damage_copies, limited_disk
 from holdfast.statebackends.errors import OutOfSpaceError
 from holdfast.statebackends.local_recovery import copies as localcopies
 from holdfast.statebackends.local_recovery import storage as localrecovery
-from holdfast.statebackends.local_recovery.copies import bring
 from holdfast.statebackends.rocksdb import database as rocksdb_store
 
 OWNER = Path("recovery", "job", "1-vertex-0-n1")
@@ -62,7 +61,7 @@ def test_a_disk_without_room_says_so_in_the_words_of_each_and_is_as_before_after
         with pytest.raises(OutOfSpaceError, match="No space left on device"):
             rocksdb_store.RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20)
         with pytest.raises(OSError, match="No space left on device"):
-            bring(str(tmp_path / "source"), str(tmp_path / "other"), link=True)
+            localrecovery.bring(str(tmp_path / "source"), str(tmp_path / "other"), link=True)  # type: ignore[attr-defined]
         rocksdb_store.RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20).close()
     assert [getattr(module, name) for module, name in places] == before
 
