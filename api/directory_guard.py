@@ -35,7 +35,12 @@ OpenCoordinator: TypeAlias = Callable[[ServerSettings, str], Coordinator]
 
 
 class CoordinatorRunningError(InvalidConfigError):
-    """Another coordinator runs on the state directory. Fields: directory, pid, url."""
+    """Another coordinator runs on the state directory."""
+
+    directory: str
+    pid: int | None = None
+    """Of the other one, as `url`; None: not known."""
+    url: str | None = None
 
 
 class DirectoryGuard:

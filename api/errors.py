@@ -40,19 +40,28 @@ RECOVERING_RETRY_S = 1
 
 
 class BodyTooLargeError(InvalidConfigError):
-    """A request's body is larger than the service takes. Fields: size_max."""
+    """A request's body is larger than the service takes."""
+
+    size_max: int
 
 
 class BusyError(StorageUnavailableError):
-    """The service holds as much as it may: ask again. Fields: size."""
+    """The service holds as much as it may: ask again."""
+
+    size: int
+    """Bytes of the request."""
 
 
 class ConnectionLostError(StorageUnavailableError):
-    """The coordinator can't be reached. Fields: url."""
+    """The coordinator can't be reached."""
+
+    url: str | None = None
 
 
 class RemoteError(HoldfastError):
-    """The coordinator failed in a way that has no class of its own. Fields: status."""
+    """The coordinator failed in a way that has no class of its own."""
+
+    status: int
 
 
 _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
@@ -120,16 +129,16 @@ def decode_error(status: int, body: bytes, headers: Mapping[str, str]) -> Holdfa
     fields = decode_fields(headers.get(FIELDS_HEADER))
     kind = _KINDS.get(headers.get(ERROR_HEADER, ""))
     if kind is not None:
-        return kind(message, **fields)
+        return kind.of(message, fields)
     if status == 401:
-        return AuthenticationError(message, **fields)
+        return AuthenticationError.of(message, fields)
     if status == 404:
-        return NotFoundError(message, **fields)
+        return NotFoundError.of(message, fields)
     if status == 503:
-        return NotLeaderError(message, **fields)
+        return NotLeaderError.of(message, fields)
     if 400 <= status < 500 and status != 409:
-        return InvalidConfigError(message, **fields)
-    return RemoteError(message, **{**fields, "status": status})
+        return InvalidConfigError.of(message, fields)
+    return RemoteError.of(message, {**fields, "status": status})
 
 
 def _message_of(body: bytes) -> str:

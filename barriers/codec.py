@@ -125,4 +125,4 @@ def decode_fields(text: str | None) -> dict[str, Any]:
         fields = json.loads(text or "{}")
     except ValueError:
         return {}
-    return {str(name): value for name, value in fields.items() if name != "message"} if isinstance(fields, dict) else {}
+    return fields if isinstance(fields, dict) else {}

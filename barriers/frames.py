@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, assert_never, cast
 
 import msgspec
 import numpy as np
@@ -233,6 +233,8 @@ class FrameDecoder:
                 columns = pa.ipc.read_record_batch(pa.py_buffer(_aligned(parts[0])), schema)
                 columns.validate()
                 return Batch(columns=columns, timestamps=_timestamps(header, parts))
+            case _:
+                assert_never(header.kind)
 
 
 def decode_header(parts: Sequence[Any]) -> Header:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast import chaos as chaos
+    from holdfast.api.directory_guard import CoordinatorRunningError as CoordinatorRunningError
     from holdfast.api.errors import BodyTooLargeError as BodyTooLargeError
     from holdfast.api.errors import BusyError as BusyError
     from holdfast.api.errors import ConnectionLostError as ConnectionLostError
     from holdfast.api.errors import RemoteError as RemoteError
     from holdfast.api.launch import Environment as Environment
+    from holdfast.api.settings import NeverServedError as NeverServedError
     from holdfast.api.snapshots.maintenance import fsck as fsck
     from holdfast.api.snapshots.savepoint import Savepoint as Savepoint
     from holdfast.api.snapshots.snapshot import Snapshot as Snapshot
@@ -63,9 +65,11 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import GraphError as GraphError
     from holdfast.statebackends.errors import HoldfastError as HoldfastError
     from holdfast.statebackends.errors import IncompatibleStateError as IncompatibleStateError
+    from holdfast.statebackends.errors import InputChangedError as InputChangedError
     from holdfast.statebackends.errors import InputOutputError as InputOutputError
     from holdfast.statebackends.errors import InvalidConfigError as InvalidConfigError
     from holdfast.statebackends.errors import InvalidKeyError as InvalidKeyError
+    from holdfast.statebackends.errors import InvalidTimestampError as InvalidTimestampError
     from holdfast.statebackends.errors import InvariantError as InvariantError
     from holdfast.statebackends.errors import JobExistsError as JobExistsError
     from holdfast.statebackends.errors import JobFailedError as JobFailedError
@@ -73,13 +77,17 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import NotEnoughSlotsError as NotEnoughSlotsError
     from holdfast.statebackends.errors import NotFoundError as NotFoundError
     from holdfast.statebackends.errors import NotLeaderError as NotLeaderError
+    from holdfast.statebackends.errors import ObjectMissingError as ObjectMissingError
     from holdfast.statebackends.errors import OutOfSpaceError as OutOfSpaceError
     from holdfast.statebackends.errors import OutputMayRepeatError as OutputMayRepeatError
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
+    from holdfast.statebackends.errors import ProtocolError as ProtocolError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
     from holdfast.statebackends.errors import RestoreError as RestoreError
+    from holdfast.statebackends.errors import SchemaMismatchError as SchemaMismatchError
     from holdfast.statebackends.errors import SinkMovedError as SinkMovedError
     from holdfast.statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
+    from holdfast.statebackends.errors import SnapshotTooLargeError as SnapshotTooLargeError
     from holdfast.statebackends.errors import StateBackendError as StateBackendError
     from holdfast.statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
     from holdfast.statebackends.errors import StateOverflowError as StateOverflowError
@@ -114,8 +122,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _EXPORTS = {
+    "holdfast.api.directory_guard": ("CoordinatorRunningError",),
     "holdfast.api.errors": ("BodyTooLargeError", "BusyError", "ConnectionLostError", "RemoteError"),
     "holdfast.api.launch": ("Environment",),
+    "holdfast.api.settings": ("NeverServedError",),
     "holdfast.api.snapshots.maintenance": ("fsck",),
     "holdfast.api.snapshots.savepoint": ("Savepoint",),
     "holdfast.api.snapshots.snapshot": ("Snapshot",),
@@ -148,9 +158,11 @@ _EXPORTS = {
         "GraphError",
         "HoldfastError",
         "IncompatibleStateError",
+        "InputChangedError",
         "InputOutputError",
         "InvalidConfigError",
         "InvalidKeyError",
+        "InvalidTimestampError",
         "InvariantError",
         "JobExistsError",
         "JobFailedError",
@@ -158,13 +170,17 @@ _EXPORTS = {
         "NotEnoughSlotsError",
         "NotFoundError",
         "NotLeaderError",
+        "ObjectMissingError",
         "OutOfSpaceError",
         "OutputMayRepeatError",
         "PermissionDeniedError",
+        "ProtocolError",
         "RecoveringError",
         "RestoreError",
+        "SchemaMismatchError",
         "SinkMovedError",
         "SnapshotClaimedError",
+        "SnapshotTooLargeError",
         "StateBackendError",
         "StateDirectoryNotSharedError",
         "StateOverflowError",
@@ -222,7 +238,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is th
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_PACKAGES_SHOWN, "__version__"})
+    """What users are given, and what Python itself gives a module; not the packages below that happen to be loaded."""
+    of_python = {name for name in globals() if name.startswith("__")}
+    return sorted({*of_python, *__all__, "VERSION", "__version__", "command_line"})
 
 
 def main() -> None:

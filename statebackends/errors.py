@@ -1,26 +1,67 @@
 """Every error that Holdfast raises on purpose: one class per thing that the caller does differently.
 
-Fields are typed attributes, and every error survives pickling between processes. It knows nothing of HTTP;
-`api` maps kinds to status codes."""
+A class declares its fields as annotations: one without a default is required, which type checkers hold every `raise` to. All errors
+survive pickling between processes, and the wire. This module knows nothing of HTTP; `api` maps kinds to status codes."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, dataclass_transform
 
 
-class HoldfastError(Exception):
-    """Base of all kinds. `fields` names the things concerned (operator, file, subtask ...), for machines and logs."""
+class _Field:
+    """A declared field: a typed view of `HoldfastError.fields`, which alone stores it."""
+
+    def __init__(self, name: str, default: Any) -> None:
+        self._name = name
+        self._default = default
+
+    def __get__(self, error: HoldfastError | None, kind: type[HoldfastError]) -> Any:
+        if error is None:
+            return self
+        found = error.fields.get(self._name, self._default)
+        if found is _REQUIRED:  # the wire leaves out what is too long for it, and an older coordinator does not know every field
+            raise AttributeError(f"this {kind.__name__} came without its field {self._name!r}", name=self._name, obj=error)
+        return found
+
+    def __set__(self, error: HoldfastError, value: Any) -> None:
+        error.fields[self._name] = value
+
+
+_REQUIRED = object()
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True)
+class _TypedError(Exception):
+    """Takes the annotations of a subclass for its fields. Type checkers allow these alone; at run time the constructor takes any,
+    since an error that fails while it is raised would hide what it is about."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
         self.message = message
         self.fields: dict[str, Any] = fields
 
-    def __getattr__(self, name: str) -> Any:
-        fields = self.__dict__.get("fields", {})
-        if name in fields:
-            return fields[name]
-        raise AttributeError(name)
+    def __init_subclass__(cls, *, kw_only: bool = True) -> None:
+        """`kw_only`: for type checkers."""
+        super().__init_subclass__()
+        if kw_only:
+            for name in inspect.get_annotations(cls):
+                setattr(cls, name, _Field(name, cls.__dict__.get(name, _REQUIRED)))
+
+
+class HoldfastError(_TypedError, kw_only=False):
+    """Base of all kinds. `fields` names the things concerned (operator, file, subtask ...), for machines and logs: those that were
+    given, by name, also ones that only a newer version declares."""
+
+    message: str
+
+    @classmethod
+    def of(cls, message: str, fields: Mapping[str, Any]) -> Self:
+        """An error of fields that are known at run time only: those of another error, or of the wire."""
+        error = cls(message)
+        error.fields.update(fields)
+        return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.fields))
@@ -30,203 +71,452 @@ class HoldfastError(Exception):
 
 
 def _rebuild(kind: type[HoldfastError], message: str, fields: dict[str, Any]) -> HoldfastError:
-    return kind(message, **fields)
+    return kind.of(message, fields)
 
 
 class InvalidConfigError(HoldfastError):
     """A setting, graph or argument is wrong: fix it and call again."""
 
+    setting: str | None = None
+    field: str | None = None
+    expected: str | None = None
+    package: str | None = None
+    path: str | None = None
+    url: str | None = None
+    bucket: str | None = None
+    key: str | None = None
+    operator: str | None = None
+    state: str | None = None
+    column: str | None = None
+    columns: Sequence[str] | None = None
+    function: str | None = None
+    sinks: Sequence[str] | None = None
+    job: str | None = None
+    slot: int | None = None
+    trigger: str | None = None
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    subtask: int | None = None
+    record: str | None = None
+    frames: str | None = None
+
 
 class GraphError(InvalidConfigError):
     """The job graph can't be built: duplicate uid, undeclared schema, forward edge between unequal parallelisms ..."""
 
+    operators: Sequence[str] | None = None
+    variable: str | None = None
+
 
 class UnknownColumnError(GraphError):
-    """A column named in the graph is not in the stream. Fields: operator, column, available."""
+    """A column named in the graph is not in the stream."""
+
+    operator: str
+    column: str
+    available: Sequence[str]
 
 
 class NotEnoughSlotsError(InvalidConfigError):
-    """The cluster runs fewer concurrent tasks than the job needs. Fields: required, available."""
+    """The cluster runs fewer concurrent tasks than the job needs."""
+
+    required: int
+    available: int
 
 
 class StateDirectoryNotSharedError(InvalidConfigError):
-    """A worker can't see the coordinator's state directory. Fields: directory, slot."""
+    """A worker can't see the coordinator's state directory."""
+
+    slot: int
+    host: str
 
 
 class StorageUnavailableError(HoldfastError):
-    """Storage failed in a way that may pass: retry, or fail the checkpoint. Subclasses name the reason where it is known.
-    Fields: path."""
+    """Storage failed in a way that may pass: retry, or fail the checkpoint. Subclasses name the reason where it is known."""
+
+    path: str | None = None
+    bucket: str | None = None
+    key: str | None = None
+    errno: int | None = None
+    job: str | None = None
+    operator: str | None = None
+    subtask: int | None = None
 
 
 class AmbiguousWriteError(StorageUnavailableError):
-    """A conditional write may or may not have happened: read back before deciding, delete nothing. Fields: path."""
+    """A conditional write may or may not have happened: read back before deciding, delete nothing."""
+
+    path: str
 
 
 class NotLeaderError(StorageUnavailableError):
-    """This process does not lead the job, not yet, or not any more: ask the leader if it names one, or again later.
-    Fields: job, and epoch and url of the leader where they are known."""
+    """This process does not lead the job, not yet, or not any more: ask the leader if it names one, or again later."""
+
+    epoch: int | None = None
+    """Of the leader, as `url`: where they are known."""
+    url: str | None = None
 
 
 class RecoveringError(StorageUnavailableError):
-    """This coordinator began a moment ago, and has not come to the job yet: ask it again. Fields: job."""
+    """This coordinator began a moment ago, and has not come to the job yet: ask it again."""
+
+    slot: int | None = None
 
 
 class StorageAccessError(StorageUnavailableError):
-    """Object storage refuses us until somebody mends access to it; no job is to fail for that.
+    """Object storage refuses us until somebody mends access to it; no job is to fail for that."""
 
-    Fields: path, bucket, key, reason (credentials, denied, bucket: there is none)."""
+    path: str
+    bucket: str
+    key: str
+    reason: str
+    """credentials, denied, or bucket: there is none."""
 
 
 class StorageThrottledError(StorageUnavailableError):
-    """Object storage asked us to slow down until our patience ended. Fields: path, bucket, key."""
+    """Object storage asked us to slow down until our patience ended."""
+
+    path: str
+    bucket: str
+    key: str
 
 
 class OutOfSpaceError(StorageUnavailableError):
-    """A disk, a quota or an object store is full: it goes on once there is room. Fields: path; errno or bucket and key."""
+    """A disk, a quota or an object store is full: it goes on once there is room."""
 
 
 class TooManyFilesError(StorageUnavailableError):
-    """The process or its host has no file descriptors left. Fields: path, errno."""
+    """The process or its host has no file descriptors left."""
 
 
 class PermissionDeniedError(StorageUnavailableError):
-    """The system refuses us a file, or its file system is read-only, until somebody mends that. Fields: path, errno."""
+    """The system refuses us a file, or its file system is read-only, until somebody mends that."""
 
 
 class InputOutputError(StorageUnavailableError):
-    """A device failed or is gone. Fields: path, errno."""
+    """A device failed or is gone."""
 
 
 class ObjectMissingError(HoldfastError):
-    """A path that was read does not exist. Fields: path."""
+    """A path that was read does not exist."""
+
+    path: str
+    bucket: str | None = None
+    key: str | None = None
 
 
 class FencedError(HoldfastError):
-    """A newer leader, attempt or owner exists: stop, change nothing. Fields say what was held and what is newer."""
+    """A newer leader, attempt or owner exists: stop, change nothing."""
+
+    held: int | None = None
+    newer: int | None = None
+    job: str | None = None
+    job_id: str | None = None
+    epoch: int | None = None
+    attempt: int | None = None
+    slot: int | None = None
+    session: str | None = None
+    state: str | None = None
+    sink: str | None = None
+    owner: str | None = None
+    path: str | None = None
 
 
 class CorruptStateError(HoldfastError):
     """A snapshot file is missing, truncated, or does not match its checksum or its format. Never what a disk, a limit or a right
-    refuses, which passes: see storage/system_failures.py. Fields: path, operator, reason."""
+    refuses, which passes: see storage/failures.py."""
+
+    path: str | None = None
+    operator: str | None = None
+    reason: str | None = None
+    state: str | None = None
+    subtask: int | None = None
+    problems: Sequence[str] | None = None
+    skipped: Sequence[int] | None = None
+    others: Sequence[str] | None = None
+    """Messages of the other reasons to refuse the job."""
 
 
 class UnsupportedVersionError(CorruptStateError):
-    """A snapshot was written by a newer version. Fields: path, version, supported."""
+    """A snapshot was written by a newer version."""
+
+    version: object
+    """As the file has it."""
+    supported: int
 
 
 class RestoreError(HoldfastError):
     """A snapshot is sound, but this job can't start from it. Subclasses say why."""
 
+    operator: str | None = None
+    state: str | None = None
+    job_id: str | None = None
+    path: str | None = None
+    others: Sequence[str] | None = None
+    """Messages of the other reasons to refuse the job."""
+
 
 class UnclaimedStateError(RestoreError):
-    """The snapshot holds state of an operator that the job lacks. Fields: operators (uid -> bytes)."""
+    """The snapshot holds state of an operator that the job lacks."""
+
+    operators: Mapping[str, int]
+    """Bytes by uid."""
+    states: Mapping[str, Sequence[str]] | Sequence[str] | None = None
+    renames: Mapping[str, str] | None = None
 
 
 class IncompatibleStateError(RestoreError):
-    """A state's declared type, key type or kind differs from the stored one. Fields: operator, state, stored, declared."""
+    """A state's declared type, key type or kind differs from the stored one."""
+
+    operator: str
+    state: str
+    stored: str
+    declared: str
 
 
 class MaxParallelismError(RestoreError):
-    """Max parallelism differs from the stored one, or is below the parallelism. Fields: operator, stored, requested."""
+    """Max parallelism differs from the stored one, or is below the parallelism."""
+
+    operator: str
+    stored: int
+    requested: int
 
 
 class BackendMismatchError(RestoreError):
-    """The snapshot holds a state backend's own files, and the job runs on another one. Fields: operator, stored, requested."""
+    """The snapshot holds a state backend's own files, and the job runs on another one."""
+
+    operator: str
+    stored: str
+    requested: str
 
 
 class SnapshotClaimedError(RestoreError):
-    """Another job owns the snapshot, or a newer checkpoint of this one has subsumed it: it is deleted. Fields: path, owner."""
+    """Another job owns the snapshot, or a newer checkpoint of this one has subsumed it: it is deleted."""
+
+    path: str
+    owner: str
 
 
 class OutputMayRepeatError(RestoreError):
-    """Restoring here rewinds below committed output; an explicit flag is needed. Fields: restored, committed."""
+    """Restoring here rewinds below committed output; an explicit flag is needed."""
+
+    restored: int
+    committed: int
+    sink: str | None = None
+    sinks: Sequence[str] | None = None
+    skipped: Sequence[int] | None = None
 
 
 class SinkMovedError(RestoreError):
-    """A sink writes elsewhere than the log that the snapshot knows, or to a log of another job. Fields: sink, path, stored and
-    stored_id (path and sink id in the snapshot; None if not known)."""
+    """A sink writes elsewhere than the log that the snapshot knows, or to a log of another job."""
+
+    sink: str
+    path: str
+    stored: str | None
+    """Path in the snapshot, as `stored_id` is the sink's id there; None: not known."""
+    stored_id: str | None = None
+    owner: str | None = None
 
 
 class CommittablesLeftError(RestoreError):
-    """Rows before the snapshot were staged for a sink and are committed by nobody. Fields: sink, path, rows, files, checkpoints."""
+    """Rows before the snapshot were staged for a sink and are committed by nobody."""
+
+    sink: str
+    path: str
+    rows: int
+    files: Sequence[str]
+    checkpoints: Sequence[int]
 
 
 class InvalidKeyError(HoldfastError):
-    """A key is null or does not fit the declared key type. Fields: operator, subtask, value."""
+    """A key is null or does not fit the declared key type."""
+
+    operator: str | None = None
+    state: str | None = None
+    subtask: int | None = None
+    row: int | None = None
+    value: Any = None
+    record: str | None = None
+    frames: str | None = None
 
 
 class StateValueError(HoldfastError):
-    """A value does not fit its state's declared type. Fields: type (canonical text), value (repr, truncated)."""
+    """A value does not fit its state's declared type."""
+
+    type: str | None = None
+    """Canonical text."""
+    value: str | None = None
+    """repr, truncated."""
+    operator: str | None = None
+    state: str | None = None
+    row: int | None = None
+    subtask: int | None = None
+    record: str | None = None
+    frames: str | None = None
 
 
 class StateBackendError(HoldfastError):
-    """The library under a state backend gave up (a panic): its working state is lost, the last checkpoint is not. Fields: operator,
-    state (empty if all of them are concerned), path."""
+    """The library under a state backend gave up (a panic): its working state is lost, the last checkpoint is not."""
+
+    operator: str
+    state: str
+    """Empty: all of them are concerned."""
+    path: str
 
 
 class UserFunctionError(HoldfastError):
-    """User code raised. Fields: operator, subtask, record (repr, truncated to 500 characters), function."""
+    """User code raised."""
+
+    operator: str
+    subtask: int | None = None
+    state: str | None = None
+    function: str | None = None
+    record: str | None = None
+    """repr, truncated to 500 characters."""
+    frames: str | None = None
+    """Lines of the user's own code, innermost last."""
 
 
 class SchemaMismatchError(UserFunctionError):
-    """A row or batch does not fit the schema declared for its operator. Fields: operator, column, record."""
+    """A row or batch does not fit the schema declared for its operator."""
+
+    column: str | None
+    """None: the row as a whole."""
 
 
 class TooManyRowsSkippedError(HoldfastError):
-    """A function with on_error="skip" left out more rows than `skipped_rows_max` allows. Fields: operator, subtask, limit."""
+    """A function with on_error="skip" left out more rows than `skipped_rows_max` allows."""
+
+    operator: str
+    subtask: int
+    limit: int
+    """`skipped_rows_max`."""
+    frames: str | None = None
 
 
 class InvalidTimestampError(HoldfastError):
-    """An event time is null, naive or not a time. Fields: operator, subtask, record."""
+    """An event time is null, naive or not a time."""
+
+    operator: str
+    subtask: int
+    record: str | None = None
+    frames: str | None = None
 
 
 class UndeclaredStateError(HoldfastError):
-    """A function asked for a state that it did not declare. Fields: operator, state."""
+    """A function asked for a state that it did not declare."""
+
+    operator: str
+    state: str | None = None
+    subtask: int | None = None
+    record: str | None = None
+    frames: str | None = None
 
 
 class StateOverflowError(HoldfastError):
-    """An integer sum left the range of int64. Fields: operator, state, column."""
+    """An integer sum left the range of int64."""
+
+    operator: str
+    state: str
+    column: str | None
+    """None: a count."""
+    subtask: int | None = None
+    record: str | None = None
+    frames: str | None = None
 
 
 class SnapshotTooLargeError(HoldfastError):
-    """A `memory` backend's snapshot is too large to travel to the coordinator. Fields: operator, subtask, size, limit."""
+    """A `memory` backend's snapshot is too large to travel to the coordinator."""
+
+    operator: str
+    subtask: int
+    size: int
+    limit: int
 
 
 class InputChangedError(HoldfastError):
-    """A file that a source reads is missing or is no longer what its position refers to. Fields: operator, path, reason."""
+    """A file that a source reads is missing or is no longer what its position refers to."""
+
+    operator: str
+    path: str
+    reason: str
 
 
 class CommittableLostError(HoldfastError):
-    """A staged sink file is missing and in no commit manifest: output would be lost. Fields: sink, path, checkpoint."""
+    """A staged sink file is missing and in no commit manifest: output would be lost."""
+
+    sink: str
+    path: str
+    checkpoint: int
 
 
 class JobExistsError(HoldfastError):
-    """A job of this name is in a terminal state; say restore= or fresh=True. Fields: job_id, state."""
+    """A job of this name is in a terminal state; say restore= or fresh=True."""
+
+    job_id: str
+    state: str
 
 
 class NotFoundError(HoldfastError):
-    """No such job, checkpoint, operator or trigger. Fields name it."""
+    """No such job, checkpoint, operator or trigger."""
+
+    job: str | None = None
+    checkpoint: int | str | None = None
+    """A text: digits that may be too many for a number."""
+    vertex: str | None = None
+    trigger: str | None = None
+    slot: int | None = None
+    operator: str | None = None
+    state: str | None = None
+    sink: str | None = None
+    path: str | None = None
+    kept: Sequence[int] | None = None
 
 
 class AuthenticationError(HoldfastError):
     """The bearer token is missing or wrong."""
 
+    slot: int | None = None
+
 
 class ProtocolError(HoldfastError):
-    """A frame or message can't be decoded, has a gap, or comes out of turn. Fields: channel, expected, got."""
+    """A frame or message can't be decoded, has a gap, or comes out of turn."""
+
+    channel: int | tuple[int, ...] | None = None
+    """Its index among the inputs of a subtask, or what names it in the whole job."""
+    expected: int | None = None
+    got: int | None = None
+    message_type: str | None = None
+    slot: int | None = None
+    subtask: int | None = None
+    url: str | None = None
 
 
 class PeerLostError(HoldfastError):
-    """The connection to another worker broke: the attempt is lost. Fields: slot, reason."""
+    """The connection to another worker broke: the attempt is lost."""
+
+    slot: int
+    reason: str
 
 
 class JobFailedError(HoldfastError):
-    """The job reached FAILED. Fields: job_id, cause."""
+    """The job reached FAILED."""
+
+    job_id: str
+    cause: str | None
 
 
 class InvariantError(HoldfastError):
     """A bug in Holdfast: crash rather than continue."""
 
+    channel: int | tuple[int, ...] | None = None
+    """Its index among the inputs of a subtask, or what names it in the whole job."""
+    slot: int | None = None
+    path: str | None = None
+
 
 class CheckpointFailedError(HoldfastError):
-    """A requested checkpoint or savepoint was refused or aborted. Fields: reason (FailureReason value), checkpoint_id."""
+    """A requested checkpoint or savepoint was refused or aborted."""
+
+    job_id: str
+    reason: str
+    """Value of FailureReason."""

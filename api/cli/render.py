@@ -38,7 +38,7 @@ def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) ->
 def show_damaged_metadata(path: str, error: CorruptStateError, *, as_json: bool) -> None:
     """A snapshot whose `_metadata` can't be believed: nothing else can be checked."""
     if as_json:
-        named = {"kind": "metadata", "path": error.fields.get("path"), "operator": error.fields.get("operator"), "subtask": None}
+        named = {"kind": "metadata", "path": error.path, "operator": error.operator, "subtask": None}
         problem = {**named, "detail": error.message}
         console.show_json({"location": path, "sound": False, "files": 1, "size": 0, "problems": [problem], "unchecked": []})
         return

@@ -113,7 +113,7 @@ async def _typed_error(request: Request, error: Exception) -> Response:
 
 def _note_unreachable(request: Request, error: NotLeaderError) -> None:
     """A client that is about to be sent to a leader says whether it has been there in vain."""
-    epoch, job_id = request.headers.get(UNREACHABLE_HEADER, ""), error.fields.get("job")
+    epoch, job_id = request.headers.get(UNREACHABLE_HEADER, ""), error.job
     if job_id is not None and epoch.isdecimal() and len(epoch) <= EPOCH_DIGITS_MAX:
         request.app.state.service.leader_unreachable(job_id, int(epoch))
 

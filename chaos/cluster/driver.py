@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from holdfast.barriers.jobgraph import ClaimMode, Submission, SubmissionAccepted
 from holdfast.barriers.messages import ShutdownWorker
@@ -179,6 +179,8 @@ class DriverHost:
                 self._end(f"gave up: {error}")
             case AllEnded():
                 self._end(self.outcome or ("superseded" if self._superseded else "workers ended"))
+            case _:
+                assert_never(action)
 
     def _end(self, outcome: str) -> None:
         self._supervisor = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -149,6 +149,8 @@ class SimGateway:
                 metrics = () if bare else self._metrics(attempt)
                 beat = Heartbeat(self._identity.slot, session, attempt, metrics, self._frames_refused())
                 self._ask("heartbeat", beat, Epoch, lambda answer: on.HeartbeatAnswered(answer.epoch or self.session.epoch))
+            case _:
+                assert_never(action)
 
     # -------------------------------------------------------------------------------------------------------- requests
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 
@@ -252,8 +252,10 @@ class SimClient:
             case Fate.LATE:
                 assert trouble is not None
                 trouble.later(lambda: self._done(act))
-            case _:
+            case Fate.LOST:
                 pass
+            case _:
+                assert_never(fate)
         self._store.waits(SILENCE_MS)
         raise RequestFailure(FailureKind.UNCLEAR, "", f"no answer to {name}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from holdfast.chaos.workloads.feeds import Feed
 from holdfast.chaos.workloads.settings import draw_pace
@@ -182,6 +182,8 @@ def _evaluate_step(step: Step, taken: list[Event]) -> list[Event]:
             return _windowed(taken, size_ms)
         case UnionNode():
             return taken
+        case _:
+            assert_never(step)
 
 
 def _numbered(taken: list[Event]) -> list[Event]:

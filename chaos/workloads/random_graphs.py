@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, assert_never
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -212,6 +212,8 @@ def _operator(uid: str, node: StepNode, stream: Stream) -> Stream:
             return windowed.aggregate(n=aggregates.count(), total=aggregates.sum("value"))
         case UnionNode():
             raise AssertionError("a union is no operator")
+        case _:
+            assert_never(node.step)
 
 
 # ------------------------------------------------------------------------------------------------------------- user code

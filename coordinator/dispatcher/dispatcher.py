@@ -78,7 +78,7 @@ class JobRegistry:
             broken = self._broken.get(job_id)
             other = self._elsewhere.get(job_id)
         if other is not None and (service is None or service.epoch < other.epoch):
-            url = {"url": other.url} if other.url else {}
+            url: dict[str, Any] = {"url": other.url} if other.url else {}
             message = f"job {job_id} is led by epoch {other.epoch}, at {other.url or 'an address that is not on record'}"
             raise NotLeaderError(message, job=job_id, epoch=other.epoch, **url)
         if service is not None:

@@ -379,4 +379,4 @@ def _explained(error: CorruptStateError, restore: RestorePoint | None) -> Corrup
         f"{error.message}. The job was started from {restore.folder} and has no completed checkpoint of its own yet: until then "
         "it needs that snapshot, which it neither changes nor deletes (claim_mode=NO_CLAIM). Put it back, or start from another one"
     )
-    return type(error)(message, **error.fields)
+    return type(error).of(message, error.fields)

@@ -166,7 +166,7 @@ def _load_base(job: RecordedJob, base: RestorePoint) -> Flow[SnapshotMetadata]:
     try:
         return (yield from load_snapshot(base.folder))
     except CorruptStateError as error:
-        if error.fields.get("reason") != "missing" or not (base.explicit or base.kind.is_savepoint):
+        if error.reason != "missing" or not (base.explicit or base.kind.is_savepoint):
             raise
         raise deleted_error(job, base) from error
 
@@ -231,7 +231,7 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
     """Of a snapshot that is not where its user says: nothing is damaged. This job may have claimed it, and deleted it when it was
     subsumed."""
     restore = submission.restore or ""
-    if error.fields.get("reason") != "missing" or not is_path(restore):
+    if error.reason != "missing" or not is_path(restore):
         return error
     folder = folder_of_snapshot(restore)
     if folder in [release.folder for release in derive_releases(job)]:
@@ -243,7 +243,7 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
         )
     names = yield ListFolder(folder)
     inside = [f"{folder}/{name.rstrip('/')}" for name in names if name.startswith(SNAPSHOT_PREFIXES)]
-    if metadata_path(folder) != error.fields.get("path"):
+    if metadata_path(folder) != error.path:
         reason = f"the savepoint that it points to is gone: {error.message}"
     elif inside:
         more = f", and {len(inside) - 1} more" if len(inside) > 1 else ""

@@ -142,7 +142,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
     def error(self) -> HoldfastError:
         kind: type[HoldfastError] = getattr(errors, self.kind, RestoreError)
-        return kind(self.message, **self.fields)
+        return kind.of(self.message, self.fields)
 
 
 _GRAVEST = (

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import Partitioning
-from holdfast.operators.base import Operator, Sink
+from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
 from holdfast.operators.functions.process import (
@@ -41,6 +41,10 @@ class StreamEnvironment(Protocol):
 
     @property
     def graph(self) -> StreamGraph: ...
+
+    def build(self) -> JobPlan: ...
+
+    def explain(self) -> str: ...
 
 
 class Stage:

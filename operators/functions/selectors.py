@@ -47,7 +47,7 @@ class ColumnKeySelector:
                     record = batch.rows()[pc.index(array.is_null(), pa.scalar(True)).as_py()]
                     hint = f".filter(lambda row: row[{name!r}] is not None)"
                     raise _null_key(f"the key column {name!r}", record, hint, operator, subtask) from error
-            error.fields["subtask"] = subtask
+            error.subtask = subtask
             raise
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class FunctionKeySelector:
                 if value is None or (isinstance(value, tuple) and None in value):
                     what = f"the key that {function_name(self.function)} ({place_of_function(self.function)}) returned"
                     raise _null_key(what, row, ".filter(...)", operator, subtask) from error
-            error.fields["subtask"] = subtask
+            error.subtask = subtask
             raise
 
     def __repr__(self) -> str:

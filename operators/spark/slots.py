@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from holdfast.barriers.launches import launch_token
 from holdfast.operators.spark.interrupts import collect, mark_worker
@@ -237,6 +237,8 @@ class SlotRunner:
             case AllEnded(abandoned):
                 self.abandoned = abandoned
                 self.ended.set()
+            case _:
+                assert_never(action)
 
     def _cancel(self, slot: int, spawn: int, process: SeenWorker | None) -> None:
         """The task first, else Spark would run it again when its process dies. Spark kills the process too, up to 5 s later."""

@@ -227,7 +227,7 @@ def told_error(
     message = error.message if error.message.startswith("operator ") else f"{_where(operator, subtask)}: {error.message}"
     message += f"; in {_called(function, place_of_error(error, function))}{_on(record, key)}"
     fields = {**error.fields, "operator": operator, "subtask": subtask, "record": shown(record), "frames": _told(error)}
-    return type(error)(message, **fields)
+    return type(error).of(message, fields)
 
 
 def user_error(

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 import urllib3
@@ -100,11 +100,21 @@ LINE_BYTES_MAX = 256 * 1024 * 1024
 
 
 class RefusedError(HoldfastError):
-    """404 or 409. Fields: fenced, named (those of the coordinator's error)."""
+    """404 or 409."""
+
+    fenced: bool
+    """409."""
+    named: dict[str, Any]
+    """Fields of the coordinator's error."""
 
 
 class RejectedError(HoldfastError):
-    """Asking again won't help. Fields: error, what a worker is to leave with; content: it is for what the request says."""
+    """Asking again won't help."""
+
+    error: HoldfastError
+    """What a worker is to leave with."""
+    content: bool
+    """It is for what the request says."""
 
 
 class UnreachableError(HoldfastError):
@@ -240,7 +250,7 @@ def check_answer(status: int, headers: Mapping[str, str], data: bytes) -> None:
     if status in REJECTED_STATUS:
         raise RejectedError(message, error=_typed(kind, status, message), content=status in CONTENT_STATUS)
     if kind == NotLeaderError.__name__:
-        raise NotLeaderError(message, **decode_fields(headers.get(FIELDS_HEADER)))
+        raise NotLeaderError.of(message, decode_fields(headers.get(FIELDS_HEADER)))
     raise StorageUnavailableError(f"{status} {kind or ''}: {message}")
 
 
@@ -409,6 +419,8 @@ class Gateway:
             case PostHeartbeat(session=session, attempt=attempt, bare=bare):
                 beat = Heartbeat(slot, session, attempt, () if bare else self._metrics(attempt), self._frames_refused())
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
+            case _:
+                assert_never(action)
 
     def _post(self, path: str, message: Any, kind: type[T]) -> T:
         answer = self._http.post(path, message, kind)

@@ -35,7 +35,7 @@ def next_target(target: Target, error: HoldfastError | None, address: Callable[[
     Epochs only rise along the leaders that are followed, so that no two coordinators can send a client to and fro. A result with
     an epoch above the target's may be asked at once; any other one after a pause. `address` is called when it is needed."""
     if isinstance(error, NotLeaderError):
-        url, epoch = error.fields.get("url"), error.fields.get("epoch")
+        url, epoch = error.url, error.epoch
         if isinstance(url, str) and isinstance(epoch, int) and _may_follow(target, url.rstrip("/"), epoch):
             return Target(url.rstrip("/"), epoch, target.unreachable_epoch, target.followed + 1)
     if error is None or isinstance(error, NotLeaderError):

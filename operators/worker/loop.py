@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import assert_never
 
 from holdfast.barriers.admission import AttemptPeers, Peer
 from holdfast.barriers.frames import Frame
@@ -203,6 +204,8 @@ class Worker:
             case NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
                 for each in self._of_attempt(command.attempt):
                     each.subtask.mailbox.put(command)
+            case _:
+                assert_never(command)
 
     def _of_attempt(self, attempt: int) -> tuple[DeployedSubtask, ...]:
         if self._attempt is None or self._attempt.deployment.attempt != attempt:

@@ -154,7 +154,7 @@ class Accumulator:
         self.columns: list[Column] = [np.full(capacity, part.initial, part.dtype) for part in self.parts]
         self.seen: npt.NDArray[np.bool_] | None = None
         self._bound = 0  # no sum's magnitude is above this
-        self._where = where
+        self._where: dict[str, Any] = {**where}
 
     def resize(self, capacity: int) -> None:
         """New, larger columns; the old arrays stay as they are for whoever holds them."""

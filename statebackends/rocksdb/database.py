@@ -2,7 +2,7 @@
 
 It knows nothing of generations, types or snapshots' files. Calls that hold the interpreter lock (WriteBatch,
 create_checkpoint, ingest_external_file) are kept to pieces of a few milliseconds. Everything that rocksdict raises is told
-here as an error of ours: plain Exception for what the disk refuses (see storage/system_failures.py), and panics, which are
+here as an error of ours: plain Exception for what the disk refuses (see storage/failures.py), and panics, which are
 none that anybody else catches.
 
 A database whose background work the disk refused once is not written any more, whether RocksDB finds its way back or not:
@@ -154,7 +154,7 @@ class RocksStore:
     def check(self) -> None:
         """Raises StorageUnavailableError, by its name, if the disk has refused the database something."""
         if self._refusal is not None:
-            raise type(self._refusal)(self._refusal.message, **self._refusal.fields)
+            raise type(self._refusal).of(self._refusal.message, self._refusal.fields)
 
     def state_id(self, name: str) -> int:
         """Id of a state, 0..65535, given at the first call and kept for the life of the database and its copies."""

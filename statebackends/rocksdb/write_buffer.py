@@ -74,7 +74,7 @@ class ImmutableBuffer:
             try:
                 yield from table.pieces(layer, self._groups_of, sorted_rows)
             except StateValueError as error:
-                error.fields["state"] = table.codec.name
+                error.state = table.codec.name
                 raise
 
 

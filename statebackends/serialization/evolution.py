@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from typing import assert_never
 
 import msgspec
 
@@ -99,6 +100,8 @@ class SchemaChange(msgspec.Struct, frozen=True):
                 return f"{what} ({self.stored}) may be null now"
             case ChangeKind.WIDENED | ChangeKind.RETYPED:
                 return f"{what} is {self.kind} from {self.stored} to {self.declared}"
+            case _:
+                assert_never(self.kind)
 
 
 def worst_verdict(changes: Iterable[SchemaChange]) -> Compatibility:

@@ -131,7 +131,7 @@ def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateE
 def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:
     """The same error, saying whose file could not be read."""
     fields = {**error.fields, "operator": operator, "subtask": subtask}
-    return type(error)(f"operator {operator!r} subtask {subtask}: {error.message}", **fields)
+    return type(error).of(f"operator {operator!r} subtask {subtask}: {error.message}", fields)
 
 
 def outside_detail(handle: SegmentHandle) -> str:

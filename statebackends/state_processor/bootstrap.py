@@ -59,7 +59,7 @@ class WrittenRange(msgspec.Struct, frozen=True):
         """Raises the error that the task met."""
         if self.error:
             kind: type[HoldfastError] = getattr(errors, self.error, HoldfastError)
-            raise kind(self.message, **msgspec.json.decode(self.fields))
+            raise kind.of(self.message, msgspec.json.decode(self.fields))
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class StateLayout:
         return {"operator": self.operator, "state": self.meta.name}
 
     def _refuse(self, kind: type[HoldfastError], row: int, reason: str) -> NoReturn:
-        raise kind(f"{self._who}, row {row}: {reason}", **self._named, row=row)
+        raise kind.of(f"{self._who}, row {row}: {reason}", {**self._named, "row": row})
 
 
 def _combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:

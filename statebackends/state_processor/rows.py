@@ -158,7 +158,7 @@ def _told(state: StoredState, part: StatePart, path: str) -> Iterator[None]:
     try:
         yield
     except CorruptStateError as error:
-        if error.fields.get("operator") is not None:
+        if error.operator is not None:
             raise  # of another part, or of storage: it names it already
         raise _not_a_table(state, part, path, error) from error
     except _TABLE_ERRORS as error:

@@ -83,7 +83,7 @@ def unavailable(error: BaseException, doing: str, **fields: object) -> StorageUn
     code = errno_of(error)
     if code is not None:
         fields["errno"] = code
-    return kind_of(code)(f"{doing}: {reason}", **fields)
+    return kind_of(code).of(f"{doing}: {reason}", fields)
 
 
 def refusal(error: BaseException, doing: str, **fields: object) -> StorageUnavailableError | None:

@@ -180,7 +180,7 @@ def failure_of_entry(code: str, message: str) -> RequestFailure:
 
 def error_of(failure: RequestFailure, doing: str, bucket: str, key: str) -> HoldfastError:
     """The error that says so to people and programs. `doing`: the operation and its path."""
-    place = {"path": f"s3://{bucket}/{key}", "bucket": bucket, "key": key}
+    place: dict[str, Any] = {"path": f"s3://{bucket}/{key}", "bucket": bucket, "key": key}
     match failure.kind:
         case FailureKind.MISSING:
             return ObjectMissingError(f"s3://{bucket}/{key} does not exist", **place)

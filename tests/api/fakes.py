@@ -268,7 +268,14 @@ class FakeCoordinator:
         self.subscriptions.append(subscription)
         return subscription
 
-    acks = states = heartbeat = register  # type: ignore[assignment]
+    def acks(self, job_id: str, batch: AckBatch) -> AckAnswers:
+        raise AssertionError("the REST service acknowledges through a future")
+
+    def states(self, job_id: str, batch: StatusBatch) -> None:
+        raise AssertionError("the REST service tells of states through a future")
+
+    def heartbeat(self, job_id: str, message: Heartbeat) -> int:
+        raise AssertionError("the REST service beats through a future")
 
     def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]:
         return self._later(AckAnswers(1, (AckStatus.SUCCESS,) * len(batch.items)), "acks", job_id, batch)

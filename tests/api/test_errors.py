@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from holdfast.api.client import RestClient
 from holdfast.api.errors import BodyTooLargeError, ConnectionLostError, RemoteError, decode_error, encode_error, status_of
 from holdfast.statebackends import errors as kinds
-from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, NotLeaderError
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    HoldfastError,
+    InvalidConfigError,
+    JobExistsError,
+    NotFoundError,
+    NotLeaderError,
+    SnapshotClaimedError,
+)
 from tests.api.fakes import JOB, FakeCoordinator, Served
 from tests.examples import examples
 
@@ -24,7 +32,7 @@ ALL_KINDS = sorted(
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_each_kind_survives_the_wire(kind: type[HoldfastError]) -> None:
-    error = kind("it broke: ü", path="a/ü", count=3, nested={"a": [1, None]})
+    error = kind.of("it broke: ü", {"path": "a/ü", "count": 3, "nested": {"a": [1, None]}})
     wire = encode_error(error)
     back = decode_error(wire.status, wire.body, wire.headers)
     assert type(back) is kind
@@ -62,13 +70,39 @@ def test_status(name: str, status: int) -> None:
 
 
 def test_own_kinds_survive_too() -> None:
-    for error in (BodyTooLargeError("x", size_max=1), NotLeaderError("x"), ConnectionLostError("x"), RemoteError("x")):
+    for error in (BodyTooLargeError("x", size_max=1), NotLeaderError("x"), ConnectionLostError("x"), RemoteError("x", status=500)):
         wire = encode_error(error)
         assert type(decode_error(wire.status, wire.body, wire.headers)) is type(error)
 
 
+def test_a_declared_field_is_an_attribute_and_only_what_was_given_travels() -> None:
+    error = CorruptStateError("x", path="a/b", reason="missing")
+    assert (error.path, error.reason, error.operator) == ("a/b", "missing", None)
+    assert error.fields == {"path": "a/b", "reason": "missing"}
+    error.operator = "op"
+    assert error.fields == {"path": "a/b", "reason": "missing", "operator": "op"}
+    assert pickle.loads(pickle.dumps(error)).operator == "op"
+
+
+def test_a_field_that_only_a_newer_coordinator_knows_stays_one_of_the_fields() -> None:
+    wire = encode_error(JobExistsError.of("x", {"state": "FAILED", "since": 5}))
+    back = decode_error(wire.status, wire.body, wire.headers)
+    assert isinstance(back, JobExistsError)
+    assert (back.fields, back.state) == ({"state": "FAILED", "since": 5}, "FAILED")
+    assert not hasattr(back, "since")
+
+
+def test_a_required_field_that_the_wire_left_out_says_so() -> None:
+    error = encode_error(SnapshotClaimedError("x", path="p" * 10_000, owner="job"))
+    back = decode_error(error.status, error.body, error.headers)
+    assert isinstance(back, SnapshotClaimedError)
+    assert back.owner == "job"
+    with pytest.raises(AttributeError, match="came without its field 'path'"):
+        _ = back.path
+
+
 def test_large_fields_are_left_out_before_small_ones() -> None:
-    wire = encode_error(InvalidConfigError("x", big="b" * 10_000, small="s"))
+    wire = encode_error(InvalidConfigError.of("x", {"big": "b" * 10_000, "small": "s"}))
     assert decode_error(400, wire.body, wire.headers).fields == {"small": "s"}
 
 
@@ -76,13 +110,13 @@ def test_large_fields_are_left_out_before_small_ones() -> None:
 @given(
     message=st.text(max_size=200),
     fields=st.dictionaries(
-        st.text(min_size=1, max_size=20).filter(lambda name: name not in {"message", "self"}),
+        st.text(min_size=1, max_size=20) | st.sampled_from(["message", "self", "args", "fields", "with_traceback", "__class__"]),
         st.none() | st.integers() | st.text(max_size=50) | st.lists(st.text(max_size=5), max_size=3),
         max_size=5,
     ),
 )
 def test_any_message_and_fields_travel(message: str, fields: dict[str, Any]) -> None:
-    wire = encode_error(NotFoundError(message or "x", **fields))
+    wire = encode_error(NotFoundError.of(message or "x", fields))
     assert all(value.isascii() and "\n" not in value and "\r" not in value for value in wire.headers.values())
     back = decode_error(wire.status, wire.body, wire.headers)
     assert (back.message, back.fields) == (message or "x", fields)

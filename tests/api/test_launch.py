@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.api import launch
 from holdfast.api.client import RestClient
 from holdfast.api.launch import Connector, Exposure
 from holdfast.api.server import main
@@ -23,7 +23,7 @@ def embedded_fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeCoordinator]:
     made: list[FakeCoordinator] = []
 
     class Embedded(main.EmbeddedCoordinator):
-        def __init__(self, settings: launch.Any) -> None:
+        def __init__(self, settings: Any) -> None:
             made.append(FakeCoordinator())
             super().__init__(settings, open_service=lambda _settings, _url: made[-1])
 

@@ -237,7 +237,7 @@ def test_refused_requests_are_told_with_their_status(
     client.close()
 
 
-@pytest.mark.parametrize("error", [RecoveringError("not yet"), NotLeaderError("not here"), BusyError("not now")])
+@pytest.mark.parametrize("error", [RecoveringError("not yet"), NotLeaderError("not here"), BusyError("not now", size=1)])
 def test_who_is_to_ask_again_writes_no_log(
     served: Served, coordinator: FakeCoordinator, caplog: pytest.LogCaptureFixture, error: HoldfastError
 ) -> None:

@@ -171,7 +171,7 @@ def test_what_no_entry_can_be_is_refused_and_nothing_is_left(
     before = files_below(tmp_path)
     with pytest.raises(kind, match=match) as caught:
         source.edit(tmp_path / "edited", {(UID, "positions"): frame})
-    assert (caught.value.operator, caught.value.state) == (UID, "positions")
+    assert (caught.value.fields["operator"], caught.value.fields["state"]) == (UID, "positions")
     assert files_below(tmp_path) == before
 
 

@@ -85,7 +85,7 @@ class World:
         for name in ("slow", "quick"):
             accepted = first.submit(Submission(make_graph(name, 1)))
             self.jobs.append(accepted.job_id)
-            registered = first.register(self.worker(accepted.job_id, attempt=0))
+            registered = first.register_async(self.worker(accepted.job_id, attempt=0)).result(60)
             wait_until(lambda job=accepted.job_id: first.job(job).attempt == 1, lambda: None)  # type: ignore[misc]
             wait_until(lambda job=accepted.job_id: first.job(job).overview.state == "RUNNING", lambda: None)  # type: ignore[misc]
             self.session = registered.session

@@ -23,7 +23,7 @@ SEEN = hf.ListStateDescriptor("s", int)
 
 
 def bootstrap(folder: Path, descriptor: StateDescriptor, frame: Any, **names: str) -> hf.Snapshot:
-    return hf.Savepoint.create(max_parallelism=8).with_state("op", descriptor, frame, **names).write(folder)  # type: ignore[arg-type]
+    return hf.Savepoint.create(max_parallelism=8).with_state("op", descriptor, frame, **names).write(folder)
 
 
 REFUSED: dict[str, tuple[StateDescriptor, dict[str, Any], type[HoldfastError], str]] = {

@@ -126,11 +126,11 @@ def test_client_by_state_directory(tmp_path: Path) -> None:
     token = server_settings({}, state_dir=tmp_path).token
     record = RunRecord("http://127.0.0.1:4321", 1, "here", 4321, str(tmp_path / TOKEN_FILE))
     write_run_record(tmp_path, record)
-    for environment, flags in (
-        ({"HOLDFAST_STATE_DIR": str(tmp_path)}, {}),
-        ({"HOLDFAST_URL": "http://x:1"}, {"state_dir": tmp_path}),
+    for environment, state_dir in (
+        ({"HOLDFAST_STATE_DIR": str(tmp_path)}, None),
+        ({"HOLDFAST_URL": "http://x:1"}, tmp_path),
     ):
-        settings = client_settings(environment, **flags)
+        settings = client_settings(environment, state_dir=state_dir)
         assert (settings.url, settings.token) == ("http://127.0.0.1:4321", token)
 
 

@@ -12,6 +12,7 @@ from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import ClaimRecord, SubmissionRecord, derive_job_id, encode_record
 from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import DeleteFile, ListFiles, PutIfAbsent, run_flow
 from holdfast.statebackends.storage.s3 import S3Storage
@@ -24,7 +25,7 @@ from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
 
 
 @pytest.mark.parametrize("kind", ["filesystem", "rocksdb"])
-def test_there_and_back(tmp_path: Path, bucket: str, kind: str) -> None:
+def test_there_and_back(tmp_path: Path, bucket: str, kind: BackendKind) -> None:
     source = hf.Snapshot(write(tmp_path, "job/chk-7", SOME, kind=kind, parallelism=2).location)
     there = source.copy(f"{bucket}/archive/one")
     assert there.location == f"{bucket}/archive/one"

@@ -12,6 +12,7 @@ from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
     Answerable,
+    CheckpointKind,
     Deployment,
     Heartbeat,
     NumberedCommand,
@@ -199,7 +200,7 @@ class Rig:
         return number
 
     def feed_request(self) -> None:
-        self.call(lambda ticket: job.SnapshotRequested(ticket, on.CheckpointKind.CHECKPOINT, f"t{ticket}"))
+        self.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.CHECKPOINT, f"t{ticket}"))
 
     def commands(self, slot: int, kind: type[Any]) -> list[Any]:
         return [command for command in self.sent[slot] if isinstance(command, kind)]

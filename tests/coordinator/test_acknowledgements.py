@@ -323,7 +323,8 @@ def test_whatever_is_taken_can_be_verified_and_restored(backend: str, data: st.D
 def test_what_belongs_to_no_checkpoint_deletes_no_file(backend: str, data: st.DataObject) -> None:
     """Of an attempt that is not, of an id that is not, for a vertex that is not."""
     slot, _, forged = data.draw(st.sampled_from(forgeries(backend)))
-    strays = [{"attempt": 77}, {"checkpoint_id": 99}, *([{"vertex": "f" * 32}] if forged.subtask == slot else [])]
+    strays: list[dict[str, Any]] = [{"attempt": 77}, {"checkpoint_id": 99}]
+    strays += [{"vertex": "f" * 32}] if forged.subtask == slot else []
     stray = data.draw(st.sampled_from(strays))
     given = Job(backend)
     before = dict(given.storage.files)

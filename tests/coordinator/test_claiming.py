@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -51,7 +51,7 @@ from holdfast.statebackends.handles import FileHandle, OperatorListHandle, Opera
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.port import Flow, StatFile, run_flow
+from holdfast.statebackends.storage.port import Flow, Operation, StatFile, run_flow
 from tests.coordinator.doubles import OFFSETS, submission, word_count
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.test_restore import snapshot, stored
@@ -492,7 +492,7 @@ class Below:
     def execute(self, operation: Any) -> Any:
         from holdfast.coordinator.ha.snapshots import _move
 
-        result = self._storage.execute(_move(operation, STATE))
+        result = self._storage.execute(cast(Operation, _move(operation, STATE)))
         return [path.removeprefix(f"{STATE}/") for path in result] if isinstance(result, list) else result
 
 
@@ -582,7 +582,7 @@ def test_a_claim_and_a_start_of_the_job_that_it_takes_from_never_both_succeed(se
     below = Below(storage)
     racing = {
         "claim": Steps(start_submission(JOB, asked(**TAKE), starter("c")), storage),
-        "start": Steps(start_submission(OTHER, asked(OTHER, restore="latest"), starter("o", "other directory")), below),  # type: ignore[arg-type]
+        "start": Steps(start_submission(OTHER, asked(OTHER, restore="latest"), starter("o", "other directory")), below),
     }
     outcomes: dict[str, HoldfastError | None] = {}
     while racing:
@@ -1017,7 +1017,7 @@ def test_storage_that_fails_makes_no_copy_of_a_folder(kind: type[HoldfastError])
     class Hiccup(Linked):
         def execute(self, operation: Any) -> Any:
             if isinstance(operation, StatFile) and "_probe-" in operation.path:
-                raise kind("no answer", path=operation.path)
+                raise kind.of("no answer", {"path": operation.path})
             return super().execute(operation)
 
     storage = Hiccup()
@@ -1077,7 +1077,7 @@ def test_r21_a_disposal_and_a_start_from_what_it_disposes_of_never_both_succeed(
     below = Below(storage)
     racing = {
         "dispose": Steps(dispose_snapshot(RETAINED, "user", 1), storage),
-        "start": Steps(start_submission(OTHER, asked(OTHER, restore="latest"), starter("o", "other directory")), below),  # type: ignore[arg-type]
+        "start": Steps(start_submission(OTHER, asked(OTHER, restore="latest"), starter("o", "other directory")), below),
     }
     done: set[str] = set()
     while racing:

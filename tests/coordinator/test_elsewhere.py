@@ -149,7 +149,7 @@ def test_leader_that_lost_a_write_finds_out_who_leads_once_somebody_asks(storage
     led_by(storage, SECOND, seed=2)
     for slot in range(2):
         message = replace(registration(older, submission=1), slot=slot, nonce=f"w{slot}")
-        older.call(JOB, lambda ticket, message=message: job.RegistrationReceived(ticket, message))
+        older.call(JOB, lambda ticket, message=message: job.RegistrationReceived(ticket, message))  # type: ignore[misc]
     older.settle()
     assert older.host.registry.led(JOB).suspended
     with pytest.raises(NotLeaderError, match="not led from here any more") as caught:

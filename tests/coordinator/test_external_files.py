@@ -180,6 +180,9 @@ def test_what_a_start_can_not_ask_of_is_no_answer(state: LocalStorage) -> None:
     class Failing:
         root = state.root
 
+        def at(self, location: str) -> Storage:
+            return self
+
         def execute(self, operation: Operation) -> Any:
             raise StorageUnavailableError("no answer", path="x")
 

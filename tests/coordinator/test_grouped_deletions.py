@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ def waves(flow: Flow[Any], storage: DictStorage) -> int:
 
 
 def perform(flow: Flow[Any], storage: DictStorage, error: HoldfastError | None) -> tuple[Any, int]:
-    count, resume = 0, lambda: next(flow)
+    count = 0
+    resume: Callable[[], Any] = partial(next, flow)
     while True:
         try:
             wanted = resume()
@@ -84,15 +86,15 @@ def perform(flow: Flow[Any], storage: DictStorage, error: HoldfastError | None) 
         if isinstance(wanted, InParallel):
             done = [perform(each, storage, None) for each in wanted.flows]
             count += max((each for _, each in done), default=0)
-            resume = lambda results=[result for result, _ in done]: flow.send(results)  # noqa: E731
+            resume = partial(flow.send, [result for result, _ in done])
             continue
         count += 1
         try:
             result = storage.execute(wanted)
         except HoldfastError as caught:
-            resume = lambda error=caught: flow.throw(error)  # noqa: E731
+            resume = partial(flow.throw, caught)
         else:
-            resume = lambda result=result: flow.send(result)  # noqa: E731
+            resume = partial(flow.send, result)
 
 
 def savepoint(folder: str = "sp") -> Watched:

@@ -35,7 +35,7 @@ class Noting(Rig):
             self.notes += self.master.notes
             return actions
 
-        self.master.handle = handle  # type: ignore[method-assign]
+        self.master.handle = handle  # type: ignore[method-assign,assignment]
         try:
             super().feed(event)
         finally:

@@ -20,6 +20,7 @@ SAVEPOINT, STOP, FINAL = CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT
 def test_f01_trigger_takes_an_id_and_tells_everybody_the_same_time() -> None:
     bench = Bench()
     claim, triggers = bench.trigger()
+    assert isinstance(triggers, on.SendTriggers)
     assert claim == on.WriteClaim(1, triggers.request, f"{JOB}/chk-1", 1)
     assert triggers == on.SendTriggers(1, 1, triggers.request, f"{JOB}/chk-1", 1_000_000)
     assert bench.machine.next_checkpoint_id == 2
@@ -236,8 +237,9 @@ def test_f15_request_is_refused_while_a_task_does_not_run_and_takes_no_id() -> N
     bench = Bench(running=False)
     bench.run_tasks(A)
     actions = bench.request()
-    assert [type(action) for action in actions] == [on.CompleteRequest]
-    assert actions[0].failure is FailureReason.NOT_ALL_TASKS_RUNNING
+    (refused,) = actions
+    assert isinstance(refused, on.CompleteRequest)
+    assert refused.failure is FailureReason.NOT_ALL_TASKS_RUNNING
     assert bench.machine.next_checkpoint_id == 1
 
 

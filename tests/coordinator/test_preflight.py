@@ -330,7 +330,7 @@ def test_every_damaged_file_is_named_and_not_the_first_alone(place: Place) -> No
     ]
     with pytest.raises(CorruptStateError, match=r"count-0: the file is missing; .*count-1: the checksum") as caught:
         report.check()
-    assert (caught.value.operator, len(caught.value.problems)) == ("count", 3)
+    assert (caught.value.operator, len(caught.value.problems or ())) == ("count", 3)
 
 
 @pytest.mark.parametrize("path", ["../savepoint-2/count-0", "a/../../x", "/etc/passwd", "../../state/_holdfast", ".."])
@@ -402,8 +402,9 @@ def test_a_refusal_of_a_kind_that_is_not_known_is_still_a_refusal() -> None:
     error = Refusal("KindOfANewerVersion", "no", {"a": 1}).error()
     assert type(error) is RestoreError
     assert isinstance(error, HoldfastError)
-    assert Refusal.of(IncompatibleStateError("x", operator="u")).error().operator == "u"
-    assert isinstance(Refusal.of(MaxParallelismError("x")).error(), MaxParallelismError)
+    told = IncompatibleStateError("x", operator="u", state="s", stored="int", declared="str")
+    assert Refusal.of(told).error().fields == told.fields
+    assert isinstance(Refusal.of(MaxParallelismError("x", operator="u", stored=8, requested=4)).error(), MaxParallelismError)
 
 
 def test_a_preflight_writes_nothing(place: Place) -> None:

@@ -97,6 +97,7 @@ def test_killed_worker_fails_the_job_over_from_the_newest_checkpoint(open_servic
         assert worker.deployment is not None
         assert worker.deployment.restored_checkpoint_id >= 2
         assert worker.deployment.addresses == {0: "tcp://localhost:7000", 1: "tcp://localhost:7001"}
+    assert worker.deployment is not None
     restored = worker.deployment.restored_checkpoint_id
     crew.until(lambda: min(crew.workers[0].completed[-1:]) > restored, what="a checkpoint of attempt 2")
     view = service.job(crew.job_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.coordinator.ha.recorded_job import derive_shared_garbage
@@ -15,7 +17,7 @@ from tests.coordinator.world import JOB, Steps
 SEEDS = range(40)
 
 
-def world_of(seed: int, **settings: object) -> SharedWorld:
+def world_of(seed: int, **settings: Any) -> SharedWorld:
     return SharedWorld(seed, retained_checkpoints=1 + seed % 3, max_concurrent_checkpoints=1 + seed % 2, **settings)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.coordinator.views import WorkerView
@@ -9,7 +11,7 @@ from holdfast.statebackends.errors import FencedError
 from tests.coordinator.rig import Rig
 
 
-def running(**settings: int) -> Rig:
+def running(**settings: Any) -> Rig:
     rig = Rig(heartbeat_interval_ms=500, heartbeat_timeout_ms=3_000, **settings)
     for slot in (0, 1):
         rig.register(slot, spawn=1, fingerprint=f"f{slot}")

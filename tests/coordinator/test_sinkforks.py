@@ -388,8 +388,9 @@ def test_all_reasons_are_told_and_the_gravest_is_raised() -> None:
     assert [refusal.kind for refusal in report.refusals] == ["CorruptStateError", "UnclaimedStateError", "OutputMayRepeatError"]
     with pytest.raises(CorruptStateError, match=r"2 more reasons: \(2\) .*uid.* \[UnclaimedStateError\]; \(3\) ") as caught:
         report.check()
-    assert len(caught.value.others) == 2
-    mixed = [Refusal.of(error) for error in (OutputMayRepeatError("r"), UnclaimedStateError("u"), CorruptStateError("c"))]
+    assert len(caught.value.others or ()) == 2
+    repeats, unclaimed = OutputMayRepeatError("r", restored=1, committed=2), UnclaimedStateError("u", operators={"a": 1})
+    mixed = [Refusal.of(error) for error in (repeats, unclaimed, CorruptStateError("c"))]
     unknown = Refusal("KindOfANewerVersion", "no", {})
     assert [refusal.message for refusal in gravest_first([*mixed, unknown])] == ["c", "no", "u", "r"]
 

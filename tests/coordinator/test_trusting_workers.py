@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -139,8 +140,9 @@ def test_what_a_registration_reports_is_not_kept() -> None:
 @pytest.mark.parametrize("text", ["x" * 5_000, "a\0b", "ä"])
 def test_names_of_a_process_are_names(name: str, text: str) -> None:
     rig = Rig()
+    given: dict[str, Any] = {name: text}
     with pytest.raises(ProtocolError, match=f"the {name} of a worker"):
-        rig.register(0, **{name: text})
+        rig.register(0, **given)
 
 
 @pytest.mark.parametrize("path", ["", "/data/größe/hf-1/d", "/データ/日本　語/d", "/" + "x" * 106])
@@ -220,7 +222,7 @@ def test_only_who_was_launched_may_register() -> None:
         {**launched(0, 1), "launch_token": "x" * 64},
     ):
         with pytest.raises(AuthenticationError, match="slot 0: the process is not the worker"):
-            rig.register(0, **fields)  # type: ignore[arg-type]
+            rig.register(0, **fields)
     rig.register(0, **launched(0, 1))  # type: ignore[arg-type]
 
 
@@ -318,7 +320,7 @@ def test_a_launch_key_has_a_limit() -> None:
 
 def test_the_key_never_leaves_the_driver() -> None:
     template = WorkerTemplate(JOB, 1, "http://x", None, "/s", b"", 1_000)
-    started = RddBackend(None, template, "words", launch_key=KEY)._launched(1, 3)  # type: ignore[arg-type]
+    started = RddBackend(None, template, "words", launch_key=KEY)._launched(1, 3)
     assert is_launched(KEY, started.launch_token, job_id=JOB, submission=1, slot=1, spawn=3)
     assert (started.spawn, KEY.encode() in pickle.dumps(started)) == (3, False)
 

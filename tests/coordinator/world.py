@@ -32,10 +32,11 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
-from holdfast.coordinator.ha.recorded_job import Completed, SavepointRecord, decode_decision
-from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
+from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
@@ -150,7 +151,7 @@ class DictStorage:
 class Steps:
     """A flow that is driven one operation at a time."""
 
-    def __init__(self, flow: Any, storage: DictStorage) -> None:
+    def __init__(self, flow: Any, storage: Any) -> None:
         self._flow = one_by_one(flow)
         self._storage = storage
         self.done = False
@@ -295,7 +296,7 @@ class World:
 
     def pass_time(self, leader: Leader, by_ms: int) -> None:
         self.now += by_ms
-        self.feed(leader, job.on.DeadlineReached())
+        self.feed(leader, on.DeadlineReached())
 
     def register(self, leader: Leader, worker: Worker) -> None:
         """A worker turns to a leader; it never goes back to a lower epoch."""

@@ -148,7 +148,7 @@ def test_duckdb_alone_reads_the_savepoint() -> None:
 def test_pandas_alone_reads_the_savepoint() -> None:
     found = alone([PANDAS], folder_of("v1-savepoint"))
     windows = [[*row[:3], None if row[3] is None else int(row[3]), row[4]] for row in found.pop("windows")]
-    missing = {"nan": None, "inf": float("inf")}  # pandas has one for NaN and null
+    missing: dict[Any, Any] = {"nan": None, "inf": float("inf")}  # pandas has one for NaN and null
     wanted = [[*row[:4], missing.get(row[5], row[5])] for row in WINDOWS]
     assert sorted(windows, key=repr) == sorted(wanted, key=repr)
     assert found == {name: sorted(WITH_SQL[name], key=repr) for name in found}

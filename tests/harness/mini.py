@@ -73,7 +73,7 @@ class _Task:
     flow: Flow[Any] | None = None
     storage: Storage | None = None
     token: CancelToken | None = None
-    operation: Operation | None = None
+    operation: Any = None
 
 
 class StepPool:

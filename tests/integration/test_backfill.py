@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import JobExistsError, UnclaimedStateError
+from holdfast.statebackends.factory import BackendKind
 from tests.integration.test_two_processes import (
     KEYS,
     SCHEMA,
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.slow
 BACKFILL, LIVE = 130, 260
 
 
-def plan_of(source_uid: str, rows: int, output: Path, backend: str, *, retain: bool = True) -> JobPlan:
+def plan_of(source_uid: str, rows: int, output: Path, backend: BackendKind, *, retain: bool = True) -> JobPlan:
     env = Environment("spend", parallelism=2, checkpoint_interval_ms=150, state_backend=backend, retain_on_finish=retain)
     source = GeneratorSource(make_batch, rows, SCHEMA, rows_per_second=rows / 0.5)
     counts = env.from_source(source).uid(source_uid).key_by("key").process(PaddedCountPerKey()).uid("count")
@@ -41,7 +43,7 @@ def plan_of(source_uid: str, rows: int, output: Path, backend: str, *, retain: b
     return env.build()
 
 
-def run(cluster: Cluster, plan: JobPlan, **options: object) -> str:
+def run(cluster: Cluster, plan: JobPlan, **options: Any) -> str:
     job = cluster.submit(plan, **options).job_id
     cluster.wait_finished(job)
     assert cluster.slots is not None
@@ -51,7 +53,7 @@ def run(cluster: Cluster, plan: JobPlan, **options: object) -> str:
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
-def test_a_live_run_goes_on_from_the_final_checkpoint_of_a_backfill(cluster: Cluster, tmp_path: Path, backend: str) -> None:
+def test_a_live_run_goes_on_from_the_final_checkpoint_of_a_backfill(cluster: Cluster, tmp_path: Path, backend: BackendKind) -> None:
     out = tmp_path / "out"
     job = run(cluster, plan_of("backfill", BACKFILL, out, backend))
     assert committed(out) == expected(BACKFILL)

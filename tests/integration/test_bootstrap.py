@@ -10,6 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.statebackends.errors import MaxParallelismError, UnclaimedStateError
+from holdfast.statebackends.factory import BackendKind
 from tests.integration.test_two_processes import (
     KEYS,
     Cluster,
@@ -39,7 +40,7 @@ def after_history(rows: int) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("backend", [pytest.param("filesystem", marks=pytest.mark.endurance), "rocksdb"])
-def test_counts_go_on_from_what_was_given(cluster: Cluster, tmp_path: Path, backend: str) -> None:
+def test_counts_go_on_from_what_was_given(cluster: Cluster, tmp_path: Path, backend: BackendKind) -> None:
     rows = 4_000
     plan = counting_plan(rows, 2.0, tmp_path / "out", backend)
     savepoint = history(plan.graph.vertices[0].max_parallelism).write(tmp_path / "history")

@@ -29,6 +29,7 @@ from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.main import WorkerSpec, pickle_plan
+from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.state import ValueStateDescriptor
 from tests.harness.slots import LocalProcessSlots
 
@@ -62,7 +63,7 @@ class PaddedCountPerKey(CountPerKey):
     """With so much state that it is stored in files, not within messages."""
 
     pad = ValueStateDescriptor("pad", bytes)
-    states = (CountPerKey.count, pad)
+    states = (CountPerKey.count, pad)  # type: ignore[assignment]
 
     def process_element(self, value: Any, ctx: Any, out: Any) -> None:
         state = ctx.state(self.pad)
@@ -71,7 +72,9 @@ class PaddedCountPerKey(CountPerKey):
         super().process_element(value, ctx, out)
 
 
-def counting_plan(rows: int, seconds: float, output: Path | str, backend: str, count: type[CountPerKey] = CountPerKey) -> JobPlan:
+def counting_plan(
+    rows: int, seconds: float, output: Path | str, backend: BackendKind, count: type[CountPerKey] = CountPerKey
+) -> JobPlan:
     env = Environment(
         "count",
         parallelism=2,
@@ -190,7 +193,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("memory", marks=pytest.mark.endurance), "rocksdb"])
-def test_count_is_exact_through_kill_9_of_a_worker(cluster: Cluster, tmp_path: Path, backend: str) -> None:
+def test_count_is_exact_through_kill_9_of_a_worker(cluster: Cluster, tmp_path: Path, backend: BackendKind) -> None:
     rows = 6_000
     job = cluster.submit(counting_plan(rows, 3.0, tmp_path / "out", backend)).job_id
     eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
@@ -300,7 +303,7 @@ def test_workers_that_are_killed_again_and_again_leave_no_more_than_one_folder(c
     eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")
     for _ in range(kills):
         victim = cluster.kill_worker(0)
-        eventually(lambda victim=victim: cluster.slots.pid(0) not in (None, victim), "the successor")  # type: ignore[misc, union-attr]
+        eventually(lambda victim=victim: cluster.slots.pid(0) not in (None, victim), "the successor")  # type: ignore[misc]
         before = cluster.completed(job)
         eventually(lambda before=before: cluster.completed(job) > before, "a checkpoint of the next attempt")  # type: ignore[misc]
         folders = [path.name for path in cluster.local.iterdir() if path.name != "recovery"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.base import OperatorCounters
-from holdfast.statebackends.backend import OperatorListState
+from holdfast.operators.base import OperatorCounters, TimerService
+from holdfast.statebackends.backend import KeyedStateBackend, OperatorListState
 from holdfast.statebackends.errors import ObjectMissingError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.directory import storage_from_url
@@ -98,6 +98,9 @@ class Collected:
     def collect(self, batch: Batch) -> None:
         self.batches.append(batch)
 
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        raise AssertionError("what is tested here has no watermarks of its own")
+
 
 @dataclass
 class ManualContext:
@@ -105,6 +108,8 @@ class ManualContext:
 
     storage: Any = field(default_factory=DictStorage)
     job_id: str = "job-a"
+    job_name: str = "a"
+    skipped_rows_max: int | None = None
     uid: str = "op"
     name: str = "op"
     subtask: int = 0
@@ -115,10 +120,18 @@ class ManualContext:
     restored_checkpoint_id: int = 0
     time_ms: int = 0
     counters: OperatorCounters = field(default_factory=OperatorCounters)
-    operator_state: OperatorLists = field(default_factory=OperatorLists)
+    operator_state: Any = field(default_factory=OperatorLists)
     failures: list[BaseException] = field(default_factory=list)
     tasks: list[Callable[[], None]] = field(default_factory=list)
-    properties: dict[str, Any] = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def keyed_state(self) -> KeyedStateBackend:
+        raise AssertionError("what is tested here has no keyed state")
+
+    @property
+    def timers(self) -> TimerService:
+        raise AssertionError("what is tested here has no timers")
 
     def now_ms(self) -> int:
         return self.time_ms

@@ -38,7 +38,7 @@ def test_execute_passes_plan_and_options_on() -> None:
     launcher = Recorder()
     env = Environment("job", coordinator="http://host:1", token="t", state_dir="/state", launcher=launcher)
     env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
-    assert env.execute(restore="latest", allow_non_restored_state=True, progress=False) == "handle"  # type: ignore[comparison-overlap]
+    assert env.execute(restore="latest", allow_non_restored_state=True, progress=False) == "handle"
     plan, options = launcher.launched[0]
     assert plan.graph.name == "job"
     assert options == LaunchOptions(
@@ -105,7 +105,7 @@ def test_a_restart_strategy_is_given_by_its_name(given: Any) -> None:
     env = Environment("job", config=given) if isinstance(given, JobConfig) else Environment("job", restart=given)
     assert env.config.restart == RestartStrategy("none")
     assert Environment("job").config.restart == RestartStrategy("exponential_delay", delay_ms=1_000, delay_max_ms=60_000)
-    assert Environment("job", restart="fixed-delay").config.restart == RestartStrategy("fixed_delay")
+    assert Environment("job", restart="fixed-delay").config.restart == RestartStrategy("fixed_delay")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("restore", [5, b"/x", "", "/a\0b", Path("/a\0b")])
@@ -119,7 +119,7 @@ def test_what_names_no_snapshot_is_refused_here(restore: Any) -> None:
 def test_a_refused_job_shows_the_users_line_and_not_ours() -> None:
     class Refuser:
         def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
-            raise JobExistsError("job 'job' has ended")
+            raise JobExistsError("job 'job' has ended", job_id="job", state="FINISHED")
 
     env = Environment("job", launcher=Refuser())
     env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")

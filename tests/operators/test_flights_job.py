@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ class DelayRecords(ProcessFunction):
 
     def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
         waiting, best = ctx.state(self.waiting), ctx.state(self.best)
-        for flight in sorted(waiting.get(timestamp_ms), key=lambda flight: flight.number):
-            if best.value() is None or flight.delay > best.value():
+        for flight in sorted(waiting.get(timestamp_ms) or (), key=lambda flight: flight.number):
+            if flight.delay > best.value(-math.inf):
                 best.update(flight.delay)
                 out(flight)
         waiting.remove(timestamp_ms)

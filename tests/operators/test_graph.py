@@ -313,19 +313,19 @@ UNDECLARED_STREAM: Callable[[], Stream] = lambda: source().map(lambda row: row) 
         (lambda: source().assign_timestamps("at", timedelta(seconds=-1)), GraphError, "negative"),
         (lambda: source().assign_timestamps("at", timedelta(microseconds=1)), InvalidConfigError, "whole milliseconds"),
         (lambda: source().key_by("carrier").window(Tumbling(5)), GraphError, "assign_timestamps before key_by"),
-        (lambda: source().key_by("carrier").window(5), GraphError, "hf.Tumbling"),
+        (lambda: source().key_by("carrier").window(5), GraphError, "hf.Tumbling"),  # type: ignore[arg-type]
         (lambda: _window(source()).key_by("n").window(Tumbling(5)).aggregate(m=max("gone")), UnknownColumnError, "gone"),
         (lambda: source().key_by("carrier").aggregate(n=sum("origin")), GraphError, "integer, floating or decimal128"),
         (lambda: source().key_by("carrier").aggregate(), GraphError, "at least one aggregate"),
-        (lambda: source().key_by("carrier").aggregate(n=5), GraphError, "n=5 is not an aggregate"),
+        (lambda: source().key_by("carrier").aggregate(n=5), GraphError, "n=5 is not an aggregate"),  # type: ignore[arg-type]
         (lambda: source().key_by("carrier").aggregate(carrier=count()), GraphError, "already has a column 'carrier'"),
         (lambda: source().key_by("carrier").aggregate(n=count(), emit="all"), GraphError, "emit"),
         (lambda: source().key_by("carrier").union(source()), GraphError, "union before key_by"),
         (lambda: source().union(source()), GraphError, "one environment"),
         (lambda: source().key_by("carrier").process(ProcessFunction()), GraphError, "process_element"),
-        (lambda: source().key_by("carrier").process(Records), GraphError, "neither"),
+        (lambda: source().key_by("carrier").process(Records), GraphError, "neither"),  # type: ignore[arg-type]
         (lambda: source().key_by("carrier").process(Records(), states=(Records.best,)), GraphError, "own states"),
-        (lambda: source().map(5), GraphError, "not a function"),
+        (lambda: source().map(5), GraphError, "not a function"),  # type: ignore[arg-type]
         (lambda: source().map(to_flight, returns=5), GraphError, "returns="),
         (lambda: source().rebalance().uid("x"), GraphError, "applies to an operator"),
         (lambda: source().key_by("carrier").set_parallelism(2), GraphError, "applies to an operator"),
@@ -334,8 +334,8 @@ UNDECLARED_STREAM: Callable[[], Stream] = lambda: source().map(lambda row: row) 
         (lambda: Tumbling(5, days=1), InvalidConfigError, "once"),
         (lambda: Environment(""), InvalidConfigError, "name"),
         (lambda: environment(0), InvalidConfigError, "parallelism"),
-        (lambda: environment(1.5), InvalidConfigError, "parallelism must be a whole number"),
-        (lambda: environment("2"), InvalidConfigError, "parallelism must be a whole number"),
+        (lambda: environment(1.5), InvalidConfigError, "parallelism must be a whole number"),  # type: ignore[arg-type]
+        (lambda: environment("2"), InvalidConfigError, "parallelism must be a whole number"),  # type: ignore[arg-type]
         (lambda: environment(max_parallelism=0), InvalidConfigError, r"max parallelism must be 1\.\.32768, not 0"),
         (lambda: environment(max_parallelism=-1), InvalidConfigError, r"max parallelism must be 1\.\.32768, not -1"),
         (lambda: environment(max_parallelism=32_769), InvalidConfigError, r"max parallelism must be 1\.\.32768, not 32769"),
@@ -369,7 +369,7 @@ def test_a_state_that_is_declared_twice_names_the_operator() -> None:
     [
         (ValueStateDescriptor("", int), "the name of a state is ''"),
         (ValueStateDescriptor("\ud800", int), "must be text"),
-        (ValueStateDescriptor(5, int), "must be text"),  # type: ignore[arg-type]
+        (ValueStateDescriptor(5, int), "must be text"),  # type: ignore[call-overload]
         ("count", "'count' declares no state"),
         (ValueStateDescriptor("_event_time_timers", int), "under which its timers are stored"),
         (MapStateDescriptor("_processing_time_timers", int, int), "under which its timers are stored"),
@@ -379,7 +379,7 @@ def test_a_state_whose_name_no_snapshot_can_have_is_refused_before_anything_runs
     """No checkpoint of such a job would ever complete."""
 
     class Timed(Records):
-        states = (state,)
+        states = (state,)  # type: ignore[assignment]
 
     stream = source().key_by("carrier").process(Timed()).uid("p")
     with pytest.raises(GraphError, match=f"'p'.*{problem}"):

@@ -16,6 +16,7 @@ from holdfast.operators.spark import launcher as spark
 from holdfast.operators.spark import running_jobs as runningjobs
 from holdfast.operators.spark import settings as spark_settings
 from holdfast.operators.spark.launcher import SparkLauncher
+from holdfast.operators.spark.supervisor import SlotSupervisor
 from holdfast.statebackends.errors import OutputMayRepeatError
 
 DEADLINE_S = 10.0
@@ -75,9 +76,9 @@ class Cluster:
         patch.setattr(spark, "_submission", lambda plan, _: SimpleNamespace(graph=plan.graph, launch_key=""))
         for name in ("RddBackend", "SlotRunner"):
             patch.setattr(spark, name, lambda *_, **__: None)
-        patch.setattr(spark.SlotSupervisor, "of", lambda *_: None)
+        patch.setattr(SlotSupervisor, "of", lambda *_: None)
         connection = SimpleNamespace(client=SimpleNamespace(url="", token=None, submit=self._submit), close=lambda: None)
-        self._launcher = SparkLauncher(SimpleNamespace(sparkContext=context), lambda _: connection)  # type: ignore[arg-type]
+        self._launcher = SparkLauncher(SimpleNamespace(sparkContext=context), lambda _: connection)  # type: ignore[arg-type,return-value]
 
     def launch(self, slots: int, **wanted: Any) -> Any:
         vertex = JobVertex("a", "a", slots, 128, (OperatorDescription("a", "a", "a", "source"),))
@@ -127,9 +128,13 @@ def test_a_job_that_waits_for_slots_keeps_no_smaller_one_waiting(monkeypatch: py
 def test_a_plan_that_is_long_to_look_into_keeps_no_other_job_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, small = Cluster(monkeypatch, "local[8]", 8), threading.Event()
 
+    def start_small() -> None:
+        cluster.launch(1)
+        small.set()
+
     def digest(plan: Any) -> PlanDigest:
         if plan.graph.name == "job of 5":
-            other = threading.Thread(target=lambda: (cluster.launch(1), small.set()), daemon=True)
+            other = threading.Thread(target=start_small, daemon=True)
             other.start()
             other.join(DEADLINE_S)
         return PlanDigest(plan.graph, {})
@@ -178,7 +183,7 @@ def test_a_job_that_is_to_begin_anew_takes_the_slots_of_the_one_that_runs(monkey
 def test_a_takeover_that_is_refused_leaves_the_job_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, "local[4]", 4)
     first = cluster.launch(3)
-    cluster.refusal = OutputMayRepeatError("output may repeat")
+    cluster.refusal = OutputMayRepeatError("output may repeat", restored=1, committed=2)
     with pytest.raises(OutputMayRepeatError):
         cluster.launch(3, fresh=True)
     assert cluster.launch(3) is first

@@ -13,7 +13,7 @@ THIRD = "http://10.0.0.3:7000"
 
 
 def led_by(url: object, epoch: object) -> NotLeaderError:
-    return NotLeaderError("led elsewhere", job="j", url=url, epoch=epoch)
+    return NotLeaderError("led elsewhere", job="j", url=url, epoch=epoch)  # type: ignore[arg-type]
 
 
 def after(target: Target, error: HoldfastError | None, address: str = ADDRESS) -> Target:

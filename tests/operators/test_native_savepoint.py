@@ -31,7 +31,7 @@ def test_the_format_that_was_asked_for_is_written_into_one_folder_and_the_job_go
             cluster.step()
         coordinator.trigger(kind, cluster.clock.now_ms, native=native)
         taken = len(coordinator.completed) + 1
-        cluster.run_until(lambda taken=taken: len(coordinator.completed) == taken or coordinator.declined)  # type: ignore[misc]
+        cluster.run_until(lambda taken=taken: len(coordinator.completed) == taken or coordinator.declined)  # type: ignore[misc,arg-type]
         assert coordinator.declined == []
     savepoint = coordinator.completed[-1]
     states = [state for task in savepoint.states.values() for state in task.values()]

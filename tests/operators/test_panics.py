@@ -14,9 +14,10 @@ from holdfast.barriers.jobgraph import RocksDBConfig
 from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
 from holdfast.operators.functions.process import ProcessOperator
 from holdfast.statebackends.errors import StateBackendError
-from holdfast.statebackends.rocksdb import database as rocksdb_store
+from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.rocksdb.database import RocksStore, failure_of, is_panic
+from holdfast.statebackends.rocksdb.row_keys import GROUP_AND_STATE
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
 from tests.operators.test_worker import committed, count_job, expected
@@ -70,7 +71,7 @@ def test_which_are_panics(a_panic: BaseException) -> None:
 @pytest.mark.parametrize("method", ["get", "iter", "write", "flush", "property_int_value", "delete_range", "close"])
 def test_a_store_names_operator_and_state(tmp_path: Path, method: str, a_panic: BaseException) -> None:
     store = RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20, operator="totals")
-    row = rocksdb_store.GROUP_AND_STATE.pack(3, store.state_id("sum")) + b"rest"
+    row = GROUP_AND_STATE.pack(3, store.state_id("sum")) + b"rest"
     store.write([(row, b"1")])
     real = store._db
     store._db = database(store, **{method: raising(a_panic)})
@@ -80,7 +81,7 @@ def test_a_store_names_operator_and_state(tmp_path: Path, method: str, a_panic: 
         "write": lambda: store.write([(row, b"2")]),
         "flush": lambda: store.link_copy(str(tmp_path / "copy")),
         "property_int_value": store.size,
-        "delete_range": lambda: store.keep_only(rocksdb_store.KeyGroupRange(0, 1)),
+        "delete_range": lambda: store.keep_only(KeyGroupRange(0, 1)),
         "close": store.close,
     }
     with pytest.raises(StateBackendError, match=r"operator 'totals'.*gave up") as raised:

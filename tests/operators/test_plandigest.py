@@ -197,7 +197,7 @@ def test_what_travels_with_a_plan_is_taken_as_it_is() -> None:
     """The rows of a collection, say: their repr took many times their size."""
     env = hf.Environment("job", state_dir="/nowhere")
     table = {"content": bytes(1 << 24)}
-    env.from_source(hf.GeneratorSource(lambda indices: table, 1, None)).uid("a").sink_to(hf.Blackhole()).uid("b")  # type: ignore
+    env.from_source(hf.GeneratorSource(lambda indices: table, 1, None)).uid("a").sink_to(hf.Blackhole()).uid("b")
     plan = env.build()
     tracemalloc.start()
     try:
@@ -219,6 +219,6 @@ def test_what_can_not_be_compared_is_another_plan() -> None:
 
     env = hf.Environment("job", state_dir="/nowhere")
     secret = Secretive()
-    env.from_source(hf.GeneratorSource(lambda indices: secret, 1, None)).uid("a").sink_to(hf.Blackhole()).uid("b")  # type: ignore
+    env.from_source(hf.GeneratorSource(lambda indices: secret, 1, None)).uid("a").sink_to(hf.Blackhole()).uid("b")
     found = digest_plan(env.build())
     assert "'a'" in str(describe_difference(found, found))

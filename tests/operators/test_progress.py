@@ -142,7 +142,7 @@ class Terminal(io.StringIO):
 
 def test_where_nobody_sees_a_live_line_there_is_one_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    monkeypatch.setattr(progress_module.sys, "stderr", shown)
+    monkeypatch.setattr(progress_module.sys, "stderr", shown)  # type: ignore[attr-defined]
     now = [100.0]
     line = ProgressLine(enabled=True, clock=lambda: now[0])
     for second in range(25):
@@ -155,7 +155,7 @@ def test_where_nobody_sees_a_live_line_there_is_one_every_ten_seconds(monkeypatc
 
 def test_the_totals_take_the_place_of_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Terminal()
-    monkeypatch.setattr(progress_module.sys, "stderr", shown)
+    monkeypatch.setattr(progress_module.sys, "stderr", shown)  # type: ignore[attr-defined]
     monkeypatch.setenv("TERM", "xterm")
     line = ProgressLine(enabled=True)
     line.show("running", "RUNNING")

@@ -56,7 +56,7 @@ def find(running: RunningJobs, wanted: Execution, url: str = HERE, workers: tupl
         return {"workers": [{"slot": slot, "nonce": nonce} for slot, nonce in enumerate(workers)]}
 
     connection = SimpleNamespace(client=SimpleNamespace(url=url, workers=asked), close=lambda: closed.append(url))
-    found = running.find(wanted, lambda: connection)  # type: ignore[arg-type,return-value]
+    found = running.find(wanted, lambda: connection)
     assert closed in ([], [url]), "a connection is closed once"
     return None if found is None else found.handle
 

@@ -80,7 +80,7 @@ class Events:
 
     def happen(self, what: int, where: int) -> None:
         bench, here = self.bench, where % CHANNELS
-        both: tuple[Callable[[], None], ...] = (
+        both: tuple[Callable[[], Any], ...] = (
             lambda: setattr(bench.clock, "now_ms", bench.clock.now_ms + 1 + 7 * where),
             lambda: setattr(bench.port, "is_available", not bench.port.is_available),
             lambda: bench.pool.step() if bench.pool.waiting else None,

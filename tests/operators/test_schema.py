@@ -96,6 +96,7 @@ def test_python_types_have_exact_columns() -> None:
         "x": pa.decimal128(9, 2), "n": pa.field("ignored", pa.int32(), nullable=False),
     }  # fmt: skip
     schema = declared_type(declared, "op").schema
+    assert schema is not None
     assert [field.type for field in schema] == [
         pa.int64(), pa.float64(), pa.string(), pa.binary(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC"),
         pa.list_(pa.int64()), pa.decimal128(9, 2), pa.int32(),

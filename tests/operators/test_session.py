@@ -387,7 +387,7 @@ def test_states_that_are_not_taken_are_told_one_by_one_and_bare(running: Driver)
 @pytest.mark.parametrize("how", ["aborted", "attempt"])
 def test_answers_that_change_nothing_any_more_are_forgotten_unless_they_name_files(running: Driver, how: str) -> None:
     """The leader deletes the files of a late acknowledgement: nobody else knows of them."""
-    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (FileHandle("f", 1, 1),))
+    handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (FileHandle("f", 1, "1"),))
     files = AcknowledgeCheckpoint(1, 1, "w", 1, {"w": OperatorSubtaskState(keyed=(handle,))})
     decline = DeclineCheckpoint(1, 1, "x", 1, FailureReason.DECLINED)
     running.handle(AnswerReady(ack(9)))

@@ -40,14 +40,14 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lost_connection_is_no_end_of_the_worker() -> None:
     rdd = Rdd(Py4JError("lost"), Py4JNetworkError("refused"), [pickle.dumps(["left"])])
-    assert collect(rdd) == ["left"]  # type: ignore[arg-type]
+    assert collect(rdd) == ["left"]
     assert rdd.submitted == 1
 
 
 def test_a_spark_that_has_gone_is_not_asked_for_ever() -> None:
     rdd = Rdd(*[Py4JNetworkError("refused")] * CONNECTION_LOSSES_MAX, Py4JError("gone"), [pickle.dumps([1])])
     with pytest.raises(Py4JError, match="gone"):
-        collect(rdd)  # type: ignore[arg-type]
+        collect(rdd)
     assert rdd.submitted == 1
 
 
@@ -56,7 +56,7 @@ def test_connections_that_stood_for_a_while_are_no_losses_in_a_row(monkeypatch: 
     times = itertools.count(0.0, CONNECTION_STANDS_S)
     monkeypatch.setattr(spark_interrupt, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
     rdd = Rdd(*[Py4JNetworkError("closed")] * (2 * CONNECTION_LOSSES_MAX), [pickle.dumps(["left"])])
-    assert collect(rdd) == ["left"]  # type: ignore[arg-type]
+    assert collect(rdd) == ["left"]
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -69,12 +69,16 @@ def test_jobs_that_are_no_workers_are_cancelled_also_while_listeners_are_busy(bu
         if busy:
             raise Py4JError("java.util.concurrent.TimeoutException: The event queue is not empty")
 
-    tracker = SimpleNamespace(getActiveJobIds=lambda: [1, 2, 5], getJobIdsForTag=lambda tag: asked.append(tag) or [0, 2, 7])
+    def jobs_of_tag(tag: str) -> list[int]:
+        asked.append(tag)
+        return [0, 2, 7]
+
+    tracker = SimpleNamespace(getActiveJobIds=lambda: [1, 2, 5], getJobIdsForTag=jobs_of_tag)
     scala = SimpleNamespace(
         listenerBus=lambda: SimpleNamespace(waitUntilEmpty=wait),
         statusTracker=lambda: tracker,
         cancelJob=lambda job, reason: cancelled.append(job),
     )
-    cancel_other_jobs(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala)))  # type: ignore[arg-type]
+    cancel_other_jobs(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala)))
     assert cancelled == [1, 5]
     assert asked == ["heard", WORKER_TAG]

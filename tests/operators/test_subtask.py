@@ -286,14 +286,16 @@ def test_k13_lower_id_is_never_a_snapshot() -> None:
 
 
 def test_open_is_tail_to_head_behind_every_initialization() -> None:
-    bench = Bench([Recording("a", log := []), Recording("b", log)], 1, log=log)
+    log: list[str] = []
+    bench = Bench([Recording("a", log), Recording("b", log)], 1, log=log)
     bench.subtask.start()
     assert log == ["a initialize", "b initialize", "b open", "a open"]
     assert bench.states() == [TaskState.INITIALIZING, TaskState.RUNNING]
 
 
 def test_failure_in_open_closes_what_was_opened() -> None:
-    bench = Bench([Recording("a", log := []), Recording("b", log)], 1, log=log)
+    log: list[str] = []
+    bench = Bench([Recording("a", log), Recording("b", log)], 1, log=log)
     bench.operators[0].raises["open"] = ValueError("no")  # type: ignore[attr-defined]
     bench.subtask.start()
     assert log[-2:] == ["a close", "b close"]
@@ -302,7 +304,7 @@ def test_failure_in_open_closes_what_was_opened() -> None:
 
 def test_exception_of_user_code_fails_the_subtask_with_its_text() -> None:
     bench = recordings(1)
-    bench.operators[0].raises["process"] = UserFunctionError("operator 'a' raised on record 1")  # type: ignore[attr-defined]
+    bench.operators[0].raises["process"] = UserFunctionError("operator 'a' raised on record 1", operator="a")  # type: ignore[attr-defined]
     bench.rows(0, 1)
     bench.run()
     (status,) = bench.reports
@@ -323,7 +325,8 @@ def test_loss_of_the_attempt_fails_once() -> None:
 
 
 def test_notices_during_restore_wait_for_running() -> None:
-    bench = Bench([Recording("a", log := [])], 1, log=log)
+    log: list[str] = []
+    bench = Bench([Recording("a", log)], 1, log=log)
     bench.mailbox.put(NotifyCheckpointComplete(1, 3, 0))
     bench.run()
     bench.subtask.start()
@@ -398,7 +401,8 @@ def test_stop_without_drain_ends_behind_the_barrier_with_windows_open() -> None:
 
 
 def test_stop_with_drain_fires_and_finishes_before_the_snapshot() -> None:
-    bench = Bench([SourceOperator(ListSource(list(range(50_000)), 10)), Recording("a", log := [])], log=log)
+    log: list[str] = []
+    bench = Bench([SourceOperator(ListSource(list(range(50_000)), 10)), Recording("a", log)], log=log)
     bench.subtask.start()
     bench.subtask.step(0)
     assert not bench.subtask.is_drained
@@ -434,7 +438,8 @@ def test_an_input_that_ended_by_itself_lets_the_others_go_on_until_they_are_drai
 
 
 def test_the_tables_of_a_savepoint_are_files_however_small() -> None:
-    bench = Bench([SourceOperator(ListSource(list(range(50_000)), 10)), Recording("a", log := [])], log=log)
+    log: list[str] = []
+    bench = Bench([SourceOperator(ListSource(list(range(50_000)), 10)), Recording("a", log)], log=log)
     bench.subtask.start()
     for checkpoint_id, kind in enumerate((CheckpointKind.CHECKPOINT, CheckpointKind.SAVEPOINT), 1):
         bench.mailbox.put(trigger(checkpoint_id, kind=kind))

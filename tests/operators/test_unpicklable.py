@@ -61,7 +61,7 @@ class Point:
 
 class Holds(ProcessFunction):
     def __init__(self, state: Any) -> None:
-        self.states = (state,)
+        self.states = (state,)  # type: ignore[misc]
 
     def process_element(self, row: Any, ctx: Any, out: Any) -> None: ...
 

@@ -129,7 +129,7 @@ class Scene:
     # ------------------------------------------------------------------------------------------------------- leaders
 
     def recorded(self, job_id: str = JOB) -> RecordedJob:
-        return self.run(read_job(JobPaths(job_id)))  # type: ignore[no-any-return]
+        return self.run(read_job(JobPaths(job_id)))
 
     def recovery_point(self, job_id: str = JOB) -> RestorePoint | None:
         found = self.recorded(job_id)
@@ -231,7 +231,7 @@ def history(scene: Scene, folder: str) -> StoredSnapshot:
     rows = pa.table({"key": list(ROWS), "namespace": [b""] * len(ROWS), "value": list(ROWS.values())})
     entries = pa.table({"value": pa.array(ENTRIES, pa.binary())})
     parent, _, name = folder.rpartition("/")
-    states = [NewState(layout, [rows]), NewEntries("source", OFFSETS, [entries])]
+    states: list[NewState | NewEntries] = [NewState(layout, [rows]), NewEntries("source", OFFSETS, [entries])]
     return write_savepoint(states, shape, scene.disk.storage(parent), name)
 
 

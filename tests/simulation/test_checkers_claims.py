@@ -8,6 +8,7 @@ from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.observations import Submitted
 from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.statebackends.handles import FileHandle
 from holdfast.statebackends.layout import METADATA_NAME, OWNER_NAME
 from tests.simulation.checker_world import SAVEPOINTS, Story
 
@@ -66,8 +67,9 @@ def test_a_checkpoint_that_needs_a_file_of_a_savepoint() -> None:
     states = story.acknowledge(4)
     counted = states["count"][0].keyed[0]
     handle = counted.parts[0]
+    assert isinstance(handle, FileHandle)
     story.files[f"{SAVEPOINTS}/savepoint-2/extra"] = story.files[f"/state/{story.folder(4)}/{handle.path}"]
-    borrowed = type(handle)("../../../savepoints/savepoint-2/extra", handle.length, handle.checksum)  # type: ignore[attr-defined, call-arg]
+    borrowed = FileHandle("../../../savepoints/savepoint-2/extra", handle.length, handle.checksum)
     moved = type(counted)(counted.key_groups, counted.format, counted.states, (borrowed,))
     states["count"] = [type(states["count"][0])(keyed=(moved,))]
     story.decide(4, story.snapshot(4, states))

@@ -425,7 +425,7 @@ def coordinator(
 
 
 @pytest.mark.parametrize(("held", "broken"), [({}, []), ({"pending": 2}, ["I17"]), ({"finished": 21}, ["I17"])])
-def test_a_coordinator_holds_what_it_may(story: Story, held: dict[str, int], broken: list[str]) -> None:
+def test_a_coordinator_holds_what_it_may(story: Story, held: dict[str, Any], broken: list[str]) -> None:
     story.live_coordinators = [coordinator(**held)]
     story.look()
     assert story.broken == broken

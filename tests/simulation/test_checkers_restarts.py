@@ -32,7 +32,7 @@ class Restarting(Job):
         self.now_ms = failed_ms + pause_ms
         self.deploy(restored)
 
-    def complete(self, number: int, *, told: bool = True) -> None:
+    def complete(self, number: int, *, told: bool = True) -> None:  # type: ignore[override]
         self.take(number)
         self.make_durable(number)
         if told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_modules_that_never_ran_are_listed(tmp_path: Path) -> None:
         path.write_text("def f(x):\n    return 1 if x else 2\n")
     records.write_text("X = 1\n")
     modules = {"holdfast.barriers.ran": ran, "holdfast.barriers.idle": idle, "holdfast.operators.records": records}
-    figures = {
+    figures: dict[str, dict[str, Any]] = {
         str(ran): {"summary": {"covered_branches": 3, "num_branches": 4}, "executed_lines": [2]},
         str(idle): {"summary": {"covered_branches": 0, "num_branches": 2}, "executed_lines": []},
     }

@@ -295,7 +295,12 @@ def test_temporary_names_never_collide_between_storages() -> None:
     nonces = [disk.new_nonce(), disk.new_nonce()]
     first, second = disk.storage("/state"), disk.storage("/state")
     created: list[str] = []
-    disk.before_call = lambda name, path, size: (created.append(path) if name == "create" else None) or size
+    def note(name: str, path: str, size: int) -> int:
+        if name == "create":
+            created.append(path)
+        return size
+
+    disk.before_call = note
     for storage in (first, second, first.at("/state")):
         storage.execute(ops.WriteFile(f"a{len(created)}", [DATA]))
     assert len({*created, *nonces}) == 5

@@ -24,6 +24,7 @@ from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, Savepoint
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.plan import SubmissionPlan, examine_submission
 from holdfast.coordinator.restore.sink_forks import Fate
+from holdfast.operators.sinks.log import end_log_flow
 from holdfast.operators.sinks.parquet import read_log
 from holdfast.statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState
@@ -329,6 +330,6 @@ def test_a_log_that_another_job_took_is_seen_by_the_coordinator_and_by_the_commi
     monkeypatch.setattr(sink_forks_module, "_look", mutant)
     with pytest.raises(Wrong, match="can't recover"):
         verdicts()
-    monkeypatch.setattr(committer_module, "end_log_flow", _lets_go_where_fenced(committer_module.end_log_flow))
+    monkeypatch.setattr(committer_module, "end_log_flow", _lets_go_where_fenced(end_log_flow))
     with pytest.raises(Wrong, match="in neither output"):
         verdicts()

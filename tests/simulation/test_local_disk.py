@@ -61,7 +61,7 @@ def test_a_disk_without_room_says_so_in_the_words_of_each_and_is_as_before_after
         with pytest.raises(OutOfSpaceError, match="No space left on device"):
             rocksdb_store.RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20)
         with pytest.raises(OSError, match="No space left on device"):
-            localrecovery.bring(str(tmp_path / "source"), str(tmp_path / "other"), link=True)
+            localrecovery.bring(str(tmp_path / "source"), str(tmp_path / "other"), link=True)  # type: ignore[attr-defined]
         rocksdb_store.RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20).close()
     assert [getattr(module, name) for module, name in places] == before
 

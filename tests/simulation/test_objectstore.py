@@ -132,10 +132,10 @@ def test_an_object_is_there_whole_or_not_at_all_and_requests_can_fail() -> None:
     storage = store.storage("/state")
     seen: list[str] = []
 
-    def hook(name: str, key: str, size: int) -> int:
-        seen.append(f"{name} {key} {size}")
+    def hook(name: str, path: str, size: int) -> int:
+        seen.append(f"{name} {path} {size}")
         if len(seen) == 2:
-            raise OSError(5, "Input/output error", key)
+            raise OSError(5, "Input/output error", path)
         return 1
 
     store.before_call = hook

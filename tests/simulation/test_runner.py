@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_a_slow_run_keeps_what_is_buffered_bounded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner, "AHEAD_PER_PROCESS", 3)
     asked: list[int] = []
 
-    def tasks() -> list[Task]:
+    def tasks() -> Iterator[Task]:
         for seed in range(3, 30):
             asked.append(seed)
             yield make_task(seed, "hanging" if seed == 3 else "good")

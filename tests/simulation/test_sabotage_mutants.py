@@ -233,10 +233,10 @@ def first_after_restore() -> int:
     """A reader of one stripe is restored at record 7: which one does it give first?"""
     source = GeneratorSource(lambda indices: pa.RecordBatch.from_arrays([pa.array(indices)], schema=SCHEMA), 20, SCHEMA)
     reader = source.create_reader(0, 1, 1)
-    reader.open(ManualContext(), None)  # type: ignore[arg-type]
+    reader.open(ManualContext(), None)
     reader.poll(7, 0)
     again = source.create_reader(0, 1, 1)
-    again.open(ManualContext(), reader.snapshot())  # type: ignore[arg-type]
+    again.open(ManualContext(), reader.snapshot())
     batch = again.poll(1, 0).batch
     assert batch is not None
     return int(batch.columns().column("i")[0].as_py())
@@ -266,7 +266,7 @@ def test_shared_generation() -> None:
 
 def test_shown_expired() -> None:
     def shows() -> bool:
-        expiry = TtlConfigState(SimpleNamespace(kind="value"), Ttl(10), TtlClock(0))  # type: ignore[arg-type] - of the codec it asks nothing
+        expiry = TtlConfigState(SimpleNamespace(kind="value"), Ttl(10), TtlClock(0))  # type: ignore[arg-type]
         return TtlTable(expiry).shows_expired
 
     assert_changes("shown_expired", shows, False, True)
@@ -297,7 +297,7 @@ def test_shared_columns() -> None:
 
 def test_lost_and_repeated_list_entry() -> None:
     def dealt() -> list[list[bytes]]:
-        return [subtask["s"] for subtask in restore_module.split_redistribute({"s": [[b"a", b"b", b"c"], [b"d", b"e"]]}, 3)]
+        return [subtask["s"] for subtask in restore_module.split_redistribute({"s": [[b"a", b"b", b"c"], [b"d", b"e"]]}, 3)]  # type: ignore[attr-defined]
 
     right = [[b"a", b"b"], [b"c", b"d"], [b"e"]]
     assert_changes("lost_list_entry", dealt, right, [[b"a"], [b"b"], [b"c"]])
@@ -307,7 +307,7 @@ def test_lost_and_repeated_list_entry() -> None:
 def test_key_groups_rounded_down() -> None:
     def shares() -> list[int]:
         ranges = (KeyGroupRange(0, 2), KeyGroupRange(2, 4), KeyGroupRange(4, 6), KeyGroupRange(6, 8))
-        old = [OperatorSubtaskState(keyed=(KeyedStateHandle(each, (), (), "arrow"),)) for each in ranges]
+        old = [OperatorSubtaskState(keyed=(KeyedStateHandle(each, "arrow", (), ()),)) for each in ranges]
         return [len(subtask) for subtask in keyed_redistribute(old, 8, 3)]
 
     assert_changes("key_groups_rounded_down", shares, [2, 2, 1], [1, 2, 2])

@@ -259,7 +259,7 @@ def test_repeated_ack_discarded() -> None:
 def test_claim_deleted_last() -> None:
     def order() -> list[str]:
         storage = DictStorage({f"{JOB}/chk-1/{name}": b"" for name in ("_claim", "_metadata", "state")})
-        run_flow(effects_module.drop_checkpoint(JobPaths(JOB), 1), storage)
+        run_flow(effects_module.drop_checkpoint(JobPaths(JOB), 1), storage)  # type: ignore[attr-defined]
         assert not storage.files
         return [each.path.rpartition("/")[2] for each in storage.log if isinstance(each, DeleteFile)]
 
@@ -306,7 +306,7 @@ def test_needed_shared_file_deleted() -> None:
 def test_shared_deleted_first() -> None:
     def order() -> list[str]:
         storage = DictStorage({f"{JOB}/chk-1/_claim": b"", f"{JOB}/shared/1-x": b""})
-        run_flow(effects_module.drop_checkpoint(JobPaths(JOB), 1, ("1-x",)), storage)
+        run_flow(effects_module.drop_checkpoint(JobPaths(JOB), 1, ("1-x",)), storage)  # type: ignore[attr-defined]
         return [each.path.rpartition("/")[2] for each in storage.log if isinstance(each, DeleteFile)]
 
     assert_changes("shared_deleted_first", order, ["_claim", "1-x"], ["1-x", "_claim"])
@@ -314,7 +314,7 @@ def test_shared_deleted_first() -> None:
 
 def test_unswept_shared_files() -> None:
     def sweep() -> Flow[None]:
-        yield from effects_module.sweep_shared(PATHS, 2)
+        yield from effects_module.sweep_shared(PATHS, 2)  # type: ignore[attr-defined]
 
     def left() -> list[str]:
         storage = left_behind(aborted=True)
@@ -387,7 +387,7 @@ def test_loser_goes_on() -> None:
         run_flow(become_leader(PATHS, LeaderRecord(2, "new", "", 0)), storage)
         standing = run_flow(store_module.put_once(PATHS.decision(1), b"completed"), storage)
         try:
-            run_flow(effects_module.check_leadership(PATHS, 1), storage)
+            run_flow(effects_module.check_leadership(PATHS, 1), storage)  # type: ignore[attr-defined]
         except FencedError:
             return standing[:10], "fenced"
         return standing[:10], "leads"

@@ -191,7 +191,7 @@ def test_a_failure_changes_nothing_and_says_so_as_a_directory_would(bench: Bench
     bench.told(ops.PutIfAbsent(PATH, DATA))
     error = bench.told(operation, StoreDecision("fail"))
     assert type(error) is StorageUnavailableError
-    assert (error.errno, error.path in str(operation)) == (errno.EIO, True)
+    assert (error.errno, str(error.path) in str(operation)) == (errno.EIO, True)
     assert str(error) == f"{type(operation).__name__} {error.path} in {ROOT}: Input/output error"
     assert bench.view.paths() == [PATH]
     assert (bench.last.result, bench.last.added, bench.last.removed) == (error, (), ())

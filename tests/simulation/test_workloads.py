@@ -219,7 +219,7 @@ def test_no_record_of_a_feed_is_later_than_its_disorder_allows() -> None:
 
 def test_each_record_of_a_late_feed_is_late_or_in_time_wherever_batches_end() -> None:
     for seed in range(20):
-        (feed,) = (scenario_of("late", seed).cuts[0].expected.args[0],)  # type: ignore[attr-defined] - a partial of the feed
+        (feed,) = (scenario_of("late", seed).cuts[0].expected.args[0],)  # type: ignore[attr-defined]
         assert isinstance(feed, LateFeed)
         times = [feed.at(index) for index in range(feed.rows)]
         watermarks = [max(times[:index], default=-(2**62)) - feed.disorder_ms - 1 for index in range(feed.rows)]

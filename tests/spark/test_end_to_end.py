@@ -42,7 +42,7 @@ def events(spark: SparkSession) -> DataFrame:
 
 
 def build(
-    frame: DataFrame, folder: Path, rows_per_second: float, **where: str
+    frame: DataFrame, folder: Path, rows_per_second: float, **where: Any
 ) -> tuple[hf.Environment, hf.ParquetSink, hf.ParquetSink]:
     import pyarrow as pa
 
@@ -106,12 +106,12 @@ def test_the_same_worker_is_killed_six_times_and_the_output_is_exact(spark: Spar
     for _ in range(6):
         assert job.state() == "RUNNING", f"the job ended after {len(times)} kills"
         completed = job.client.checkpoints(job.job_id)["counts"]["completed"]
-        wait_for(lambda completed=completed: job.client.checkpoints(job.job_id)["counts"]["completed"] > completed)
+        wait_for(lambda completed=completed: job.client.checkpoints(job.job_id)["counts"]["completed"] > completed)  # type: ignore[misc]
         described = job.client.workers(job.job_id)
         (pid,) = (worker["pid"] for worker in described["workers"] if worker["slot"] == 0)
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda before=described["attempt"]: job.client.workers(job.job_id)["attempt"] > before)
+        wait_for(lambda before=described["attempt"]: job.client.workers(job.job_id)["attempt"] > before)  # type: ignore[misc]
         wait_for(lambda: job.state() == "RUNNING")
         times.append(round(time.monotonic() - began, 2))
     assert job.wait(120) == "FINISHED"

@@ -79,7 +79,7 @@ def test_each_worker_is_stopped_and_replaced_and_the_output_is_exact(spark: Spar
     with env.execute(progress=False) as job:
         for slot in (0, 1):
             completed = job.client.checkpoints(job.job_id)["counts"]["completed"]
-            wait_for(lambda completed=completed: job.client.checkpoints(job.job_id)["counts"]["completed"] > completed)
+            wait_for(lambda completed=completed: job.client.checkpoints(job.job_id)["counts"]["completed"] > completed)  # type: ignore[misc]
             (pid,) = (worker["pid"] for worker in job.client.workers(job.job_id)["workers"] if worker["slot"] == slot)
             before, stopped = lost_at(job), time.time()
             os.kill(pid, signal.SIGSTOP)
@@ -94,7 +94,7 @@ def test_each_worker_is_stopped_and_replaced_and_the_output_is_exact(spark: Spar
             lost = lost_at(job)
             assert lost > max(before, stopped)
             times.append(round(mark.stat().st_mtime - lost, 2))
-            wait_for(lambda pid=pid: not _runs(pid))
+            wait_for(lambda pid=pid: not _runs(pid))  # type: ignore[misc]
         assert job.wait(120) == "FINISHED"
     assert_exact(spark, sink)
     sys.stdout.write(f"seconds from the end of its lease to the successor's first record: {times}\n")

@@ -203,7 +203,7 @@ def test_an_interrupt_reaches_no_worker_and_the_job_is_attached_to_again(tmp_pat
     try:
         for name in ("first", "second", "third"):
             interrupt(tmp_path, driver, log, name)
-            wait_for(lambda name=name: not (tmp_path / name).exists(), driver, log)
+            wait_for(lambda name=name: not (tmp_path / name).exists(), driver, log)  # type: ignore[misc]
         assert driver.wait(150) == 0, log.read_text()[-4000:]
     finally:
         driver.kill()

@@ -106,7 +106,7 @@ def is_idle(pid: int) -> bool:
 
 def test_a_cell_is_interrupted_and_executed_again_and_its_job_goes_on(tmp_path: Path) -> None:
     edited = JOB.replace("+ 1", "+ 2")
-    cells = [
+    cells: list[Any] = [
         {"id": f"cell-{at}", "cell_type": "code", "source": source, "metadata": {}, "outputs": [], "execution_count": None}
         for at, source in enumerate((SETUP, JOB, JOB, edited, OWN, END))
     ]
@@ -123,7 +123,7 @@ def test_a_cell_is_interrupted_and_executed_again_and_its_job_goes_on(tmp_path: 
     try:
         for at in range(1, 5):
             kernel = int(wait_for((tmp_path / f"waiting-{at}").exists, process, log) and (tmp_path / f"waiting-{at}").read_text())
-            wait_for(lambda kernel=kernel: is_idle(kernel), process, log)
+            wait_for(lambda kernel=kernel: is_idle(kernel), process, log)  # type: ignore[misc]
             os.killpg(os.getpgid(kernel), signal.SIGINT)  # as the button of a notebook does
         assert process.wait(200) == 0, log.read_text()[-4000:]
     finally:

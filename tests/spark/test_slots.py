@@ -63,7 +63,7 @@ def test_the_same_slot_is_killed_six_times_and_the_other_left_alone(spark: Spark
         (victim,) = (pid for pid in before if Path(f"/proc/{pid}").exists())
         began = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda before=before: pids(tmp_path, 0) - before)
+        wait_for(lambda before=before: pids(tmp_path, 0) - before)  # type: ignore[misc]
         durations.append(round(time.monotonic() - began, 3))
     assert len(pids(tmp_path, 1)) == 1
     assert runner.respawns == 6

@@ -189,7 +189,7 @@ def test_damaged_files_are_named(cluster: Cluster, damage: str, canonical: bool)
         with pytest.raises(CorruptStateError) as raised:
             cluster.restored((handles, folder))
         assert raised.value.operator == "op"
-        assert part.path in raised.value.path
+        assert part.path in str(raised.value.path)
         path.unlink(missing_ok=True)
         path.write_bytes(data)
     assert union([cluster.restored((handles, folder))]) == union([backend])
@@ -543,8 +543,8 @@ def test_a_savepoint_restores_on_every_backend(cluster: Cluster, reader: Any) ->
 
 @pytest.mark.parametrize("canonical", [False, True])
 def test_state_of_an_older_compatible_type_is_rewritten(cluster: Cluster, canonical: bool) -> None:
-    old = [ValueStateDescriptor("v", int), ListStateDescriptor("l", int), MapStateDescriptor("m", str, int)]
-    new = [ValueStateDescriptor("v", float), ListStateDescriptor("l", float), MapStateDescriptor("m", str, float)]
+    old: list[Any] = [ValueStateDescriptor("v", int), ListStateDescriptor("l", int), MapStateDescriptor("m", str, int)]
+    new: list[Any] = [ValueStateDescriptor("v", float), ListStateDescriptor("l", float), MapStateDescriptor("m", str, float)]
     backends = [cluster.backend(old, parallelism=2, subtask=subtask) for subtask in range(2)]
     for backend in backends:
         key = next(key for key in KEYS if KEY.key_group(key, 16) in backend.key_groups)

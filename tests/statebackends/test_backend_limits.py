@@ -113,8 +113,8 @@ def test_a_savepoint_of_a_copy_that_rots_is_no_damage_of_a_snapshot(rocks: Clust
     backend = rocks.backend([BLOB])
     _write_blobs(backend, range(300))
     pending = backend.snapshot(1)
-    pending._materialise()
-    table = max(Path(pending._copy).glob("*.sst"), key=lambda path: path.stat().st_size)
+    pending._materialise()  # type: ignore[attr-defined]
+    table = max(Path(pending._copy).glob("*.sst"), key=lambda path: path.stat().st_size)  # type: ignore[attr-defined]
     table.unlink()  # the database has it under another name
     table.write_bytes(os.urandom(1000))
     with pytest.raises(StateBackendError, match=r"operator 'op'.*Corruption"):

@@ -48,7 +48,7 @@ def test_every_change_is_a_typed_row(tmp_path: Path, kind: Any, groups: int) -> 
     assert feed.schema.names == ["change", "key", "namespace", "before_value", "after_value"]
     assert feed.schema.field("before_value").type == pa.int64()
     rows = feed.read_all().to_pylist()
-    expected = {("removed", key, value, None) for key, value in OLD.count.items() if key not in NEW.count}
+    expected: set[tuple[Any, ...]] = {("removed", key, value, None) for key, value in OLD.count.items() if key not in NEW.count}
     expected |= {("added", key, None, value) for key, value in NEW.count.items() if key not in OLD.count}
     expected |= {("changed", key, OLD.count[key], new) for key, new in NEW.count.items() if OLD.count.get(key, new) != new}
     assert {(row["change"], row["key"], row["before_value"], row["after_value"]) for row in rows} == expected

@@ -143,7 +143,7 @@ class DeltaMachine(BackendMachine):
             self.registry.register(number, shared_handles([resolved]))
             self.completed[number] = (resolved.keyed, model)
             parts = state_parts(resolved.keyed, operator="op")
-            assert all(len(part.deltas) <= tablechains.RUNS_MAX for part in parts)
+            assert all(len(part.deltas) <= tablechains.RUNS_MAX for part in parts)  # type: ignore[attr-defined]
             type(self).increments += any(part.deltas for part in parts)
 
     @precondition(lambda self: self.started)
@@ -203,7 +203,7 @@ def test_increments_restore_what_was_there(
         monkeypatch.setattr(generations, "_LAYERS_MAX", 2)
         monkeypatch.setattr(columnar, "_REMOVED_MAX", 1)
         monkeypatch.setattr(tablechains, "RUNS_MAX", 2)
-    machine = type("Machine", (DeltaMachine,), {"kind": kind, "cache_bytes_max": 0, "inline_threshold": inline_threshold})
+    machine: Any = type("Machine", (DeltaMachine,), {"kind": kind, "cache_bytes_max": 0, "inline_threshold": inline_threshold})
     options = settings(max_examples=examples(count), stateful_step_count=25, deadline=None)
     run_state_machine_as_test(machine, settings=options)
     if kind == "filesystem" and not inline_threshold and bounds == "as they are":

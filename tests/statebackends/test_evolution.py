@@ -118,12 +118,12 @@ B_DEFAULT = struct(("b", str, "x"))
 RENAMED = struct(("a", int), rename={"a": "alpha"})
 ARRAY = struct(("a", int), ("b", str), array_like=True)
 ARRAY_MOVED = struct(("b", str), ("a", float), ("c", int, 3), array_like=True)
-NESTED = struct(("inner", A), ("many", list[A]), ("by", dict[str, A]), ("pair", tuple[A, int]), ("maybe", A | None))
-NESTED_NEW = struct(("inner", AB), ("many", list[AB]), ("by", dict[str, AB]), ("pair", tuple[AB, float]), ("maybe", AB | None))
+NESTED = struct(("inner", A), ("many", list[A]), ("by", dict[str, A]), ("pair", tuple[A, int]), ("maybe", A | None))  # type: ignore[valid-type]
+NESTED_NEW = struct(("inner", AB), ("many", list[AB]), ("by", dict[str, AB]), ("pair", tuple[AB, float]), ("maybe", AB | None))  # type: ignore[valid-type]
 NESTED_CUT = struct(("inner", A))
-DEEP = struct(("x", list[dict[str, tuple[A, ...]]]))
-DEEP_NEW = struct(("x", list[dict[str, tuple[A_FLOAT, ...]]]))
-DEEP_BAD = struct(("x", list[dict[str, tuple[struct(("a", str)), ...]]]))
+DEEP = struct(("x", list[dict[str, tuple[A, ...]]]))  # type: ignore[valid-type]
+DEEP_NEW = struct(("x", list[dict[str, tuple[A_FLOAT, ...]]]))  # type: ignore[valid-type]
+DEEP_BAD = struct(("x", list[dict[str, tuple[struct(("a", str)), ...]]]))  # type: ignore[misc]
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 
 
@@ -216,7 +216,7 @@ CASES: Sequence[Case] = (
     Case(list[int], [1], tuple[int, ...], INCOMPATIBLE),
     Case(tuple[int, str], (1, "a"), tuple[int, str, int], INCOMPATIBLE),
     Case(dict[int, int], {1: 1}, dict[float, int], INCOMPATIBLE),
-    Case(dict[str, A], {}, A, INCOMPATIBLE),
+    Case(dict[str, A], {}, A, INCOMPATIBLE),  # type: ignore[valid-type]
     Case(int | str, 1, int | str, AS_IS, 1),
     Case(int | str, 1, int | str | float, INCOMPATIBLE),
     # pickle
@@ -353,7 +353,7 @@ def test_keys_never_evolve(cluster: Cluster) -> None:
         (KeyType.of(float), old),
         (KeyType.of(tuple[int, int]), old),
         (KeyType.of(int), MapStateDescriptor("m", float, int)),
-        (KeyType.of(int), MapStateDescriptor("m", int | None, int)),
+        (KeyType.of(int), MapStateDescriptor("m", int | None, int)),  # type: ignore[arg-type]
     ):
         with pytest.raises(IncompatibleStateError):
             cluster.restored(snapshot, [declared], key_type=key_type)
@@ -441,12 +441,12 @@ def evolutions(draw: st.DrawFn, depth: int = 3) -> Evolved:
 def _records(draw: st.DrawFn, shape: str, depth: int) -> Evolved:
     kept = [(f"f{number}", draw(evolutions(depth - 1))) for number in range(draw(st.integers(1, 3)))]
     removed = [(f"r{number}", draw(evolutions(depth - 1))) for number in range(draw(st.integers(0, 2)))]
-    choices = st.sampled_from([(int, 7), (str | None, None), (str, "d")])
-    added = [(f"a{number}", *draw(choices)) for number in range(draw(st.integers(0, 2)))]
+    choices: st.SearchStrategy[tuple[Any, Any]] = st.sampled_from([(int, 7), (str | None, None), (str, "d")])
+    added: list[tuple[Any, ...]] = [(f"a{number}", *draw(choices)) for number in range(draw(st.integers(0, 2)))]
     old_fields = draw(st.permutations(kept + removed))
     array_like = shape == "named"
     old = msgspec.defstruct("Old", [(name, each.old) for name, each in old_fields], array_like=array_like)
-    new_fields = draw(st.permutations([(name, each.new) for name, each in kept] + added))
+    new_fields = draw(st.permutations([*[(name, each.new) for name, each in kept], *added]))
     new = msgspec.defstruct("New", new_fields, array_like=array_like, kw_only=True)
     value = old(**{name: each.value for name, each in old_fields})
     return Evolved(old, value, new, new(**{name: each.expected for name, each in kept}))
@@ -507,7 +507,7 @@ CHANGES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
         ],
     ),
     "refused far down": (DEEP, DEEP_BAD, [("x[]{}[].a", "retyped")]),
-    "keys of dicts": (dict[int, A], dict[float, AB], [("", "retyped")]),
+    "keys of dicts": (dict[int, A], dict[float, AB], [("", "retyped")]),  # type: ignore[valid-type]
     "pickle": (Pickled, int, [("", "retyped")]),
 }
 
@@ -576,7 +576,7 @@ def test_nothing_but_a_restore_unpickles(cluster: Cluster, tmp_path: Path, monke
             assert not run_flow(verify_files(snapshot), snapshot.storage).problems
             export_snapshot(snapshot, list(snapshot.states()), storage, "export")
             copy_snapshot(snapshot, storage, "copy")
-        assert diff_snapshots(*snapshots).is_same
+        assert diff_snapshots(snapshots[0], snapshots[1]).is_same
         for state in states:
             check_compatible(state_meta(state, KEY), state_meta(state, KEY), operator="op")
         with pytest.raises(CorruptStateError, match="unpickled"):

@@ -311,7 +311,7 @@ def test_texts_round_trip() -> None:
         assert KeyType.parse(text).text == text
         assert KeyType.parse(text) is KeyType.parse(text)
         assert pickle.loads(pickle.dumps(KeyType.parse(text))) == KeyType.parse(text)
-    assert KeyType.of(tuple[str, pa.decimal128(3, 1)]).text == "tuple<utf8,decimal128(3, 1)>"
+    assert KeyType.of(tuple[str, pa.decimal128(3, 1)]).text == "tuple<utf8,decimal128(3, 1)>"  # type: ignore[misc]
     assert KeyType.from_arrow([pa.int8(), pa.utf8()]).text == "tuple<int64,utf8>"
     assert KeyType.of(KeyType.parse("int64")) == KeyType.of(int)
 

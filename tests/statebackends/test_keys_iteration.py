@@ -21,7 +21,7 @@ from tests.statebackends.backend_harness import COUNT, KEY, TAGS, Cluster, use
 
 KINDS: tuple[BackendKind, ...] = ("memory", "filesystem", "rocksdb")
 NAMES = tuple("abc")
-STATES = {"count": COUNT, "tags": TAGS}
+STATES: dict[str, Any] = {"count": COUNT, "tags": TAGS}
 
 
 def _put(backend: KeyedBackendBase, state: str, key: str, value: int) -> None:
@@ -56,7 +56,7 @@ def test_layers_that_reach_the_database_meanwhile_take_no_keys_along(tmp_path: P
 def test_a_key_that_is_written_before_its_turn_is_given(tmp_path: Path, kind: BackendKind, state: str) -> None:
     cluster = Cluster(tmp_path, kind)
     backend = cluster.backend([COUNT, TAGS])
-    pinned = []
+    pinned: list[Any] = []
     for name in "abc":
         _put(backend, state, name, 1)
         pinned.append(backend.snapshot(len(pinned) + 1))

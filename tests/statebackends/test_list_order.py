@@ -219,7 +219,7 @@ def tables(draw: st.DrawFn) -> tuple[KeyType, pa.Table]:
     rows = [(owner, position) for owner in owners for position in range(draw(st.integers(1, 4)))]
     if draw(st.booleans()):
         rows = draw(st.permutations(rows))
-    if rows and draw(st.booleans()):
+    if draw(st.booleans()) and rows:
         rows += draw(st.lists(st.tuples(st.sampled_from(owners), st.integers(0, 5)), max_size=3))
     arrays = key_type.arrays_of_encoded([key_type.encode(key) for (key, _), _ in rows])
     names = [f"key_{index}" for index in range(len(arrays))] if key_type.is_tuple else ["key"]

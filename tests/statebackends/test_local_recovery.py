@@ -382,7 +382,7 @@ def test_nothing_but_what_the_snapshot_names_is_taken_from_a_copy(tmp_path: Path
     assert storage.execute(ReadFile("job/chk-1/x", 1, 2)) == b"12", "a piece can't be checked"
     assert storage.execute(ReadFile("job/chk-1/x")) == b"01234"
     pieces = [SegmentHandle("x", 2, checksum_of(b"01"), 0, 5), SegmentHandle("x", 3, "xxh3_128:" + "0" * 32, 2, 5)]
-    wanted = {("job/chk-1/x", piece.offset): piece for piece in pieces}
+    wanted: dict[tuple[str, int], FileHandle] = {("job/chk-1/x", piece.offset): piece for piece in pieces}
     storage = RecoveringStorage(job.remote, wanted, RestoredBytes(), life, keep_for=1)
     assert storage.execute(ReadFile("job/chk-1/x", 0, 2)) == b"01"
     assert storage.execute(ReadFile("job/chk-1/x", 0, 5)) == b"01234"
@@ -414,8 +414,8 @@ class Breaking:
         self.calls = 0
         for name in CALLS:
             real = getattr(os, name)
-            monkeypatch.setattr(localcopies.os, name, self._wrapped(real, fails_at, error))
-        monkeypatch.setattr(localcopies.shutil, "copyfile", self._wrapped(shutil.copyfile, fails_at, error))
+            monkeypatch.setattr(localcopies.os, name, self._wrapped(real, fails_at, error))  # type: ignore[attr-defined]
+        monkeypatch.setattr(localcopies.shutil, "copyfile", self._wrapped(shutil.copyfile, fails_at, error))  # type: ignore[attr-defined]
 
     def _wrapped(self, real: Any, fails_at: int, error: BaseException) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -475,7 +475,7 @@ def test_a_death_or_an_error_at_any_step_costs_a_download_at_most(job: Job, kill
 
 
 def test_a_folder_of_somebody_else_is_not_used(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(localcopies.os, "geteuid", lambda: 4321)
+    monkeypatch.setattr(localcopies.os, "geteuid", lambda: 4321)  # type: ignore[attr-defined]
     _, copies, _ = first_checkpoint(job)
     assert (copies.is_open, copies.held) == (False, ())
     copies.close()

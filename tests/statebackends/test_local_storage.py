@@ -142,7 +142,7 @@ def test_io_errors_name_the_path_and_leave_nothing_visible(call: str, code: int)
     for operation in (ops.PutIfAbsent(PATH, DATA), ops.WriteFile(PATH, [DATA])):
         with pytest.raises(StorageUnavailableError, match=os.strerror(code)) as caught:
             storage.execute(operation)
-        assert caught.value.path.endswith(PATH)
+        assert str(caught.value.path).endswith(PATH)
     file_system.fail = {}
     assert storage.execute(ops.ListFiles("")) == []
     assert storage.execute(ops.PutIfAbsent(PATH, DATA)) is True
@@ -153,7 +153,7 @@ def test_io_errors_of_other_operations(call: str) -> None:
     file_system = made(lambda s: s.execute(ops.PutIfAbsent(PATH, DATA)))
     storage = crash_storage(file_system)
     file_system.fail = {call: errno.EIO}
-    operation = {
+    operations: dict[str, ops.Operation] = {
         "open": ops.ReadFile(PATH),
         "read": ops.ReadFile(PATH),
         "stat": ops.StatFile(PATH),
@@ -161,9 +161,9 @@ def test_io_errors_of_other_operations(call: str) -> None:
         "unlink": ops.DeleteFile(PATH),
         "rmdir": ops.DeleteFolder("job"),
         "fsync_folder": ops.DeleteFile(PATH),
-    }[call]
+    }
     with pytest.raises(StorageUnavailableError, match="Input/output error"):
-        storage.execute(operation)
+        storage.execute(operations[call])
 
 
 @pytest.mark.parametrize("failing", [{"link": errno.EIO}, {"link": errno.ETIMEDOUT}])
@@ -303,7 +303,7 @@ def test_a_large_file_is_written_in_pieces(tmp_path: Path) -> None:
 
         given: list[int] = []  # noqa: RUF012
 
-        def write(self, descriptor: int, data: memoryview) -> int:
+        def write(self, descriptor: int, data: bytes | bytearray | memoryview) -> int:
             self.given.append(len(data))
             return super().write(descriptor, data[: 300_000 if len(self.given) % 2 else None])
 

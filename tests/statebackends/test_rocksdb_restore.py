@@ -25,7 +25,7 @@ from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, KEY, MAX_PARALLELISM, SEEN, TAGS, Cluster, owner, use
 
 STATES: tuple[StateDescriptor, ...] = (COUNT, SEEN, TAGS)
-SMALL = {"write_buffer_bytes": 1 << 20, "block_cache_bytes": 1 << 20}
+SMALL: dict[str, Any] = {"write_buffer_bytes": 1 << 20, "block_cache_bytes": 1 << 20}
 
 
 @pytest.fixture

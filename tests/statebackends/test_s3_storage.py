@@ -155,6 +155,7 @@ def test_large_files_travel_in_parts(storage: S3Storage, connection: S3Connectio
     assert server.names() == ["GET"] * 3
     assert storage.execute(ops.ReadFile("a", 5, PART_BYTES_MIN + 1)) == data[5 : PART_BYTES_MIN + 6]
     assert storage.execute(ops.ReadFile("a", PART_BYTES_MIN * 2)) == data[PART_BYTES_MIN * 2 :]
+    chunks: list[bytes | bytearray | memoryview]
     chunks = [data[:7], memoryview(data)[7 : PART_BYTES_MIN + 9], bytearray(data[PART_BYTES_MIN + 9 :])]
     assert storage.execute(ops.WriteFile("b", chunks)) == BIG
     assert read(storage, "b") == data

@@ -362,7 +362,7 @@ def test_unknown_texts_are_refused(text: str) -> None:
 
 
 def test_odd_field_names_survive_in_the_text() -> None:
-    odd = TypedDict("odd", {"a b": int, 'q"': Annotated[str, "note"]})  # type: ignore[misc]
+    odd = TypedDict("odd", {"a b": int, 'q"': Annotated[str, "note"]})
     spec = TypeSerializer.of(odd)
     assert TypeSerializer.parse(spec.text).text == spec.text
     assert spec.from_arrow(spec.to_arrow([{"a b": 1, 'q"': "x"}])) == [{"a b": 1, 'q"': "x"}]

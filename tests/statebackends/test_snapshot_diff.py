@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import CorruptStateError, NotFoundError
-from holdfast.statebackends.handles import OperatorState
+from holdfast.statebackends.handles import OperatorState, StateMeta
 from holdfast.statebackends.state_processor import diff as diffing
 from holdfast.statebackends.state_processor import diff as diffrows
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
@@ -95,7 +95,7 @@ def test_order_of_sets_and_dicts_is_no_difference() -> None:
     assert ordered.encode([[["x", "y"]]]) != ordered.encode([[["y", "x"]]])
 
 
-META = diffing.StateMeta("s", "value", "int", "utf8")
+META = StateMeta("s", "value", "int", "utf8")
 
 
 @pytest.mark.parametrize(

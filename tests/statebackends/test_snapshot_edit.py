@@ -212,7 +212,7 @@ def test_rows_that_a_state_cant_have_are_refused(
     source = hf.Snapshot(write(tmp_path, "savepoint-7", one, canonical=True).location)
     with pytest.raises(kind, match=match) as caught:
         source.edit(tmp_path / "edited", uid=UID, state=state, function=function)
-    assert (caught.value.operator, caught.value.state) == (UID, state)
+    assert (caught.value.fields["operator"], caught.value.fields["state"]) == (UID, state)
     assert not (tmp_path / "edited").exists()
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, StateMeta
 from holdfast.statebackends.state_processor import reading as tables
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
@@ -99,12 +100,13 @@ def test_large_files_are_copied_and_the_copies_deleted(tmp_path: Path, monkeypat
     monkeypatch.setattr("holdfast.statebackends.state_processor.reading.MEMORY_BYTES_MAX", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
-    for number, kind in enumerate(("filesystem", "rocksdb")):
+    kinds: tuple[BackendKind, ...] = ("filesystem", "rocksdb")
+    for number, kind in enumerate(kinds):
         found = write(tmp_path, f"job/chk-{number}", SOME, kind=kind)
         assert {row["key"] for row in rows(found, "count")} == set(SOME.count)
         with found.reader() as reader:
             stored = found.state(UID, "count")
-            stream = state_batches(reader, stored, state_schema(reader, stored))
+            stream: Any = state_batches(reader, stored, state_schema(reader, stored))
             next(stream)
             assert any((tmp_path / "scratch").iterdir())
         stream.close()

@@ -95,7 +95,12 @@ def test_values_of_a_batch_are_converted_in_parts(value_bytes: int, batches: int
     monkeypatch.setattr("holdfast.statebackends.snapshot.rows._BATCH_BYTES", 1 << 20)
     added: list[pa.RecordBatch] = []
     add = GroupSort.add
-    monkeypatch.setattr(GroupSort, "add", lambda self, batch: (added.append(batch), add(self, batch)))
+
+    def noted(self: GroupSort, batch: pa.RecordBatch) -> None:
+        added.append(batch)
+        add(self, batch)
+
+    monkeypatch.setattr(GroupSort, "add", noted)
     rows = KeyedRows(KeyType.of(int), 128, "op")
     codec = StateSerializer.of(ValueStateDescriptor("s", str, Ttl(1_000)), rows.key_type)
     keys = [rows.key_type.encode(key) for key in range(2_500)]

@@ -36,7 +36,7 @@ from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.failures import errno_of, refusal, rocksdb_failure, unavailable
 from tests.harness.disks import NOBODY, SmallDisk, needs_root, small_disk, told_by
 
-SMALL = {"write_buffer_bytes": 1 << 20, "block_cache_bytes": 1 << 20}
+SMALL: dict[str, Any] = {"write_buffer_bytes": 1 << 20, "block_cache_bytes": 1 << 20}
 GROUPS = KeyGroupRange(0, 8)
 PLAIN, CORRUPT = StorageUnavailableError, CorruptStateError
 SST = "/d/000011.sst"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,14 @@ class Gauge:
 
 def test_as_many_as_allowed_run_at_one_time_and_results_are_in_order() -> None:
     pool, gauge = TransferPool(4, 100, 100), Gauge(4)
-    calls = [lambda number=number: gauge.call(number) for number in range(12)]
+    calls = [partial(gauge.call, number) for number in range(12)]
     assert pool.run(calls, [1] * 12) == list(range(12))
     assert gauge.most == 4
 
 
 def test_bytes_in_memory_bound_what_runs_at_one_time() -> None:
     pool, gauge = TransferPool(8, 100, 60), Gauge(2)
-    calls = [lambda number=number: gauge.call(number) for number in range(6)]
+    calls = [partial(gauge.call, number) for number in range(6)]
     assert pool.run(calls, [50] * 6) == list(range(6))
     assert gauge.most == 2
     single = Gauge(1)
@@ -78,7 +79,7 @@ def test_bytes_in_memory_bound_what_runs_at_one_time() -> None:
 
 def test_one_that_is_larger_than_all_that_may_be_held_runs_alone() -> None:
     pool, gauge = TransferPool(8, 100, 1_000), Gauge(1)
-    assert pool.run([lambda number=number: gauge.call(number) for number in range(5)], [500] * 5) == list(range(5))
+    assert pool.run([partial(gauge.call, number) for number in range(5)], [500] * 5) == list(range(5))
     assert gauge.most == 1
 
 
@@ -98,12 +99,12 @@ def test_two_groups_share_the_bounds_and_none_waits_for_the_other_s_threads() ->
     alone = Gauge(1)
     while pool._threads_free:  # until the other group has taken all threads there are
         assert blocked.is_alive()
-    assert pool.run([lambda number=number: alone.call(number) for number in range(4)], [1] * 4) == [0, 1, 2, 3]
+    assert pool.run([partial(alone.call, number) for number in range(4)], [1] * 4) == [0, 1, 2, 3]
     assert alone.most == 1
     go_on.set()
     blocked.join(20)
     assert results == [[7, 7, 7]]
-    assert pool.run([lambda number=number: first.call(number) for number in range(3)], [1] * 3) == [0, 1, 2]
+    assert pool.run([partial(first.call, number) for number in range(3)], [1] * 3) == [0, 1, 2]
     assert first.most == 3
 
 
@@ -131,7 +132,7 @@ def test_the_first_failure_in_order_is_raised_when_all_under_way_have_ended_and_
         ended.append(number)
 
     with pytest.raises(OSError, match="1") as caught:
-        pool.run([lambda number=number: call(number) for number in range(3)], [1] * 3)
+        pool.run([partial(call, number) for number in range(3)], [1] * 3)
     assert caught.value.errno == 1
     assert (sorted(begun), ended) == ([0, 1, 2], [0])
 
@@ -155,7 +156,7 @@ def test_a_check_that_raises_stops_what_has_not_begun() -> None:
 
         pool = TransferPool(transfers_max, 1, 1)
         with pytest.raises(FlowCancelledError):
-            pool.run([lambda number=number, begun=begun: begun.append(number) for number in range(9)], [1] * 9, check)
+            pool.run([partial(begun.append, number) for number in range(9)], [1] * 9, check)
         assert sorted(begun) == [0, 1]
 
 
@@ -166,7 +167,7 @@ def test_a_system_without_threads_costs_time_alone(monkeypatch: pytest.MonkeyPat
     pool = TransferPool(4, 100, 100)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        assert pool.run([lambda number=number: number for number in range(5)], [1] * 5) == list(range(5))
+        assert pool.run([partial(int, number) for number in range(5)], [1] * 5) == list(range(5))
     gauge = Gauge(4)
     pool.run([lambda: gauge.call(0)] * 4, [1] * 4)
     assert gauge.most == 4

@@ -74,7 +74,7 @@ def shown(backend: KeyedBackendBase, states: list[KeyedStateDescriptor], key: st
     return [value.value(), listed.get(), dict(mapped.items()), reducing.get(), aggregating.get()]
 
 
-NOTHING = [None, [], {}, None, None]
+NOTHING: list[Any] = [None, [], {}, None, None]
 
 
 def full(number: float) -> list[Any]:
@@ -125,7 +125,7 @@ def test_settings_out_of_bounds_are_refused(arguments: dict[str, Any]) -> None:
 
 def test_a_duration_is_no_ttl() -> None:
     with pytest.raises(InvalidConfigError, match="'count'"):
-        state_meta(ValueStateDescriptor("count", int, timedelta(hours=1)), KEY)  # type: ignore[arg-type]
+        state_meta(ValueStateDescriptor("count", int, timedelta(hours=1)), KEY)  # type: ignore[call-overload]
 
 
 def test_the_stored_type_says_that_there_are_stamps() -> None:
@@ -367,7 +367,7 @@ def test_a_table_with_damaged_stamps_is_corrupt(tmp_path: Path) -> None:
     ]
     for each in damaged:
         data = encode_keyed_table(each.replace_schema_metadata(table.schema.metadata), "parquet").to_pybytes()
-        broken = msgspec.structs.replace(handle, parts=(msgspec.structs.replace(handle.parts[0], data=data),))  # type: ignore[type-var]
+        broken = msgspec.structs.replace(handle, parts=(msgspec.structs.replace(handle.parts[0], data=data),))
         with pytest.raises(CorruptStateError, match="'op'") as raised:
             cluster.restored(((broken,), folder), states)
         assert raised.value.fields["operator"] == "op"

@@ -95,7 +95,7 @@ class TtlMachine(RuleBasedStateMachine):
             rocksdb_write_behind_rows=1,
         )
         ttl = Ttl(DURATION_MS, self.update, self.visibility, self.cleanup_entries)
-        self.descriptors = {
+        self.descriptors: dict[str, Any] = {
             "value": ValueStateDescriptor("value", int, ttl),
             "struct": ValueStateDescriptor("struct", Visit, ttl),
             "list": ListStateDescriptor("list", int, ttl),

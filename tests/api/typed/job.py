@@ -74,6 +74,11 @@ def build() -> hf.JobHandle:
     assert_type(stream, hf.Stream)
     stream.key_by("card").process(Rule()).uid("rule").sink_to(hf.ParquetSink("/out"), uid="out")
     job = env.execute(restore="latest")
-    assert_type(job.wait(timeout_s=10), str)
+    try:
+        assert_type(job.wait(timeout_s=10), str)
+    except hf.CorruptStateError as error:
+        assert_type(error.path, str | None)
+    except hf.JobExistsError as error:
+        assert_type(error.job_id, str)
     assert_type(job.progress().records_in, int)
     return job

@@ -64,3 +64,8 @@ def build() -> None:
     print(job.progress().rows)  # E: attr-defined
     job.wait("10 s")  # E: arg-type
     print(hf.nothing)  # E: attr-defined
+    try:
+        job.wait(10)
+    except hf.CorruptStateError as error:
+        print(error.pth)  # E: attr-defined
+    raise hf.JobExistsError("it ended", job_id="a")  # E: call-arg

@@ -34,6 +34,7 @@ def open_envelope(data: bytes) -> dict[str, Any]:
     """The object `snapshot` of the bytes of `_metadata`."""
     header = HEADER.match(data)
     require(header is not None, "no header")
+    assert header is not None
     version, length = int(header[1]), int(header[2])
     require(version == 1, f"version {version}")
     body, trailer = data[header.end() : header.end() + length], data[header.end() + length :]

@@ -68,6 +68,7 @@ def int64_of(field: str, value: Any) -> int:
             return 0x7FF8000000000000 if value != value else int(struct.unpack(">Q", struct.pack(">d", value + 0.0))[0])
     scale = re.fullmatch(r"decimal128\(\d+, (-?\d+)\)", field)
     require(scale is not None, f"key field {field!r}")
+    assert scale is not None
     unscaled = int(value.scaleb(int(scale[1])))
     return (unscaled >> 64) ^ unscaled
 
@@ -114,7 +115,9 @@ def decode_field(field: str, data: bytes, at: int, nested: bool) -> tuple[Any, i
     require(data[at] == tag, f"tag of {field}")
     at += 1
     if width == 0:
-        stop = re.compile(rb"\0(?!\xff)").search(data, at).start() if nested else len(data)
+        end = re.compile(rb"\0(?!\xff)").search(data, at) if nested else None
+        require(end is not None or not nested, f"end of {field}")
+        stop = len(data) if end is None else end.start()
         body = data[at:stop].replace(b"\0\xff", b"\0") if nested else data[at:]
         return (body.decode("utf-8") if field == "utf8" else body), stop + nested
     number = int.from_bytes(data[at : at + width], "big")

@@ -25,6 +25,7 @@ def parse_type(text: str) -> Any:
 def parse_at(text: str, at: int) -> tuple[Any, int]:
     word = re.compile(r"\w+").match(text, at)
     require(word is not None, f"type {text!r} at {at}")
+    assert word is not None
     name, at = word[0], word.end()
     if text[at : at + 1] != "<":
         require(name in SCALARS or name in OPAQUE, f"type {name!r}")
@@ -38,7 +39,9 @@ def parse_at(text: str, at: int) -> tuple[Any, int]:
                 field, length = json.JSONDecoder().raw_decode(text[at:])
                 at += length
             else:
-                field = re.compile(r"\w+").match(text, at)[0]
+                name_of_field = re.compile(r"\w+").match(text, at)
+                assert name_of_field is not None
+                field = name_of_field[0]
                 at += len(field)
             member, at = parse_at(text, at + 2)
             default = text.startswith(" = default", at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -28,7 +29,7 @@ def operator(*, emits_changes: bool = True) -> RunningAggregateOperator:
     return RunningAggregateOperator(descriptor, key_selector("k", None, ROWS, "op"), ROWS, emits_changes=emits_changes)
 
 
-def columns(keys: list[int], values: list[int | None]) -> pa.RecordBatch:
+def columns(keys: list[int], values: Sequence[int | None]) -> pa.RecordBatch:
     return pa.record_batch({"k": keys, "v": pa.array(values, pa.int64())}, schema=ROWS.schema)
 
 

@@ -240,7 +240,7 @@ def test_a_row_that_is_no_dict_among_dicts_is_left_out() -> None:
 
 def test_what_is_no_rows_fault_fails_all_the_same() -> None:
     def ask(row: Any) -> Any:
-        raise UndeclaredStateError("no such state")
+        raise UndeclaredStateError("no such state", operator="op")
 
     with pytest.raises(UndeclaredStateError):
         run(MapOperator(ask, ANY, ANY, skips=True), ["1"])

@@ -11,9 +11,10 @@ import pytest
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.time import BoundedOutOfOrderness, Tumbling, duration_ms
+from holdfast.operators.functions.time import BoundedOutOfOrderness, Tumbling
 from holdfast.operators.functions.timestamps import TIME_MS_MAX, TimestampsOperator
 from holdfast.statebackends.errors import InvalidConfigError, InvalidTimestampError, UserFunctionError
+from holdfast.statebackends.state import duration_ms
 from tests.operators.harness import OperatorHarness
 
 ROWS = RowType(pa.schema([("t", pa.int64())]))

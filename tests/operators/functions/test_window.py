@@ -25,7 +25,9 @@ from tests.operators.harness import HarnessSnapshot, OperatorHarness
 
 ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
 SIZE = 10
-AGGREGATES = {"n": count(), "values": count("v"), "total": sum("v"), "low": min("v"), "high": max("v"), "avg": mean("v")}
+AGGREGATES: dict[str, Any] = {
+    "n": count(), "values": count("v"), "total": sum("v"), "low": min("v"), "high": max("v"), "avg": mean("v"),
+}  # fmt: skip
 
 
 def operator(rows_per_slice_max: int = 8192, windows: Tumbling | None = None, **aggregates: Any) -> TumblingWindowOperator:

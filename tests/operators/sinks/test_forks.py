@@ -10,6 +10,7 @@ import pytest
 
 import holdfast.operators.sinks.committer as committer_module
 from holdfast.barriers.sinklog import FORK_PROPERTY, OwnerEntry, SinkFork, place_of
+from holdfast.operators.sinks.log import end_log_flow
 from holdfast.operators.sinks.parquet import read_log
 from holdfast.statebackends.errors import CommittableLostError, FencedError
 from tests.operators.ports import DictStorage
@@ -270,7 +271,7 @@ def _forgets(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_the_ledger_sees_a_move_that_drops_what_was_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer_module, "end_log_flow", _forgets(committer_module.end_log_flow))
+    monkeypatch.setattr(committer_module, "end_log_flow", _forgets(end_log_flow))
     with pytest.raises(AssertionError):
         run_move(None, after=False, store=ROOT)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,7 +109,8 @@ def test_files_are_dealt_round_robin(tmp_path: Path) -> None:
 @pytest.mark.parametrize("polls", [0, 1, 3, 4, 11])
 def test_restored_positions_are_exact_at_another_parallelism(tmp_path: Path, polls: int) -> None:
     source = ParquetSource(write_files(tmp_path), batch_rows=90)
-    entries, seen = [], []
+    entries: list[bytes] = []
+    seen: list[Any] = []
     for subtask in range(2):
         reader, context = opened(source, subtask, 2)
         for _ in range(polls):
