@@ -17,8 +17,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -36,7 +37,7 @@ from holdfast.barriers.messages import (
     has_control_characters,
 )
 from holdfast.coordinator.jobmaster.events import Action, CloseStream, Deliver, JobSetup
-from holdfast.coordinator.notes import Note
+from holdfast.coordinator.notes import Turn
 from holdfast.coordinator.views import WorkerView
 from holdfast.statebackends.errors import (
     AuthenticationError,
@@ -185,15 +186,8 @@ LIVENESS_GRACE_MS = 1_000
 """How long a failover waits for a sign of life from a process that holds a slot: its stream may still seem open."""
 
 
-@dataclass(slots=True)
-class JobTurn:
-    """The event being handled: its time, and the actions so far. Shared by the parts of one job master."""
-
-    now_ms: int = 0
-    wall_ms: int = 0
-    out: list[Action] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    """What happened, for the log."""
+JobTurn: TypeAlias = Turn[Action]
+"""Shared by the parts of one job master."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     newest = CompletedCheckpoint(3, CheckpointKind.CHECKPOINT, "x", 3, 20, decision.shared)
     kept = [completed(2, "1-1-op-0-a-s2", "2-1-op-0-a-s3"), newest]
     again = CompletedCheckpointStore(2, kept)
-    assert again.shared.counts() == job.machine._decisions.retained.shared.counts()
+    assert again.shared.counts() == job.machine._completed.shared.counts()
     assert again.shared.counts() == {"1-1-op-0-a-s2": (2,), "2-1-op-0-a-s3": (2, 3), "3-1-op-0-a-s4": (3,)}
 
 

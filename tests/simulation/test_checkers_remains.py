@@ -401,11 +401,11 @@ def coordinator(
 ) -> Any:
     kind = SimpleNamespace(kind=CheckpointKind.CHECKPOINT)
     entry = SimpleNamespace(request=kind, checkpoint_id=1, started_ms=0, status=status)
-    decisions = SimpleNamespace(retained=SimpleNamespace(_recent=()), _folders=())
     machine = SimpleNamespace(
         pending=[entry] * pending,
-        _decisions=decisions,
-        _triggering=SimpleNamespace(_queue=()),
+        _queue=(),
+        _completed=SimpleNamespace(_recent=()),
+        _aborted_folders=(),
         failures=SimpleNamespace(_failed=()),
         stats=SimpleNamespace(_finished=range(finished)),
     )
