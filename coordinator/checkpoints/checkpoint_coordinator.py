@@ -545,6 +545,7 @@ class CheckpointCoordinator:
     def _complete(self, pending: PendingCheckpoint) -> None:
         """COMPLETED is stored. A plain savepoint has no effect on anything but its requester."""
         request, number = pending.request, pending.checkpoint_id
+        pending.decided(PendingStatus.COMPLETED)
         completed = CompletedCheckpoint(
             number, request.kind, pending.folder, pending.timestamp_ms, pending.size, pending.shared, pending.totals
         )
@@ -662,6 +663,7 @@ class CheckpointCoordinator:
         """ABORTED is stored: notify the tasks, delete the state, answer the request, count the failure."""
         request, number = pending.request, pending.checkpoint_id
         assert pending.abort_reason is not None
+        pending.decided(PendingStatus.ABORTED)
         del self._pending[number]
         self._completed.aborted(number)
         self.stats.failed(number, pending.abort_reason, pending.abort_message, self._turn.wall_ms)

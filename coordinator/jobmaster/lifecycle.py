@@ -26,14 +26,14 @@ from holdfast.coordinator.checkpoints.events import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import keeps_checkpoints
 from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.events import JobSetup, JobState
+from holdfast.coordinator.jobmaster.events import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
 from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from holdfast.coordinator.totals import Totals, reached
 from holdfast.coordinator.views import RestoredView
-from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.errors import HoldfastError, InvariantError
 
 FINAL_RETRY_MS = 200
 """Pause before the final checkpoint is asked for again after it failed."""
@@ -407,6 +407,8 @@ class Lifecycle:
 
     def _enter(self, state: JobState, reason: str = "") -> None:
         if state is not self.state:
+            if state not in TRANSITIONS[self.state]:
+                raise InvariantError(f"job {self._setup.job_id} is {self.state.value} and can't become {state.value}")
             self._turn.notes.append(StateChanged(state.value, self.state.value, reason))
         self.state = state
         self.timestamps[state.value] = self._turn.wall_ms
