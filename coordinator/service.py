@@ -28,7 +28,7 @@ from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.queries import ReadModels
 from holdfast.coordinator.dispatcher.submit import identify_job
-from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, ThreadOwner
+from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.ownership.claims import check_target
@@ -65,7 +65,12 @@ class CoordinatorService(ReadModels):
         self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
         clock = SystemClock()
         self._host = Dispatcher(
-            config, self._storage.root, rng=self._rng, clock=clock, runner=self._runner, owner=lambda: ThreadOwner(clock)
+            config,
+            self._storage.root,
+            rng=self._rng,
+            clock=clock,
+            runner=self._runner,
+            make_job_thread=lambda: SystemJobThread(clock),
         )
         self._closing = threading.Lock()
         self._closed = False
@@ -77,7 +82,7 @@ class CoordinatorService(ReadModels):
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
             for number in range(config.recovery_threads)
         ]
-        self._threads.append(threading.Thread(target=self._recover_unsettled, name="recovery-again", daemon=True))
+        self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -106,9 +111,9 @@ class CoordinatorService(ReadModels):
         if not self._registry.is_known(job_id):  # how it ended, or who leads it, counts for more
             text = f"its recovery failed, and is tried again ({type(error).__name__}: {clip(str(error))})"
             self._registry.put_broken(job_id, StorageUnavailableError(text))
-        self._host.unsettled.add(job_id)
+        self._host.unrecovered.add(job_id)
 
-    def _recover_unsettled(self) -> None:
+    def _retry_recoveries(self) -> None:
         """Storage that failed while a job was recovered may work again: its workers are waiting."""
         backoff = RecoveryBackoff()
         rounds = 0
@@ -120,11 +125,11 @@ class CoordinatorService(ReadModels):
                 self._perform(self._host.find_leaders())
             except Exception:  # there are jobs to be recovered all the same
                 logger.critical("looking for leaders failed in a way that no record describes", exc_info=True)
-            for job_id in backoff.due(sorted(self._host.unsettled)):
+            for job_id in backoff.due(sorted(self._host.unrecovered)):
                 try:
                     with self._registry.lock_of(job_id):
                         if not self._closed:
-                            self._perform(self._host.recover_unsettled_job(job_id))
+                            self._perform(self._host.retry_recovery(job_id))
                 except Exception as error:  # the other jobs are still to be recovered, and this one again
                     self._choke_on(job_id, error)
 

@@ -110,9 +110,9 @@ class BoundsChecker(Checker):
         self._at_most(name, "folders of aborted savepoints", coordinator._aborted_folders, ABORTED_FOLDERS_MAX)
         self._at_most(name, "counted failures", coordinator.failures._failed, COUNTED_IDS_MAX)
         self._at_most(name, "finished checkpoints with their subtasks", coordinator.stats._finished, HISTORY_MAX)
-        self._at_most(name, "exceptions", master.lifecycle.incidents._exceptions, EXCEPTIONS_MAX)
+        self._at_most(name, "exceptions", master.lifecycle.exceptions._exceptions, EXCEPTIONS_MAX)
         self._at_most(name, "trigger ids", master.triggers._triggers, TRIGGERS_MAX)
-        for slot in master.workforce.slots:
+        for slot in master.slot_pool.slots:
             if slot.outbox is not None:
                 self._at_most(name, f"commands for slot {slot.index}", slot.outbox._commands, OUTBOX_COMMANDS_MAX)
 

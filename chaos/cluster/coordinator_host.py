@@ -42,7 +42,7 @@ T = TypeVar("T")
 Ended: TypeAlias = Callable[[Any, BaseException | None], None]
 
 TURN_US = (10, 250)
-"""Least and most time until an owner takes its next turn."""
+"""Least and most time until a job thread takes its next turn."""
 CALL_TIMEOUT_MS = 30_000
 
 
@@ -101,7 +101,7 @@ class CoordinatorHost:
             rng=rng,
             clock=self.clock,
             runner=self,
-            owner=lambda: SimOwner(self),
+            make_job_thread=lambda: SimJobThread(self),
             draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
         )
         host = self.host
@@ -131,7 +131,7 @@ class CoordinatorHost:
     @property
     def is_at_rest(self) -> bool:
         """No flow is under way, and no job waits for a time to do something."""
-        idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unsettled or self.host.astray)
+        idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unrecovered or self.host.astray)
         return idle and all(service.next_deadline_ms() is None for service in self.services)
 
     def start(self) -> None:
@@ -166,8 +166,8 @@ class CoordinatorHost:
                 self._in_turn("", self.host.check_leaderships(), _nothing)
             if self.host.astray:
                 self._in_turn("", self.host.find_leaders(), _nothing)
-            for job_id in sorted(self.host.unsettled):
-                self._in_turn(job_id, self.host.recover_unsettled_job(job_id), _nothing)
+            for job_id in sorted(self.host.unrecovered):
+                self._in_turn(job_id, self.host.retry_recovery(job_id), _nothing)
         self._around.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
 
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
@@ -287,7 +287,7 @@ def _nothing(result: Any, error: BaseException | None) -> None:
 
 
 def _look_at(master: JobMaster) -> JobStatus:
-    workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.workforce.views())
+    workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.slot_pool.views())
     setup = master.setup
     restored = master.lifecycle.restore_point
     completed = restored.checkpoint_id if restored is not None else 0
@@ -317,8 +317,8 @@ def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
     return made_future
 
 
-class SimOwner:
-    """Implements holdfast.coordinator.dispatcher.threads.Owner: a job's turns as events of its process."""
+class SimJobThread:
+    """Implements holdfast.coordinator.dispatcher.threads.JobThread: a job's turns as events of its process."""
 
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host

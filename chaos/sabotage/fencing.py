@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 import holdfast.coordinator.dispatcher.storage_effects as effects_module
-import holdfast.coordinator.ha.recovery as settling_module
+import holdfast.coordinator.ha.recovery as recovery_module
 import holdfast.coordinator.ha.store as store_module
-import holdfast.coordinator.jobmaster.slots as workforce_module
-import holdfast.coordinator.restore.resolve as resolving_module
+import holdfast.coordinator.jobmaster.slots as slots_module
+import holdfast.coordinator.restore.resolve as resolve_module
 from holdfast.barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
@@ -103,21 +103,21 @@ SABOTAGES = (
         "trusted_registrations",
         "whoever registers for a worker's slot gets it",
         ("I15",),
-        (Mutant(workforce_module, "is_launched", constant(True)),),
+        (Mutant(slots_module, "is_launched", constant(True)),),
         plan=(Fault("forged_registration", "workers", at_ms=400),),
     ),
     Sabotage(
         "borrowed_proof",
         "a launcher's proof of one worker holds for every slot and every later worker of its submission",
         ("I15",),
-        (Mutant(workforce_module, "is_launched", _forgets_who_was_started),),
+        (Mutant(slots_module, "is_launched", _forgets_who_was_started),),
         plan=(Fault("forged_registration", "workers", at_ms=400),),
     ),
     Sabotage(
         "reused_id",
         "a new leader deletes the registers of aborted ids, and takes those ids again",
         ("I12",),
-        (Mutant(settling_module, "derive_garbage", lambda original: _forgets_aborted),),
+        (Mutant(recovery_module, "derive_garbage", lambda original: _forgets_aborted),),
         kinds=("crashes", "zombies", "power_loss"),
     ),
     Sabotage(
@@ -146,7 +146,7 @@ SABOTAGES = (
         "unnamed_base",
         "a job that is started from a savepoint by its path begins at the newest one that it has",
         ("I16",),
-        (Mutant(resolving_module, "_resolve", _finds_the_newest),),
+        (Mutant(resolve_module, "_resolve", _finds_the_newest),),
         kinds=("restore", "drain"),
     ),
     Sabotage(
@@ -163,7 +163,7 @@ SABOTAGES = (
         "unsettled_takeover",
         "a new leader leaves the ids undecided that its predecessor had claimed",
         ("I13", "I15"),
-        (Mutant(settling_module, "abort_checkpoint", _decides_nothing),),
+        (Mutant(recovery_module, "abort_checkpoint", _decides_nothing),),
         kinds=("crashes", "zombies"),
     ),
 )

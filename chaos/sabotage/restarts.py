@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast.coordinator.jobmaster.failover as incidents_module
+import holdfast.coordinator.jobmaster.failover as failover_module
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
@@ -27,7 +27,7 @@ SABOTAGES = (
         "hasty_restarts",
         "a job that the user's code fails restarts at once after a completed checkpoint, and fails again",
         ("I16",),
-        (Mutant(incidents_module, "is_of_user_code", constant(False)),),
+        (Mutant(failover_module, "is_of_user_code", constant(False)),),
         workloads=_WORKLOADS,
         plan=(Fault("user_error", at_ms=400),),
     ),

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-import holdfast.coordinator.checkpoints.checkpoint_coordinator as machine_module
-import holdfast.coordinator.dispatcher.dispatcher as hosting_module
+import holdfast.coordinator.checkpoints.checkpoint_coordinator as coordinator_module
+import holdfast.coordinator.dispatcher.dispatcher as dispatcher_module
 import holdfast.coordinator.dispatcher.storage_effects as effects_module
-import holdfast.coordinator.ha.recovery as settling_module
+import holdfast.coordinator.ha.recovery as recovery_module
 import holdfast.coordinator.ownership.claims as claiming_module
 import holdfast.coordinator.ownership.claims as ownership_module
 from holdfast.barriers.jobgraph import ClaimMode, Submission
@@ -133,7 +133,7 @@ SABOTAGES = (
         "a job that finishes drops its last checkpoint, though it was to keep it",
         ("I16",),
         (
-            Mutant(machine_module, "keeps_checkpoints", constant(False)),
+            Mutant(coordinator_module, "keeps_checkpoints", constant(False)),
             Mutant(ownership_module, "keeps_checkpoints", constant(False)),
         ),
         seeds_max=60,
@@ -153,7 +153,7 @@ SABOTAGES = (
         ("I13", "I11"),
         (
             Mutant(effects_module, "drop_checkpoint", lambda original: _deletes_claim_last),
-            Mutant(settling_module, "drop_checkpoint", lambda original: _deletes_claim_last),
+            Mutant(recovery_module, "drop_checkpoint", lambda original: _deletes_claim_last),
         ),
     ),
     Sabotage(
@@ -167,7 +167,7 @@ SABOTAGES = (
         "unasked_claim",
         "whatever savepoint a job is started from is taken for its own, and on record as given to it",
         ("I25",),
-        (Mutant(hosting_module, "start_submission", _claims_whatever),),
+        (Mutant(dispatcher_module, "start_submission", _claims_whatever),),
         kinds=("restore", "drain"),
         seeds_max=60,
     ),
@@ -199,7 +199,7 @@ SABOTAGES = (
         "unheld_base",
         "retention drops the checkpoint that an increment under way builds on, so that it can't complete",
         ("I15", "I30"),
-        (Mutant(CompletedCheckpointStore, "hold", constant(None)),),
+        (Mutant(CompletedCheckpointStore, "retain_bases", constant(None)),),
         workloads=("timers", "counter", "windows", "aggregate"),
         plan=(throughout("store_slow", "worker:", amount=60, probability=0.2),),
         backend="rocksdb",
@@ -223,7 +223,7 @@ SABOTAGES = (
         "half_deleted_left",
         "what is left of shared files when a coordinator died between two deletions stays for ever",
         ("I24", "I23"),
-        (Mutant(settling_module, "derive_shared_garbage", _looks_for_aborted),),
+        (Mutant(recovery_module, "derive_shared_garbage", _looks_for_aborted),),
         workloads=("timers", "counter", "windows", "aggregate"),
         plan=(Fault("kill_coordinator", on="coordinator.DeleteFile.shared", nth=3, amount=1),),
         backend="rocksdb",
@@ -234,7 +234,7 @@ SABOTAGES = (
         ("I24",),
         (
             Mutant(effects_module, "sweep_shared", constant(())),
-            Mutant(settling_module, "derive_shared_garbage", constant(())),
+            Mutant(recovery_module, "derive_shared_garbage", constant(())),
         ),
         backend="rocksdb",
     ),

@@ -76,13 +76,14 @@ class CheckpointCoordinator:
         next_checkpoint_id: int = 1,
         completed: Iterable[CompletedCheckpoint] = (),
         aborted: Iterable[int] = (),
-        pinned: int = 0,
-        buildable: int = 0,
+        restored_id: int = 0,
+        increment_base: int = 0,
         first_checkpoint_id: int = 1,
     ) -> None:
-        """`completed`: every checkpoint and savepoint on record; `aborted`: ids whose claim is still stored; `pinned`: the id that
-        the job was restored from, kept beyond the limit until a newer one completes; `buildable`: the same if it is a checkpoint of
-        this job, and 0 else: tasks know its files; `first_checkpoint_id`: ids from here on are of this submission."""
+        """`completed`: every checkpoint and savepoint on record. `aborted`: ids whose claim is still stored. `restored_id`: what
+        the job was restored from, kept beyond the limit until a newer one completes; 0: nothing. `increment_base`: the same if it
+        is a checkpoint of this job, whose files its tasks know; 0 else. `first_checkpoint_id`: ids from here on are of this
+        submission."""
         self._paths = JobPaths(job_id)
         self._graph = graph
         self._config = config = graph.config
@@ -110,11 +111,11 @@ class CheckpointCoordinator:
             config.retained_checkpoints,
             completed,
             aborted,
-            pinned=pinned,
-            buildable=buildable,
+            restored_id=restored_id,
+            increment_base=increment_base,
             first_checkpoint_id=first_checkpoint_id,
         )
-        self._judge = AcknowledgementJudge(graph, self._completed.shared)
+        self._judge = AcknowledgementJudge(graph, self._completed.shared_state)
         self._aborted_folders: OrderedDict[int, str] = OrderedDict()
         self._fenced = False
         self.failures = CheckpointFailureManager(config.tolerable_failed_checkpoints)
@@ -366,7 +367,7 @@ class CheckpointCoordinator:
         self._preparing = None
         match event:
             case on.ClaimTaken():
-                epoch = event.standing.epoch
+                epoch = event.existing.epoch
                 self._turn.out.append(on.LoseLeadership(f"epoch {epoch} claimed checkpoint {event.checkpoint_id}", epoch))
             case on.ClaimFailed(ambiguous=False):
                 self._release_ending(event.checkpoint_id)
@@ -481,7 +482,7 @@ class CheckpointCoordinator:
     def _discard_late(self, ack: AcknowledgeCheckpoint, folder: str, accepted: AcknowledgeCheckpoint | None = None) -> None:
         """Delete the files of one writer that no decision will name: only those that it wrote itself, and that it has not
         acknowledged. Of a forgotten id that was completed once, other checkpoints may still share files: these stay."""
-        shared = self._completed.shared
+        shared = self._completed.shared_state
         kept = set(list_files(accepted.states)) if accepted is not None else set()
         own = dict.fromkeys(path for path in self._judge.files_of_writer(ack) if path not in kept)
         names = ((path, shared_name(path)) for path in own)
@@ -499,7 +500,7 @@ class CheckpointCoordinator:
             pending = self._pending.get(self._ready.pop(0))
             if pending is None or pending.status is not PendingStatus.READY:
                 continue
-            shared = self._completed.shared
+            shared = self._completed.shared_state
             try:
                 if pending.request.is_savepoint:
                     shared.check_self_contained(pending.states())
@@ -531,8 +532,8 @@ class CheckpointCoordinator:
         match event:
             case on.MetadataWritten():
                 self._complete(pending)
-            case on.MetadataLost(standing=standing):
-                self._obey(pending, standing, completing=False)
+            case on.MetadataLost(existing=existing):
+                self._obey(pending, existing, completing=False)
             case on.MetadataAmbiguous(message=message):
                 self._write_aborted(pending, FailureReason.FINALIZE_FAILURE, message)
             case on.MetadataFailed(reason=reason, message=message):
@@ -569,7 +570,7 @@ class CheckpointCoordinator:
 
     def _drop_surplus(self) -> None:
         """Let go what retention does not keep; bases of what is undecided stay."""
-        self._completed.hold(frozenset(pending.base for pending in self._pending.values() if pending.base is not None))
+        self._completed.retain_bases(frozenset(pending.base for pending in self._pending.values() if pending.base is not None))
         self._drop(self._completed.take_drops())
 
     def _drop(self, drops: list[DropCheckpoint]) -> None:
@@ -650,8 +651,8 @@ class CheckpointCoordinator:
         match event:
             case on.AbortWritten():
                 self._aborted(pending)
-            case on.AbortLost(standing=standing):
-                self._obey(pending, standing, completing=pending.is_complete)
+            case on.AbortLost(existing=existing):
+                self._obey(pending, existing, completing=pending.is_complete)
             case on.AbortFailed():
                 pending.retry_ms = self._turn.now_ms + ABORT_RETRY_MS
             case _:

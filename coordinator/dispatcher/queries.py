@@ -1,4 +1,4 @@
-"""SHELL: the read models of a coordinator: asked of each job's owner thread, or of what is on record of an ended job.
+"""SHELL: the read models of a coordinator: asked of each job's thread, or of what is on record of an ended job.
 
 Read models from a job master, or from the records of a job that ended before this coordinator started. Pure."""
 
@@ -50,7 +50,7 @@ def view_overview(master: JobMaster) -> JobOverviewView:
         last_modification_ms=max(lifecycle.timestamps.values(), default=setup.started_ms),
         task_counts=execution.counts(),
         slots_required=setup.graph.slots_required,
-        slots_registered=master.workforce.registered,
+        slots_registered=master.slot_pool.registered,
     )
 
 
@@ -59,10 +59,10 @@ def view_numbers(master: JobMaster) -> JobNumbersView:
     return JobNumbersView(
         overview=view_overview(master),
         attempt=lifecycle.attempt,
-        restarts=lifecycle.incidents.restarts,
+        restarts=lifecycle.exceptions.restarts,
         counts=stats.counts,
         latest_completed=stats.latest_completed,
-        frames_refused=sum(slot.frames_refused for slot in master.workforce.slots),
+        frames_refused=sum(slot.frames_refused for slot in master.slot_pool.slots),
         graph=master.setup.graph,
         totals=lifecycle.totals(),
         reached=lifecycle.reached(),
@@ -96,12 +96,12 @@ def view_job(master: JobMaster, now_ms: int) -> JobView:
         now_ms=now_ms,
         timestamps=dict(lifecycle.timestamps),
         graph=setup.graph,
-        vertices=execution.views(master.workforce.hosts()),
-        workers=master.workforce.views(),
-        exceptions=lifecycle.incidents.views(),
+        vertices=execution.views(master.slot_pool.hosts()),
+        workers=master.slot_pool.views(),
+        exceptions=lifecycle.exceptions.views(),
         submission=setup.submission,
         attempt=lifecycle.attempt,
-        restarts=lifecycle.incidents.restarts,
+        restarts=lifecycle.exceptions.restarts,
         epoch=setup.epoch,
         failure=lifecycle.failure,
         totals=lifecycle.totals(),

@@ -1,4 +1,4 @@
-"""Flows that start or take over a job: lead, settle, plan, record. Nothing is written before the plan stands."""
+"""Flows that start or take over a job: lead, recover, plan, record. Nothing is written before the plan stands."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def preflight(
 
 
 def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:
-    """Become the job's leader, settle what an older one left, and record the submission under the next number.
+    """Become the job's leader, recover what an older one left, and record the submission under the next number.
 
     `verified`: a preflight has just read every byte of the snapshot, which nobody may change; it is not read again."""
     paths = JobPaths(job_id)
@@ -111,10 +111,10 @@ def start_submission(job_id: str, submission: Submission, starter: Starter, *, v
     )
     # The number was free when we read it. While no newer leader exists after that, whoever comes reads it later, and takes it.
     yield from check_leadership(paths, epoch)
-    standing = yield from write_submission(paths, record)
-    if standing.nonce != record.nonce:
+    existing = yield from write_submission(paths, record)
+    if existing.nonce != record.nonce:
         raise FencedError(f"submission {record.number} of job {job_id} is another coordinator's", job=job_id, epoch=epoch)
-    return derive_setup(job, standing, epoch=epoch, directory_nonce=starter.directory_nonce)
+    return derive_setup(job, existing, epoch=epoch, directory_nonce=starter.directory_nonce)
 
 
 def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
@@ -202,8 +202,8 @@ def resume_submission(job_id: str, starter: Starter, known: RecordedJob | None =
         raise NotFoundError(f"job {job_id} is not live", job=job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
-    settled = yield from recover_job(paths, takeover, known)
-    job = yield from _fence_submissions(paths, takeover, settled)
+    recovered = yield from recover_job(paths, takeover, known)
+    job = yield from _fence_submissions(paths, takeover, recovered)
     record = job.newest_submission
     if record is None or not job.is_live:
         raise NotFoundError(f"job {job_id} ended meanwhile", job=job_id)

@@ -254,7 +254,7 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
 
 
 def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, directory_nonce: str) -> JobSetup:
-    """What a master of this epoch starts with, from the directory of a settled job."""
+    """What a master of this epoch starts with, from the directory of a recovered job."""
     attempt = job.newest_attempt
     same = attempt is not None and attempt.submission == record.number
     return JobSetup(

@@ -26,7 +26,7 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.flows import FIRST_BYTES
 from holdfast.statebackends.storage.port import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from tests.coordinator.doubles import leading, submission, wait_until, word_count
-from tests.coordinator.stepping import Process, recover_unsettled
+from tests.coordinator.stepping import Process, retry_recoveries
 from tests.coordinator.world import DictStorage, Steps
 
 JOB = derive_job_id("word count")
@@ -212,7 +212,7 @@ def test_fenced_leader_takes_nothing_back_by_itself(storage: DictStorage) -> Non
             models(older).job(JOB)
         older.drive(older.host.check_leaderships())
         older.drive(older.host.find_leaders())
-        older.drive(recover_unsettled(older.host))
+        older.drive(retry_recoveries(older.host))
         older.pass_time(LEADER_GRACE_MS)
     newer.drive(newer.host.check_leaderships())
     assert not newer.service(JOB).suspended
@@ -225,15 +225,15 @@ def test_job_is_led_from_here_once_its_leader_is_not_to_be_found(storage: DictSt
     stale = older.host.registry.find(JOB)
     assert stale is not None
     older.host.leader_unreachable(JOB, epoch)
-    assert older.host.unsettled == set(), "a leader listens only when it has recovered every job"
+    assert older.host.unrecovered == set(), "a leader listens only when it has recovered every job"
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, epoch - 1)
-    assert older.host.unsettled == set(), "it is another one that was not found"
+    assert older.host.unrecovered == set(), "it is another one that was not found"
     older.host.leader_unreachable(JOB, epoch)
-    older.drive(recover_unsettled(older.host))
+    older.drive(retry_recoveries(older.host))
     assert older.host.registry.led(JOB).epoch == epoch + 1
     assert stale.closed
-    assert older.host.unsettled == set()
+    assert older.host.unrecovered == set()
     newer.drive(newer.host.check_leaderships())
     assert referral(newer) == {"job": JOB, "epoch": epoch + 1, "url": FIRST}, "whoever was taken for dead sends clients here"
 
@@ -246,14 +246,14 @@ def test_question_about_a_job_that_another_one_started_does_not_take_it_away() -
     leader.submit(submitted())
     epoch = leader.service(JOB).epoch
     standby.host.look_for(JOB)
-    standby.drive(recover_unsettled(standby.host))
+    standby.drive(retry_recoveries(standby.host))
     assert referral(standby) == {"job": JOB, "epoch": epoch, "url": SECOND}
-    assert standby.host.unsettled == set()
+    assert standby.host.unrecovered == set()
     leader.drive(leader.host.check_leaderships())
     assert not leader.service(JOB).suspended
     standby.pass_time(LEADER_GRACE_MS)
     standby.host.leader_unreachable(JOB, epoch)
-    standby.drive(recover_unsettled(standby.host))
+    standby.drive(retry_recoveries(standby.host))
     assert standby.host.registry.led(JOB).epoch == epoch + 1, "and once it is not to be found, the job is led from here"
 
 
@@ -262,9 +262,9 @@ def test_leader_that_is_given_up_may_have_a_successor(storage: DictStorage) -> N
     newest = led_by(storage, THIRD, seed=3)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
-    older.drive(recover_unsettled(older.host))
+    older.drive(retry_recoveries(older.host))
     assert referral(older)["url"] == THIRD
-    assert older.host.unsettled == set()
+    assert older.host.unrecovered == set()
     newest.drive(newest.host.check_leaderships())
     assert not newest.service(JOB).suspended
 
@@ -275,7 +275,7 @@ def test_job_that_ended_under_a_leader_that_is_gone_is_remembered_as_ended(stora
     run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", epoch, "second", 0, 0)), storage)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, epoch)
-    older.drive(recover_unsettled(older.host))
+    older.drive(retry_recoveries(older.host))
     assert models(older).job(JOB).overview.state == "FINISHED"
     with pytest.raises(FencedError):
         register(older, submission=1)
@@ -291,7 +291,7 @@ def test_leader_that_lost_an_id_to_a_stale_one_leads_on(storage: DictStorage) ->
     with pytest.raises(NotLeaderError):
         register(process, submission=1)
     process.drive(process.host.find_leaders())
-    process.drive(recover_unsettled(process.host))
+    process.drive(retry_recoveries(process.host))
     assert (process.service(JOB).epoch, stale.closed) == (epoch + 1, True)
     assert register(process, submission=1).epoch == epoch + 1
 
@@ -304,7 +304,7 @@ def test_job_whose_core_failed_is_not_led_again_by_itself(storage: DictStorage) 
     with pytest.raises(NotLeaderError):
         register(process, submission=1)
     process.drive(process.host.find_leaders())
-    assert process.host.unsettled == set()
+    assert process.host.unrecovered == set()
 
 
 def test_storage_that_fails_while_a_leader_is_looked_for_changes_nothing(storage: DictStorage) -> None:
@@ -319,8 +319,8 @@ def test_storage_that_fails_while_a_leader_is_looked_for_changes_nothing(storage
     older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
     working, older.execute = older.execute, away  # type: ignore[method-assign]
     older.drive(older.host.find_leaders())
-    older.drive(recover_unsettled(older.host))
-    assert older.host.unsettled == {JOB}, "nobody can tell whether there is a newer leader"
+    older.drive(retry_recoveries(older.host))
+    assert older.host.unrecovered == {JOB}, "nobody can tell whether there is a newer leader"
     newer.execute = away  # type: ignore[method-assign]
     newer.drive(newer.host.check_leaderships())
     older.execute = working  # type: ignore[method-assign]

@@ -413,9 +413,9 @@ def coordinator(
     master = SimpleNamespace(
         coordinator=machine,
         setup=SimpleNamespace(graph=SimpleNamespace(config=config)),
-        lifecycle=SimpleNamespace(incidents=SimpleNamespace(_exceptions=())),
+        lifecycle=SimpleNamespace(exceptions=SimpleNamespace(_exceptions=())),
         triggers=SimpleNamespace(_triggers=()),
-        workforce=SimpleNamespace(slots=()),
+        slot_pool=SimpleNamespace(slots=()),
         state=state,
     )
     found = process("coordinator-1", services=[SimpleNamespace(_master=master, closed=False, epoch=1)])
