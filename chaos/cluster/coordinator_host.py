@@ -21,10 +21,11 @@ from holdfast.chaos.sim.kernel import Process, ProcessClock
 from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
-from holdfast.coordinator.dispatcher.queries import ReadModels, view_recorded_job
+from holdfast.coordinator.dispatcher.queries import view_recorded_job
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -105,7 +106,7 @@ class CoordinatorHost:
             draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
         )
         host = self.host
-        self._models = ReadModels(host.registry, storage.root, CALL_TIMEOUT_MS, host.recovery, look_for=host.look_for)
+        self._calls = JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)
         self._starting: dict[str, deque[tuple[HostFlow[Any], Ended]]] = {}
         """Of each job the flows that start it or take it over: the first is under way, the others wait for it."""
         self._rounds = 0
@@ -210,10 +211,10 @@ class CoordinatorHost:
             return future
 
     def _serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
-        call = self._models._call_in_session
+        call = self._calls.call_in_session
         match request:
             case "register":
-                return self._models._register(body)
+                return self._calls.register(body)
             case "acks":
                 return call(job_id, lambda ticket: job.AckBatchReceived(ticket, body))
             case "states":
@@ -231,7 +232,7 @@ class CoordinatorHost:
 
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
         """As the route of the command stream."""
-        return self._models._led_in_session(job_id).subscribe(slot, session, after)
+        return self._calls.led_in_session(job_id).subscribe(slot, session, after)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         """As the REST service for every request that carries it."""
@@ -250,9 +251,9 @@ class CoordinatorHost:
         return future
 
     def _look(self, job_id: str) -> Future[Any]:
-        recorded = self._models._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is None:
-            return self._models._led(job_id).query(_look_at)
+            return self._calls.led(job_id).query(_look_at)
         future: Future[Any] = Future()
         view = view_recorded_job(recorded, self.clock.wall_ms())
         newest = recorded.newest_submission
@@ -262,10 +263,10 @@ class CoordinatorHost:
     def _wish(self, job_id: str, wish: UserRequest) -> Future[Any]:
         kind = wish.kind
         if kind is None:
-            return _then(self._models._call(job_id, job.CancelRequested), lambda _: "")
+            return _then(self._calls.call(job_id, job.CancelRequested), lambda _: "")
         if kind is not CheckpointKind.CHECKPOINT and wish.target is None:
             raise NotFoundError("a savepoint needs a target")
-        return self._models._call(
+        return self._calls.call(
             job_id,
             lambda ticket: job.SnapshotRequested(
                 ticket, kind, wish.trigger_id, target=wish.target, drain=wish.drain, native=wish.native
@@ -273,9 +274,9 @@ class CoordinatorHost:
         )
 
     def _outcome(self, job_id: str, trigger_id: str) -> Future[Any]:
-        recorded = self._models._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is None:
-            return self._models._led(job_id).query(lambda master: _outcome_of(master.triggers.get(trigger_id), trigger_id))
+            return self._calls.led(job_id).query(lambda master: _outcome_of(master.triggers.get(trigger_id), trigger_id))
         view = next((entry for entry in derive_triggers(recorded) if entry.trigger_id == trigger_id), None)
         future: Future[Any] = Future()
         future.set_result(_outcome_of(view, trigger_id))

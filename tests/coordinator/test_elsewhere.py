@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
-from holdfast.coordinator.dispatcher.queries import ReadModels, view_overview
+from holdfast.coordinator.dispatcher.queries import Queries, view_overview
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from holdfast.coordinator.ha.records import LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result
@@ -50,9 +51,13 @@ def referral(process: Process) -> dict[str, Any]:
     return dict(caught.value.fields)
 
 
-def models(process: Process) -> ReadModels:
+def calls(process: Process) -> JobCalls:
     host = process.host
-    return ReadModels(host.registry, process.root, 1_000, host.recovery, look_for=host.look_for)
+    return JobCalls(host.registry, host.recovery, 1_000, look_for=host.look_for)
+
+
+def queries(process: Process) -> Queries:
+    return Queries(calls(process), process.host.registry, process.host.recovery, process.root)
 
 
 def registration(process: Process, *, submission: int) -> RegisterWorker:
@@ -62,13 +67,13 @@ def registration(process: Process, *, submission: int) -> RegisterWorker:
 def seen_state(process: Process) -> str:
     """Of the job, as its driver is told."""
     if process.host.registry.find(JOB) is None:
-        return models(process).job(JOB).overview.state
-    view: JobOverviewView = process.wait_for(models(process)._led(JOB).query(view_overview))
+        return queries(process).job(JOB).overview.state
+    view: JobOverviewView = process.wait_for(calls(process).led(JOB).query(view_overview))
     return view.state
 
 
 def register(process: Process, *, submission: int) -> Registered:
-    future: Future[Registered] = models(process)._register(registration(process, submission=submission))
+    future: Future[Registered] = calls(process).register(registration(process, submission=submission))
     return process.wait_for(future)
 
 
@@ -141,7 +146,7 @@ def test_fenced_leader_names_who_leads(storage: DictStorage) -> None:
     assert referral(older) == {"job": JOB, "epoch": newer.service(JOB).epoch, "url": SECOND}
     assert older.host.registry.find(JOB) is not None
     with pytest.raises(NotLeaderError):
-        models(older).job(JOB)
+        queries(older).job(JOB)
 
 
 def test_leader_that_lost_a_write_finds_out_who_leads_once_somebody_asks(storage: DictStorage) -> None:
@@ -166,7 +171,7 @@ def test_requests_cost_no_look_at_storage_and_a_round_costs_one(storage: DictSto
     done = len(older.operations)
     for _ in range(100):
         with pytest.raises(NotLeaderError):
-            models(older).job(JOB)
+            queries(older).job(JOB)
     assert len(older.operations) == done
     older.drive(older.host.find_leaders())
     older.drive(older.host.find_leaders())
@@ -177,7 +182,7 @@ def test_referral_follows_the_next_leader(storage: DictStorage) -> None:
     older, _ = fenced(storage)
     newest = led_by(storage, THIRD, seed=3)
     with pytest.raises(NotLeaderError):
-        models(older).job(JOB)
+        queries(older).job(JOB)
     older.drive(older.host.find_leaders())
     assert referral(older) == {"job": JOB, "epoch": newest.service(JOB).epoch, "url": THIRD}
 
@@ -209,7 +214,7 @@ def test_fenced_leader_takes_nothing_back_by_itself(storage: DictStorage) -> Non
     older, newer = fenced(storage)
     for _ in range(20):
         with pytest.raises(NotLeaderError):
-            models(older).job(JOB)
+            queries(older).job(JOB)
         older.drive(older.host.check_leaderships())
         older.drive(older.host.find_leaders())
         older.drive(retry_recoveries(older.host))
@@ -276,7 +281,7 @@ def test_job_that_ended_under_a_leader_that_is_gone_is_remembered_as_ended(stora
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, epoch)
     older.drive(retry_recoveries(older.host))
-    assert models(older).job(JOB).overview.state == "FINISHED"
+    assert queries(older).job(JOB).overview.state == "FINISHED"
     with pytest.raises(FencedError):
         register(older, submission=1)
 
@@ -314,7 +319,7 @@ def test_storage_that_fails_while_a_leader_is_looked_for_changes_nothing(storage
         raise StorageUnavailableError("away")
 
     with pytest.raises(NotLeaderError):
-        models(older).job(JOB)
+        queries(older).job(JOB)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
     working, older.execute = older.execute, away  # type: ignore[method-assign]
@@ -427,7 +432,7 @@ def test_worker_that_claims_a_submission_that_nobody_took_changes_nothing(storag
     with pytest.raises(NotLeaderError):
         register(process, submission=7)
     process.drive(process.host.find_leaders())
-    assert models(process).job(JOB).overview.state == "FINISHED"
+    assert queries(process).job(JOB).overview.state == "FINISHED"
 
 
 # ------------------------------------------------------------------------------------------------------------ with threads
