@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from holdfast.barriers.messages import NumberedCommand
 from holdfast.coordinator.checkpoints import events as on
@@ -252,6 +252,8 @@ class JobMasterRunner:
                     _settle(future, lambda: _raise(action.error))
             case job.JobEnded():
                 self._ended.set()
+            case _:
+                assert_never(action)
 
     def _store(self, action: StorageAction, *, cleanup: bool) -> None:
         self._runner.run(

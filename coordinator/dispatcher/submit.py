@@ -20,7 +20,7 @@ from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.ownership.claims import claim_snapshot, derive_releases, find_leftovers, holds_claim, release_snapshot
-from holdfast.coordinator.restore.plan import check_graph, derive_setup, examine_submission, plan_submission
+from holdfast.coordinator.restore.plan import check_graph, check_submission, derive_setup, plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -62,14 +62,14 @@ def preflight(
 ) -> Flow[PreflightReport]:
     """Judge a submission without changing anything. What is wrong with the snapshot is in the report, whatever it is.
 
-    `job`: its records, if they have just been read. `external`, `now_ms`: as of `examine_submission`. Raises InvalidConfigError,
+    `job`: its records, if they have just been read. `external`, `now_ms`: as of `check_submission`. Raises InvalidConfigError,
     JobExistsError, NotFoundError."""
     if job is None:
         job = yield from read_job(JobPaths(job_id))
     while True:
         missing: NotFoundError | None = None
         try:
-            report = (yield from examine_submission(job, submission, external=external, now_ms=now_ms)).report
+            report = (yield from check_submission(job, submission, external=external, now_ms=now_ms)).report
         except (CorruptStateError, RestoreError) as error:  # there is nothing to judge
             report = PreflightReport(job_id=job_id, job_name=submission.graph.name, refusals=(Refusal.of(error),))
         except NotFoundError as error:

@@ -218,8 +218,14 @@ class JobMaster:
                 | job.ResultFailed()
             ):
                 self._lifecycle_event(event)
-            case _:
+            case on.MetadataWritten() | on.MetadataLost() | on.MetadataAmbiguous() | on.MetadataFailed():
                 self._pass_on(event)
+            case on.ClaimWritten() | on.ClaimTaken() | on.ClaimFailed() | on.CheckpointDropped() | on.DropFailed():
+                self._pass_on(event)
+            case on.AbortWritten() | on.AbortLost() | on.AbortFailed():
+                self._pass_on(event)
+            case _:
+                assert_never(event)
 
     def _lifecycle_event(
         self,
