@@ -1,11 +1,9 @@
-"""The jobs that one coordinator process leads: how each is taken on, replaced and led on after a restart.
+"""SHELL: the jobs of one coordinator process: which it leads, only remembers, knows to be led elsewhere, or could not lead; how
+each is taken on, replaced, and led on after a restart.
 
 Everything that touches storage, or waits for a job, is a flow that yields what it needs next, and may be killed between any
-two yields. Threads, locks and timeouts are the driver's: `service.py`, or a simulator's one thread.
-
-SHELL: which jobs this process leads, which it only remembers, which are led elsewhere, and which it could not lead.
-
-Thread-safe and bounded."""
+two yields. Threads, locks and timeouts are the driver's: `service.py`, or a simulator's one thread. The registry of jobs is
+thread-safe and bounded."""
 
 from __future__ import annotations
 

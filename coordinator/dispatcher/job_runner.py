@@ -1,7 +1,7 @@
-"""SHELL: one job. Its thread takes turns; all others post to its bounded inbox and gets a Future.
+"""SHELL: one job. Its thread takes turns; all others post to its bounded inbox and get a Future.
 
 It decides nothing: a turn hands one event to the core and performs the actions. It has no thread and no clock of its own:
-an `Owner` takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
+a `JobThread` takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
 
 from __future__ import annotations
 

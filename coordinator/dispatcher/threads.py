@@ -1,4 +1,4 @@
-"""What gives a job its time: a clock, somebody who takes its turns, somebody who drives its flows. Ports, and their threads.
+"""What gives a job its time: a clock, a thread that takes its turns, and a pool that drives its flows. Ports, and their threads.
 
 A simulator has its own implementations, all on one thread; these decide nothing either."""
 

@@ -1,4 +1,4 @@
-"""A job that an older leader left is brought to rest: every id decided, the next one fenced, and what nobody owns swept."""
+"""Recovery of a job that an older leader left: every id is decided, the next one fenced, and files that nothing owns are swept."""
 
 from __future__ import annotations
 

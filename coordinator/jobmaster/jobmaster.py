@@ -1,9 +1,8 @@
 """CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
 
 It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
-job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's.
-
-Trigger ids of user requests and what became of them. Bounded; a repeated id is the same request."""
+job does. It performs nothing: storage, streams and time are the shell's (`dispatcher/job_runner.py`) or the simulator's. It keeps
+the trigger ids of user requests and their outcomes, bounded: a repeated id is the same request."""
 
 from __future__ import annotations
 

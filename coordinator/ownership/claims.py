@@ -1,14 +1,12 @@
-"""Flows by which a job takes ownership of a snapshot, and by which it deletes one that it owns.
+"""Which snapshots a job owns beside its own checkpoints, and the flows by which it takes, gives back and deletes them.
 
 Ownership is one conditional create: of `_owner` in a savepoint's folder (`_owner-2` and so on, once its owner gave it back); for a
 checkpoint in its job's directory, of the next record of that job's submissions, so that it can't be started again and go on from
-there unnoticed. Whoever finds another's record there is refused. Deleting begins with `_metadata` and ends with `_owner`: what a
-crash leaves is still owned.
+there unnoticed. A job that finds another's record there is refused.
 
-Which snapshots a job owns beside its own checkpoints, which of them it may delete, and which another job may have. Pure.
-
-A claimed snapshot is deleted once the claiming submission's own checkpoints have subsumed it: no restore needs it then. All of
-that is derived from records, so a leader that died before it deleted something leaves it to the next one."""
+A claimed snapshot is deleted once the claiming submission's own checkpoints have subsumed it: no restore needs it then. Deleting
+begins with `_metadata` and ends with `_owner`: what a crash leaves is still owned. All of that is derived from records, so a
+leader that died before it deleted something leaves it to the next one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""From a submission to what a job master starts with: which snapshot, does it fit, which ids come next.
+"""From a submission to what a job master starts with: which snapshot, does it fit, which job owns it, which ids come next.
 
-Nothing is written before the plan stands: a submission that can't run leaves the job as it was.
-
-Flows of a preflight that ask whose a snapshot is: read only."""
+Its flows only read: nothing is written before the plan stands, so a submission that can't run leaves the job as it was."""
 
 from __future__ import annotations
 
