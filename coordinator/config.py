@@ -22,9 +22,9 @@ class ServiceConfig:
     cleanup_threads: int = 2
     """Threads that delete; deletions never hold up a decision."""
     inbox_events_max: int = 10_000
-    """Events that may wait for one job's owner thread; a caller beyond that waits its turn."""
+    """Events that may wait for one job's thread; a caller beyond that waits its turn."""
     call_timeout_ms: int = 30_000
-    """How long a call from outside waits for its job's owner thread."""
+    """How long a call from outside waits for its job's thread."""
     jobs_max: int = 1_000
     """Jobs in memory, ended ones included; the longest ended one is forgotten first."""
     seed: int | None = None

@@ -1,6 +1,6 @@
 """What the coordinator offers to `api`: a protocol, so that routes depend on these signatures and not on threads.
 
-Every method may be called from any thread. Those that change something or wait for the job's owner thread return when
+Every method may be called from any thread. Those that change something or wait for the job's thread return when
 it has answered (well under the timeouts of an HTTP request); those named `*_async` return a Future for an event loop to
 await, and what they raise is in it. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...).
 All that concerns a job raises NotLeaderError when it is led elsewhere, which names its leader where that is known, and
@@ -30,7 +30,7 @@ from holdfast.coordinator.views import (
 
 
 class CommandSubscription(Protocol):
-    """One open command stream. Single consumer; the owner thread of the job feeds it, bounded."""
+    """One open command stream. Single consumer; the thread of the job feeds it, bounded."""
 
     def take(self) -> list[NumberedCommand]:
         """Every command that waits, in order; never blocks."""

@@ -1,10 +1,11 @@
-"""What a job's cores tell for the log: what happened, as frozen records. Nobody decides anything by them.
+"""What a core hands over at the end of a turn: the actions of one event, and notes for the log.
 
-The cores collect them during a turn; `joblog.py` turns them into lines."""
+Notes are frozen records of what happened; no decision depends on them. `dispatcher/job_log.py` turns them into lines."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -68,3 +69,15 @@ class RequestEnded(msgspec.Struct, frozen=True):
 
 
 Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded
+
+Action = TypeVar("Action")
+
+
+@dataclass(slots=True)
+class Turn(Generic[Action]):
+    """The event being handled: its time, and the actions so far. Shared by the parts of one core."""
+
+    now_ms: int = 0
+    wall_ms: int = 0
+    out: list[Action] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """SHELL: the coordinator of a state directory, with threads. Implements `interface.Coordinator`.
 
-It finds the job a call is for and passes it on; starting and taking over jobs (`hosting.py`) runs on the caller's thread,
-one at a time per job. The same class serves REST and a driver that embeds it."""
+It passes each call on to the job that it is for; starting and taking over jobs (`dispatcher/dispatcher.py`) runs on the caller's
+thread, one at a time per job. The same class serves REST and a driver that embeds it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,29 @@ from holdfast.barriers.messages import (
     clip,
 )
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
-from holdfast.coordinator.dispatcher.queries import ReadModels
+from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.submit import identify_job
-from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, ThreadOwner
+from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.jobmaster import events as job
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
-from holdfast.coordinator.views import TriggerView
+from holdfast.coordinator.views import (
+    CheckpointConfigView,
+    CheckpointStatsView,
+    CheckpointView,
+    ClusterView,
+    JobNumbersView,
+    JobOverviewView,
+    JobView,
+    SavepointPlaces,
+    TriggerView,
+    VertexCheckpointView,
+)
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import InTurn, Storage, run_flow, transfers_of
@@ -49,7 +61,7 @@ RECOVERY_RETRY_S = 1.0
 """Time between two rounds of recovering the jobs that storage did not let us recover."""
 
 
-class CoordinatorService(ReadModels):
+class CoordinatorService:
     """Opens the state directory, and sees which jobs are in it; `lead`, called once requests are answered, leads them on.
 
     Raises InvalidConfigError, or StorageUnavailableError when the directory can't be written. A second coordinator on the same
@@ -65,19 +77,25 @@ class CoordinatorService(ReadModels):
         self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
         clock = SystemClock()
         self._host = Dispatcher(
-            config, self._storage.root, rng=self._rng, clock=clock, runner=self._runner, owner=lambda: ThreadOwner(clock)
+            config,
+            self._storage.root,
+            rng=self._rng,
+            clock=clock,
+            runner=self._runner,
+            make_job_thread=lambda: SystemJobThread(clock),
         )
         self._closing = threading.Lock()
         self._closed = False
         self._stopped = threading.Event()
-        host = self._host
-        super().__init__(host.registry, self._storage.root, config.call_timeout_ms, host.recovery, look_for=host.look_for)
-        self._perform(host.open())
+        self._registry, self._recovery = self._host.registry, self._host.recovery
+        self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
+        self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root)
+        self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
             for number in range(config.recovery_threads)
         ]
-        self._threads.append(threading.Thread(target=self._recover_unsettled, name="recovery-again", daemon=True))
+        self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -95,7 +113,7 @@ class CoordinatorService(ReadModels):
             try:
                 with self._registry.lock_of(job_id):
                     if not self._closed:
-                        run_host_flow(self._host.lead_on(job_id), self._recovery_storage, self._wait_for)
+                        run_host_flow(self._host.lead_on(job_id), self._recovery_storage, self._calls.wait_for)
             except Exception as error:  # the other jobs are still to be led on, and this one again
                 self._choke_on(job_id, error)
             self._recovery.done(job_id)
@@ -106,9 +124,9 @@ class CoordinatorService(ReadModels):
         if not self._registry.is_known(job_id):  # how it ended, or who leads it, counts for more
             text = f"its recovery failed, and is tried again ({type(error).__name__}: {clip(str(error))})"
             self._registry.put_broken(job_id, StorageUnavailableError(text))
-        self._host.unsettled.add(job_id)
+        self._host.unrecovered.add(job_id)
 
-    def _recover_unsettled(self) -> None:
+    def _retry_recoveries(self) -> None:
         """Storage that failed while a job was recovered may work again: its workers are waiting."""
         backoff = RecoveryBackoff()
         rounds = 0
@@ -120,11 +138,11 @@ class CoordinatorService(ReadModels):
                 self._perform(self._host.find_leaders())
             except Exception:  # there are jobs to be recovered all the same
                 logger.critical("looking for leaders failed in a way that no record describes", exc_info=True)
-            for job_id in backoff.due(sorted(self._host.unsettled)):
+            for job_id in backoff.due(sorted(self._host.unrecovered)):
                 try:
                     with self._registry.lock_of(job_id):
                         if not self._closed:
-                            self._perform(self._host.recover_unsettled_job(job_id))
+                            self._perform(self._host.retry_recovery(job_id))
                 except Exception as error:  # the other jobs are still to be recovered, and this one again
                     self._choke_on(job_id, error)
 
@@ -161,7 +179,7 @@ class CoordinatorService(ReadModels):
         return self._perform(self._host.preflight(submission))
 
     def _perform(self, flow: HostFlow[T]) -> T:
-        return run_host_flow(flow, self._storage, self._wait_for)
+        return run_host_flow(flow, self._storage, self._calls.wait_for)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         self._host.leader_unreachable(job_id, epoch)
@@ -169,21 +187,21 @@ class CoordinatorService(ReadModels):
     # ------------------------------------------------------------------------------------------------ worker protocol
 
     def register_async(self, message: RegisterWorker) -> Future[Registered]:
-        return self._register(message)
+        return self._calls.register(message)
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> Subscription:
-        subscription, opened = self._led_in_session(job_id).subscribe(slot, session, after)
-        self._wait_for(opened)
+        subscription, opened = self._calls.led_in_session(job_id).subscribe(slot, session, after)
+        self._calls.wait_for(opened)
         return subscription
 
     def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]:
-        return self._call_in_session(job_id, lambda ticket: job.AckBatchReceived(ticket, batch))
+        return self._calls.call_in_session(job_id, lambda ticket: job.AckBatchReceived(ticket, batch))
 
     def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]:
-        return self._call_in_session(job_id, lambda ticket: job.StatesReceived(ticket, batch))
+        return self._calls.call_in_session(job_id, lambda ticket: job.StatesReceived(ticket, batch))
 
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
-        return self._call_in_session(job_id, lambda ticket: job.HeartbeatReceived(ticket, message))
+        return self._calls.call_in_session(job_id, lambda ticket: job.HeartbeatReceived(ticket, message))
 
     # ----------------------------------------------------------------------------------------------- requests of users
 
@@ -218,21 +236,21 @@ class CoordinatorService(ReadModels):
 
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:
-            self._wait_for(self._call(job_id, job.CancelRequested))
+            self._calls.wait_for(self._calls.call(job_id, job.CancelRequested))
 
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
-        recorded = self._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is not None:
             view = next((entry for entry in derive_triggers(recorded) if entry.trigger_id == trigger_id), None)
         else:
-            view = self._read(job_id, lambda master: master.triggers.get(trigger_id))
+            view = self._calls.read(job_id, lambda master: master.triggers.get(trigger_id))
         if view is None:
             raise NotFoundError(f"job {job_id} knows no trigger {trigger_id!r}", job=job_id, trigger=trigger_id)
         return view
 
     def _target(self, job_id: str, target: str | None) -> str:
         """Where savepoints go. Raises InvalidConfigError before anything is triggered."""
-        location = target or self._read(job_id, lambda master: master.setup.graph.config.savepoint_directory)
+        location = target or self._calls.read(job_id, lambda master: master.setup.graph.config.savepoint_directory)
         if not location:
             raise InvalidConfigError(
                 "a savepoint needs a target directory: name one (--target on the command line), "
@@ -259,11 +277,40 @@ class CoordinatorService(ReadModels):
         native: bool = False,
     ) -> str:
         chosen = trigger_id or f"{self._rng.getrandbits(128):032x}"
-        future: Future[str] = self._call(
+        future: Future[str] = self._calls.call(
             job_id,
             lambda ticket: job.SnapshotRequested(ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native),
         )
-        return self._wait_for(future)
+        return self._calls.wait_for(future)
+
+    # -------------------------------------------------------------------------------------------------------- queries
+
+    def jobs(self) -> tuple[JobOverviewView, ...]:
+        return self._queries.jobs()
+
+    def numbers(self) -> tuple[JobNumbersView, ...]:
+        return self._queries.numbers()
+
+    def job(self, job_id: str) -> JobView:
+        return self._queries.job(job_id)
+
+    def checkpoints(self, job_id: str) -> CheckpointStatsView:
+        return self._queries.checkpoints(job_id)
+
+    def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
+        return self._queries.checkpoint(job_id, checkpoint_id)
+
+    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
+        return self._queries.checkpoint_vertex(job_id, checkpoint_id, vertex)
+
+    def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
+        return self._queries.checkpoint_config(job_id)
+
+    def savepoint_places(self) -> SavepointPlaces:
+        return self._queries.savepoint_places()
+
+    def cluster(self) -> ClusterView:
+        return self._queries.cluster()
 
     # ----------------------------------------------------------------------------------------------------------- life
 

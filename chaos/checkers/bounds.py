@@ -101,18 +101,18 @@ class BoundsChecker(Checker):
 
     def _look_at_job(self, name: str, service: Any) -> None:
         master = service._master
-        coordinator, decisions = master.coordinator, master.coordinator._decisions
+        coordinator = master.coordinator
         config = master.setup.graph.config
         checkpoints = [entry for entry in coordinator.pending if entry.request.kind is CheckpointKind.CHECKPOINT]
         self._at_most(name, "pending checkpoints", checkpoints, config.max_concurrent_checkpoints)
-        self._at_most(name, "queued requests", coordinator._triggering._queue, QUEUED_REQUESTS_MAX)
-        self._at_most(name, "completed ids", decisions.retained._recent, RECENT_COMPLETED_MAX)
-        self._at_most(name, "folders of aborted savepoints", decisions._folders, ABORTED_FOLDERS_MAX)
+        self._at_most(name, "queued requests", coordinator._queue, QUEUED_REQUESTS_MAX)
+        self._at_most(name, "completed ids", coordinator._completed._recent, RECENT_COMPLETED_MAX)
+        self._at_most(name, "folders of aborted savepoints", coordinator._aborted_folders, ABORTED_FOLDERS_MAX)
         self._at_most(name, "counted failures", coordinator.failures._failed, COUNTED_IDS_MAX)
         self._at_most(name, "finished checkpoints with their subtasks", coordinator.stats._finished, HISTORY_MAX)
-        self._at_most(name, "exceptions", master.lifecycle.incidents._exceptions, EXCEPTIONS_MAX)
+        self._at_most(name, "exceptions", master.lifecycle.exceptions._exceptions, EXCEPTIONS_MAX)
         self._at_most(name, "trigger ids", master.triggers._triggers, TRIGGERS_MAX)
-        for slot in master.workforce.slots:
+        for slot in master.slot_pool.slots:
             if slot.outbox is not None:
                 self._at_most(name, f"commands for slot {slot.index}", slot.outbox._commands, OUTBOX_COMMANDS_MAX)
 

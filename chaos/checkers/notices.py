@@ -108,7 +108,7 @@ class NoticesChecker(Checker):
             return []  # it has given up the attempt, and the next one is not on record yet: its tasks are all cancelled
         if any(each.checkpoint_id == number for master in masters for each in master.coordinator.pending):
             return []  # storage did not say clearly whether it is stored
-        sessions = {slot.session for master in masters for slot in master.workforce.slots if slot.connected}
+        sessions = {slot.session for master in masters for slot in master.slot_pool.slots if slot.connected}
         untold = [host for host in self.world.workers() if host.slot not in due.told and _runs(host, due.attempt)]
         open_here = [host for host in untold if host.session.session in sessions and host.hears_commands]
         return [(host.slot, host.session.session) for host in open_here]

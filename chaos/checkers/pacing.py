@@ -163,7 +163,7 @@ class PacingChecker(Checker):
             leader.at_least = 0  # it may have counted more, of which nobody was told, and begins again
         if leader is None or master is None:
             return
-        incident = master.lifecycle.incidents.newest
+        incident = master.lifecycle.exceptions.newest
         found = None if incident is None else _CHECKPOINT_FAILED.match(incident.error)
         if found is None:
             return

@@ -95,7 +95,7 @@ class RestartsChecker(Checker):
         if restarts is None:
             return
         restarts.attempt = record.attempt
-        incident = None if master is None else master.lifecycle.incidents.newest
+        incident = None if master is None else master.lifecycle.exceptions.newest
         if incident is None:
             return  # the first of the submission or of its leader; or the leader is gone
         pause_ms, longest_ms = master.lifecycle._restart_at_ms - at_ms, restarts.pause_ms(restarts.at_most)

@@ -21,10 +21,11 @@ from holdfast.chaos.sim.kernel import Process, ProcessClock
 from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
-from holdfast.coordinator.dispatcher.queries import ReadModels, view_recorded_job
+from holdfast.coordinator.dispatcher.queries import view_recorded_job
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -42,7 +43,7 @@ T = TypeVar("T")
 Ended: TypeAlias = Callable[[Any, BaseException | None], None]
 
 TURN_US = (10, 250)
-"""Least and most time until an owner takes its next turn."""
+"""Least and most time until a job thread takes its next turn."""
 CALL_TIMEOUT_MS = 30_000
 
 
@@ -101,11 +102,11 @@ class CoordinatorHost:
             rng=rng,
             clock=self.clock,
             runner=self,
-            owner=lambda: SimOwner(self),
+            make_job_thread=lambda: SimJobThread(self),
             draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
         )
         host = self.host
-        self._models = ReadModels(host.registry, storage.root, CALL_TIMEOUT_MS, host.recovery, look_for=host.look_for)
+        self._calls = JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)
         self._starting: dict[str, deque[tuple[HostFlow[Any], Ended]]] = {}
         """Of each job the flows that start it or take it over: the first is under way, the others wait for it."""
         self._rounds = 0
@@ -127,7 +128,7 @@ class CoordinatorHost:
     @property
     def is_at_rest(self) -> bool:
         """No flow is under way, and no job waits for a time to do something."""
-        idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unsettled or self.host.astray)
+        idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unrecovered or self.host.astray)
         return idle and all(service.next_deadline_ms() is None for service in self.services)
 
     def start(self) -> None:
@@ -162,8 +163,8 @@ class CoordinatorHost:
                 self._in_turn("", self.host.check_leaderships(), _nothing)
             if self.host.astray:
                 self._in_turn("", self.host.find_leaders(), _nothing)
-            for job_id in sorted(self.host.unsettled):
-                self._in_turn(job_id, self.host.recover_unsettled_job(job_id), _nothing)
+            for job_id in sorted(self.host.unrecovered):
+                self._in_turn(job_id, self.host.retry_recovery(job_id), _nothing)
         self.ports.kernel.after(int(RECOVERY_RETRY_S * 1e6), self._retry, self.process)
 
     # --------------------------------------------------------------------------------------------- flows (FlowRunner)
@@ -206,10 +207,10 @@ class CoordinatorHost:
             return future
 
     def _serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
-        call = self._models._call_in_session
+        call = self._calls.call_in_session
         match request:
             case "register":
-                return self._models._register(body)
+                return self._calls.register(body)
             case "acks":
                 return call(job_id, lambda ticket: job.AckBatchReceived(ticket, body))
             case "states":
@@ -227,7 +228,7 @@ class CoordinatorHost:
 
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
         """As the route of the command stream."""
-        return self._models._led_in_session(job_id).subscribe(slot, session, after)
+        return self._calls.led_in_session(job_id).subscribe(slot, session, after)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         """As the REST service for every request that carries it."""
@@ -246,9 +247,9 @@ class CoordinatorHost:
         return future
 
     def _job_status(self, job_id: str) -> Future[Any]:
-        recorded = self._models._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is None:
-            return self._models._led(job_id).query(_status_of)
+            return self._calls.led(job_id).query(_status_of)
         future: Future[Any] = Future()
         view = view_recorded_job(recorded, self.clock.wall_ms())
         newest = recorded.newest_submission
@@ -258,10 +259,10 @@ class CoordinatorHost:
     def _request(self, job_id: str, request: UserRequest) -> Future[Any]:
         kind = request.kind
         if kind is None:
-            return _then(self._models._call(job_id, job.CancelRequested), lambda _: "")
+            return _then(self._calls.call(job_id, job.CancelRequested), lambda _: "")
         if kind is not CheckpointKind.CHECKPOINT and request.target is None:
             raise NotFoundError("a savepoint needs a target")
-        return self._models._call(
+        return self._calls.call(
             job_id,
             lambda ticket: job.SnapshotRequested(
                 ticket, kind, request.trigger_id, target=request.target, drain=request.drain, native=request.native
@@ -269,9 +270,9 @@ class CoordinatorHost:
         )
 
     def _result(self, job_id: str, trigger_id: str) -> Future[Any]:
-        recorded = self._models._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is None:
-            return self._models._led(job_id).query(lambda master: _result_of(master.triggers.get(trigger_id), trigger_id))
+            return self._calls.led(job_id).query(lambda master: _result_of(master.triggers.get(trigger_id), trigger_id))
         view = next((entry for entry in derive_triggers(recorded) if entry.trigger_id == trigger_id), None)
         future: Future[Any] = Future()
         future.set_result(_result_of(view, trigger_id))
@@ -283,7 +284,7 @@ def _nothing(result: Any, error: BaseException | None) -> None:
 
 
 def _status_of(master: JobMaster) -> JobStatus:
-    workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.workforce.views())
+    workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.slot_pool.views())
     setup = master.setup
     restored = master.lifecycle.restore_point
     completed = restored.checkpoint_id if restored is not None else 0
@@ -313,8 +314,8 @@ def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
     return made_future
 
 
-class SimOwner:
-    """Implements holdfast.coordinator.dispatcher.threads.Owner: a job's turns as events of its process."""
+class SimJobThread:
+    """Implements holdfast.coordinator.dispatcher.threads.JobThread: a job's turns as events of its process."""
 
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host

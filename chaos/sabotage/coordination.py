@@ -24,7 +24,7 @@ from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints import events as on
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
-from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator, Decisions
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, list_files
 from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Load
@@ -44,7 +44,7 @@ from holdfast.statebackends.storage.port import Flow, ListFolder, PutIfAbsent
 def _notifies_at_once(original: Any) -> Any:
     """All have acknowledged: everybody is told while the write begins."""
 
-    def write_next(self: Decisions) -> None:
+    def write_next(self: CheckpointCoordinator) -> None:
         told = len(self._turn.out)
         original(self)
         for action in self._turn.out[told:]:
@@ -82,10 +82,10 @@ def _names_all(self: AcknowledgementJudge, ack: AcknowledgeCheckpoint) -> tuple[
 def _aborts_hastily(original: Any) -> Any:
     """Everybody is told and the state is deleted while the write begins."""
 
-    def write_aborted(self: Decisions, pending: PendingCheckpoint, reason: Any, message: str) -> None:
+    def write_aborted(self: CheckpointCoordinator, pending: PendingCheckpoint, reason: Any, message: str) -> None:
         original(self, pending, reason, message)
-        if pending.triggered and pending.attempt == self._board.attempt:
-            newest = self.retained.newest
+        if pending.triggered and pending.attempt == self.attempt:
+            newest = self.newest
             newest_id = newest.checkpoint_id if newest is not None else 0
             self._turn.out.append(on.NotifyAborted(pending.checkpoint_id, pending.attempt, newest_id))
         if pending.triggered:
@@ -108,21 +108,20 @@ def _takes_ambiguous_for_done(path: str, content: bytes, read: Callable[[str], F
 
 
 def _subsumes_savepoints(original: Any) -> Any:
-    def subsume_below(self: Decisions, checkpoint_id: int) -> None:
+    def subsume_below(self: CheckpointCoordinator, checkpoint_id: int) -> None:
         original(self, checkpoint_id)
-        for pending in self.sorted_pending():
+        for pending in self.pending:
             if pending.checkpoint_id < checkpoint_id and pending.is_undecided:
-                self.abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
+                self._abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
 
     return subsume_below
 
 
 def _notifies_savepoints(original: Any) -> Any:
-    def complete(self: Decisions, pending: PendingCheckpoint) -> Any:
-        completed = original(self, pending)
-        if pending.request.kind is CheckpointKind.SAVEPOINT and pending.attempt == self._board.attempt:
+    def complete(self: CheckpointCoordinator, pending: PendingCheckpoint) -> None:
+        original(self, pending)
+        if pending.request.kind is CheckpointKind.SAVEPOINT and pending.attempt == self.attempt:
             self._turn.out.append(on.NotifyComplete(pending.checkpoint_id, pending.attempt, pending.timestamp_ms))
-        return completed
 
     return complete
 
@@ -221,7 +220,7 @@ SABOTAGES = (
         "early_notice",
         "tasks are told of a complete checkpoint while it is still being written",
         ("I14",),
-        (Mutant(Decisions, "_write_next", _notifies_at_once),),
+        (Mutant(CheckpointCoordinator, "_write_next", _notifies_at_once),),
     ),
     Sabotage(
         "missing_ack",
@@ -240,7 +239,7 @@ SABOTAGES = (
         "hasty_abort",
         "an abort is told, and its files deleted, before it is stored",
         ("I14", "I13"),
-        (Mutant(Decisions, "_write_aborted", _aborts_hastily),),
+        (Mutant(CheckpointCoordinator, "_write_aborted", _aborts_hastily),),
         kinds=("store_fails", "disk_full"),
     ),
     Sabotage(
@@ -254,7 +253,7 @@ SABOTAGES = (
         "no_subsume",
         "a checkpoint that is still pending when a newer one completes is not given up",
         ("I13",),
-        (Mutant(Decisions, "_subsume_below", constant(None)),),
+        (Mutant(CheckpointCoordinator, "_subsume_below", constant(None)),),
         workloads=("counter", "windows", "timers", "fanout"),
         plan=(throughout("store_slow", "worker:", amount=400, probability=0.3),),
     ),
@@ -262,7 +261,7 @@ SABOTAGES = (
         "subsumed_savepoint",
         "a savepoint that is still pending when a newer checkpoint completes is given up",
         ("I30",),
-        (Mutant(Decisions, "_subsume_below", _subsumes_savepoints),),
+        (Mutant(CheckpointCoordinator, "_subsume_below", _subsumes_savepoints),),
         workloads=("counter", "windows", "timers", "fanout"),
         plan=(Fault("savepoint", at_ms=400), throughout("store_slow", "worker:all/savepoint-", amount=400)),
         seeds_max=40,
@@ -271,7 +270,7 @@ SABOTAGES = (
         "savepoint_commits",
         "a plain savepoint lets sinks commit",
         ("I21",),
-        (Mutant(Decisions, "_complete", _notifies_savepoints),),
+        (Mutant(CheckpointCoordinator, "_complete", _notifies_savepoints),),
         kinds=("savepoint",),
     ),
     Sabotage(

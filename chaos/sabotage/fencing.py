@@ -15,7 +15,7 @@ import holdfast.coordinator.restore.resolve as resolve_module
 from holdfast.barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator, Decisions
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
 from holdfast.coordinator.ha.records import AbortRecord, RestorePoint
@@ -29,7 +29,7 @@ def _forgets_aborted(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
 
 
 def _leaves_old_attempt_pending(original: Any) -> Any:
-    def abort_all(self: Decisions, reason: FailureReason, message: str) -> None:
+    def abort_all(self: CheckpointCoordinator, reason: FailureReason, message: str) -> None:
         if reason is not FailureReason.JOB_FAILOVER:
             original(self, reason, message)
 
@@ -39,7 +39,7 @@ def _leaves_old_attempt_pending(original: Any) -> Any:
 def _does_not_wait(original: Any) -> Any:
     def is_quiet(self: CheckpointCoordinator) -> bool:
         aborting = any(pending.status is PendingStatus.ABORTING for pending in self.pending)
-        return not aborting and self._triggering.preparing is None
+        return not aborting and self._preparing is None
 
     return property(is_quiet)
 
@@ -64,11 +64,11 @@ def _decides_nothing(original: Any) -> Any:
 
 
 def _takes_any_decline(original: Any) -> Any:
-    def decline(self: Decisions, decline: DeclineCheckpoint, slot: int, next_id: int) -> AckStatus:
-        for pending in self.sorted_pending():
+    def decline(self: CheckpointCoordinator, decline: DeclineCheckpoint, slot: int) -> AckStatus:
+        for pending in self.pending:
             if pending.status is PendingStatus.AWAITING_ACKS:
                 decline = msgspec.structs.replace(decline, checkpoint_id=pending.checkpoint_id, attempt=pending.attempt)
-        status: AckStatus = original(self, decline, slot, next_id)
+        status: AckStatus = original(self, decline, slot)
         return status
 
     return decline
@@ -125,7 +125,7 @@ SABOTAGES = (
         "acknowledgements of an attempt that was fenced still complete its checkpoint",
         ("I15", "I16"),
         (
-            Mutant(Decisions, "abort_all", _leaves_old_attempt_pending),
+            Mutant(CheckpointCoordinator, "_abort_all", _leaves_old_attempt_pending),
             Mutant(CheckpointCoordinator, "is_quiet", _does_not_wait),
         ),
         kinds=("pause_worker",),
@@ -135,7 +135,7 @@ SABOTAGES = (
         "foreign_decline",
         "a decline aborts what is pending, whichever checkpoint and attempt it was about",
         ("I15",),
-        (Mutant(Decisions, "decline", _takes_any_decline),),
+        (Mutant(CheckpointCoordinator, "_decline", _takes_any_decline),),
         workloads=("windows", "timers", "aggregate", "fanout"),
         plan=(
             throughout("store_fails", "worker:WriteFile", probability=0.2),

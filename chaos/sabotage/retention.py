@@ -16,7 +16,7 @@ from holdfast.barriers.jobgraph import ClaimMode, Submission
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
-from holdfast.coordinator.checkpoints.checkpoint_coordinator import Decisions
+from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.shared_state import Released, SharedStateRegistry
@@ -52,10 +52,10 @@ def _drops_the_newest(original: Any) -> Any:
 def _discards_repeated(original: Any) -> Any:
     """Whatever is not counted is late, and what is late is deleted."""
 
-    def acknowledge(self: Decisions, ack: AcknowledgeCheckpoint, slot: int, next_id: int) -> AckStatus:
-        status: AckStatus = original(self, ack, slot, next_id)
+    def acknowledge(self: CheckpointCoordinator, ack: AcknowledgeCheckpoint, slot: int) -> AckStatus:
+        status: AckStatus = original(self, ack, slot)
         if status is AckStatus.DUPLICATE:
-            self._discard_late(ack, f"{self._job_id}/chk-{ack.checkpoint_id}")
+            self._discard_late(ack, self._folder(ack.checkpoint_id))
         return status
 
     return acknowledge
@@ -141,7 +141,7 @@ SABOTAGES = (
         "repeated_ack_discarded",
         "an acknowledgement that comes twice counts as late, and the files that it names are deleted",
         ("I11",),
-        (Mutant(Decisions, "acknowledge", _discards_repeated),),
+        (Mutant(CheckpointCoordinator, "_acknowledge", _discards_repeated),),
         workloads=("windows", "fanout", "ends", "random"),
         kinds=("duplicate",),
         seeds_max=200,
@@ -198,7 +198,7 @@ SABOTAGES = (
         "unheld_base",
         "retention drops the checkpoint that an increment under way builds on, so that it can't complete",
         ("I15", "I30"),
-        (Mutant(CompletedCheckpointStore, "hold", constant(None)),),
+        (Mutant(CompletedCheckpointStore, "retain_bases", constant(None)),),
         workloads=("timers", "counter", "windows", "aggregate"),
         plan=(throughout("store_slow", "worker:", amount=60, probability=0.2),),
         backend="rocksdb",
@@ -241,7 +241,7 @@ SABOTAGES = (
         "late_files_left",
         "files that come with an acknowledgement after its checkpoint was aborted are left behind",
         ("I24",),
-        (Mutant(Decisions, "_discard_late", constant(None)),),
+        (Mutant(CheckpointCoordinator, "_discard_late", constant(None)),),
         workloads=("windows",),
         plan=(
             throughout("store_fails", "worker:", probability=0.03),

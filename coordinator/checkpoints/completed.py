@@ -39,16 +39,16 @@ class CompletedCheckpointStore:
         completed: Iterable[CompletedCheckpoint] = (),
         aborted: Iterable[int] = (),
         *,
-        pinned: int = 0,
-        buildable: int = 0,
+        restored_id: int = 0,
+        increment_base: int = 0,
         first_checkpoint_id: int = 1,
     ) -> None:
-        """`pinned`: what the job was restored from; `buildable`: the same, if it is a checkpoint of this very directory;
-        `first_checkpoint_id`: ids from here on are of this submission."""
-        self.shared = SharedStateRegistry()
+        """`restored_id`: what the job was restored from. `increment_base`: the same, if it is a checkpoint of this very directory.
+        0: none. `first_checkpoint_id`: ids from here on are of this submission."""
+        self.shared_state = SharedStateRegistry()
         self._retained_max = retained_max
-        self._pinned = pinned
-        self._buildable = buildable
+        self._restored_id = restored_id
+        self._increment_base = increment_base
         self._first_checkpoint_id = first_checkpoint_id
         self._bases: frozenset[int] = frozenset()
         self._retained: list[CompletedCheckpoint] = []
@@ -88,9 +88,9 @@ class CompletedCheckpointStore:
         if newest is None or newest.is_savepoint or newest.shared is None:
             return None
         number = newest.checkpoint_id
-        return number if number >= self._first_checkpoint_id or number == self._buildable else None
+        return number if number >= self._first_checkpoint_id or number == self._increment_base else None
 
-    def hold(self, bases: frozenset[int]) -> None:
+    def retain_bases(self, bases: frozenset[int]) -> None:
         """Bases of the increments under way: they stay beyond the limit."""
         self._bases = bases
 
@@ -108,7 +108,7 @@ class CompletedCheckpointStore:
             raise InvariantError(f"checkpoint {checkpoint.checkpoint_id} completed twice")
         self._note(checkpoint)
         if checkpoint.kind is not CheckpointKind.SAVEPOINT:
-            self._pinned = 0
+            self._restored_id = 0
 
     def aborted(self, checkpoint_id: int) -> None:
         """An id was aborted: claim and decision stay on disk until a higher one completes."""
@@ -121,7 +121,7 @@ class CompletedCheckpointStore:
         if len(self._retained) <= self._retained_max and not self._aborted:
             return []
         drops: list[DropCheckpoint] = []
-        counted = [entry for entry in self._retained if entry.checkpoint_id != self._pinned]
+        counted = [entry for entry in self._retained if entry.checkpoint_id != self._restored_id]
         surplus = counted[: max(0, len(counted) - self._retained_max)]
         for oldest in [entry for entry in surplus if entry.checkpoint_id not in self._bases]:
             self._retained.remove(oldest)
@@ -144,7 +144,7 @@ class CompletedCheckpointStore:
 
     def dropped(self, checkpoint_id: int) -> None:
         """A deletion ended."""
-        self.shared.forget(checkpoint_id)
+        self.shared_state.forget(checkpoint_id)
         self._give_up(checkpoint_id)
 
     def _give_up(self, checkpoint_id: int) -> None:
@@ -179,12 +179,12 @@ class CompletedCheckpointStore:
         ids = [entry.checkpoint_id for entry in self._retained]
         if any(map(ge, ids, ids[1:])):
             raise InvariantError(f"retained ids are out of order: {ids}")
-        if len(ids) > self._retained_max + len({self._pinned, *self._bases}.intersection(ids)):
+        if len(ids) > self._retained_max + len({self._restored_id, *self._bases}.intersection(ids)):
             raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")
 
     def _drop(self, checkpoint_id: int, folder: str) -> DropCheckpoint:
         """Whatever becomes of the deletion, the checkpoint is none any more: its files are those of others, or go with it."""
-        released = self.shared.release(checkpoint_id)
+        released = self.shared_state.release(checkpoint_id)
         action = DropCheckpoint(checkpoint_id, folder, released.names, released.after)
         self._dropping[checkpoint_id] = _Dropping(action)
         return action
@@ -199,6 +199,6 @@ class CompletedCheckpointStore:
         while len(self._recent) > RECENT_COMPLETED_MAX:
             self._recent.popitem(last=False)
         self._folders[checkpoint.checkpoint_id] = checkpoint.folder
-        self.shared.register(checkpoint.checkpoint_id, checkpoint.shared)
+        self.shared_state.register(checkpoint.checkpoint_id, checkpoint.shared)
         self._retained.append(checkpoint)
         self._retained.sort(key=lambda entry: entry.checkpoint_id)

@@ -102,7 +102,7 @@ class ClaimTaken(msgspec.Struct, frozen=True):
     """Somebody else's claim stands under the id."""
 
     checkpoint_id: int
-    standing: ClaimRecord
+    existing: ClaimRecord
 
 
 class ClaimFailed(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class MetadataLost(msgspec.Struct, frozen=True):
     """The id was decided already, and not by this write."""
 
     checkpoint_id: int
-    standing: Decision
+    existing: Decision
 
 
 class MetadataAmbiguous(msgspec.Struct, frozen=True):
@@ -154,7 +154,7 @@ class AbortWritten(msgspec.Struct, frozen=True):
 
 class AbortLost(msgspec.Struct, frozen=True):
     checkpoint_id: int
-    standing: Decision
+    existing: Decision
 
 
 class AbortFailed(msgspec.Struct, frozen=True):

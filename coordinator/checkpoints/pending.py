@@ -1,6 +1,6 @@
-"""One checkpoint between its claim and its decision: who acknowledged, and which write is under way.
+"""CORE: one checkpoint between its claim and its decision: which tasks acknowledged, and which write is under way.
 
-It decides nothing about other checkpoints and performs nothing; `machine.py` does."""
+It decides nothing about other checkpoints and performs nothing; the checkpoint coordinator does."""
 
 from __future__ import annotations
 
@@ -113,20 +113,20 @@ class PendingCheckpoint:
             return AckStatus.DISCARDED
         self.acks[task] = ack
         if self.is_complete:
-            self.status = PendingStatus.READY
+            self._enter(PendingStatus.READY)
             self.deadline_ms = None
         return AckStatus.SUCCESS
 
     def trigger(self, timestamp_ms: int, base: int | None = None) -> None:
         """The sources are told; tasks may acknowledge from now on."""
+        self._enter(PendingStatus.AWAITING_ACKS)
         self.base = base
-        self.status = PendingStatus.AWAITING_ACKS
         self.triggered = True
         self.timestamp_ms = timestamp_ms
 
     def abort_with(self, reason: FailureReason, message: str) -> None:
         """ABORTED is being written, for the first time or again."""
-        self.status = PendingStatus.ABORTING
+        self._enter(PendingStatus.ABORTING)
         self.abort_reason = reason
         self.abort_message = message
         self.deadline_ms = None
@@ -142,7 +142,16 @@ class PendingCheckpoint:
         for task, ack in self.acks.items():
             tally.count(task.vertex, task.subtask, ack.metrics.operators)
         self.totals = tally.totals()
-        self.status = PendingStatus.WRITING_METADATA
+        self._enter(PendingStatus.WRITING_METADATA)
+
+    def decided(self, status: PendingStatus) -> None:
+        """COMPLETED or ABORTED is stored."""
+        self._enter(status)
+
+    def _enter(self, status: PendingStatus) -> None:
+        if status not in TRANSITIONS[self.status]:
+            raise InvariantError(f"checkpoint {self.checkpoint_id} is {self.status.value} and can't become {status.value}")
+        self.status = status
 
     def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:
         return {task: self.acks[task].states for task in sorted(self.acks)}

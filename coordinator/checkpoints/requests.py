@@ -1,8 +1,7 @@
-"""Which checkpoint request goes next: a bounded priority queue and one decision. Pure.
+"""Which checkpoint request goes next, and when the next periodic one is due. Pure, given a random source.
 
-Source: Flink, CheckpointRequestDecider; its rules for savepoints, manual and periodic requests.
-
-When the next periodic checkpoint is due: a fixed rate with a random first delay. Pure, given its random source."""
+The decider is a bounded priority queue and one decision; its rules for savepoints, manual and periodic requests are those of
+Flink's CheckpointRequestDecider. The schedule is a fixed rate with a random first delay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What users see of checkpoints: counts, a bounded history with every subtask, and summaries of completed ones.
 
-It records what the machine tells it and influences nothing. Times that are shown are wall clock, ms since the epoch."""
+It records what the checkpoint coordinator reports and influences nothing. Times that are shown are wall clock, ms since the
+epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SHELL: one open command stream, between the owner thread of a job and whoever writes it to a socket.
+"""SHELL: one open command stream, between the thread of a job and the writer of its socket.
 
 Bounded: a reader that falls behind the bound loses the stream, and its worker registers again for the full state."""
 

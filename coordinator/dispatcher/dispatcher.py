@@ -1,11 +1,9 @@
-"""The jobs that one coordinator process leads: how each is taken on, replaced and led on after a restart.
+"""SHELL: the jobs of one coordinator process: which it leads, only remembers, knows to be led elsewhere, or could not lead; how
+each is taken on, replaced, and led on after a restart.
 
 Everything that touches storage, or waits for a job, is a flow that yields what it needs next, and may be killed between any
-two yields. Threads, locks and timeouts are the driver's: `service.py`, or a simulator's one thread.
-
-SHELL: which jobs this process leads, which it only remembers, which are led elsewhere, and which it could not lead.
-
-Thread-safe and bounded."""
+two yields. Threads, locks and timeouts are the driver's: `service.py`, or a simulator's one thread. The registry of jobs is
+thread-safe and bounded."""
 
 from __future__ import annotations
 
@@ -202,18 +200,18 @@ def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Futur
 
 
 class RecoveryBackoff:
-    """Which unsettled jobs a round of recovery tries: each at once, then after 2, 4, ... rounds while it stays unsettled."""
+    """Which unrecovered jobs a round tries: each at once, then after 2, 4, ... rounds while it stays unrecovered."""
 
     def __init__(self) -> None:
         self._round = 0
         self._waits: dict[str, tuple[int, int]] = {}
         """Job -> (rounds between its last tries, the round it is due in)."""
 
-    def due(self, unsettled: Sequence[str]) -> list[str]:
-        """Those of the unsettled jobs whose turn it is; ask once a round, and try each that is named."""
+    def due(self, unrecovered: Sequence[str]) -> list[str]:
+        """Those of the unrecovered jobs whose turn it is; ask once a round, and try each that is named."""
         self._round += 1
-        waits = {job_id: self._waits.get(job_id, (1, self._round)) for job_id in unsettled}
-        due = [job_id for job_id in unsettled if waits[job_id][1] <= self._round]
+        waits = {job_id: self._waits.get(job_id, (1, self._round)) for job_id in unrecovered}
+        due = [job_id for job_id in unrecovered if waits[job_id][1] <= self._round]
         for job_id in due:
             rounds = min(2 * waits[job_id][0], RECOVERY_ROUNDS_MAX)
             waits[job_id] = (rounds, self._round + rounds)
@@ -235,18 +233,19 @@ class Dispatcher:
         rng: random.Random,
         clock: Clock,
         runner: FlowRunner,
-        owner: Callable[[], JobThread],
+        make_job_thread: Callable[[], JobThread],
         draw_secret: Callable[[], str] = draw_secret,
     ) -> None:
-        """`root` is the printable root of the storage that drives the flows; `owner` makes one for each job that is led;
-        `draw_secret` what the workers of one attempt show each other: unguessable, unlike what `rng` gives."""
+        """`root` is the printable root of the storage that drives the flows; `make_job_thread` is
+        called for each job that is led; `draw_secret` draws what the workers of one attempt show each other: unguessable, unlike
+        what `rng` gives."""
         self.registry = JobRegistry(config.jobs_max)
         self.root = root
         self.directory_nonce = ""
         """Set by `open`."""
         self.recovery = RecoveryQueue()
         """Jobs that were there when we began and that we have not come to yet."""
-        self.unsettled: set[str] = set()
+        self.unrecovered: set[str] = set()
         """Jobs to recover again: storage failed, which may pass; somebody asked for one that was not there when we began; or its
         leader is given up."""
         self.astray: set[str] = set()
@@ -255,7 +254,7 @@ class Dispatcher:
         self._rng = rng
         self._clock = clock
         self._runner = runner
-        self._owner = owner
+        self._make_job_thread = make_job_thread
         self._draw_secret = draw_secret
 
     def open(self) -> HostFlow[None]:
@@ -283,7 +282,7 @@ class Dispatcher:
         """Somebody asked for a job that is not led from here: who does lead it?
 
         A job that is not known was started by an older coordinator, which may be gone now: it is led from here if it is."""
-        wanted = self.astray if self.registry.is_known(job_id) else self.unsettled
+        wanted = self.astray if self.registry.is_known(job_id) else self.unrecovered
         if len(wanted) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
             wanted.add(job_id)
 
@@ -293,7 +292,7 @@ class Dispatcher:
         Nothing but that makes this process take a job from another: one that slept must not take it when it wakes."""
         other = self.registry.elsewhere(job_id)
         if other is not None and other.is_given_up(epoch, self._clock.monotonic_ms()):
-            self.unsettled.add(job_id)
+            self.unrecovered.add(job_id)
 
     def check_leaderships(self) -> HostFlow[None]:
         """Give up every job that somebody else leads; call it now and then.
@@ -316,7 +315,7 @@ class Dispatcher:
             if is_newer is not False or service is None or not service.suspended or service.failed:
                 continue
             if service.epoch == self.registry.newest_epoch(job_id):
-                self.unsettled.add(job_id)
+                self.unrecovered.add(job_id)
 
     def _find_leader(self, job_id: str) -> HostFlow[bool | None]:
         """Learn of a leader with a higher epoch than any known here; whether there is one, None if storage does not tell."""
@@ -343,12 +342,12 @@ class Dispatcher:
             service.post(job.LeadershipEnded(f"epoch {record.epoch} leads job {job_id}, not {service.epoch}"))
         return True
 
-    def recover_unsettled_job(self, job_id: str) -> HostFlow[None]:
-        """Try again with a job whose recovery storage kept from ending; nothing if it is settled meanwhile, or led."""
+    def retry_recovery(self, job_id: str) -> HostFlow[None]:
+        """Try again with a job whose recovery storage kept from ending; nothing if it was recovered meanwhile, or is led."""
         service = self.registry.find(job_id)
         if service is not None and not service.suspended:
-            self.unsettled.discard(job_id)
-        elif job_id in self.unsettled:
+            self.unrecovered.discard(job_id)
+        elif job_id in self.unrecovered:
             is_newer: bool | None = False
             is_known = self.registry.is_known(job_id)
             if service is not None or self.registry.elsewhere(job_id) is not None or not is_known:
@@ -357,13 +356,13 @@ class Dispatcher:
                 other = self.registry.elsewhere(job_id)
                 is_newer = other is not None and other.url != ""
             if is_newer:
-                self.unsettled.discard(job_id)
+                self.unrecovered.discard(job_id)
             elif is_newer is False:
                 yield from self.recover_job(job_id)
 
     def recover_job(self, job_id: str) -> HostFlow[None]:
         """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
-        self.unsettled.discard(job_id)
+        self.unrecovered.discard(job_id)
         has_ended = False
         try:
             while True:
@@ -392,7 +391,7 @@ class Dispatcher:
             if not has_ended:
                 self.registry.put_broken(job_id, error)
             if isinstance(error, StorageUnavailableError):
-                self.unsettled.add(job_id)
+                self.unrecovered.add(job_id)
             elif isinstance(error, FencedError) and not has_ended:
                 yield from self._find_leader(job_id)
 
@@ -460,7 +459,7 @@ class Dispatcher:
             StorageEffects(identity, self._clock.wall_ms),
             clock=self._clock,
             runner=self._runner,
-            owner=self._owner(),
+            job_thread=self._make_job_thread(),
             inbox_events_max=self._config.inbox_events_max,
         )
         service.start()

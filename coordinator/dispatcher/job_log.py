@@ -1,12 +1,8 @@
-"""SHELL: one line of the log for each thing that happened to a job. The one place that words them.
+"""SHELL: the log of a job: one line for each thing that happened to it. The only place that words them.
 
-Every line carries its facts as `fields` of the log record too (`logging`'s `extra`), which a JSON log shows one by one. Texts of
-users are made fit for a line here (`loglines.py`): a driver's own handlers write what they get.
-
-CORE: texts of others, made fit for a line of the log: whatever is not printable is escaped, and what is long is clipped.
-
-A coordinator inside a driver speaks to the handlers of somebody else, which write a text as they get it: so it is made fit where a
-line is worded, and not by a formatter."""
+Every line carries its facts as `fields` of the log record (`logging`'s `extra`), which a JSON log shows one by one. Texts of users
+are made fit where a line is worded, not by a formatter: a coordinator inside a driver speaks to the driver's own handlers, which
+write a text as they get it. What is not printable is escaped, and what is long is clipped."""
 
 from __future__ import annotations
 

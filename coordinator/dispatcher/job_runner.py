@@ -1,7 +1,7 @@
-"""SHELL: one job. Its owner takes turns; everybody else posts to its bounded inbox and gets a Future.
+"""SHELL: one job. Its thread takes turns; all others post to its bounded inbox and get a Future.
 
 It decides nothing: a turn hands one event to the core and performs the actions. It has no thread and no clock of its own:
-an `Owner` takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
+a `JobThread` takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from holdfast.barriers.messages import NumberedCommand
 from holdfast.coordinator.checkpoints import events as on
@@ -45,7 +45,7 @@ class JobMasterRunner:
         *,
         clock: Clock,
         runner: FlowRunner,
-        owner: JobThread,
+        job_thread: JobThread,
         inbox_events_max: int,
     ) -> None:
         self._master = master
@@ -53,7 +53,7 @@ class JobMasterRunner:
         self._effects = effects
         self._clock = clock
         self._runner = runner
-        self._owner = owner
+        self._job_thread = job_thread
         self._inbox: queue.Queue[Any] = queue.Queue(inbox_events_max)
         self._own: deque[job.Event] = deque()
         """Events of a turn itself: it must not wait for room in the inbox that only turns empty."""
@@ -110,10 +110,10 @@ class JobMasterRunner:
     def start(self) -> None:
         self._log.taken(self._master.setup)
         self._inbox.put(job.JobStarted())
-        self._owner.start(self)
+        self._job_thread.start(self)
 
     def post(self, event: job.Event) -> None:
-        """An event nobody waits for. Blocks while the inbox is full: who posts from the owner's thread lets turns come between."""
+        """An event nobody waits for. Blocks while the inbox is full: who posts from the job's thread lets turns come between."""
         if not self._closed:
             self._put(event)
 
@@ -156,11 +156,11 @@ class JobMasterRunner:
             self._put(job.LeadershipEnded(reason))
             self._put(_STOP)
         if self._turning != threading.get_ident():
-            self._owner.join()
+            self._job_thread.join()
 
     def _put(self, item: Any) -> None:
         self._inbox.put(item)
-        self._owner.wake()
+        self._job_thread.wake()
 
     def _admit(self, future: Future[Any], subscription: Subscription | None) -> int:
         """A ticket for a call, or 0 with the Future failed when the service is closed."""
@@ -180,7 +180,7 @@ class JobMasterRunner:
     def _gone(self) -> NotLeaderError:
         return NotLeaderError(f"job {self.job_id} is not led from here any more", job=self.job_id)
 
-    # --------------------------------------------------------------------------------------------- turns of the owner
+    # ----------------------------------------------------------------------------------------- turns of the job thread
 
     @property
     def has_waiting(self) -> bool:
@@ -252,6 +252,8 @@ class JobMasterRunner:
                     _settle(future, lambda: _raise(action.error))
             case job.JobEnded():
                 self._ended.set()
+            case _:
+                assert_never(action)
 
     def _store(self, action: StorageAction, *, cleanup: bool) -> None:
         self._runner.run(
@@ -274,7 +276,7 @@ class JobMasterRunner:
         if stream is not None and stream.session == action.session and not stream.push(action.commands):
             del self._streams[action.slot]
             self._own.append(job.StreamClosed(action.slot, action.session, stream.number))
-            self._owner.wake()
+            self._job_thread.wake()
 
     def _answer(self, action: job.Answer) -> None:
         subscription = self._opening.pop(action.ticket, None)

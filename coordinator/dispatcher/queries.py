@@ -1,22 +1,20 @@
-"""SHELL: the read models of a coordinator: asked of each job's owner thread, or of what is on record of an ended job.
+"""SHELL: what a coordinator tells of its jobs: asked on each job's thread, or derived from the records of an ended job.
 
-Read models from a job master, or from the records of a job that ended before this coordinator started. Pure."""
+`view_...` are pure: a view of a job master, or of the records of a job that ended before this coordinator started. `Queries` asks
+the jobs and puts the answers together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.barriers.messages import CheckpointKind, RegisterWorker
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
-from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner, wall_clock_ms
+from holdfast.coordinator.dispatcher.job_runner import wall_clock_ms
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
-from holdfast.coordinator.jobmaster.events import Event, RegistrationReceived
 from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.views import (
@@ -32,7 +30,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     VertexCheckpointView,
 )
-from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
+from holdfast.statebackends.errors import NotFoundError
 
 UNKNOWN_STATE = "UNKNOWN"
 """Of a job whose directory tells no end: nobody was asked whether it runs."""
@@ -50,7 +48,7 @@ def view_overview(master: JobMaster) -> JobOverviewView:
         last_modification_ms=max(lifecycle.timestamps.values(), default=setup.started_ms),
         task_counts=execution.counts(),
         slots_required=setup.graph.slots_required,
-        slots_registered=master.workforce.registered,
+        slots_registered=master.slot_pool.registered,
     )
 
 
@@ -59,10 +57,10 @@ def view_numbers(master: JobMaster) -> JobNumbersView:
     return JobNumbersView(
         overview=view_overview(master),
         attempt=lifecycle.attempt,
-        restarts=lifecycle.incidents.restarts,
+        restarts=lifecycle.exceptions.restarts,
         counts=stats.counts,
         latest_completed=stats.latest_completed,
-        frames_refused=sum(slot.frames_refused for slot in master.workforce.slots),
+        frames_refused=sum(slot.frames_refused for slot in master.slot_pool.slots),
         graph=master.setup.graph,
         totals=lifecycle.totals(),
         reached=lifecycle.reached(),
@@ -96,12 +94,12 @@ def view_job(master: JobMaster, now_ms: int) -> JobView:
         now_ms=now_ms,
         timestamps=dict(lifecycle.timestamps),
         graph=setup.graph,
-        vertices=execution.views(master.workforce.hosts()),
-        workers=master.workforce.views(),
-        exceptions=lifecycle.incidents.views(),
+        vertices=execution.views(master.slot_pool.hosts()),
+        workers=master.slot_pool.views(),
+        exceptions=lifecycle.exceptions.views(),
         submission=setup.submission,
         attempt=lifecycle.attempt,
-        restarts=lifecycle.incidents.restarts,
+        restarts=lifecycle.exceptions.restarts,
         epoch=setup.epoch,
         failure=lifecycle.failure,
         totals=lifecycle.totals(),
@@ -224,33 +222,20 @@ def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
     )
 
 
-T = TypeVar("T")
+class Queries:
+    """The part of `interface.Coordinator` that changes nothing."""
 
-
-class ReadModels:
-    """The part of `interface.Coordinator` that changes nothing, and how calls reach a job."""
-
-    def __init__(
-        self,
-        registry: JobRegistry,
-        storage_root: str,
-        call_timeout_ms: int,
-        recovery: RecoveryQueue,
-        *,
-        look_for: Callable[[str], None] = lambda job_id: None,
-    ) -> None:
-        """`look_for` is told of a job that somebody asked for and that does not run here; it must not block."""
+    def __init__(self, calls: JobCalls, registry: JobRegistry, recovery: RecoveryQueue, storage_root: str) -> None:
+        self._calls = calls
         self._registry = registry
         self._recovery = recovery
-        self._look_for = look_for
         self._storage_root = storage_root
-        self._call_timeout_ms = call_timeout_ms
         self._recorded_numbers = _RecordedNumbers()
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         self._recovery.check_all()  # whoever finds a job missing in a list takes it for gone
         futures = [service.query(view_overview) for service in self._registry.services()]
-        led = [self._wait_for(future) for future in futures]
+        led = [self._calls.wait_for(future) for future in futures]
         known = {view.job_id for view in led}
         now_ms = wall_clock_ms()
         ended = [view_recorded_job(entry, now_ms).overview for entry in self._registry.recorded_jobs() if entry.job_id not in known]
@@ -258,32 +243,32 @@ class ReadModels:
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
         futures = [service.query(view_numbers) for service in self._registry.services()]
-        led = [self._wait_for(future) for future in futures]
+        led = [self._calls.wait_for(future) for future in futures]
         known = {view.overview.job_id for view in led}
         recorded = [job for job in self._registry.recorded_jobs() if job.job_id not in known]
         return (*led, *self._recorded_numbers.of(recorded))
 
     def job(self, job_id: str) -> JobView:
         now_ms = wall_clock_ms()
-        recorded = self._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is not None:
             return view_recorded_job(recorded, now_ms)
-        return self._read(job_id, lambda master: view_job(master, now_ms))
+        return self._calls.read(job_id, lambda master: view_job(master, now_ms))
 
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
-        recorded = self._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is not None:
             return view_recorded_checkpoints(recorded)
-        return self._read(job_id, lambda master: master.coordinator.stats.view())
+        return self._calls.read(job_id, lambda master: master.coordinator.stats.view())
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
-        recorded = self._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         view: CheckpointView | None
         if recorded is not None:
             history = view_recorded_checkpoints(recorded).history
             view = next((entry for entry in history if entry.checkpoint_id == checkpoint_id), None)
         else:
-            view = self._read(job_id, lambda master: master.coordinator.stats.checkpoint(checkpoint_id))
+            view = self._calls.read(job_id, lambda master: master.coordinator.stats.checkpoint(checkpoint_id))
         if view is None:
             raise NotFoundError(f"job {job_id} shows no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
         return view
@@ -295,10 +280,10 @@ class ReadModels:
         return view
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
-        recorded = self._recorded_only(job_id)
+        recorded = self._calls.recorded_only(job_id)
         if recorded is not None and recorded.newest_submission is not None:
             return CheckpointConfigView(recorded.newest_submission.graph.config, self._storage_root)
-        config = self._read(job_id, lambda master: master.setup.graph.config)
+        config = self._calls.read(job_id, lambda master: master.setup.graph.config)
         return CheckpointConfigView(config, self._storage_root)
 
     def savepoint_places(self) -> SavepointPlaces:
@@ -307,7 +292,7 @@ class ReadModels:
         futures = [service.query(view_savepoint_places) for service in services]
         known = {service.job_id for service in services}
         places = [view_recorded_savepoint_places(job) for job in self._registry.recorded_jobs() if job.job_id not in known]
-        places += [self._wait_for(future) for future in futures]
+        places += [self._calls.wait_for(future) for future in futures]
         return SavepointPlaces(
             directories=frozenset().union(*(place.directories for place in places)),
             folders=frozenset().union(*(place.folders for place in places)),
@@ -327,100 +312,6 @@ class ReadModels:
             jobs_failed=states.count("FAILED"),
             workers=workers,
         )
-
-    # ---------------------------------------------------------------------------------------------------- reaching a job
-
-    def _recorded_only(self, job_id: str) -> RecordedJob | None:
-        recorded = self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
-        if recorded is not None:
-            self._look_for(job_id)
-        return recorded
-
-    def _led(self, job_id: str) -> JobMasterRunner:
-        """Raises FencedError for a job that ended before this process started: its workers are to leave.
-
-        Raises NotLeaderError for a job that another coordinator leads, RecoveringError for one that we have not come to yet."""
-        recorded = self._recorded_only(job_id)
-        if recorded is not None and recorded.result is not None:
-            state = recorded.result.state
-            raise FencedError(f"job {job_id} is {state}", job=job_id, state=state)
-        try:
-            service = self._registry.led(job_id)
-        except (NotFoundError, NotLeaderError) as error:
-            if isinstance(error, NotFoundError):
-                self._recovery.check(job_id)
-            self._look_for(job_id)
-            raise
-        if service.ended.is_set():  # also in a terminal state: it may have been submitted again, elsewhere
-            self._look_for(job_id)
-        return service
-
-    def _register(self, message: RegisterWorker) -> Future[Any]:
-        """Raises NotLeaderError for a worker of a submission that is newer than any known here: another coordinator took it.
-
-        Whoever slept through that would take the worker for a stale one, and send it home. The worker of a job that we have not
-        come to yet waits for its turn: hundreds that ask again and again would only make it later."""
-        recovered = self._recovery.when_done(message.job_id) if self._registry.find(message.job_id) is None else None
-        if recovered is not None:
-            return _then(recovered, lambda: self._register(message))
-        known = self._registry.newest_submission(message.job_id)
-        if 0 < known < message.submission:
-            self._look_for(message.job_id)
-            if self._registry.elsewhere(message.job_id) is not None:
-                self._registry.led(message.job_id)  # raises, and names who leads
-            text = f"submission {message.submission} of job {message.job_id} is newer than {known}: another coordinator leads it"
-            raise NotLeaderError(text, job=message.job_id)
-        return self._call(message.job_id, lambda ticket: RegistrationReceived(ticket, message))
-
-    def _call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
-        return self._led(job_id).call(make)
-
-    def _call_in_session(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
-        return self._led_in_session(job_id).call(make)
-
-    def _led_in_session(self, job_id: str) -> JobMasterRunner:
-        """As `_led`, for what a worker says in its session. Raises FencedError for a job that we have not come to yet: its sessions
-        were those of an older leader, and the worker is to register, which takes along whatever is unanswered."""
-        try:
-            return self._led(job_id)
-        except RecoveringError as error:
-            raise FencedError(f"job {job_id} has a new leader, and its sessions are over: register again", job=job_id) from error
-
-    def _read(self, job_id: str, read: Callable[[JobMaster], T]) -> T:
-        return self._wait_for(self._led(job_id).query(read))
-
-    def _wait_for(self, future: Future[T]) -> T:
-        try:
-            return future.result(self._call_timeout_ms / 1000)
-        except FutureTimeoutError as error:
-            raise StorageUnavailableError(f"the job did not answer within {self._call_timeout_ms} ms") from error
-
-
-def _then(first: Future[None], following: Callable[[], Future[T]]) -> Future[T]:
-    """What `following` gives once the first is done; given up when nobody waits any more."""
-    future: Future[T] = Future()
-
-    def settle(ended: Future[T]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        error = ended.exception()
-        if error is None:
-            future.set_result(ended.result())
-        else:
-            future.set_exception(error)
-
-    def go_on(ended: Future[None]) -> None:
-        if future.cancelled():
-            return
-        try:
-            ended.result()
-            following().add_done_callback(settle)
-        except Exception as error:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-
-    first.add_done_callback(go_on)
-    return future
 
 
 class _RecordedNumbers:

@@ -137,17 +137,17 @@ class StorageEffects:
         try:
             if request.is_savepoint:
                 yield from probe_folder(action.folder, self._identity.nonce)
-            standing = yield from claim_checkpoint(self._paths, record)
+            existing = yield from claim_checkpoint(self._paths, record)
         except AmbiguousWriteError as error:
             return on.ClaimFailed(number, str(error), ambiguous=True)
         except HoldfastError as error:
             return on.ClaimFailed(number, str(error), ambiguous=False)
-        if standing == record:
+        if existing == record:
             unsure = on.ClaimFailed(number, "nobody can tell who leads the job", ambiguous=True)
             return (yield from self._confirm(on.ClaimWritten(number), unsure))
-        if standing.nonce == record.nonce:
+        if existing.nonce == record.nonce:
             return on.ClaimFailed(number, "an earlier claim of the same id stands", ambiguous=True)
-        return on.ClaimTaken(number, standing)
+        return on.ClaimTaken(number, existing)
 
     def _complete(self, action: on.WriteMetadata) -> Flow[job.Event | None]:
         number = action.checkpoint_id
@@ -302,9 +302,9 @@ class StorageEffects:
             totals=action.totals,
         )
         try:
-            standing = yield from write_attempt(self._paths, record)
+            existing = yield from write_attempt(self._paths, record)
             yield from check_leadership(self._paths, identity.epoch)
-            if standing.nonce != record.nonce:
+            if existing.nonce != record.nonce:
                 return job.AttemptTaken(action.attempt)
             states: AssignedState = {}
             if restore is not None:
@@ -350,14 +350,14 @@ class StorageEffects:
         )
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
-            standing = yield from write_result(self._paths, record)
+            existing = yield from write_result(self._paths, record)
             # A newer leader either sees this result or is seen here: nobody deletes what it may be restoring from.
             yield from check_leadership(self._paths, self._identity.epoch)
         except FencedError as error:
             return job.LeadershipEnded(str(error))
         except HoldfastError as error:
             return job.ResultFailed(str(error))
-        return job.ResultWritten(standing)
+        return job.ResultWritten(existing)
 
 
 def _locations(folder: str, paths: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Flows that start or take over a job: lead, settle, plan, record. Nothing is written before the plan stands."""
+"""Flows that start or take over a job: lead, recover, plan, record. Nothing is written before the plan stands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.events import JobSetup
 from holdfast.coordinator.ownership.claims import claim_snapshot, derive_releases, find_leftovers, holds_claim, release_snapshot
-from holdfast.coordinator.restore.plan import check_graph, derive_setup, examine_submission, plan_submission
+from holdfast.coordinator.restore.plan import check_graph, check_submission, derive_setup, plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -62,14 +62,14 @@ def preflight(
 ) -> Flow[PreflightReport]:
     """Judge a submission without changing anything. What is wrong with the snapshot is in the report, whatever it is.
 
-    `job`: its records, if they have just been read. `external`, `now_ms`: as of `examine_submission`. Raises InvalidConfigError,
+    `job`: its records, if they have just been read. `external`, `now_ms`: as of `check_submission`. Raises InvalidConfigError,
     JobExistsError, NotFoundError."""
     if job is None:
         job = yield from read_job(JobPaths(job_id))
     while True:
         missing: NotFoundError | None = None
         try:
-            report = (yield from examine_submission(job, submission, external=external, now_ms=now_ms)).report
+            report = (yield from check_submission(job, submission, external=external, now_ms=now_ms)).report
         except (CorruptStateError, RestoreError) as error:  # there is nothing to judge
             report = PreflightReport(job_id=job_id, job_name=submission.graph.name, refusals=(Refusal.of(error),))
         except NotFoundError as error:
@@ -85,7 +85,7 @@ def preflight(
 
 
 def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:
-    """Become the job's leader, settle what an older one left, and record the submission under the next number.
+    """Become the job's leader, recover what an older one left, and record the submission under the next number.
 
     `verified`: a preflight has just read every byte of the snapshot, which nobody may change; it is not read again."""
     paths = JobPaths(job_id)
@@ -111,10 +111,10 @@ def start_submission(job_id: str, submission: Submission, starter: Starter, *, v
     )
     # The number was free when we read it. While no newer leader exists after that, whoever comes reads it later, and takes it.
     yield from check_leadership(paths, epoch)
-    standing = yield from write_submission(paths, record)
-    if standing.nonce != record.nonce:
+    existing = yield from write_submission(paths, record)
+    if existing.nonce != record.nonce:
         raise FencedError(f"submission {record.number} of job {job_id} is another coordinator's", job=job_id, epoch=epoch)
-    return derive_setup(job, standing, epoch=epoch, directory_nonce=starter.directory_nonce)
+    return derive_setup(job, existing, epoch=epoch, directory_nonce=starter.directory_nonce)
 
 
 def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
@@ -202,8 +202,8 @@ def resume_submission(job_id: str, starter: Starter, known: RecordedJob | None =
         raise NotFoundError(f"job {job_id} is not live", job=job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
-    settled = yield from recover_job(paths, takeover, known)
-    job = yield from _fence_submissions(paths, takeover, settled)
+    recovered = yield from recover_job(paths, takeover, known)
+    job = yield from _fence_submissions(paths, takeover, recovered)
     record = job.newest_submission
     if record is None or not job.is_live:
         raise NotFoundError(f"job {job_id} ended meanwhile", job=job_id)

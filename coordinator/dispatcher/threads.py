@@ -1,4 +1,4 @@
-"""What gives a job its time: a clock, somebody who takes its turns, somebody who drives its flows. Ports, and their threads.
+"""What gives a job its time: a clock, a thread that takes its turns, and a pool that drives its flows. Ports, and their threads.
 
 A simulator has its own implementations, all on one thread; these decide nothing either."""
 
@@ -35,7 +35,7 @@ class FlowRunner(Protocol):
 
 
 class Turns(Protocol):
-    """What an owner drives: `JobMasterRunner`."""
+    """What a job thread drives: `JobMasterRunner`."""
 
     @property
     def job_id(self) -> str: ...
@@ -78,8 +78,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
-class ThreadOwner:
-    """Implements `Owner` with a thread that sleeps between turns."""
+class SystemJobThread:
+    """Implements `JobThread` with a system thread that sleeps between turns."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

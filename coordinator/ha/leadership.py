@@ -51,8 +51,8 @@ def become_leader(paths: JobPaths, record: LeaderRecord) -> Flow[int]:
     for candidate in range(epoch, epoch + EPOCH_TRIES_MAX):
         path = paths.leader(candidate)
         mine = LeaderRecord(candidate, record.nonce, record.url, record.created_ms)
-        standing = decode_record(LeaderRecord, (yield from put_once(path, encode_record(mine))), path)
-        if standing.nonce == record.nonce:
+        existing = decode_record(LeaderRecord, (yield from put_once(path, encode_record(mine))), path)
+        if existing.nonce == record.nonce:
             return candidate
     raise FencedError(f"no epoch of job {paths.job_id} could be taken", job=paths.job_id, epoch=epoch)
 

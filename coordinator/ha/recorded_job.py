@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import msgspec
 
@@ -132,8 +132,10 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
                 return CheckpointFact.UNDECIDED
             case AbortRecord():
                 return CheckpointFact.ABORTED
-            case _:
+            case Completed() | SavepointRecord() | Unreadable():
                 return CheckpointFact.COMPLETED
+            case decision:
+                assert_never(decision)
 
     @property
     def folder(self) -> str:

@@ -1,4 +1,4 @@
-"""A job that an older leader left is brought to rest: every id decided, the next one fenced, and what nobody owns swept."""
+"""Recovery of a job that an older leader left: every id is decided, the next one fenced, and files that nothing owns are swept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage.flows import make_durable
 from holdfast.statebackends.storage.port import Flow, InParallel
 
-SETTLE_TRIES_MAX = 4
+RECOVERY_TRIES_MAX = 4
 """A leader that is being replaced has few deletions under way, and begins none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Who settles a job: a leader of this epoch, at this wall-clock time."""
+    """Who recovers a job: a leader of this epoch, at this wall-clock time."""
 
     epoch: int
     nonce: str
@@ -41,15 +41,15 @@ def recover_job(paths: JobPaths, takeover: Takeover, known: RecordedJob | None =
 
     Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim
     next is ours and ABORTED. Running it again gives the same result. `known`: as `read_job`."""
-    for _ in range(SETTLE_TRIES_MAX - 1):
+    for _ in range(RECOVERY_TRIES_MAX - 1):
         try:
-            return (yield from _settle(paths, takeover, known))
+            return (yield from _recover(paths, takeover, known))
         except ObjectMissingError:
             continue  # a deletion that an ended job's last leader had begun came between: it comes once
-    return (yield from _settle(paths, takeover, known))
+    return (yield from _recover(paths, takeover, known))
 
 
-def _settle(paths: JobPaths, takeover: Takeover, known: RecordedJob | None) -> Flow[RecordedJob]:
+def _recover(paths: JobPaths, takeover: Takeover, known: RecordedJob | None) -> Flow[RecordedJob]:
     """Reads the job again only where it has changed it: a first submission's directory is read once."""
     job = yield from read_job(paths, known)
     check_newest(job, takeover.epoch)
@@ -101,13 +101,13 @@ def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[N
             nonce=takeover.nonce,
             created_ms=takeover.now_ms,
         )
-        standing = yield from claim_checkpoint(paths, claim)
-        if standing.epoch > takeover.epoch:
+        existing = yield from claim_checkpoint(paths, claim)
+        if existing.epoch > takeover.epoch:
             raise FencedError(
-                f"epoch {standing.epoch} leads this job, not {takeover.epoch}", epoch=takeover.epoch, newer=standing.epoch
+                f"epoch {existing.epoch} leads this job, not {takeover.epoch}", epoch=takeover.epoch, newer=existing.epoch
             )
         yield from abort_checkpoint(paths, _leader_changed(number, takeover))
-        if standing.nonce == takeover.nonce:
+        if existing.nonce == takeover.nonce:
             return
         number += 1
 

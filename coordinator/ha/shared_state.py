@@ -1,8 +1,8 @@
-"""Which files completed checkpoints share, and which of them nobody refers to any more. Pure.
+"""Which files completed checkpoints share, and when the last reference to one is gone. Pure.
 
-Counts are sets of checkpoint ids, made from completed checkpoints alone: what was acknowledged and never confirmed counts for
-nobody. A file of which checkpoints have pieces stays while any of them has one. After a restart the same is rebuilt from the
-`_metadata` of what is retained."""
+Counts are sets of checkpoint ids, made from completed checkpoints alone: an acknowledged checkpoint that was never confirmed
+does not count. A file of which checkpoints have pieces stays while any of them has one. After a restart the same is rebuilt
+from the `_metadata` of what is retained."""
 
 from __future__ import annotations
 

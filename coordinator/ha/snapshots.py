@@ -1,6 +1,6 @@
 """Flows that read a snapshot wherever it lies: in the job's directory, or in a savepoint's folder of its own.
 
-They judge files, not jobs: whether a snapshot fits a graph is for `restore.py`."""
+They judge files, not jobs: whether a snapshot fits a graph is for the room `restore`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Flows over a job's directory: claim, decide, discard, drop, and read it all back.
 
-Every flow may be killed between any two operations; `read_job` and `settling.settle_job` then bring the directory to rest.
+Every flow may be killed between any two operations; `read_job` and `recovery.recover_job` then bring the directory to rest.
 No flow decides by what it remembers: after an ambiguous or lost write it reads what stands, and obeys."""
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ def put_once(path: str, content: bytes, read: Callable[[str], Flow[bytes]] = rea
         created: bool = yield PutIfAbsent(path, content)
     except AmbiguousWriteError:
         try:
-            return (yield from _settle_write(path, content, read))
+            return (yield from _write_again(path, content, read))
         except AmbiguousWriteError:
             raise
         except StorageUnavailableError as error:
             raise AmbiguousWriteError(f"{path} may or may not have been written: {error}", path=path) from error
-    return content if created else (yield from _read_standing(path, read))
+    return content if created else (yield from _read_existing(path, read))
 
 
-def _settle_write(path: str, content: bytes, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
+def _write_again(path: str, content: bytes, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
     created: bool = yield PutIfAbsent(path, content)
-    return content if created else (yield from _read_standing(path, read))
+    return content if created else (yield from _read_existing(path, read))
 
 
-def _read_standing(path: str, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
+def _read_existing(path: str, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]:
     try:
         return (yield from read(path))
     except ObjectMissingError as error:
@@ -91,21 +91,21 @@ def read_optional(path: str, read: Callable[[str], Flow[bytes]] = read_whole) ->
 def claim_checkpoint(paths: JobPaths, claim: ClaimRecord) -> Flow[ClaimRecord]:
     """Take an id; returns the claim that stands: compare its nonce. Nothing else happens to the id before."""
     path = paths.claim(claim.checkpoint_id)
-    standing = yield from put_once(path, encode_record(claim))
-    return decode_record(ClaimRecord, standing, path)
+    existing = yield from put_once(path, encode_record(claim))
+    return decode_record(ClaimRecord, existing, path)
 
 
 def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Flow[Decision | None]:
     """Decide an id by one put-if-absent; returns the decision that stands instead, None if these bytes stand."""
-    standing = yield from put_once(paths.decision(checkpoint_id), content, read_metadata_file)
-    return None if standing == content else decode_decision(standing)
+    existing = yield from put_once(paths.decision(checkpoint_id), content, read_metadata_file)
+    return None if existing == content else decode_decision(existing)
 
 
 def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes) -> Flow[Decision | None]:
     """Write the savepoint's own `_metadata` into its folder, then decide the id: the pointer is the commit point."""
     path = metadata_path(record.folder)
-    standing = yield from put_once(path, snapshot, read_metadata_file)
-    if standing != snapshot:
+    existing = yield from put_once(path, snapshot, read_metadata_file)
+    if existing != snapshot:
         raise FencedError(f"{path} was written by another process", path=path)
     return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
 
@@ -186,10 +186,10 @@ def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[Submissi
             f"at most {SUBMISSION_BYTES_MAX} are stored",
             job=paths.job_id,
         )
-    standing = yield from put_once(path, content, read_submission)
-    if is_void(standing):
+    existing = yield from put_once(path, content, read_submission)
+    if is_void(existing):
         raise FencedError(f"another coordinator leads job {paths.job_id} on, not epoch {record.epoch}", job=paths.job_id)
-    return decode_record(SubmissionRecord, standing, path)
+    return decode_record(SubmissionRecord, existing, path)
 
 
 def void_submission(paths: JobPaths, record: VoidRecord) -> Flow[bool]:

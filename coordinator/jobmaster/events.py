@@ -217,7 +217,7 @@ class AttemptImpossible(msgspec.Struct, frozen=True):
 
 
 class ResultWritten(msgspec.Struct, frozen=True):
-    standing: ResultRecord
+    existing: ResultRecord
     """What stands: ours, or that of another leader, which is then obeyed."""
 
 

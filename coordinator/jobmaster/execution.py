@@ -1,6 +1,7 @@
-"""The tasks of one attempt: states, timestamps, metrics. It applies reports and answers questions; it decides nothing.
+"""Part of the job master: the tasks of the attempt that runs, and the attempt that comes next.
 
-Part of the job master: the next attempt, from its number to its deployments. Prepared once, deployed once."""
+`Execution` applies reports on tasks (states, timestamps, metrics) and answers questions; it decides nothing. `NextAttempt` goes
+from a number to deployments: it is prepared once and deployed once."""
 
 from __future__ import annotations
 

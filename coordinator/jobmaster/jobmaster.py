@@ -1,9 +1,8 @@
 """CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
 
 It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
-job does. It performs nothing: storage, streams and time are the shell's (`jobservice.py`) or the simulator's.
-
-Trigger ids of user requests and what became of them. Bounded; a repeated id is the same request."""
+job does. It performs nothing: storage, streams and time are the shell's (`dispatcher/job_runner.py`) or the simulator's. It keeps
+the trigger ids of user requests and their outcomes, bounded: a repeated id is the same request."""
 
 from __future__ import annotations
 
@@ -119,12 +118,12 @@ class JobMaster:
             next_checkpoint_id=setup.next_checkpoint_id,
             completed=setup.completed,
             aborted=setup.aborted,
-            pinned=setup.base.checkpoint_id if setup.base is not None else 0,
-            buildable=_buildable(setup),
+            restored_id=setup.base.checkpoint_id if setup.base is not None else 0,
+            increment_base=_increment_base(setup),
             first_checkpoint_id=setup.first_checkpoint_id,
         )
-        self.workforce = SlotPool(setup, rng, self._turn)
-        self.lifecycle = Lifecycle(setup, self.coordinator, self.workforce, self._turn, draw_secret)
+        self.slot_pool = SlotPool(setup, rng, self._turn)
+        self.lifecycle = Lifecycle(setup, self.coordinator, self.slot_pool, self._turn, draw_secret)
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
@@ -149,7 +148,7 @@ class JobMaster:
             return self._deadline[0]
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
-            times += (self.workforce.next_deadline_ms(), self.stops.next_deadline_ms())
+            times += (self.slot_pool.next_deadline_ms(), self.stops.next_deadline_ms())
         self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
@@ -193,7 +192,7 @@ class JobMaster:
             case job.StreamOpened():
                 self._call(event.ticket, lambda: self._open_stream(event))
             case job.StreamClosed():
-                self.workforce.close_stream(event.slot, event.session, event.stream)
+                self.slot_pool.close_stream(event.slot, event.session, event.stream)
             case job.SnapshotRequested():
                 self._call(event.ticket, lambda: self._request(event))
             case job.CancelRequested():
@@ -205,7 +204,7 @@ class JobMaster:
                     self.releases.failed(event.release, self._turn.now_ms)
             case on.DeadlineReached():
                 self._pass_on(event)
-                for slot in self.workforce.expire():
+                for slot in self.slot_pool.expire():
                     self.lifecycle.lose(slot, f"WorkerLost: nothing was heard from the worker in slot {slot.index}")
             case (
                 job.JobStarted()
@@ -218,8 +217,14 @@ class JobMaster:
                 | job.ResultFailed()
             ):
                 self._lifecycle_event(event)
-            case _:
+            case on.MetadataWritten() | on.MetadataLost() | on.MetadataAmbiguous() | on.MetadataFailed():
                 self._pass_on(event)
+            case on.ClaimWritten() | on.ClaimTaken() | on.ClaimFailed() | on.CheckpointDropped() | on.DropFailed():
+                self._pass_on(event)
+            case on.AbortWritten() | on.AbortLost() | on.AbortFailed():
+                self._pass_on(event)
+            case _:
+                assert_never(event)
 
     def _lifecycle_event(
         self,
@@ -292,7 +297,7 @@ class JobMaster:
     def _acks(self, event: job.AckBatchReceived) -> AckAnswers:
         batch = event.batch
         self._check_epoch(batch.epoch)
-        self.workforce.current(batch.slot, batch.session)
+        self.slot_pool.current(batch.slot, batch.session)
         answers = self._feed(batch.items, batch.slot)
         attempt = self.lifecycle.attempt
         if batch.items and all(item.attempt < attempt for item in batch.items):
@@ -313,12 +318,12 @@ class JobMaster:
 
     def _states(self, event: job.StatesReceived) -> None:
         self._check_epoch(event.batch.epoch)
-        slot = self.workforce.current(event.batch.slot, event.batch.session)
+        slot = self.slot_pool.current(event.batch.slot, event.batch.session)
         _check_own(slot.index, event.batch.subtasks)
         self.lifecycle.report(slot, event.batch.subtasks)
 
     def _heartbeat(self, event: job.HeartbeatReceived) -> int:
-        slot = self.workforce.current(event.message.slot, event.message.session)
+        slot = self.slot_pool.current(event.message.slot, event.message.session)
         _check_own(slot.index, event.message.metrics)
         slot.count_refused(event.message.frames_refused)
         execution = self.lifecycle.execution
@@ -328,7 +333,7 @@ class JobMaster:
 
     def _open_stream(self, event: job.StreamOpened) -> object:
         """Answered before any command is delivered: the caller must have its stream first."""
-        commands = self.workforce.open_stream(event.slot, event.session, event.after, event.ticket)
+        commands = self.slot_pool.open_stream(event.slot, event.session, event.after, event.ticket)
         self._turn.out.append(job.Answer(event.ticket, commands))
         return job.LATER
 
@@ -384,15 +389,15 @@ class JobMaster:
         message = event.message
         if self.state.is_terminal:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
-        verdict = self.workforce.judge(message)
+        verdict = self.slot_pool.judge(message)
         _check_own(message.slot, message.subtasks)
         if message.attempt > self.lifecycle.attempt:
             text = f"attempt {message.attempt} is newer than any known here: another coordinator leads job {message.job_id}"
             raise NotLeaderError(text, job=message.job_id)
-        slot = self.workforce.slots[message.slot]
+        slot = self.slot_pool.slots[message.slot]
         if verdict is Verdict.SUCCESSOR:
             self.lifecycle.lose(slot, f"WorkerSuperseded: a new process holds slot {slot.index}")
-        slot = self.workforce.take(message)
+        slot = self.slot_pool.take(message)
         self._check_attempt(slot, message.attempt, verdict)
         self.lifecycle.report(slot, message.subtasks)
         answers = self._feed(message.unanswered, slot.index) if message.unanswered else ()
@@ -416,7 +421,7 @@ class JobMaster:
             for trigger in self.coordinator.triggers_to_repeat():
                 self._trigger(slot, trigger)
         elif self.state in (JobState.CANCELLING, JobState.FAILING):
-            self.workforce.send(slot, CancelTasks(lifecycle.attempt))
+            self.slot_pool.send(slot, CancelTasks(lifecycle.attempt))
         return Registered(
             epoch=self.setup.epoch,
             session=slot.session,
@@ -441,13 +446,13 @@ class JobMaster:
     def _perform(self, action: on.Action) -> None:
         match action:
             case on.SendTriggers():
-                for slot in self.workforce.slots:
+                for slot in self.slot_pool.slots:
                     self._trigger(slot, action)
             case on.NotifyComplete():
-                self.lifecycle.incidents.progressed()
-                self.workforce.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
+                self.lifecycle.exceptions.progressed()
+                self.slot_pool.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
             case on.NotifyAborted():
-                self.workforce.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))
+                self.slot_pool.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))
             case on.FailJob():
                 error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
                 self.lifecycle.fail_over(Incident(error))
@@ -501,7 +506,7 @@ class JobMaster:
             base=trigger.base,
             native=trigger.request.native,
         )
-        self.workforce.send(slot, command)
+        self.slot_pool.send(slot, command)
 
 
 def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> None:
@@ -513,7 +518,7 @@ def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> 
             raise ProtocolError(message, slot=slot, subtask=report.subtask)
 
 
-def _buildable(setup: JobSetup) -> int:
+def _increment_base(setup: JobSetup) -> int:
     """Id of the checkpoint that the submission starts from if increments may build on it: one in the job's own directory. 0: none.
 
     What another job or its user owns may be deleted at any time (NO_CLAIM)."""

@@ -26,14 +26,14 @@ from holdfast.coordinator.checkpoints.events import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import keeps_checkpoints
 from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.events import JobSetup, JobState
+from holdfast.coordinator.jobmaster.events import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
 from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from holdfast.coordinator.totals import Totals, reached
 from holdfast.coordinator.views import RestoredView
-from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.errors import HoldfastError, InvariantError
 
 FINAL_RETRY_MS = 200
 """Pause before the final checkpoint is asked for again after it failed."""
@@ -51,18 +51,18 @@ class Lifecycle:
         self,
         setup: JobSetup,
         coordinator: CheckpointCoordinator,
-        workforce: SlotPool,
+        slot_pool: SlotPool,
         turn: JobTurn,
         draw_secret: Callable[[], str],
     ) -> None:
         self._setup = setup
         self._config = setup.graph.config
         self._coordinator = coordinator
-        self._workforce = workforce
+        self._slot_pool = slot_pool
         self._turn = turn
         self._draw_secret = draw_secret
         self._inbox: list[on.Event] = []
-        self.incidents = ExceptionHistory(self._config.restart, setup.restarts)
+        self.exceptions = ExceptionHistory(self._config.restart, setup.restarts)
         self.state = JobState.CREATED
         self.timestamps: dict[str, int] = {}
         self.next = NextAttempt(setup.graph, setup.attempt + (0 if setup.reconcile else 1), turn, setup.totals)
@@ -205,7 +205,7 @@ class Lifecycle:
             self.execution.lose(slot.index, self._turn.wall_ms)
         if self.is_deployed:
             unseen = slot.reported_attempt < self.attempt and self.state is JobState.RUNNING
-            self.fail_over(Incident(error, slot=slot.index), same_incident=unseen and self.incidents.restarts > 0)
+            self.fail_over(Incident(error, slot=slot.index), same_incident=unseen and self.exceptions.restarts > 0)
 
     # ------------------------------------------------------------------------------------------------------- failover
 
@@ -214,16 +214,16 @@ class Lifecycle:
         if not self.is_deployed:
             return
         fenced = self.attempt
-        self.incidents.record(incident, fenced, self._turn.wall_ms)
+        self.exceptions.record(incident, fenced, self._turn.wall_ms)
         self.failure = incident.error
         self.next = NextAttempt(self._setup.graph, fenced + 1, self._turn)
         self.finish_sent = self._scheduled = self._final_pending = False
         self._inbox.append(on.JobFailing(incident.error))
-        self._workforce.broadcast(CancelTasks(fenced))
-        self._workforce.forget_signs_of_life()
-        delay_ms = None if incident.is_final else self.incidents.restart_delay_ms(incident, same_incident=same_incident)
+        self._slot_pool.broadcast(CancelTasks(fenced))
+        self._slot_pool.forget_signs_of_life()
+        delay_ms = None if incident.is_final else self.exceptions.restart_delay_ms(incident, same_incident=same_incident)
         where = (incident.vertex, incident.subtask, incident.slot, incident.user_frames)
-        self._turn.notes.append(AttemptFailed(fenced, incident.error, self.incidents.restarts, delay_ms, *where))
+        self._turn.notes.append(AttemptFailed(fenced, incident.error, self.exceptions.restarts, delay_ms, *where))
         if delay_ms is None:
             self.end(JobState.FAILED, incident.error)
             return
@@ -232,7 +232,7 @@ class Lifecycle:
 
     def impossible(self, error: HoldfastError) -> None:
         """No attempt can start: the snapshot is damaged, or does not fit. Never a silent fall back to an older one."""
-        self.incidents.record(Incident(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
+        self.exceptions.record(Incident(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
         self.end(JobState.FAILED, f"{type(error).__name__}: {error}")
 
     # -------------------------------------------------------------------------------------------------------- advance
@@ -257,8 +257,8 @@ class Lifecycle:
     def _deploy_when_ready(self) -> None:
         if not self._coordinator.is_quiet or self._inbox:
             return
-        self.next.prepare(self.restore_point, self.incidents.restarts, self._totals_restored())
-        if self.next.is_prepared and self._turn.now_ms >= self._restart_at_ms and self._workforce.all_ready():
+        self.next.prepare(self.restore_point, self.exceptions.restarts, self._totals_restored())
+        if self.next.is_prepared and self._turn.now_ms >= self._restart_at_ms and self._slot_pool.all_ready():
             self._deploy()
 
     def _deploy(self) -> None:
@@ -273,14 +273,14 @@ class Lifecycle:
             self._coordinator.stats.restored(view)
         point = (restored.checkpoint_id, restored.folder, restored.is_savepoint) if restored is not None else (0,)
         self._turn.notes.append(AttemptDeployed(self.attempt, *point))
-        deployments = self.next.deploy(self._workforce.data_ports(), self._draw_secret())
-        for slot in self._workforce.slots:
-            self._workforce.send(slot, Deploy(deployments[slot.index]))
+        deployments = self.next.deploy(self._slot_pool.data_ports(), self._draw_secret())
+        for slot in self._slot_pool.slots:
+            self._slot_pool.send(slot, Deploy(deployments[slot.index]))
         self._enter(JobState.RUNNING)
 
     def _reconcile(self) -> None:
         """Every slot is back with the attempt on record (any other one has failed the job over): the job never stopped."""
-        missing = self._workforce.missing()
+        missing = self._slot_pool.missing()
         if not missing:
             self._enter(JobState.RUNNING)
         elif self._reconcile_until_ms is not None and self._turn.now_ms >= self._reconcile_until_ms:
@@ -296,7 +296,7 @@ class Lifecycle:
         if execution.all_running and not self._scheduled:
             self._scheduled = True
             self.failure = None
-            self.incidents.recovered()
+            self.exceptions.recovered()
             self._inbox.append(on.SchedulerStarted())
         waited = self._final_retry_ms is None or self._turn.now_ms >= self._final_retry_ms
         if execution.all_drained and not self._final_pending and waited:
@@ -310,8 +310,8 @@ class Lifecycle:
         elif execution.all_up and not self.finish_sent and self._coordinator.savepoints_pending == 0:
             self.finish_sent = True
             self.failure = None
-            self._workforce.broadcast(NotifyCheckpointComplete(self.attempt, self.finishing, self._turn.wall_ms))
-            self._workforce.broadcast(FinishTasks(self.attempt, self.finishing))
+            self._slot_pool.broadcast(NotifyCheckpointComplete(self.attempt, self.finishing, self._turn.wall_ms))
+            self._slot_pool.broadcast(FinishTasks(self.attempt, self.finishing))
 
     def request_ended(self, outcome: on.CompleteRequest) -> None:
         """A request was answered: the one that ends the job begins its end; a failed final one is asked for again."""
@@ -335,7 +335,7 @@ class Lifecycle:
         reason = FailureReason.JOB_FINISHING if state is JobState.FINISHED else FailureReason.COORDINATOR_SHUTDOWN
         self._inbox.append(on.ShutDown(reason))
         if state is not JobState.FINISHED:
-            self._workforce.broadcast(CancelTasks(self.attempt))
+            self._slot_pool.broadcast(CancelTasks(self.attempt))
             self._enter(JobState.CANCELLING if state is JobState.CANCELED else JobState.FAILING, cause)
 
     def _write_result_when_quiet(self) -> None:
@@ -353,8 +353,8 @@ class Lifecycle:
 
     def result_written(self, event: job.ResultWritten) -> None:
         """The submission is over as the stored record says, whoever wrote it."""
-        self._result = JobState(event.standing.state)
-        self.failure = event.standing.cause or None
+        self._result = JobState(event.existing.state)
+        self.failure = event.existing.cause or None
         self._inbox.append(on.JobTerminated(self._result.value))
 
     def result_failed(self) -> None:
@@ -371,7 +371,7 @@ class Lifecycle:
             self._cancel_until_ms = None
             self._enter(self._result, self.failure or "")
             self.end_wall_ms = self._turn.wall_ms
-            self._workforce.broadcast(ShutdownWorker(f"the job is {self._result.value}", job_over=True))
+            self._slot_pool.broadcast(ShutdownWorker(f"the job is {self._result.value}", job_over=True))
             self._turn.out.append(job.JobEnded(self._result, self.failure or ""))
             self._answer_suspending()
 
@@ -387,7 +387,7 @@ class Lifecycle:
     def _suspend_when_quiet(self) -> None:
         if not self._coordinator.is_quiet or self._inbox:
             return
-        self._workforce.broadcast(ShutdownWorker(self._suspend_reason, superseded=True))
+        self._slot_pool.broadcast(ShutdownWorker(self._suspend_reason, superseded=True))
         self.stop_leading(self._suspend_reason, close=False)
 
     def stop_leading(self, reason: str, *, close: bool = True) -> None:
@@ -397,7 +397,7 @@ class Lifecycle:
         self._enter(JobState.SUSPENDED, reason)
         self.failure = reason
         if close:
-            self._workforce.close_all()
+            self._slot_pool.close_all()
         self._turn.out.append(job.JobEnded(JobState.SUSPENDED, reason))
         self._answer_suspending()
 
@@ -407,6 +407,8 @@ class Lifecycle:
 
     def _enter(self, state: JobState, reason: str = "") -> None:
         if state is not self.state:
+            if state not in TRANSITIONS[self.state]:
+                raise InvariantError(f"job {self._setup.job_id} is {self.state.value} and can't become {state.value}")
             self._turn.notes.append(StateChanged(state.value, self.state.value, reason))
         self.state = state
         self.timestamps[state.value] = self._turn.wall_ms

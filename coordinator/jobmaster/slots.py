@@ -1,24 +1,20 @@
-"""CORE: who holds each slot of a job. Registration, sessions, leases, and what is on its way to each worker.
+"""CORE, part of the job master: the slots of a job: which process holds each, its session and lease, and the commands on their way.
 
 A slot's holder is a process: same nonce, a reconnect; a higher (submission, spawn, task attempt), a successor; a lower one is
 refused. Where there is a launch key, the launcher vouches for the first two; within one spawn Spark may run the task again, and
-numbers its attempts. It knows nothing of tasks or checkpoints.
+numbers its attempts. Commands are numbered 1, 2, 3 ... per (epoch, session) and kept, so that a broken stream can be resumed; one
+that needs what fell out of the bound can't be, and the worker registers again.
 
-CORE: the numbered commands of one session, kept so that a broken stream can be resumed. Bounded.
-
-Numbers are 1, 2, 3 ... per (epoch, session). What fell out of the bound can't be resumed: the worker registers again.
-
-CORE, part of the job master: the slots of a job, their leases, and the commands on their way.
-
-It says which processes may serve, which are gone, and numbers what is sent to them; what they are told, it does not decide."""
+It knows nothing of tasks or checkpoints: what workers are told, it does not decide."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -36,7 +32,7 @@ from holdfast.barriers.messages import (
     has_control_characters,
 )
 from holdfast.coordinator.jobmaster.events import Action, CloseStream, Deliver, JobSetup
-from holdfast.coordinator.notes import Note
+from holdfast.coordinator.notes import Turn
 from holdfast.coordinator.views import WorkerView
 from holdfast.statebackends.errors import (
     AuthenticationError,
@@ -185,15 +181,8 @@ LIVENESS_GRACE_MS = 1_000
 """How long a failover waits for a sign of life from a process that holds a slot: its stream may still seem open."""
 
 
-@dataclass(slots=True)
-class JobTurn:
-    """The event being handled: its time, and the actions so far. Shared by the parts of one job master."""
-
-    now_ms: int = 0
-    wall_ms: int = 0
-    out: list[Action] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    """What happened, for the log."""
+JobTurn: TypeAlias = Turn[Action]
+"""Shared by the parts of one job master."""
 
 
 @dataclass(frozen=True, slots=True)

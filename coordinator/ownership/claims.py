@@ -1,14 +1,12 @@
-"""Flows by which a job takes ownership of a snapshot, and by which it deletes one that it owns.
+"""Which snapshots a job owns beside its own checkpoints, and the flows by which it takes, gives back and deletes them.
 
 Ownership is one conditional create: of `_owner` in a savepoint's folder (`_owner-2` and so on, once its owner gave it back); for a
 checkpoint in its job's directory, of the next record of that job's submissions, so that it can't be started again and go on from
-there unnoticed. Whoever finds another's record there is refused. Deleting begins with `_metadata` and ends with `_owner`: what a
-crash leaves is still owned.
+there unnoticed. A job that finds another's record there is refused.
 
-Which snapshots a job owns beside its own checkpoints, which of them it may delete, and which another job may have. Pure.
-
-A claimed snapshot is deleted once the claiming submission's own checkpoints have subsumed it: no restore needs it then. All of
-that is derived from records, so a leader that died before it deleted something leaves it to the next one."""
+A claimed snapshot is deleted once the claiming submission's own checkpoints have subsumed it: no restore needs it then. Deleting
+begins with `_metadata` and ends with `_owner`: what a crash leaves is still owned. All of that is derived from records, so a
+leader that died before it deleted something leaves it to the next one."""
 
 from __future__ import annotations
 
@@ -233,12 +231,12 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
 def _become_owner(folder: str, mine: OwnerRecord) -> Flow[tuple[str, str]]:
     """Path and nonce of the record that is ours; of an older one of this job, if that stands."""
     for _ in range(CLAIM_TRIES_MAX):
-        number, standing = yield from _newest_owner(folder)
+        number, existing = yield from _newest_owner(folder)
         path = f"{folder}/{owner_name(max(number, 1))}"
-        if standing is not None and (yield from _speaks_of(standing, folder, mine.nonce)):
-            if _is_same_job(standing, mine) and not (yield from _has_returned(standing, mine)):
-                return path, standing.nonce
-            yield from give_back(standing, mine, folder)
+        if existing is not None and (yield from _speaks_of(existing, folder, mine.nonce)):
+            if _is_same_job(existing, mine) and not (yield from _has_returned(existing, mine)):
+                return path, existing.nonce
+            yield from give_back(existing, mine, folder)
         path = f"{folder}/{owner_name(number + 1)}"
         if (yield from put_once(path, encode_record(mine))) == encode_record(mine):
             return path, mine.nonce
@@ -258,28 +256,28 @@ def _returned_claim(folder: str, mine: OwnerRecord) -> Flow[str]:
     return owner.nonce
 
 
-def _is_same_job(standing: OwnerRecord, mine: OwnerRecord) -> bool:
-    return (standing.job_id, standing.directory) == (mine.job_id, mine.directory)
+def _is_same_job(existing: OwnerRecord, mine: OwnerRecord) -> bool:
+    return (existing.job_id, existing.directory) == (mine.job_id, mine.directory)
 
 
-def _has_returned(standing: OwnerRecord, mine: OwnerRecord) -> Flow[bool]:
+def _has_returned(existing: OwnerRecord, mine: OwnerRecord) -> Flow[bool]:
     """Whether this very job has given the claim back; its records lie where the flow's relative paths lead."""
     if not mine.job_id:
         return False
-    return standing.nonce in (yield from read_job(JobPaths(mine.job_id))).returned
+    return existing.nonce in (yield from read_job(JobPaths(mine.job_id))).returned
 
 
-def _speaks_of(standing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
+def _speaks_of(existing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
     """Whether a record is of this folder, by whatever name, and not of one that this is a copy of: what appears here is seen there.
 
     A place that can't be one of this storage is another one. Raises StorageUnavailableError where storage can't tell: who took a
     hiccup for a copy would take the snapshot from its owner."""
-    if standing.folder in ("", folder):
+    if existing.folder in ("", folder):
         return True
     probe = f"_probe-{nonce}"
     yield PutIfAbsent(f"{folder}/{probe}", b"")
     try:
-        seen = (yield StatFile(f"{standing.folder}/{probe}")) is not None
+        seen = (yield StatFile(f"{existing.folder}/{probe}")) is not None
     except InvalidConfigError:
         seen = False
     except HoldfastError:
@@ -289,30 +287,30 @@ def _speaks_of(standing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
     return seen
 
 
-def give_back(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
+def give_back(existing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
     """Write down in the records of the job that owns a snapshot that it does not any more. A start of that job which goes on
     from there competes for the same number, as with a claim of its checkpoints.
 
     Raises SnapshotClaimedError where the job holds on to it, or its records can't be read."""
-    yield from _at_owner(standing, folder, _write_return(standing, taker, folder))
+    yield from _at_owner(existing, folder, _write_return(existing, taker, folder))
 
 
-def check_returnable(standing: OwnerRecord, folder: str, now_ms: int) -> Flow[None]:
+def check_returnable(existing: OwnerRecord, folder: str, now_ms: int) -> Flow[None]:
     """Raise SnapshotClaimedError where `give_back` would now, by the wall clock; reads only."""
-    yield from _at_owner(standing, folder, _read_holder(standing, folder, now_ms))
+    yield from _at_owner(existing, folder, _read_holder(existing, folder, now_ms))
 
 
-def _at_owner(standing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
+def _at_owner(existing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
     """Run a flow over the state directory of the job that owns a snapshot: that of relative paths, or the one on record."""
-    if not standing.job_id:
-        raise _claimed(standing, folder)
-    is_here = (yield from _holds_directory(standing.directory))
-    if not is_here and not is_absolute_folder(standing.root):
-        raise _claimed(standing, folder, "where its records are is not written down")
+    if not existing.job_id:
+        raise _claimed(existing, folder)
+    is_here = (yield from _holds_directory(existing.directory))
+    if not is_here and not is_absolute_folder(existing.root):
+        raise _claimed(existing, folder, "where its records are is not written down")
     try:
-        return (yield from (flow if is_here else rebase(flow, standing.root)))
+        return (yield from (flow if is_here else rebase(flow, existing.root)))
     except (StorageUnavailableError, InvalidConfigError, CorruptStateError) as error:
-        raise _claimed(standing, folder, f"its records can't be read: {error.message}") from error
+        raise _claimed(existing, folder, f"its records can't be read: {error.message}") from error
 
 
 def _holds_directory(nonce: str) -> Flow[bool]:
@@ -321,38 +319,38 @@ def _holds_directory(nonce: str) -> Flow[bool]:
     return content is not None and decode_nonce(content) == nonce
 
 
-def _read_holder(standing: OwnerRecord, folder: str, now_ms: int) -> Flow[RecordedJob]:
+def _read_holder(existing: OwnerRecord, folder: str, now_ms: int) -> Flow[RecordedJob]:
     """The job that owns a snapshot, which does not need it. Paths are relative to its state directory."""
-    if not (yield from _holds_directory(standing.directory)):
-        raise _claimed(standing, folder, f"its records are not at {standing.root} any more")
-    job = yield from read_job(JobPaths(standing.job_id))
-    reason = "" if standing.nonce in job.returned else refuse_to_return(job, standing.nonce, now_ms - standing.created_ms)
+    if not (yield from _holds_directory(existing.directory)):
+        raise _claimed(existing, folder, f"its records are not at {existing.root} any more")
+    job = yield from read_job(JobPaths(existing.job_id))
+    reason = "" if existing.nonce in job.returned else refuse_to_return(job, existing.nonce, now_ms - existing.created_ms)
     if reason:
-        raise _claimed(standing, folder, reason)
+        raise _claimed(existing, folder, reason)
     return job
 
 
-def _write_return(standing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
+def _write_return(existing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
     for _ in range(CLAIM_TRIES_MAX):
-        job = yield from _read_holder(standing, folder, taker.created_ms)
-        if standing.nonce in job.returned:
+        job = yield from _read_holder(existing, folder, taker.created_ms)
+        if existing.nonce in job.returned:
             return
         record = VoidRecord(
             number=job.last_submission + 1,
             epoch=max(job.epochs, default=0),
             nonce=taker.nonce,
             created_ms=taker.created_ms,
-            returned=standing.nonce,
+            returned=existing.nonce,
         )
-        path = JobPaths(standing.job_id).submission(record.number)
+        path = JobPaths(existing.job_id).submission(record.number)
         if (yield from put_once(path, encode_record(record), read_submission)) == encode_record(record):
             return
-    raise _claimed(standing, folder, "its job is started all the time")
+    raise _claimed(existing, folder, "its job is started all the time")
 
 
-def _claimed(standing: OwnerRecord, folder: str, reason: str = "") -> SnapshotClaimedError:
+def _claimed(existing: OwnerRecord, folder: str, reason: str = "") -> SnapshotClaimedError:
     why = f" ({reason})" if reason else ""
-    return SnapshotClaimedError(f"snapshot {folder} {_whose(standing)}{why}", path=folder, owner=standing.job_id)
+    return SnapshotClaimedError(f"snapshot {folder} {_whose(existing)}{why}", path=folder, owner=existing.job_id)
 
 
 def _jobs_own(folder: str) -> Flow[JobFolder | None]:
@@ -375,18 +373,18 @@ def check_name(folder: str) -> Flow[None]:
         )
 
 
-def check_owner(standing: OwnerRecord, mine: OwnerRecord, folder: str) -> str:
+def check_owner(existing: OwnerRecord, mine: OwnerRecord, folder: str) -> str:
     """The nonce of a record that is this job's. Raises SnapshotClaimedError for another one's."""
-    if _is_same_job(standing, mine):
-        return standing.nonce
-    raise _claimed(standing, folder)
+    if _is_same_job(existing, mine):
+        return existing.nonce
+    raise _claimed(existing, folder)
 
 
-def _whose(standing: OwnerRecord) -> str:
-    if not standing.job_id:
+def _whose(existing: OwnerRecord) -> str:
+    if not existing.job_id:
         return "is being deleted by its user"
     return (
-        f"was claimed by job {standing.job_id}, which deletes it once it has checkpoints of its own: "
+        f"was claimed by job {existing.job_id}, which deletes it once it has checkpoints of its own: "
         "start from a copy of it (holdfast snapshot copy), or with claim_mode=NO_CLAIM"
     )
 
@@ -398,10 +396,10 @@ def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: s
     paths = JobPaths(place.job_id)
     for _ in range(CLAIM_TRIES_MAX):
         job = yield from read_job(paths)
-        standing = job.given.get(place.checkpoint_id)
-        if standing is not None and standing.nonce != returned:
-            return check_owner(standing, mine, folder)
-        reason = refuse_to_give(job, place.checkpoint_id) if standing is None else ""  # else it is not that job's any more
+        existing = job.given.get(place.checkpoint_id)
+        if existing is not None and existing.nonce != returned:
+            return check_owner(existing, mine, folder)
+        reason = refuse_to_give(job, place.checkpoint_id) if existing is None else ""  # else it is not that job's any more
         if reason and not mine.job_id:
             message = f"{folder} is a checkpoint of job {place.job_id}, which deletes it by itself: {reason}"
             raise SnapshotClaimedError(message, path=folder, owner=place.job_id)
@@ -462,12 +460,12 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
         return
     yield from check_name(folder)
     for _ in range(CLAIM_TRIES_MAX):
-        number, standing = yield from _newest_owner(folder)
-        if standing is not None and (yield from _speaks_of(standing, folder, nonce)):
-            if not standing.job_id:
+        number, existing = yield from _newest_owner(folder)
+        if existing is not None and (yield from _speaks_of(existing, folder, nonce)):
+            if not existing.job_id:
                 yield from delete_owned(folder)
                 return
-            yield from give_back(standing, mine, folder)
+            yield from give_back(existing, mine, folder)
         yield from _check_snapshot(folder)
         yield from put_once(f"{folder}/{owner_name(number + 1)}", encode_record(mine))
     raise SnapshotClaimedError(f"snapshot {folder} is being claimed all the time", path=folder, owner="")

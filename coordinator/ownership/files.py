@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from holdfast.barriers.sinklog import ROOT_FOLDER
-from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, Unreadable
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
+from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import external_places
 from holdfast.statebackends.layout import (
@@ -220,16 +221,26 @@ def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, cla
             return _owned(f"checkpoint {number}, pending")
         case CheckpointFact.CLAIMED:
             return _owned(f"checkpoint {number}, which job {checkpoint.owner} claimed")
+        case CheckpointFact.ABORTED | CheckpointFact.COMPLETED:
+            return _of_decided(evidence, number, name, checkpoint.decision)
+        case fact:
+            assert_never(fact)
+
+
+def _of_decided(evidence: JobEvidence, number: int, name: str, decision: Decision | None) -> _Verdict:
     if name in (CLAIM_NAME, METADATA_NAME):
         return _owned(f"checkpoint {number}")
-    match checkpoint.decision:
+    match decision:
         case Unreadable():
             return _owned(f"checkpoint {number}, which can't be read")
         case Completed() if number not in evidence.snapshots:
             return _owned(f"checkpoint {number}, which was not read")
         case Completed():
             return _nobodys(f"checkpoint {number} does not name it")
-    return _nobodys(f"checkpoint {number} keeps no files here")
+        case AbortRecord() | SavepointRecord() | None:
+            return _nobodys(f"checkpoint {number} keeps no files here")
+        case _:
+            assert_never(decision)
 
 
 def counted_id(job: RecordedJob) -> int:

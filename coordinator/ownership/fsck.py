@@ -150,13 +150,7 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
             problems += external.problems
             unchecked += external.unchecked
     deleted: list[OwnedFile] = []
-    refused: dict[str, str] = {}
-    if request.repair:
-        for evidence in chosen:
-            reason = yield from _repair_job(evidence, files[evidence.job_id], request.leader_may_live, deleted)
-            if reason:
-                refused[evidence.job_id] = reason
-        yield from _delete_all([file for file in files.get("", ()) if file.standing is Standing.ORPHAN], None, deleted)
+    refused = (yield from _repair(chosen, files, request.leader_may_live, deleted)) if request.repair else {}
     gone = {file.path for file in deleted}
     left = [file for found in files.values() for file in found if file.path not in gone]
     return FsckReport(
@@ -171,6 +165,22 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
         refused=refused,
         unchecked=tuple(unchecked),
     )
+
+
+def _repair(
+    chosen: Sequence[JobEvidence],
+    files: Mapping[str, list[OwnedFile]],
+    leader_may_live: str,
+    deleted: list[OwnedFile],
+) -> Flow[dict[str, str]]:
+    """Delete the orphans of each job, and those of the directory itself. Returns why a job was left alone, by its id."""
+    refused: dict[str, str] = {}
+    for evidence in chosen:
+        reason = yield from _repair_job(evidence, files[evidence.job_id], leader_may_live, deleted)
+        if reason:
+            refused[evidence.job_id] = reason
+    yield from _delete_all([file for file in files.get("", ()) if file.standing is Standing.ORPHAN], None, deleted)
+    return refused
 
 
 def look(location: str, job_id: str | None = None) -> Flow[Directory]:

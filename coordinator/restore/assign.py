@@ -1,7 +1,7 @@
-"""Snapshot + job graph -> the state of each new subtask; pure. Whether the two fit was judged before, by `preflight.py`.
+"""Snapshot + job graph -> the state of each new subtask; pure. `compatibility.py` has judged before whether the two fit.
 
-It opens no file: entries of split state that must be dealt out anew are read before, by `effects.py`; union and broadcast state
-is given by whole handles."""
+It opens no file: entries of split state that must be redistributed are read before, by `dispatcher/storage_effects.py`; union
+and broadcast state is given by whole handles."""
 
 from __future__ import annotations
 

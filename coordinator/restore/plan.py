@@ -1,8 +1,6 @@
-"""From a submission to what a job master starts with: which snapshot, does it fit, which ids come next.
+"""From a submission to what a job master starts with: which snapshot, does it fit, which job owns it, which ids come next.
 
-Nothing is written before the plan stands: a submission that can't run leaves the job as it was.
-
-Flows of a preflight that ask whose a snapshot is: read only."""
+Its flows only read: nothing is written before the plan stands, so a submission that can't run leaves the job as it was."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ from holdfast.coordinator.restore.preflight import (
     gravest_first,
 )
 from holdfast.coordinator.restore.resolve import FALLBACK_HINT, Rewind, deleted_error, find_rewind, is_path, resolve_snapshot
-from holdfast.coordinator.restore.sink_forks import SinkJudgement, examine_sinks
+from holdfast.coordinator.restore.sink_forks import SinkJudgement, check_sinks
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -107,12 +105,12 @@ def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool
     `checksums`: of a snapshot given by its path every byte is read; without, lengths alone are compared.
 
     Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
-    plan = yield from examine_submission(job, submission, checksums=checksums, now_ms=now_ms)
+    plan = yield from check_submission(job, submission, checksums=checksums, now_ms=now_ms)
     plan.report.check()
     return plan
 
 
-def examine_submission(
+def check_submission(
     job: RecordedJob, submission: Submission, *, external: bool = True, checksums: bool = True, now_ms: int = 0
 ) -> Flow[SubmissionPlan]:
     """As `plan_submission`, but what is wrong with the snapshot is in the report. `external`: relative paths can be looked up.
@@ -133,13 +131,13 @@ def examine_submission(
     forks = SinkJudgement()
     problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
     if not problems:
-        forks = yield from examine_sinks(job, submission, base, metadata, is_directory=external)
+        forks = yield from check_sinks(job, submission, base, metadata, is_directory=external)
     if external:
         problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
-    ownership = yield from examine_owner(job, submission, base, metadata, now_ms=now_ms)
+    ownership = yield from check_ownership(job, submission, base, metadata, now_ms=now_ms)
     rewind = yield from find_rewind(job, resolved, metadata, submission.graph, moved=[sink.sink_id for sink in forks.moved])
-    examined = _Examined(base, resolved.skipped, metadata, judgement, forks, tuple(problems), ownership, rewind)
-    report = examined.report(job.job_id, submission, external=external)
+    checked = _Checked(base, resolved.skipped, metadata, judgement, forks, tuple(problems), ownership, rewind)
+    report = checked.report(job.job_id, submission, external=external)
     first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
     graph = forks.applied_to(judgement.graph)
     return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first, report)
@@ -172,7 +170,7 @@ def _load_base(job: RecordedJob, base: RestorePoint) -> Flow[SnapshotMetadata]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Examined:
+class _Checked:
     """All that was found of the snapshot that a submission starts from."""
 
     base: RestorePoint
@@ -254,7 +252,7 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
 
 
 def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, directory_nonce: str) -> JobSetup:
-    """What a master of this epoch starts with, from the directory of a settled job."""
+    """What a master of this epoch starts with, from the directory of a recovered job."""
     attempt = job.newest_attempt
     same = attempt is not None and attempt.submission == record.number
     return JobSetup(
@@ -329,7 +327,7 @@ class Ownership:
     notes: tuple[str, ...] = ()
 
 
-def examine_owner(
+def check_ownership(
     job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, now_ms: int
 ) -> Flow[Ownership]:
     """Who owns the snapshot, and whether that lets this job start from it, and claim it if it asks for that. By the wall clock."""

@@ -1,7 +1,7 @@
 """What a preflight says of a snapshot and a job: findings, refusals, notes. Plain records, the same in REST, CLI and Python.
 
-The report is all there is: a refused restore raises what its report lists, so the two can't disagree. Who judges is
-`judging.py`; what is found in storage is handed in by `planning.py`."""
+The report is all there is: a refused restore raises what its report lists, so the two can't disagree. `compatibility.py` judges;
+`plan.py` hands in what is found in storage."""
 
 from __future__ import annotations
 

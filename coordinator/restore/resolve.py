@@ -1,6 +1,5 @@
-"""Which snapshot a submission names: the newest, the newest that can be read, one by its id, or one by its path. Reads only.
-
-Whether a restore goes back behind output that may be committed, and whose (I22). Reads only."""
+"""Which snapshot a submission names (the newest, the newest that can be read, one by its id or its path), and whether a restore
+from it goes back behind output that may be committed, and which job committed it (I22 in chaos/checkers). Reads only."""
 
 from __future__ import annotations
 

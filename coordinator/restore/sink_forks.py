@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import assert_never
 
 import msgspec
 
@@ -87,7 +88,7 @@ class MovedSink:
 
 @dataclass(frozen=True, slots=True)
 class SinkJudgement:
-    """What `examine_sinks` found."""
+    """What `check_sinks` found."""
 
     moved: tuple[MovedSink, ...] = ()
     refusals: tuple[Refusal, ...] = ()
@@ -161,7 +162,7 @@ class _Judged:
     """As of `_Found`."""
 
 
-def examine_sinks(
+def check_sinks(
     job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, is_directory: bool = True
 ) -> Flow[SinkJudgement]:
     """Which sinks of a submission are elsewhere, and what that means. Raises StorageUnavailableError."""
@@ -467,11 +468,13 @@ def _tell(
                 notes.append(f"{what}, are left: {owner} has finished, and had written them again")
             case Fate.ABANDONED if asked.submission.sinks is SinkMode.ABANDON:
                 notes.append(f"{what}, are ABANDONED, nobody commits them: {_named(some)}")
-            case _ if asked.is_directory:
+            case Fate.ABANDONED if asked.is_directory:
                 refusals.append(_left_error(moved, what, owner, where, some, judged.heir))
-            case _:
+            case Fate.ABANDONED:
                 whose = f"job {judged.heir}, which took that log over," if judged.heir else owner
                 notes.append(f"{what}, are not committed: whether {whose} goes on to commit them its state directory tells")
+            case _:
+                assert_never(fate)
 
 
 def _left_error(

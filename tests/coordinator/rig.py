@@ -211,7 +211,7 @@ class Rig:
 
     @property
     def restarts(self) -> int:
-        return self.master.lifecycle.incidents.restarts
+        return self.master.lifecycle.exceptions.restarts
 
     def deployment(self, slot: int) -> Deployment:
         return self.master.lifecycle.next.deployments[slot]

@@ -34,7 +34,7 @@ class SteppedClock:
         return 1_000_000 + self.now_ms
 
 
-class SteppedOwner:
+class SteppedJobThread:
     """Implements `running.Owner`. Takes turns only when it was woken or a deadline has passed, as a thread would."""
 
     def __init__(self, clock: SteppedClock) -> None:
@@ -63,10 +63,10 @@ class SteppedOwner:
         return self._awake
 
 
-def recover_unsettled(host: Dispatcher) -> HostFlow[None]:
+def retry_recoveries(host: Dispatcher) -> HostFlow[None]:
     """A round of trying again with jobs that storage kept from being recovered."""
-    for job_id in sorted(host.unsettled):
-        yield from host.recover_unsettled_job(job_id)
+    for job_id in sorted(host.unrecovered):
+        yield from host.retry_recovery(job_id)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Process:
         self.operations_max = operations_max
         self.clock = SteppedClock()
         self.runner = SteppedRunner(self)
-        self.owners: list[SteppedOwner] = []
+        self.job_threads: list[SteppedJobThread] = []
         self.root = storage.root
         self.host = Dispatcher(
             ServiceConfig(storage.root, url=url),
@@ -123,7 +123,7 @@ class Process:
             rng=random.Random(seed),
             clock=self.clock,
             runner=self.runner,
-            owner=self._own,
+            make_job_thread=self._make_job_thread,
         )
 
     def begin(self) -> Process:
@@ -160,7 +160,7 @@ class Process:
         self.settle()
 
     def turn(self) -> bool:
-        return any(owner.turn() for owner in self.owners)
+        return any(job_thread.turn() for job_thread in self.job_threads)
 
     def at(self, location: str) -> Storage:
         return self.storage.at(location)
@@ -172,6 +172,6 @@ class Process:
             raise Killed
         return result
 
-    def _own(self) -> SteppedOwner:
-        self.owners.append(SteppedOwner(self.clock))
-        return self.owners[-1]
+    def _make_job_thread(self) -> SteppedJobThread:
+        self.job_threads.append(SteppedJobThread(self.clock))
+        return self.job_threads[-1]

@@ -474,9 +474,9 @@ def test_a_placeholder_is_of_the_operator_and_of_the_named_base() -> None:
     parts = ack.states["count"].keyed[0].parts
     assert any(isinstance(part, PlaceholderHandle) for part in parts), "the second checkpoint is an increment"
     pending = given.rig.master.coordinator.pending[0]
-    shared: Mapping[str, Any] = given.rig.master.coordinator._decisions.retained.shared._files
+    shared: Mapping[str, Any] = given.rig.master.coordinator._completed.shared_state._files
     assert shared
-    judge = given.rig.master.coordinator._decisions._judge
+    judge = given.rig.master.coordinator._judge
     assert judge.problem(ack, pending) is None
     pending.base = None
     assert "which its base None does not have of it" in str(judge.problem(ack, pending))

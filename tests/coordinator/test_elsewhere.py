@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
-from holdfast.coordinator.dispatcher.queries import ReadModels, view_overview
+from holdfast.coordinator.dispatcher.queries import Queries, view_overview
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from holdfast.coordinator.ha.records import LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result
@@ -26,7 +27,7 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.flows import FIRST_BYTES
 from holdfast.statebackends.storage.port import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from tests.coordinator.doubles import WAIT_S, leading, submission, wait_until, word_count
-from tests.coordinator.stepping import Process, recover_unsettled
+from tests.coordinator.stepping import Process, retry_recoveries
 from tests.coordinator.world import DictStorage, Steps
 
 JOB = derive_job_id("word count")
@@ -50,9 +51,13 @@ def referral(process: Process) -> dict[str, Any]:
     return dict(caught.value.fields)
 
 
-def models(process: Process) -> ReadModels:
+def calls(process: Process) -> JobCalls:
     host = process.host
-    return ReadModels(host.registry, process.root, 1_000, host.recovery, look_for=host.look_for)
+    return JobCalls(host.registry, host.recovery, 1_000, look_for=host.look_for)
+
+
+def queries(process: Process) -> Queries:
+    return Queries(calls(process), process.host.registry, process.host.recovery, process.root)
 
 
 def registration(process: Process, *, submission: int) -> RegisterWorker:
@@ -62,13 +67,13 @@ def registration(process: Process, *, submission: int) -> RegisterWorker:
 def seen_state(process: Process) -> str:
     """Of the job, as its driver is told."""
     if process.host.registry.find(JOB) is None:
-        return models(process).job(JOB).overview.state
-    view: JobOverviewView = process.wait_for(models(process)._led(JOB).query(view_overview))
+        return queries(process).job(JOB).overview.state
+    view: JobOverviewView = process.wait_for(calls(process).led(JOB).query(view_overview))
     return view.state
 
 
 def register(process: Process, *, submission: int) -> Registered:
-    future: Future[Registered] = models(process)._register(registration(process, submission=submission))
+    future: Future[Registered] = calls(process).register(registration(process, submission=submission))
     return process.wait_for(future)
 
 
@@ -141,7 +146,7 @@ def test_fenced_leader_names_who_leads(storage: DictStorage) -> None:
     assert referral(older) == {"job": JOB, "epoch": newer.service(JOB).epoch, "url": SECOND}
     assert older.host.registry.find(JOB) is not None
     with pytest.raises(NotLeaderError):
-        models(older).job(JOB)
+        queries(older).job(JOB)
 
 
 def test_leader_that_lost_a_write_finds_out_who_leads_once_somebody_asks(storage: DictStorage) -> None:
@@ -166,7 +171,7 @@ def test_requests_cost_no_look_at_storage_and_a_round_costs_one(storage: DictSto
     done = len(older.operations)
     for _ in range(100):
         with pytest.raises(NotLeaderError):
-            models(older).job(JOB)
+            queries(older).job(JOB)
     assert len(older.operations) == done
     older.drive(older.host.find_leaders())
     older.drive(older.host.find_leaders())
@@ -177,7 +182,7 @@ def test_referral_follows_the_next_leader(storage: DictStorage) -> None:
     older, _ = fenced(storage)
     newest = led_by(storage, THIRD, seed=3)
     with pytest.raises(NotLeaderError):
-        models(older).job(JOB)
+        queries(older).job(JOB)
     older.drive(older.host.find_leaders())
     assert referral(older) == {"job": JOB, "epoch": newest.service(JOB).epoch, "url": THIRD}
 
@@ -209,10 +214,10 @@ def test_fenced_leader_takes_nothing_back_by_itself(storage: DictStorage) -> Non
     older, newer = fenced(storage)
     for _ in range(20):
         with pytest.raises(NotLeaderError):
-            models(older).job(JOB)
+            queries(older).job(JOB)
         older.drive(older.host.check_leaderships())
         older.drive(older.host.find_leaders())
-        older.drive(recover_unsettled(older.host))
+        older.drive(retry_recoveries(older.host))
         older.pass_time(LEADER_GRACE_MS)
     newer.drive(newer.host.check_leaderships())
     assert not newer.service(JOB).suspended
@@ -225,15 +230,15 @@ def test_job_is_led_from_here_once_its_leader_is_not_to_be_found(storage: DictSt
     stale = older.host.registry.find(JOB)
     assert stale is not None
     older.host.leader_unreachable(JOB, epoch)
-    assert older.host.unsettled == set(), "a leader listens only when it has recovered every job"
+    assert older.host.unrecovered == set(), "a leader listens only when it has recovered every job"
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, epoch - 1)
-    assert older.host.unsettled == set(), "it is another one that was not found"
+    assert older.host.unrecovered == set(), "it is another one that was not found"
     older.host.leader_unreachable(JOB, epoch)
-    older.drive(recover_unsettled(older.host))
+    older.drive(retry_recoveries(older.host))
     assert older.host.registry.led(JOB).epoch == epoch + 1
     assert stale.closed
-    assert older.host.unsettled == set()
+    assert older.host.unrecovered == set()
     newer.drive(newer.host.check_leaderships())
     assert referral(newer) == {"job": JOB, "epoch": epoch + 1, "url": FIRST}, "whoever was taken for dead sends clients here"
 
@@ -246,14 +251,14 @@ def test_question_about_a_job_that_another_one_started_does_not_take_it_away() -
     leader.submit(submitted())
     epoch = leader.service(JOB).epoch
     standby.host.look_for(JOB)
-    standby.drive(recover_unsettled(standby.host))
+    standby.drive(retry_recoveries(standby.host))
     assert referral(standby) == {"job": JOB, "epoch": epoch, "url": SECOND}
-    assert standby.host.unsettled == set()
+    assert standby.host.unrecovered == set()
     leader.drive(leader.host.check_leaderships())
     assert not leader.service(JOB).suspended
     standby.pass_time(LEADER_GRACE_MS)
     standby.host.leader_unreachable(JOB, epoch)
-    standby.drive(recover_unsettled(standby.host))
+    standby.drive(retry_recoveries(standby.host))
     assert standby.host.registry.led(JOB).epoch == epoch + 1, "and once it is not to be found, the job is led from here"
 
 
@@ -262,9 +267,9 @@ def test_leader_that_is_given_up_may_have_a_successor(storage: DictStorage) -> N
     newest = led_by(storage, THIRD, seed=3)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
-    older.drive(recover_unsettled(older.host))
+    older.drive(retry_recoveries(older.host))
     assert referral(older)["url"] == THIRD
-    assert older.host.unsettled == set()
+    assert older.host.unrecovered == set()
     newest.drive(newest.host.check_leaderships())
     assert not newest.service(JOB).suspended
 
@@ -275,8 +280,8 @@ def test_job_that_ended_under_a_leader_that_is_gone_is_remembered_as_ended(stora
     run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", epoch, "second", 0, 0)), storage)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, epoch)
-    older.drive(recover_unsettled(older.host))
-    assert models(older).job(JOB).overview.state == "FINISHED"
+    older.drive(retry_recoveries(older.host))
+    assert queries(older).job(JOB).overview.state == "FINISHED"
     with pytest.raises(FencedError):
         register(older, submission=1)
 
@@ -291,7 +296,7 @@ def test_leader_that_lost_an_id_to_a_stale_one_leads_on(storage: DictStorage) ->
     with pytest.raises(NotLeaderError):
         register(process, submission=1)
     process.drive(process.host.find_leaders())
-    process.drive(recover_unsettled(process.host))
+    process.drive(retry_recoveries(process.host))
     assert (process.service(JOB).epoch, stale.closed) == (epoch + 1, True)
     assert register(process, submission=1).epoch == epoch + 1
 
@@ -304,7 +309,7 @@ def test_job_whose_core_failed_is_not_led_again_by_itself(storage: DictStorage) 
     with pytest.raises(NotLeaderError):
         register(process, submission=1)
     process.drive(process.host.find_leaders())
-    assert process.host.unsettled == set()
+    assert process.host.unrecovered == set()
 
 
 def test_storage_that_fails_while_a_leader_is_looked_for_changes_nothing(storage: DictStorage) -> None:
@@ -314,13 +319,13 @@ def test_storage_that_fails_while_a_leader_is_looked_for_changes_nothing(storage
         raise StorageUnavailableError("away")
 
     with pytest.raises(NotLeaderError):
-        models(older).job(JOB)
+        queries(older).job(JOB)
     older.pass_time(LEADER_GRACE_MS)
     older.host.leader_unreachable(JOB, newer.service(JOB).epoch)
     working, older.execute = older.execute, away  # type: ignore[method-assign]
     older.drive(older.host.find_leaders())
-    older.drive(recover_unsettled(older.host))
-    assert older.host.unsettled == {JOB}, "nobody can tell whether there is a newer leader"
+    older.drive(retry_recoveries(older.host))
+    assert older.host.unrecovered == {JOB}, "nobody can tell whether there is a newer leader"
     newer.execute = away  # type: ignore[method-assign]
     newer.drive(newer.host.check_leaderships())
     older.execute = working  # type: ignore[method-assign]
@@ -427,7 +432,7 @@ def test_worker_that_claims_a_submission_that_nobody_took_changes_nothing(storag
     with pytest.raises(NotLeaderError):
         register(process, submission=7)
     process.drive(process.host.find_leaders())
-    assert models(process).job(JOB).overview.state == "FINISHED"
+    assert queries(process).job(JOB).overview.state == "FINISHED"
 
 
 # ------------------------------------------------------------------------------------------------------------ with threads

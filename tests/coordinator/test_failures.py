@@ -204,7 +204,7 @@ def test_aborted_ids_keep_their_claims_until_a_higher_one_completes() -> None:
 
 
 def test_restored_checkpoint_stays_until_a_newer_one_completes() -> None:
-    retained = CompletedCheckpointStore(1, [completed(3), completed(4), completed(5)], pinned=3)
+    retained = CompletedCheckpointStore(1, [completed(3), completed(4), completed(5)], restored_id=3)
     assert [drop.checkpoint_id for drop in retained.take_drops()] == [4]
     retained.check()
     retained.add(completed(6))

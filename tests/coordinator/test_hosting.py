@@ -49,7 +49,7 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Operation, PutIfAbsent, one_by_one, run_flow
 from tests.coordinator.doubles import operator, submission, word_count
-from tests.coordinator.stepping import Killed, Process, recover_unsettled
+from tests.coordinator.stepping import Killed, Process, retry_recoveries
 from tests.coordinator.world import DictStorage, Steps
 
 JOB = derive_job_id("word count")
@@ -439,13 +439,13 @@ def test_job_that_storage_kept_from_being_recovered_is_led_once_it_works_again()
         if process.host.registry.find(JOB) is not None:
             break
         waited += 1
-        assert process.host.unsettled == {JOB}
+        assert process.host.unrecovered == {JOB}
         with pytest.raises(StorageUnavailableError):
             process.host.registry.led(JOB)
         storage.calls = 10_000
-        perform(process, recover_unsettled(process.host), storage)
+        perform(process, retry_recoveries(process.host), storage)
         assert process.service(JOB).epoch >= 2
-        assert process.host.unsettled == set()
+        assert process.host.unrecovered == set()
     assert waited > 10
 
 
@@ -506,13 +506,13 @@ def test_job_that_an_older_coordinator_started_meanwhile_is_found_when_somebody_
     assert newer.host.registry.find(JOB) is None
     newer.host.look_for(JOB)
     newer.host.look_for("../../etc")
-    assert newer.host.unsettled == {JOB}
-    perform(newer, recover_unsettled(newer.host), storage)
+    assert newer.host.unrecovered == {JOB}
+    perform(newer, retry_recoveries(newer.host), storage)
     assert newer.service(JOB).epoch == 2
     newer.host.look_for("0" * 32)
-    perform(newer, recover_unsettled(newer.host), storage)
+    perform(newer, retry_recoveries(newer.host), storage)
     assert newer.host.registry.find("0" * 32) is None
-    assert newer.host.unsettled == set()
+    assert newer.host.unrecovered == set()
 
 
 class _Undeletable(DictStorage):
@@ -553,12 +553,12 @@ def test_ended_job_can_be_read_though_what_it_does_not_keep_can_not_be_deleted()
     assert recorded is not None
     assert recorded.result is not None
     assert recorded.result.state == "FINISHED"
-    assert process.host.unsettled == {JOB}
+    assert process.host.unrecovered == {JOB}
     working = DictStorage()
     working.files = storage.files
-    perform(process, recover_unsettled(process.host), working)
+    perform(process, retry_recoveries(process.host), working)
     assert paths.claim(1) not in working.files
-    assert process.host.unsettled == set()
+    assert process.host.unrecovered == set()
 
 
 def test_job_that_turns_out_never_to_have_begun_is_not_called_broken() -> None:
@@ -566,7 +566,7 @@ def test_job_that_turns_out_never_to_have_begun_is_not_called_broken() -> None:
     process = Process(storage)
     perform(process, process.host.recover_job(JOB), storage)
     storage.calls = 10_000
-    perform(process, recover_unsettled(process.host), storage)
+    perform(process, retry_recoveries(process.host), storage)
     with pytest.raises(NotFoundError):
         process.host.registry.led(JOB)
 

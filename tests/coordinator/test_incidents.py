@@ -65,12 +65,12 @@ def test_what_a_function_makes_of_a_row_is_of_user_code(name: str) -> None:
 
 def delays(strategy: RestartStrategy, *causes: str) -> list[int | None]:
     """What follows each failure; "-" is a completed checkpoint."""
-    incidents, found = ExceptionHistory(strategy, 0), []
+    exceptions, found = ExceptionHistory(strategy, 0), []
     for cause in causes:
         if cause == "-":
-            incidents.progressed()
+            exceptions.progressed()
         else:
-            found.append(incidents.restart_delay_ms(Incident(cause), same_incident=False))
+            found.append(exceptions.restart_delay_ms(Incident(cause), same_incident=False))
     return found
 
 
@@ -97,9 +97,9 @@ def test_a_fixed_delay_stays_as_it_is_and_none_restarts_nothing() -> None:
 
 
 def test_a_failure_that_ends_the_job_is_no_restart() -> None:
-    incidents = ExceptionHistory(RestartStrategy(attempts_max=1), 0)
-    assert [incidents.restart_delay_ms(Incident(USER), same_incident=False) for _ in range(2)] == [1_000, None]
-    assert incidents.restarts == 1
+    exceptions = ExceptionHistory(RestartStrategy(attempts_max=1), 0)
+    assert [exceptions.restart_delay_ms(Incident(USER), same_incident=False) for _ in range(2)] == [1_000, None]
+    assert exceptions.restarts == 1
 
 
 def test_a_pause_is_bounded_after_any_number_of_failures() -> None:
@@ -118,7 +118,7 @@ def test_final_failure_of_a_task_fails_the_job_at_once_and_keeps_its_checkpoints
     assert f"{JOB}/chk-{number}/_metadata" in rig.storage.files
     assert f"{JOB}/results/1.json" in rig.storage.files
     assert rig.commands(0, ShutdownWorker)
-    assert rig.master.lifecycle.incidents.views()[0].error == f"{name}: it is so"
+    assert rig.master.lifecycle.exceptions.views()[0].error == f"{name}: it is so"
 
 
 @pytest.mark.parametrize("name", PASSING)

@@ -83,7 +83,7 @@ def test_frames_that_data_ports_refused_are_counted_over_the_processes_of_a_slot
         rig.heartbeat(1, frames_refused=count)
     rig.register(1, task_attempt=1)
     rig.heartbeat(1, frames_refused=2)
-    assert [view.frames_refused for view in rig.master.workforce.views()] == [0, 7]
+    assert [view.frames_refused for view in rig.master.slot_pool.views()] == [0, 7]
 
 
 def test_attempt_is_on_record_before_anything_is_deployed() -> None:
@@ -108,7 +108,7 @@ def test_attempt_is_on_record_before_anything_is_deployed() -> None:
 def test_who_may_hold_a_slot(task_attempt: int, nonce: str, connected: bool, verdict: Verdict) -> None:
     rig = Rig()
     rig.register(0, task_attempt=5, nonce="n5")
-    current = rig.master.workforce.slots[0].holder
+    current = rig.master.slot_pool.slots[0].holder
     assert current is not None
     message = msgspec.structs.replace(current, task_attempt=task_attempt, nonce=nonce)
     assert judge_registration(current, message, connected=connected) is verdict
@@ -197,9 +197,9 @@ def test_late_end_of_a_replaced_stream_ends_nothing() -> None:
 def test_overflowing_outbox_makes_the_worker_register_again() -> None:
     rig = Rig().run()
     rig.close_stream(0)
-    slot = rig.master.workforce.slots[0]
+    slot = rig.master.slot_pool.slots[0]
     for number in range(OUTBOX_COMMANDS_MAX + 5):
-        rig.master.workforce.send(slot, CancelTasks(number))
+        rig.master.slot_pool.send(slot, CancelTasks(number))
     with pytest.raises(FencedError):
         rig.open_stream(0)
 
@@ -334,7 +334,7 @@ def test_silent_worker_is_lost_after_the_heartbeat_timeout() -> None:
     assert rig.state == "RUNNING"
     rig.pass_time(1)
     assert rig.state == "RESTARTING"
-    assert rig.master.workforce.missing() == [1]
+    assert rig.master.slot_pool.missing() == [1]
 
 
 def test_too_many_failed_checkpoints_fail_the_attempt_over() -> None:

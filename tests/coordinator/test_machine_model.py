@@ -237,8 +237,8 @@ class CoordinatorModel(RuleBasedStateMachine):
 
     def abort_ends(self, action: on.WriteAborted, outcome: str) -> None:
         number = action.checkpoint_id
-        standing = self.register.get(number)
-        if standing == "COMPLETED":
+        existing = self.register.get(number)
+        if existing == "COMPLETED":
             self.feed(on.AbortLost(number, Completed(number, number)) if outcome == "written" else on.AbortFailed(number, outcome))
             return
         if outcome in ("written", "ambiguous landed"):
@@ -280,15 +280,15 @@ class CoordinatorModel(RuleBasedStateMachine):
 
     def late_write(self, older: CheckpointCoordinator, action: Any) -> None:
         """The old leader's writes come late: it loses every one, and falls silent at the first (I15)."""
-        standing: Decision = AbortRecord(action.checkpoint_id, FailureReason.LEADER_CHANGED, self.epoch, "new")
+        existing: Decision = AbortRecord(action.checkpoint_id, FailureReason.LEADER_CHANGED, self.epoch, "new")
         match action:
             case on.WriteClaim():
                 theirs = ClaimRecord(action.checkpoint_id, self.epoch, 1, self.attempt, CheckpointKind.CHECKPOINT, "f", "new")
                 event: on.Event = on.ClaimTaken(action.checkpoint_id, theirs)
             case on.WriteMetadata():
-                event = on.MetadataLost(action.checkpoint_id, standing)
+                event = on.MetadataLost(action.checkpoint_id, existing)
             case _:
-                event = on.AbortLost(action.checkpoint_id, standing)
+                event = on.AbortLost(action.checkpoint_id, existing)
         actions = older.handle(event, now_ms=self.now, wall_ms=self.now)
         assert [type(entry) for entry in actions] in ([], [on.LoseLeadership])
         assert older.is_fenced

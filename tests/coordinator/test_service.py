@@ -648,7 +648,7 @@ def test_jobs_that_were_settled_otherwise_are_not_looked_for_for_ever(tmp_path: 
     service = leading(ServiceConfig(str(tmp_path / "state")))
     job_id = service.submit(submission(word_count())).job_id
     service._host.look_for(job_id)  # somebody asked just before the submission was done
-    wait_until(lambda: not service._host.unsettled, lambda: None, what="nothing unsettled")
+    wait_until(lambda: not service._host.unrecovered, lambda: None, what="nothing unrecovered")
     assert service._registry.find(job_id) is not None
     service.close()
 

@@ -191,8 +191,8 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     newest = CompletedCheckpoint(3, CheckpointKind.CHECKPOINT, "x", 3, 20, decision.shared)
     kept = [completed(2, "1-1-op-0-a-s2", "2-1-op-0-a-s3"), newest]
     again = CompletedCheckpointStore(2, kept)
-    assert again.shared.counts() == job.machine._decisions.retained.shared.counts()
-    assert again.shared.counts() == {"1-1-op-0-a-s2": (2,), "2-1-op-0-a-s3": (2, 3), "3-1-op-0-a-s4": (3,)}
+    assert again.shared_state.counts() == job.machine._completed.shared_state.counts()
+    assert again.shared_state.counts() == {"1-1-op-0-a-s2": (2,), "2-1-op-0-a-s3": (2, 3), "3-1-op-0-a-s4": (3,)}
 
 
 def test_j16_an_increment_builds_on_what_is_completed_and_nothing_else() -> None:
@@ -220,7 +220,7 @@ def test_the_base_of_a_pending_increment_stays_whatever_completes_meanwhile() ->
 
 
 @pytest.mark.parametrize(
-    ("buildable", "first", "newest", "base"),
+    ("increment_base", "first", "newest", "base"),
     [
         (0, 1, completed(5), 5),
         (0, 6, completed(5), None),
@@ -233,9 +233,9 @@ def test_the_base_of_a_pending_increment_stays_whatever_completes_meanwhile() ->
     ids=["own", "of another submission", "restored", "restored from an older one", "stop", "restored stop", "unreadable"],
 )
 def test_j18_only_what_tasks_have_can_be_built_upon(
-    buildable: int, first: int, newest: CompletedCheckpoint, base: int | None
+    increment_base: int, first: int, newest: CompletedCheckpoint, base: int | None
 ) -> None:
-    retained = CompletedCheckpointStore(3, [completed(3), newest], buildable=buildable, first_checkpoint_id=first)
+    retained = CompletedCheckpointStore(3, [completed(3), newest], increment_base=increment_base, first_checkpoint_id=first)
     assert retained.base == base
 
 
@@ -389,4 +389,4 @@ TestRegistry = Registry.TestCase
 def test_rebuilding_in_any_order_gives_the_same(checkpoints: list[set[str]]) -> None:
     entries = [completed(number, *(f"1-{name}" for name in sorted(names))) for number, names in enumerate(checkpoints, 1)]
     forwards, backwards = CompletedCheckpointStore(9, entries), CompletedCheckpointStore(9, reversed(entries))
-    assert forwards.shared.counts() == backwards.shared.counts()
+    assert forwards.shared_state.counts() == backwards.shared_state.counts()

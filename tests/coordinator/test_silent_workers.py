@@ -19,7 +19,7 @@ def running(**settings: Any) -> Rig:
 
 
 def view(rig: Rig, slot: int = 0) -> WorkerView:
-    return rig.master.workforce.views()[slot]
+    return rig.master.slot_pool.views()[slot]
 
 
 def keep_alive(rig: Rig, slot: int, for_ms: int) -> None:

@@ -27,7 +27,7 @@ from holdfast.barriers.sinklog import (
 )
 from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.restore.plan import SubmissionPlan, examine_submission
+from holdfast.coordinator.restore.plan import SubmissionPlan, check_submission
 from holdfast.coordinator.restore.preflight import Refusal, gravest_first
 from holdfast.statebackends.errors import (
     CommittablesLeftError,
@@ -117,7 +117,7 @@ class Scene:
         def flow() -> Any:
             recorded = yield from read_job(JobPaths(JOB))
             asked = submission(graph, job_id=JOB, restore=restore, sinks=SinkMode(sinks), **options)
-            return (yield from examine_submission(recorded, asked, external=known))
+            return (yield from check_submission(recorded, asked, external=known))
 
         plan: SubmissionPlan = run_flow(flow(), self.storage)
         return plan

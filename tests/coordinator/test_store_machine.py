@@ -75,8 +75,8 @@ class StoreMachine(RuleBasedStateMachine):
         index = which % len(self.leaders)
         epoch, number = self.leaders[index]
         claim = ClaimRecord(number, epoch, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(number), self.nonces[epoch])
-        standing = run_flow(claim_checkpoint(PATHS, claim), self.storage)
-        if standing.nonce != claim.nonce or self._is_fenced(epoch):
+        existing = run_flow(claim_checkpoint(PATHS, claim), self.storage)
+        if existing.nonce != claim.nonce or self._is_fenced(epoch):
             del self.leaders[index]  # it stops, and has sent no trigger
             return
         assert number > self.highest or number in self.decided, "an id is used again"

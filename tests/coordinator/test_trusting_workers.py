@@ -106,7 +106,7 @@ def test_texts_are_clipped_where_they_are_taken() -> None:
     assert len(view.failure_message or "") < TEXT_BYTES_MAX + 100
     failed = SubtaskStatus(1, vertex, 0, TaskState.FAILED, error="E: " + "e" * 100_000, traceback="t" * 100_000 + "last line")
     rig.call(lambda ticket: job.StatesReceived(ticket, StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (failed,))))
-    incident = rig.master.lifecycle.incidents.newest
+    incident = rig.master.lifecycle.exceptions.newest
     assert incident is not None
     assert (len(incident.error), len(incident.traceback)) == (TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX)
     assert incident.traceback.endswith("last line")
@@ -131,7 +131,7 @@ def test_what_a_registration_reports_is_not_kept() -> None:
     rig = Rig().run()
     items = (AcknowledgeCheckpoint(1, 1, rig.graph.vertices[0].vertex_id, 0),)
     rig.register(0, attempt=1, nonce="0-0", unanswered=items)
-    holder = rig.master.workforce.slots[0].holder
+    holder = rig.master.slot_pool.slots[0].holder
     assert holder is not None
     assert (holder.unanswered, holder.subtasks) == ((), ())
 
@@ -149,7 +149,7 @@ def test_names_of_a_process_are_names(name: str, text: str) -> None:
 def test_a_data_socket_is_a_path_in_any_script(path: str) -> None:
     rig = Rig()
     rig.register(0, data_socket=path)
-    assert rig.master.workforce.data_ports().sockets == ({0: path} if path else {})
+    assert rig.master.slot_pool.data_ports().sockets == ({0: path} if path else {})
 
 
 @pytest.mark.parametrize("path", ["d", "../d", "/a\0b", "/a\nb", "/a\x85b", "/" + "x" * 107, "/" + "ß" * 54, "/\ud800"])
@@ -240,8 +240,8 @@ def test_spark_may_run_the_task_of_a_spawn_again() -> None:
     rig = guarded()
     rig.register(0, **launched(0, 1, task_attempt=5))  # type: ignore[arg-type]
     rig.register(0, **launched(0, 1, task_attempt=6))  # type: ignore[arg-type]
-    assert rig.master.workforce.slots[0].holder is not None
-    assert rig.master.workforce.slots[0].holder.task_attempt == 6
+    assert rig.master.slot_pool.slots[0].holder is not None
+    assert rig.master.slot_pool.slots[0].holder.task_attempt == 6
 
 
 def test_who_takes_a_slot_with_a_task_attempt_of_its_own_ends_no_job() -> None:
@@ -359,4 +359,4 @@ def test_two_slots_have_two_keys() -> None:
     with pytest.raises(ProtocolError, match="that of slot 0"):
         rig.register(1, data_key="0" * 40)
     rig.register(1, data_key="1" * 40)
-    assert rig.master.workforce.data_ports().keys == {0: "0" * 40, 1: "1" * 40}
+    assert rig.master.slot_pool.data_ports().keys == {0: "0" * 40, 1: "1" * 40}

@@ -18,7 +18,7 @@ def story() -> Story:
     story = Story()
     story.checkers = [each for each in story.checkers if isinstance(each, NoticesChecker)]
     slots, coordinator = [SimpleNamespace(connected=True, session="s")], SimpleNamespace(pending=[], attempt=1)
-    service = SimpleNamespace(_master=SimpleNamespace(workforce=SimpleNamespace(slots=slots), coordinator=coordinator))
+    service = SimpleNamespace(_master=SimpleNamespace(slot_pool=SimpleNamespace(slots=slots), coordinator=coordinator))
     story.live_coordinators = [process("coordinator-1", services=[service])]
     story.begin()
     story.live_workers = [worker("s", story.attempt)]
@@ -58,7 +58,7 @@ def test_everybody_is_told(story: Story) -> None:
 def wide(story: Story) -> Story:
     """Another worker has tasks, too."""
     story.live_workers.append(worker("t", story.attempt, slot=1))
-    story.live_coordinators[0].services[0]._master.workforce.slots.append(SimpleNamespace(connected=True, session="t"))
+    story.live_coordinators[0].services[0]._master.slot_pool.slots.append(SimpleNamespace(connected=True, session="t"))
     return story
 
 
@@ -111,7 +111,7 @@ def test_another_one_leads(story: Story) -> None:
 
 def test_who_can_be_told_later_is_told_later(story: Story) -> None:
     """No command stream is open: the notice waits for one."""
-    slot = story.live_coordinators[0].services[0]._master.workforce.slots[0]
+    slot = story.live_coordinators[0].services[0]._master.slot_pool.slots[0]
     slot.connected = False
     assert broken_later(story) == []
     slot.connected = True

@@ -21,11 +21,11 @@ class Job(Story):
         super().__init__()
         self.graph = graph(1, **config)
         self.pending: list[SimpleNamespace] = []
-        incidents = SimpleNamespace(newest=None)
+        exceptions = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
             setup=SimpleNamespace(graph=SimpleNamespace(config=SimpleNamespace(checkpoint_timeout_ms=0))),  # may expire at once
             coordinator=SimpleNamespace(pending=self.pending),
-            lifecycle=SimpleNamespace(incidents=incidents, _restart_at_ms=0),
+            lifecycle=SimpleNamespace(exceptions=exceptions, _restart_at_ms=0),
         )
         self.begin()
         self.lead_alive()
@@ -55,7 +55,7 @@ class Job(Story):
 
     def give_up(self, number: int, restored: int = 0) -> None:
         """The attempt ends for a checkpoint that failed."""
-        self.master.lifecycle.incidents.newest = Incident(f"CheckpointFailed: checkpoint {number}: expired: no answer")
+        self.master.lifecycle.exceptions.newest = Incident(f"CheckpointFailed: checkpoint {number}: expired: no answer")
         self.record_attempt(restored)
 
 

@@ -19,9 +19,9 @@ class Takeover(Story):
         super().__init__()
         self.graph = graph(1, reconcile_timeout_ms=TIMEOUT_MS)
         self.begin()
-        incidents = SimpleNamespace(newest=None)
+        exceptions = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
-            coordinator=SimpleNamespace(pending=[]), lifecycle=SimpleNamespace(incidents=incidents, _restart_at_ms=0)
+            coordinator=SimpleNamespace(pending=[]), lifecycle=SimpleNamespace(exceptions=exceptions, _restart_at_ms=0)
         )
         self.live_coordinators = [process("coordinator-1", services=[SimpleNamespace(epoch=self.epoch, _master=self.master)])]
 
@@ -30,7 +30,7 @@ class Takeover(Story):
 
     def give_up(self, at_ms: int, error: str = f"WorkerLost: slots [0] {NOT_BACK}") -> list[tuple[str, str]]:
         self.now_ms = at_ms
-        self.master.lifecycle.incidents.newest = Incident(error)
+        self.master.lifecycle.exceptions.newest = Incident(error)
         self.record_attempt(0)
         return self.violations
 

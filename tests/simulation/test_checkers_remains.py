@@ -401,11 +401,11 @@ def coordinator(
 ) -> Any:
     kind = SimpleNamespace(kind=CheckpointKind.CHECKPOINT)
     entry = SimpleNamespace(request=kind, checkpoint_id=1, started_ms=0, status=status)
-    decisions = SimpleNamespace(retained=SimpleNamespace(_recent=()), _folders=())
     machine = SimpleNamespace(
         pending=[entry] * pending,
-        _decisions=decisions,
-        _triggering=SimpleNamespace(_queue=()),
+        _queue=(),
+        _completed=SimpleNamespace(_recent=()),
+        _aborted_folders=(),
         failures=SimpleNamespace(_failed=()),
         stats=SimpleNamespace(_finished=range(finished)),
     )
@@ -413,9 +413,9 @@ def coordinator(
     master = SimpleNamespace(
         coordinator=machine,
         setup=SimpleNamespace(graph=SimpleNamespace(config=config)),
-        lifecycle=SimpleNamespace(incidents=SimpleNamespace(_exceptions=())),
+        lifecycle=SimpleNamespace(exceptions=SimpleNamespace(_exceptions=())),
         triggers=SimpleNamespace(_triggers=()),
-        workforce=SimpleNamespace(slots=()),
+        slot_pool=SimpleNamespace(slots=()),
         state=state,
     )
     found = process("coordinator-1", services=[SimpleNamespace(_master=master, closed=False, epoch=1)])

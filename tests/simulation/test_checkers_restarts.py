@@ -25,7 +25,7 @@ class Restarting(Job):
         if error == USER:
             status = SubtaskStatus(self.attempt, "count" * 6, 0, TaskState.FAILED, error=error)
             self.tell(Reported(self.now_ms, "worker-0.1", 0, status))
-        self.master.lifecycle.incidents.newest = Incident(error)
+        self.master.lifecycle.exceptions.newest = Incident(error)
         failed_ms = self.now_ms
         self.master.lifecycle._restart_at_ms = failed_ms + (pause_ms if planned_ms is None else planned_ms)
         self.record_attempt(restored)
@@ -109,7 +109,7 @@ def test_a_new_leader_begins_with_the_first_pause() -> None:
     job.lead()
     job.submit(2)
     job.lead_alive()
-    job.master.lifecycle.incidents.newest = None
+    job.master.lifecycle.exceptions.newest = None
     job.record_attempt(0)
     job.deploy()
     job.fail_and_wait(100)

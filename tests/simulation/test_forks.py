@@ -22,7 +22,7 @@ from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.sinklog import FORK_PROPERTY
 from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.restore.plan import SubmissionPlan, examine_submission
+from holdfast.coordinator.restore.plan import SubmissionPlan, check_submission
 from holdfast.coordinator.restore.sink_forks import Fate
 from holdfast.operators.sinks.log import end_log_flow
 from holdfast.operators.sinks.parquet import read_log
@@ -179,7 +179,7 @@ class Scene:
         def flow() -> Any:
             recorded = yield from read_job(JobPaths(JOB))
             asked = submission(graph_at(ELSEWHERE), job_id=JOB, restore=SAVEPOINT, sinks=SinkMode.FORK)
-            return (yield from examine_submission(recorded, asked))
+            return (yield from check_submission(recorded, asked))
 
         plan: SubmissionPlan = run_flow(flow(), storage)
         return plan

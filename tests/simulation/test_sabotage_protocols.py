@@ -150,10 +150,10 @@ def test_lasting_and_tolerated_failures() -> None:
 
 def test_pauses_before_restarts() -> None:
     def pauses() -> list[int | None]:
-        incidents, found = ExceptionHistory(RestartStrategy(), 0), []
+        exceptions, found = ExceptionHistory(RestartStrategy(), 0), []
         for _ in range(2):
-            found += [incidents.restart_delay_ms(Incident("UserFunctionError: no"), same_incident=False) for _ in range(2)]
-            incidents.progressed()
+            found += [exceptions.restart_delay_ms(Incident("UserFunctionError: no"), same_incident=False) for _ in range(2)]
+            exceptions.progressed()
         return found
 
     right = [1_000, 2_000, 1_000, 2_000]
@@ -358,9 +358,9 @@ def test_trusted_registrations_and_borrowed_proof() -> None:
         for slot, spawn, token in ((0, 1, proof), (0, 2, proof), (1, 1, proof), (0, 1, "")):
             names = (setup.job_id, slot, setup.submission, 1, "n", 1, "h", "tcp://h:1", setup.directory_nonce)
             message = RegisterWorker(*names, spawn=spawn, launch_token=token)
-            workforce = SlotPool(setup, random.Random(0), JobTurn())
+            slot_pool = SlotPool(setup, random.Random(0), JobTurn())
             with suppress(AuthenticationError):
-                workforce.judge(message)
+                slot_pool.judge(message)
                 believed.append((slot, spawn, "its own" if token else "none"))
         return believed
 
@@ -385,12 +385,12 @@ def test_loser_goes_on() -> None:
     def outcome() -> tuple[bytes, str]:
         storage = left_behind(aborted=True)
         run_flow(become_leader(PATHS, LeaderRecord(2, "new", "", 0)), storage)
-        standing = run_flow(store_module.put_once(PATHS.decision(1), b"completed"), storage)
+        existing = run_flow(store_module.put_once(PATHS.decision(1), b"completed"), storage)
         try:
             run_flow(effects_module.check_leadership(PATHS, 1), storage)  # type: ignore[attr-defined]
         except FencedError:
-            return standing[:10], "fenced"
-        return standing[:10], "leads"
+            return existing[:10], "fenced"
+        return existing[:10], "leads"
 
     stood = left_behind(aborted=True).files[PATHS.decision(1)][:10]
     assert_changes("loser_goes_on", outcome, (stood, "fenced"), (b"completed", "leads"))

@@ -1,0 +1,132 @@
+"""SHELL: how a call from outside reaches the job that it is for, if that is led from here, and what it is told if not.
+
+The REST service, an embedding driver and the simulator call through it; it decides nothing about a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from holdfast.barriers.messages import RegisterWorker
+from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
+from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
+from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.jobmaster.events import Event, RegistrationReceived
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
+
+T = TypeVar("T")
+
+
+class JobCalls:
+    """Calls of one coordinator. Thread-safe."""
+
+    def __init__(
+        self,
+        registry: JobRegistry,
+        recovery: RecoveryQueue,
+        call_timeout_ms: int,
+        *,
+        look_for: Callable[[str], None] = lambda job_id: None,
+    ) -> None:
+        """`look_for` hears of a job that was asked for and that does not run here; it must not block."""
+        self._registry = registry
+        self._recovery = recovery
+        self._look_for = look_for
+        self._call_timeout_ms = call_timeout_ms
+
+    def recorded_only(self, job_id: str) -> RecordedJob | None:
+        """Records of a job that does not run here, if it is known from them."""
+        recorded = self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
+        if recorded is not None:
+            self._look_for(job_id)
+        return recorded
+
+    def led(self, job_id: str) -> JobMasterRunner:
+        """Raises FencedError for a job that ended before this process started: its workers are to leave.
+
+        Raises NotLeaderError for a job that another coordinator leads, RecoveringError for one that we have not come to yet."""
+        recorded = self.recorded_only(job_id)
+        if recorded is not None and recorded.result is not None:
+            state = recorded.result.state
+            raise FencedError(f"job {job_id} is {state}", job=job_id, state=state)
+        try:
+            service = self._registry.led(job_id)
+        except (NotFoundError, NotLeaderError) as error:
+            if isinstance(error, NotFoundError):
+                self._recovery.check(job_id)
+            self._look_for(job_id)
+            raise
+        if service.ended.is_set():  # also in a terminal state: it may have been submitted again, elsewhere
+            self._look_for(job_id)
+        return service
+
+    def register(self, message: RegisterWorker) -> Future[Any]:
+        """Raises NotLeaderError for a worker of a submission that is newer than any known here: another coordinator took it.
+
+        Whoever slept through that would take the worker for a stale one, and send it home. The worker of a job that we have not
+        come to yet waits for its turn: hundreds that ask again and again would only make it later."""
+        recovered = self._recovery.when_done(message.job_id) if self._registry.find(message.job_id) is None else None
+        if recovered is not None:
+            return _then(recovered, lambda: self.register(message))
+        known = self._registry.newest_submission(message.job_id)
+        if 0 < known < message.submission:
+            self._look_for(message.job_id)
+            if self._registry.elsewhere(message.job_id) is not None:
+                self._registry.led(message.job_id)  # raises, and names who leads
+            text = f"submission {message.submission} of job {message.job_id} is newer than {known}: another coordinator leads it"
+            raise NotLeaderError(text, job=message.job_id)
+        return self.call(message.job_id, lambda ticket: RegistrationReceived(ticket, message))
+
+    def call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
+        return self.led(job_id).call(make)
+
+    def call_in_session(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
+        return self.led_in_session(job_id).call(make)
+
+    def led_in_session(self, job_id: str) -> JobMasterRunner:
+        """As `led`, for what a worker says in its session. Raises FencedError for a job that we have not come to yet: its sessions
+        were those of an older leader, and the worker is to register, which takes along whatever is unanswered."""
+        try:
+            return self.led(job_id)
+        except RecoveringError as error:
+            raise FencedError(f"job {job_id} has a new leader, and its sessions are over: register again", job=job_id) from error
+
+    def read(self, job_id: str, read: Callable[[JobMaster], T]) -> T:
+        return self.wait_for(self.led(job_id).query(read))
+
+    def wait_for(self, future: Future[T]) -> T:
+        try:
+            return future.result(self._call_timeout_ms / 1000)
+        except FutureTimeoutError as error:
+            raise StorageUnavailableError(f"the job did not answer within {self._call_timeout_ms} ms") from error
+
+
+def _then(first: Future[None], following: Callable[[], Future[T]]) -> Future[T]:
+    """What `following` gives once the first is done; given up when nobody waits any more."""
+    future: Future[T] = Future()
+
+    def settle(ended: Future[T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        error = ended.exception()
+        if error is None:
+            future.set_result(ended.result())
+        else:
+            future.set_exception(error)
+
+    def go_on(ended: Future[None]) -> None:
+        if future.cancelled():
+            return
+        try:
+            ended.result()
+            following().add_done_callback(settle)
+        except Exception as error:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    first.add_done_callback(go_on)
+    return future

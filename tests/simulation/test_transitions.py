@@ -1,0 +1,78 @@
+"""What checkpoints, tasks and jobs go through in the simulator, compared with the tables that say what they may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from holdfast.barriers import messages
+from holdfast.barriers.messages import TaskState
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.world import RunRequest
+from holdfast.coordinator.checkpoints import pending
+from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, PendingStatus
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.events import JobState
+from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
+from holdfast.operators.task.subtask import Subtask
+
+SEEDS = range(16)
+WORKLOADS = ("counter", "windows", "timers", "aggregate", "fanout", "ends", "random", "late")
+
+RARE = {
+    (PendingStatus.AWAITING_ACKS, PendingStatus.ABORTING),
+    (PendingStatus.CLAIMING, PendingStatus.ABORTING),
+    (PendingStatus.READY, PendingStatus.ABORTING),
+    (PendingStatus.WRITING_METADATA, PendingStatus.ABORTING),
+    (PendingStatus.ABORTING, PendingStatus.ABORTING),
+    (PendingStatus.ABORTING, PendingStatus.ABORTED),
+    (PendingStatus.ABORTING, PendingStatus.COMPLETED),
+}
+"""Steps of a checkpoint that these few seeds need not show; tests/coordinator/test_machine.py does."""
+
+
+def steps(table: Mapping[Any, frozenset[Any]]) -> set[tuple[Any, Any]]:
+    return {(before, after) for before, following in table.items() for after in following}
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, owner: type[Any]) -> set[tuple[Any, Any]]:
+    """Steps that the objects of a class take from now on."""
+    seen: set[tuple[Any, Any]] = set()
+    field = "status" if owner is PendingCheckpoint else "state"
+    original = owner._enter
+
+    def enter(self: Any, state: Any, *arguments: Any) -> None:
+        before = getattr(self, field)
+        original(self, state, *arguments)
+        seen.add((before, state))
+
+    monkeypatch.setattr(owner, "_enter", enter)
+    return seen
+
+
+def test_the_simulator_visits_what_the_tables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, jobs, tasks = (recorded(monkeypatch, owner) for owner in (PendingCheckpoint, Lifecycle, Subtask))
+    for seed in SEEDS:
+        run_seed(RunRequest(seed, WORKLOADS[seed % len(WORKLOADS)]))
+    assert steps(pending.TRANSITIONS) - RARE <= checkpoints <= steps(pending.TRANSITIONS)
+    assert {step for step in jobs if step[0] is not step[1]} <= steps(job_events.TRANSITIONS)
+    assert {
+        (JobState.CREATED, JobState.RUNNING),
+        (JobState.CREATED, JobState.RECONCILING),
+        (JobState.RUNNING, JobState.RESTARTING),
+        (JobState.RESTARTING, JobState.RUNNING),
+        (JobState.RUNNING, JobState.FINISHED),
+    } <= jobs
+    # A task begins on its worker where it was deployed to.
+    begun = {(TaskState.DEPLOYING if before is TaskState.CREATED else before, after) for before, after in tasks}
+    assert begun <= steps(messages.TRANSITIONS)
+    assert {
+        (TaskState.DEPLOYING, TaskState.INITIALIZING),
+        (TaskState.INITIALIZING, TaskState.RUNNING),
+        (TaskState.RUNNING, TaskState.CANCELING),
+        (TaskState.CANCELING, TaskState.CANCELED),
+        (TaskState.RUNNING, TaskState.FINISHED),
+        (TaskState.RUNNING, TaskState.FAILED),
+    } <= begun
