@@ -37,8 +37,7 @@ def test_a_module_that_says_what_the_simulator_must_find_can_be_imported_on_an_e
     program = (
         f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast as hf\n"
         "hf.chaos.expect(last_value_per_key='key')\n"
-        "service = ('holdfast.chaos', 'holdfast.api', 'holdfast.coordinator')\n"
-        "print(sorted(name for name in sys.modules if name.startswith(service)))"
+        "print(sorted(name for name in sys.modules if name.startswith(('holdfast.chaos', 'holdfast.api', 'holdfast.coordinator'))))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['holdfast.chaos', 'holdfast.chaos.expectations']"
