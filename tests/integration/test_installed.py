@@ -1,4 +1,4 @@
-"""The wheel, the sdist and an editable install: one package, every module once, in a project that has packages of our folders' names."""
+"""The wheel, the sdist and an editable install: one package, every module once, beside a user's packages of our folders' names."""
 
 from __future__ import annotations
 
@@ -127,6 +127,7 @@ def test_an_editable_install_is_found_by_programs_and_by_type_checkers(built: Bu
     )
     assert Path(run(tmp_path, python, "job.py").strip()) == built.source / "holdfast" / "__init__.py"
     flags = ["--strict", "--python-executable", str(python), "--cache-dir", str(tmp_path / "cache"), "--follow-imports", "silent"]
-    done = subprocess.run([sys.executable, "-m", "mypy", *flags, "job.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "mypy", *flags, "job.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     errors = re.findall(r"^job\.py:(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.MULTILINE)
     assert errors == [("5", "assignment")], done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A job of a user who has installed the wheel, in a project with packages called as folders of Holdfast's repository, on a cluster."""
+"""A job of a user who has installed the wheel, in a project with packages of our folders' names, on a cluster."""
 
 from __future__ import annotations
 
