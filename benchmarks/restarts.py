@@ -1,9 +1,9 @@
 """Restarts of the sidecar under many live jobs: kill -9, start again on the same port, until every job is led and runs.
 
-The sidecar is a real `holdfast serve`. Workers are real sessions (`operators.session`) over HTTP, all on one event loop: they take
-their deployment, report their tasks as running and acknowledge every checkpoint, but process nothing. Told for each restart: new
-attempts (a job that failed over although all its workers live: 0 is right), and seconds from the start of the new process until
-every worker of every job is registered with it and every job is RUNNING.
+The sidecar is a real `holdfast serve`. Workers are real sessions (`operators.worker.session`) over HTTP, all on one event loop:
+they take their deployment, report their tasks as running and acknowledge every checkpoint, but process nothing. Told for each
+restart: new attempts (a job that failed over although all its workers live: 0 is right), and seconds from the start of the new
+process until every worker of every job is registered with it and every job is RUNNING.
 
     python -m benchmarks.restarts [--jobs 200] [--restarts 20] [--workers 1] [--quick]
 """
@@ -137,7 +137,7 @@ class Connection:
 
 
 def refusal_of(request: str, error: HoldfastError, *, submission: int) -> on.Event:
-    """What an answer that is an error means for the session of a process of that submission, as `operators.gateway` has it."""
+    """What an answer that is an error means for the session of a process, as `operators.worker.gateway` has it."""
     match error:
         case RefusedError() if error.fenced and request == "register":
             return on.refuse_registration(error.message, error.named, submission=submission)

@@ -273,5 +273,5 @@ Report: TypeAlias = Callable[[str, str], None]
 
 
 def aborts_unread(subtask: Any) -> tuple[int, ...]:
-    """Ids whose notices of an abort wait in the mailbox of a subtask (operators.subtask.Subtask): it can't know of them yet."""
+    """Ids whose notices of an abort wait in the mailbox of an operators.task.subtask.Subtask: it can't know of them yet."""
     return tuple(mail.checkpoint_id for mail in subtask.mailbox._mails if isinstance(mail, NotifyCheckpointAborted))

@@ -1,4 +1,4 @@
-"""The worker's session in virtual time: the same core as in production (`operators.session`), over the simulated control plane.
+"""The worker's session in virtual time: the core of production (`operators.worker.session`) over the simulated control plane.
 
 Like the real control thread it performs one request at a time, and looks at what else came when that is answered; state that a
 sender of its own would post is larger than any here."""

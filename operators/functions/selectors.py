@@ -1,6 +1,7 @@
 """How the key of a stream is found: in columns, or by a function of the row. Keys are recomputed at the receiver.
 
-A key has a declared type, and equal keys are equal bytes everywhere; what a key may be is decided in statebackends.keys."""
+A key has a declared type, and equal keys are equal bytes everywhere; what a key may be is decided in
+statebackends.serialization.keys."""
 
 from __future__ import annotations
 

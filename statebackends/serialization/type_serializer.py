@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_origin
@@ -22,6 +21,7 @@ import pyarrow as pa
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from holdfast.statebackends.serialization.pickled import pickle_value, unpickle_value
 from holdfast.statebackends.serialization.shapes import (
     SCALARS,
     DictType,
@@ -69,28 +69,6 @@ __all__ = [
     "migrate",
     "split_map_text",
 ]
-
-
-_BY_NAME = (
-    "Pickle stores a class by its name, by which workers import it: one of the program itself can't be. Declare the state with a "
-    "dataclass or a msgspec.Struct instead, which is stored by its fields"
-)
-
-
-def _pickle(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=5)
-    except Exception as error:
-        kind = type(value).__qualname__
-        hint = f". {_BY_NAME}" if isinstance(error, pickle.PicklingError) else ""
-        raise StateValueError(f"a {kind} can't be pickled: {error}{hint}", type="pickled", value=kind) from error
-
-
-def _unpickle(encoded: bytes) -> Any:
-    try:
-        return pickle.loads(encoded)
-    except Exception as error:
-        raise CorruptStateError(f"a pickled value can't be loaded: {error}", reason="value encoding") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +154,9 @@ class TypeSerializer:
             raise CorruptStateError(f"a column of {array.type} is not {self.text}: {error}", reason="column type") from error
 
 
-_PICKLED_SHAPE = OpaqueType("pickled", _pickle, _unpickle)
+_PICKLED_SHAPE = OpaqueType("pickled", pickle_value, unpickle_value)
 _PICKLED_SHAPE.check = lambda value: None  # type: ignore[method-assign]
-_PICKLED = TypeSerializer("pickled", _PICKLED_SHAPE, _pickle, _unpickle)
+_PICKLED = TypeSerializer("pickled", _PICKLED_SHAPE, pickle_value, unpickle_value)
 
 
 def _spec(declared: Any, shape: ValueType) -> TypeSerializer:

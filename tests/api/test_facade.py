@@ -1,4 +1,4 @@
-"""`import holdfast as hf`: cheap, and complete."""
+"""`import holdfast as hf`: cheap, complete, and the only name that Holdfast has."""
 
 from __future__ import annotations
 

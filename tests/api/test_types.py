@@ -7,9 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import typing
-import zipfile
 from pathlib import Path
 
 import msgspec
@@ -18,6 +16,7 @@ import pytest
 import holdfast as hf
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.operators.datastream.settings import Settings
+from tests.harness.installed import build_wheel, copy_source, install
 
 ROOT = Path(hf.__file__).parent.parent
 JOBS = Path(__file__).parent / "typed"
@@ -26,30 +25,11 @@ UNSEEN = ("IPython", "anyio", "click", "fastapi", "opentelemetry", "prometheus_c
 reads a thousand files of them."""
 
 
-def _build_wheel(folder: Path) -> Path:
-    """Of a copy, since setuptools leaves its work where it builds."""
-    source = folder / "source"
-    packages = ("statebackends", "barriers", "operators", "coordinator", "api", "chaos", "holdfast")
-    for name in packages:
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    subprocess.run([sys.executable, *command], check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has this wheel, and the packages that it needs."""
+    """A Python that has the wheel, and the packages that it needs."""
     folder = tmp_path_factory.mktemp("installed")
-    wheel = _build_wheel(folder)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
-    packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    zipfile.ZipFile(wheel).extractall(packages)
-    # Entries of this one are not read for `.pth` files: the checkout itself is not on the path.
-    (packages / "needed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return folder / "venv" / "bin" / "python"
+    return install(build_wheel(copy_source(folder / "source"), folder), folder / "venv")
 
 
 def _found(python: Path, job: str, folder: Path) -> tuple[set[tuple[int, str]], str]:
@@ -78,6 +58,7 @@ def test_a_right_job_has_no_errors_and_each_planted_mistake_is_found(installed: 
 
 
 def test_the_package_says_that_its_annotations_can_be_believed() -> None:
+    """Type checkers look for it in the top package alone (PEP 561)."""
     assert (ROOT / "holdfast" / "py.typed").is_file()
 
 

@@ -177,7 +177,7 @@ def test_executors_without_the_package_import_it_from_the_zip(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr[-3000:]
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("PATHS", "DRIVER")))
     assert "holdfast-" in lines["PATHS"]
-    assert ".zip/operators/spark_task.pyc" in lines["PATHS"]
+    assert ".zip/holdfast/operators/spark/slots.pyc" in lines["PATHS"]
     assert root not in lines["PATHS"]
     assert lines["PATHS"].endswith(" 1")
     assert lines["DRIVER"].startswith(root)

@@ -57,7 +57,7 @@ def test_threads_that_begin_together_survive_their_first_records() -> None:
     script = """
 import sys, threading
 sys.setswitchinterval(1e-6)
-from barriers import codec
+from holdfast.barriers import codec
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Registered, RegisterWorker
 from holdfast.coordinator.ha.records import SubmissionRecord, decode_record

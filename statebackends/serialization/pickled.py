@@ -1,0 +1,84 @@
+"""Values of states declared `Pickled`: pickle, and the names that Holdfast's modules had before they were one package.
+
+Pickle stores a class by its module and name. A value stored then names `statebackends.errors` or `operators.time`, and is read as
+the class of today (ADR 49). A user's project may have packages of those names: what can be imported from them is the user's. Only
+stored state is read this way, never rows from a network."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from holdfast.statebackends.errors import CorruptStateError, StateValueError
+
+_BY_NAME = (
+    "Pickle stores a class by its name, by which workers import it: one of the program itself can't be. Declare the state with a "
+    "dataclass or a msgspec.Struct instead, which is stored by its fields"
+)
+
+_HOME = Path(__file__).resolve().parents[2]
+"""The folder that holds our packages: of a checkout, its root."""
+
+_OLD_NAMES = re.compile(rb"(?:api|barriers|coordinator|operators|statebackends)\.")
+"""Of modules: bytes without one are given to pickle as they are."""
+
+_MOVED = {
+    "api.snapshots.fsck": "holdfast.api.snapshots.maintenance",
+    "api.snapshots.savepoints": "holdfast.api.snapshots.savepoint",
+    "coordinator.preflight": "holdfast.coordinator.restore.preflight",
+    "operators.functions.rich": "holdfast.operators.functions.context",
+    "operators.keyed": "holdfast.operators.datastream.stream",
+    "operators.launcher": "holdfast.operators.datastream.launcher",
+    "operators.state_source": "holdfast.operators.spark.state_source",
+    "operators.stream": "holdfast.operators.datastream.stream",
+    "operators.time": "holdfast.operators.functions.time",
+    "statebackends.serializers": "holdfast.statebackends.state",
+    "statebackends.ttl": "holdfast.statebackends.state",
+}
+"""Old module -> today's, of all that `hf.` names; others have only the prefix more."""
+
+
+def pickle_value(value: Any) -> bytes:
+    """Raises StateValueError for a value that can't be pickled."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:
+        kind = type(value).__qualname__
+        hint = f". {_BY_NAME}" if isinstance(error, pickle.PicklingError) else ""
+        raise StateValueError(f"a {kind} can't be pickled: {error}{hint}", type="pickled", value=kind) from error
+
+
+def unpickle_value(encoded: bytes) -> Any:
+    """The value of stored bytes. Raises CorruptStateError."""
+    try:
+        if _OLD_NAMES.search(encoded) is None:
+            return pickle.loads(encoded)
+        return _Unpickler(io.BytesIO(encoded)).load()
+    except Exception as error:
+        raise CorruptStateError(f"a pickled value can't be loaded: {error}", reason="value encoding") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        package = module.partition(".")[0]
+        if _OLD_NAMES.fullmatch(f"{package}.".encode()) is None:
+            return super().find_class(module, name)
+        if _is_the_users(package):
+            try:
+                return super().find_class(module, name)
+            except (ImportError, AttributeError):
+                pass  # an old name of ours after all
+        return super().find_class(_MOVED.get(module, f"holdfast.{module}"), name)
+
+
+@functools.cache
+def _is_the_users(package: str) -> bool:
+    """Whether this name can be imported, and not as a folder of our own checkout that happens to be on the path."""
+    found = find_spec(package)
+    return found is not None and (found.origin is None or not Path(os.path.realpath(found.origin)).is_relative_to(_HOME / package))
