@@ -81,9 +81,9 @@ _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBAL
 
 def globals_of(function: FunctionType) -> dict[str, Any]:
     """The globals that a function reads, by name and in its order, those of functions and classes inside of it included. A name
-    that is no global yet is left out; that of an attribute is none."""
+    that is no global yet is left out; that of an attribute is none, and a class that is defined inside reads `__name__`."""
     known = function.__globals__
-    return {name: known[name] for name in sorted(_global_names(function.__code__)) if name in known}
+    return {name: known[name] for name in sorted(_global_names(function.__code__) - {"__name__"}) if name in known}
 
 
 def _global_names(code: CodeType) -> set[str]:

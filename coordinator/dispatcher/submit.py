@@ -56,6 +56,9 @@ def identify_job(submission: Submission) -> str:
         raise InvalidConfigError(f"job id {job_id!r} is not 32 lower-case hex digits", setting="job_id")
     return job_id
 
+PREFLIGHT_TRIES_MAX = 3
+"""Of a snapshot that is missing or damaged while its job goes on: reading one may take longer than the job's next checkpoint."""
+
 
 def preflight(
     job_id: str, submission: Submission, job: RecordedJob | None = None, *, external: bool = True, now_ms: int = 0
@@ -66,7 +69,7 @@ def preflight(
     JobExistsError, NotFoundError."""
     if job is None:
         job = yield from read_job(JobPaths(job_id))
-    while True:
+    for tries_left in reversed(range(PREFLIGHT_TRIES_MAX)):
         missing: NotFoundError | None = None
         try:
             report = (yield from check_submission(job, submission, external=external, now_ms=now_ms)).report
@@ -77,11 +80,12 @@ def preflight(
         if missing is None and not any(isinstance(refusal.error(), CorruptStateError) for refusal in report.refusals):
             return report
         seen, job = job, (yield from read_job(JobPaths(job_id)))
-        if job != seen:
+        if job != seen and tries_left:
             continue  # the job went on, or ended, and dropped what we were looking at
         if missing is not None:
             raise missing
         return report
+    raise AssertionError("a preflight is tried at least once")
 
 
 def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:

@@ -286,7 +286,7 @@ def _with_numbers(known: RecordedJob, numbers: list[int], read: Mapping[int, Sub
         last_submission=max(numbers, default=0),
         given={**known.given, **{void.given: void.owner for void in voids.values() if void.given and void.owner is not None}},
         returned=known.returned | {void.returned for void in voids.values() if void.returned},
-        voids=known.voids | voids.keys(),
+        voids=known.voids.union(voids),
     )
 
 

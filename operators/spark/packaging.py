@@ -132,13 +132,14 @@ _registered: Counter[str] = Counter()
 def modules_by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
     """Pickle what these modules define by value, for as long as the block runs, in any thread; blocks of several threads may
     overlap. The user's own registrations stay."""
-    with _registering:
-        already = cloudpickle.list_registry_pickle_by_value() - _registered.keys()
-        added = [module for module in modules if module.__name__ not in already]
-        for module in added:
-            cloudpickle.register_pickle_by_value(module)
-            _registered[module.__name__] += 1
+    added: list[ModuleType] = []
     try:
+        with _registering:
+            already = cloudpickle.list_registry_pickle_by_value() - _registered.keys()
+            for module in [module for module in modules if module.__name__ not in already]:
+                cloudpickle.register_pickle_by_value(module)
+                _registered[module.__name__] += 1
+                added.append(module)
         yield
     finally:
         with _registering:

@@ -130,7 +130,9 @@ _HEADER_BYTES_MAX = 1 << 20
 """A header holds statistics of its page, and these may hold two values."""
 _FOOTER_BYTES_MAX = 16 << 20
 """A row group of 131,072 rows takes 0.5 to 2 KB of it, and 60 KB where ten columns hold texts of thousands of bytes: so this is
-more than a thousand million rows of one subtask. As objects here it takes up to 80 times as much."""
+more than a thousand million rows of one subtask.."""
+_VALUES_MAX = 2_000_000
+"""In a footer; a row group of ten columns has some hundreds. As objects they take up to 150 bytes each."""
 _DEPTH_MAX = 8
 _SCHEMA_DEPTH_MAX = 64
 """Three of them are a list within a list."""
@@ -287,6 +289,7 @@ class _Compact:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.position = 0
+        self._values = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
         """Fields by their numbers."""
@@ -300,8 +303,9 @@ class _Compact:
         return found
 
     def _value(self, kind: int, depth: int) -> Any:
-        if depth > _DEPTH_MAX:
-            raise ValueError("nested without end")
+        self._values += 1
+        if depth > _DEPTH_MAX or self._values > _VALUES_MAX:
+            raise ValueError("nested without end" if depth > _DEPTH_MAX else f"metadata of more than {_VALUES_MAX:,} values")
         match kind:
             case 1 | 2:
                 return kind == 1

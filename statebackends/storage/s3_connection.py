@@ -382,7 +382,6 @@ def check_installed() -> None:
 
 def _make_client(settings: S3Settings) -> Any:
     check_installed()
-    import boto3
     import botocore.session
     from botocore.config import Config
 
@@ -396,8 +395,7 @@ def _make_client(settings: S3Settings) -> Any:
     try:
         found = botocore.session.Session()  # of its own: credentials are found anew
         found.register_component("data_loader", _descriptions(found.get_config_variable("data_path")))
-        session = boto3.session.Session(botocore_session=found)
-        return session.client("s3", region_name=settings.region, endpoint_url=settings.endpoint_url, config=config)
+        return found.create_client("s3", region_name=settings.region, endpoint_url=settings.endpoint_url, config=config)
     except Exception as error:
         failure = failure_of(error) if not isinstance(error, ValueError) else RequestFailure(FailureKind.INVALID, "", str(error))
         raise failure from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
-from holdfast.coordinator.dispatcher.submit import preflight
+from holdfast.coordinator.dispatcher import submit as submit_module
+from holdfast.coordinator.dispatcher.submit import PREFLIGHT_TRIES_MAX, preflight
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import ResultRecord, SubmissionRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -41,7 +43,7 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.directory import LocalStorage
-from holdfast.statebackends.storage.port import run_flow
+from holdfast.statebackends.storage.port import Flow, run_flow
 from tests.coordinator.doubles import COUNTS, operator, submission, vertex, word_count
 from tests.coordinator.test_restore import JOB, TWO, graph_of, keyed, lists, snapshot, stored
 
@@ -257,6 +259,22 @@ class Place:
     def report(self, restore: str | None = None, **options: Any) -> PreflightReport:
         asked = submission(word_count(), restore=restore or str(self.folder), **options)
         return run_flow(preflight(JOB, asked), self.storage)
+
+
+def test_a_damaged_snapshot_of_a_job_that_goes_on_is_judged_a_bounded_number_of_times(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write()
+    (place.folder / "count-0").write_bytes(b"other")
+    read = itertools.count()
+
+    def job_that_goes_on(paths: JobPaths) -> Flow[RecordedJob]:
+        yield from ()
+        return RecordedJob(JOB, (), {}, {}, {}, {}, last_submission=next(read))
+
+    monkeypatch.setattr(submit_module, "read_job", job_that_goes_on)
+    assert not place.report().fits
+    assert next(read) == PREFLIGHT_TRIES_MAX + 1
 
 
 @pytest.fixture

@@ -61,6 +61,16 @@ def test_blocks_of_several_threads_end_in_any_order_and_leave_what_the_user_regi
         cloudpickle.unregister_pickle_by_value(mine)
 
 
+def test_a_module_that_can_not_be_registered_leaves_no_other_registered() -> None:
+    mine, gone = types.ModuleType("mine_of_packaging"), types.ModuleType("gone_of_packaging")
+    before = cloudpickle.list_registry_pickle_by_value()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, mine.__name__, mine)
+        with pytest.raises(ValueError, match="gone_of_packaging"), modules_by_value([mine, gone]):
+            pass
+    assert cloudpickle.list_registry_pickle_by_value() == before
+
+
 def test_modules_of_the_user_travel_by_value_and_ours_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rules.py").write_text("FACTOR = 3\ndef triple(x):\n    return FACTOR * x\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -68,7 +68,7 @@ def test_records_of_a_users_program_arrive_whole_in_another_process() -> None:
 
 
 def test_globals_of_a_function_are_those_that_it_or_what_is_in_it_reads() -> None:
-    known = {"FACTOR": 3, "LIMIT": 4, "total": 5, "Base": object, "row": 6, "written": 7}
+    known = {"FACTOR": 3, "LIMIT": 4, "total": 5, "Base": object, "row": 6, "written": 7, "__name__": "mine"}
     code = """
 def function(row):
     global written

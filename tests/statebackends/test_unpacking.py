@@ -160,6 +160,12 @@ def test_a_footer_longer_than_any_state_needs_is_refused_before_it_is_read() -> 
         row_groups_of(parquet_of_footer(b"\0" * (16 * MIB + 1)))
 
 
+def test_a_footer_of_more_values_than_any_state_needs_is_refused_while_it_is_read() -> None:
+    """A byte of it may be an object of 150."""
+    with pytest.raises(ValueError, match="more than 2,000,000 values"):
+        row_groups_of(parquet_of_footer(b"\x19\xfc\xc0\x8d\xb7\x01" + b"\0" * 3_000_000))
+
+
 def test_columns_that_overlap_are_refused() -> None:
     """Each would be read from its beginning to its end, however many there are."""
     data = parquet(pa.table({"v": np.arange(100_000)}), use_dictionary=False, compression="none")
