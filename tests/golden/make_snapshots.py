@@ -285,7 +285,7 @@ def fill(
                 if ours(key):
                     row: TimerRow = (moment, backend.current_key[0], namespace, backend.current_key[1])
                     if added:
-                        queues[name].live[row] = True
+                        queues[name].active[row] = True
                     else:
                         queues[name].remove(row)
 

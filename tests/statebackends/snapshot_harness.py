@@ -168,7 +168,7 @@ def _keyed(
     for key, time in contents.timers:
         if ours(key):
             row: TimerRow = (time, KEY.encode(key), b"", KEY.key_group(key, max_parallelism))
-            timers.live[row] = True
+            timers.active[row] = True
     pending = backend.snapshot(7)
     handles = run_flow(pending.flow(target), storage)
     pending.release()

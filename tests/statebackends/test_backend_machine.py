@@ -140,10 +140,10 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.kind == "rocksdb")
     @rule()
     def evict(self) -> None:
-        tier = self.backend.front_tier  # type: ignore[attr-defined]
-        tier.seal()
+        write_buffer = self.backend.write_buffer  # type: ignore[attr-defined]
+        write_buffer.freeze()
         for _ in range(3):
-            tier.tick()
+            write_buffer.maintain()
 
     @precondition(lambda self: self.kind == "rocksdb")
     @rule(turns=st.integers(1, 4))

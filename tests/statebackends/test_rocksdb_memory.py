@@ -69,7 +69,7 @@ def test_subtasks_of_a_worker_share_one_block_cache(tmp_path: Path) -> None:
     )
     cluster = Cluster(tmp_path, "rocksdb", settings)
     backends: list[Any] = [cluster.backend([BLOB], parallelism=2, subtask=subtask) for subtask in range(2)]
-    assert backends[0].front_tier.store._memory is backends[1].front_tier.store._memory
+    assert backends[0].write_buffer.store._memory is backends[1].write_buffer.store._memory
     for backend in backends:
         for number in range(6_000):
             use(backend, f"k{number}")
@@ -78,7 +78,7 @@ def test_subtasks_of_a_worker_share_one_block_cache(tmp_path: Path) -> None:
         for number in range(6_000):
             use(backend, f"k{number}")
             assert len(backend.get_state(BLOB).value()) == 1_000
-    cache = backends[0].front_tier.store._memory.block_cache
+    cache = backends[0].write_buffer.store._memory.block_cache
     assert 0 < cache.get_usage() < 4 << 20
     cluster.close()
 

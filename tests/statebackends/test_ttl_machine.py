@@ -298,10 +298,10 @@ class TtlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.backend.native_format is not None)
     @rule()
     def evict(self) -> None:
-        tier = cast(Any, self.backend).front_tier
-        tier.seal()
+        write_buffer = cast(Any, self.backend).write_buffer
+        write_buffer.freeze()
         for _ in range(3):
-            tier.tick()
+            write_buffer.maintain()
 
     @precondition(lambda self: self.backend.native_format is not None)
     @rule(turns=st.integers(1, 4))
