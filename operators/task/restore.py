@@ -74,8 +74,9 @@ class StateLoader:
         self._storage = storage
         self._local_directory = local_directory
         self._settings = replace(
-            settings if self._config.rocksdb is None else self._config.rocksdb.applied_to(settings),
+            settings,
             memory_snapshot_bytes_max=self._config.memory_snapshot_bytes_max,
+            rocksdb=settings.rocksdb if self._config.rocksdb is None else self._config.rocksdb,
             incremental=self._config.is_incremental,
         )
 

@@ -158,12 +158,12 @@ class RocksKeyedBackend(KeyedBackendBase):
             raise InvariantError(f"operator {self._operator!r}: the state backend was disposed of")
         return RocksStore(
             folder,
-            write_buffer_bytes=self._settings.rocksdb_write_buffer_bytes,
-            memory=shared_memory(self._settings.rocksdb_block_cache_bytes, self._settings.rocksdb_write_buffers_bytes_max),
+            write_buffer_bytes=self._settings.rocksdb.write_buffer_bytes,
+            memory=shared_memory(self._settings.rocksdb.block_cache_bytes, self._settings.rocksdb.write_buffers_bytes_max),
             compaction=Compaction(
-                self._settings.rocksdb_sorted_runs_max,
-                self._settings.rocksdb_space_amplification_percent,
-                self._settings.rocksdb_background_compaction,
+                self._settings.rocksdb.sorted_runs_max,
+                self._settings.rocksdb.space_amplification_percent,
+                self._settings.rocksdb.background_compaction,
             ),
             read_only=read_only,
             is_new=is_new,
@@ -171,9 +171,9 @@ class RocksKeyedBackend(KeyedBackendBase):
         )
 
     def _new_write_buffer(self, store: RocksStore) -> WriteBuffer:
-        settings = self._settings
+        settings = self._settings.rocksdb
         limits = WriteBufferLimits(
-            settings.rocksdb_front_tier_bytes_max, settings.rocksdb_write_behind_rows, settings.rocksdb_cache_bytes_max
+            settings.front_tier_bytes_max, settings.write_behind_rows, settings.cache_bytes_max
         )
         write_buffer = WriteBuffer(store, self._rows.groups_of, limits)
         write_buffer.state_ttls = list(self._state_ttls.values())

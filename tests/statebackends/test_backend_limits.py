@@ -23,7 +23,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from holdfast.statebackends.storage.port import Operation, Storage, UploadFile, one_by_one, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, smuggle, use
@@ -35,7 +35,7 @@ KEYS = [f"user-{number}" for number in range(40)]
 @pytest.fixture
 def rocks(tmp_path: Path) -> Iterator[Any]:
     cluster = Cluster(
-        tmp_path, "rocksdb", StateBackendSettings(rocksdb_front_tier_bytes_max=1 << 20, rocksdb_cache_bytes_max=200_000)
+        tmp_path, "rocksdb", StateBackendSettings(rocksdb=RocksDBConfig(front_tier_bytes_max=1 << 20, cache_bytes_max=200_000))
     )
     yield cluster
     cluster.close()
@@ -44,14 +44,16 @@ def rocks(tmp_path: Path) -> Iterator[Any]:
 # --------------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("name", StateBackendSettings.__dataclass_fields__)
+@pytest.mark.parametrize("name", ["memory_snapshot_bytes_max", "incremental", *RocksDBConfig.__struct_fields__])
 @pytest.mark.parametrize("value", [-1, 1 << 60, True, 1.5, "5 MiB", None])
 def test_settings_out_of_bounds_are_refused_by_name(name: str, value: Any) -> None:
-    if value is True and name in ("incremental", "rocksdb_background_compaction"):
+    if value is True and name in ("incremental", "background_compaction"):
         value = 1
+    is_rocksdb = name in RocksDBConfig.__struct_fields__
+    given: dict[str, Any] = {"rocksdb": RocksDBConfig(**{name: value})} if is_rocksdb else {name: value}
     with pytest.raises(InvalidConfigError) as raised:
-        StateBackendSettings(**{name: value})
-    assert raised.value.setting == name
+        StateBackendSettings(**given)
+    assert raised.value.setting == (f"rocksdb_{name}" if is_rocksdb else name)
 
 
 # ----------------------------------------------------------------------------------------------------------------- memory
@@ -196,7 +198,7 @@ def test_what_changed_is_written_while_there_is_nothing_else_to_do(rocks: Cluste
     backend = rocks.backend([BLOB])
     assert backend.writes_behind
     assert not backend.write_behind()
-    _write_blobs(backend, range(StateBackendSettings().rocksdb_write_behind_rows - 1), size=10)
+    _write_blobs(backend, range(RocksDBConfig().write_behind_rows - 1), size=10)
     assert not backend.write_behind(), "too little yet"
     _write_blobs(backend, range(3000), size=20)
     assert _idle(backend) == 3000 // WRITE_ROWS + 1
@@ -216,7 +218,7 @@ def test_what_changed_is_written_while_there_is_nothing_else_to_do(rocks: Cluste
 
 
 def test_a_memtable_with_much_in_it_becomes_a_table_before_the_barrier(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "rocksdb", StateBackendSettings(rocksdb_write_buffer_bytes=16 << 20))
+    cluster = Cluster(tmp_path, "rocksdb", StateBackendSettings(rocksdb=RocksDBConfig(write_buffer_bytes=16 << 20)))
     backend: Any = cluster.backend([BLOB])
 
     def tables() -> int:
@@ -388,7 +390,7 @@ def test_a_map_that_was_cleared_is_written_behind_a_few_entries_at_a_time(rocks:
 
 
 def test_rows_that_are_large_are_left_to_the_pool_thread(rocks: Cluster) -> None:
-    cluster = Cluster(rocks.root / "large", "rocksdb", StateBackendSettings(rocksdb_write_behind_rows=10))
+    cluster = Cluster(rocks.root / "large", "rocksdb", StateBackendSettings(rocksdb=RocksDBConfig(write_behind_rows=10)))
     backend = cluster.backend([BLOB])
     _write_blobs(backend, range(100), size=100_000)
     assert not backend.write_behind()

@@ -20,7 +20,7 @@ from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskStat
 from holdfast.statebackends.heap import state_table
 from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.snapshot import increments as tablechains
 from holdfast.statebackends.snapshot.deltas import state_parts
 from holdfast.statebackends.storage.port import run_flow
@@ -65,7 +65,8 @@ class DeltaMachine(BackendMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster.settings = StateBackendSettings(memory_snapshot_bytes_max=1 << 30, rocksdb_front_tier_bytes_max=1 << 20)
+        rocksdb = RocksDBConfig(front_tier_bytes_max=1 << 20)
+        self.cluster.settings = StateBackendSettings(memory_snapshot_bytes_max=1 << 30, rocksdb=rocksdb)
         self.newest = 0
         self.registry = SharedStateRegistry()
         self.completed: dict[int, tuple[tuple[KeyedStateHandle, ...], dict[Any, Any]]] = {}
