@@ -21,6 +21,7 @@ import pyarrow as pa
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from holdfast.statebackends.serialization.key_types import split_arguments
 from holdfast.statebackends.serialization.pickled import pickle_value, unpickle_value
 from holdfast.statebackends.serialization.python_types import ENCODER, parse_type, python_type_of_arrow, value_type_of
 from holdfast.statebackends.serialization.value_types import (
@@ -218,9 +219,7 @@ def map_text(key_text: str, value_text: str) -> str:
 
 def split_map_text(text: str) -> tuple[str, str]:
     """Key and value type texts of a map state. Raises InvalidConfigError."""
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 1 and text.startswith("map<"):
-            return text[len("map<") : position], text[position + 1 : -1]
-    raise InvalidConfigError(f"{text!r} is not the value type of a map state")
+    arguments = split_arguments(text.removeprefix("map<").removesuffix(">"))
+    if len(arguments) != 2 or not (text.startswith("map<") and text.endswith(">")):
+        raise InvalidConfigError(f"{text!r} is not the value type of a map state")
+    return arguments[0], arguments[1]
