@@ -5,7 +5,6 @@ It describes; it holds no user code. The functions travel in Spark's closure, ke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.keygroups import check_parallelism, operator_id
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig as RocksDBConfig
 
 JOB_NAME_CHARS_MAX = 255
 CANCELLATION_TIMEOUT_MS_MAX = 24 * 3_600_000
@@ -145,35 +144,6 @@ class RestartStrategy(msgspec.Struct, frozen=True):
         return min(self.delay_max_ms, doubled)
 
 
-class RocksDBConfig(msgspec.Struct, frozen=True):
-    """Settings of the state backend `rocksdb`: those of `StateBackendSettings` that begin with rocksdb_, where they are described.
-
-    Sizes in bytes. A subtask has one database for each operator with keyed state."""
-
-    front_tier_bytes_max: int = 64 * 1024 * 1024
-    """Per database: changed state in memory above this is written to it between barriers."""
-    write_behind_rows: int = 2_000
-    """Per database: changed rows that a worker with nothing else to do begins to write."""
-    cache_bytes_max: int = 32 * 1024 * 1024
-    """Per database: values read or written lately, as Python objects."""
-    write_buffer_bytes: int = 32 * 1024 * 1024
-    """One memtable."""
-    write_buffers_bytes_max: int = 128 * 1024 * 1024
-    """Per worker: all memtables, about."""
-    block_cache_bytes: int = 64 * 1024 * 1024
-    """Per worker: uncompressed blocks, indexes and filters."""
-    sorted_runs_max: int = 8
-    """At so many runs (a checkpoint adds one or more) neighbours are merged. More: smaller checkpoints, slower reads."""
-    space_amplification_percent: int = 200
-    """What newer runs may add to the size of the oldest before all are merged. More: this is rarer."""
-    background_compaction: bool = True
-    """Merge while the job runs; False: when a checkpoint is made."""
-
-    def applied_to(self, settings: StateBackendSettings) -> StateBackendSettings:
-        """Raises InvalidConfigError naming the setting that is out of bounds."""
-        return replace(settings, **{f"rocksdb_{name}": value for name, value in msgspec.structs.asdict(self).items()})
-
-
 class JobConfig(msgspec.Struct, frozen=True):
     """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
 
@@ -293,7 +263,7 @@ class JobConfig(msgspec.Struct, frozen=True):
         self.restart.check()
         self._check_directories()
         if self.rocksdb is not None:
-            self.rocksdb.applied_to(StateBackendSettings())
+            self.rocksdb.check()
         self._check_choices()
 
     def _check_directories(self) -> None:

@@ -108,7 +108,7 @@ def _native(folder: Path, storage: LocalStorage, target: SnapshotTarget, groups:
     store = RocksStore(str(database), write_buffer_bytes=32 << 20, block_cache_bytes=32 << 20)
     state_id = store.state_id("value")
     for _, some, values in _chunks(groups, keys, WRITE_ROWS):
-        store.write_piece(row_keys(ROWS.groups_of(some), state_id, some, b""), CODEC.encode_all(values))
+        store.write_batch(row_keys(ROWS.groups_of(some), state_id, some, b""), CODEC.encode_all(values))
     names = store.link_copy(str(copy))
     store.close()
     parts = tuple(run_flow(write_part((copy / name).read_bytes(), name, target), storage) for name in names)

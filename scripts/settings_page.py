@@ -17,14 +17,14 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from holdfast.barriers import jobgraph  # noqa: E402  (a script finds the packages beside it)
-from holdfast.barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig  # noqa: E402
+from holdfast.barriers.jobgraph import JobConfig, RestartStrategy  # noqa: E402
+from holdfast.statebackends.settings import RocksDBConfig  # noqa: E402
 
 PAGE = ROOT / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-<!-- Written by scripts/settings_page.py from barriers/jobgraph.py: change the docstrings there. -->
+<!-- Written by scripts/settings_page.py from barriers/jobgraph.py and statebackends/settings.py: change the docstrings there. -->
 
 Settings are keywords of `hf.Environment`, or fields of an `hf.JobConfig` for `config=`; a keyword overrides the config. All are
 checked when the environment is made: `InvalidConfigError` names the setting that is unknown (with the nearest ones), of a wrong
@@ -122,7 +122,7 @@ RECORDS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 
 def meanings(record: type[msgspec.Struct]) -> dict[str, str]:
     """The docstring below each field that has one, on one line."""
-    tree = ast.parse(inspect.getsource(jobgraph))
+    tree = ast.parse(inspect.getsource(sys.modules[record.__module__]))
     (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == record.__name__)
     found = {}
     for field, below in zip(definition.body, definition.body[1:], strict=False):

@@ -47,7 +47,7 @@ class PendingSnapshot(Protocol):
         """Encode and write. Runs once, on a pool thread."""
 
     def release(self) -> None:
-        """Loop thread: the flow ended (well or not) or was cancelled; frozen generations may be merged again."""
+        """Loop thread: the flow ended (well or not) or was cancelled; frozen layers may be merged again."""
 
 
 TimerRow: TypeAlias = tuple[int, bytes, bytes, int]
@@ -57,7 +57,7 @@ TimerRow: TypeAlias = tuple[int, bytes, bytes, int]
 class FrozenTimerRows(Protocol):
     """Timers as they were at one barrier."""
 
-    def mark(self, barrier: int, base: int) -> None:
+    def checkpoint_started(self, barrier: int, base: int) -> None:
         """Loop thread, right after the freeze: note what changed before this barrier. No base below `base` will be asked for."""
 
     def rows(self) -> Iterator[TimerRow]:
@@ -75,7 +75,7 @@ class FrozenTimerRows(Protocol):
 class TimerRowProvider(Protocol):
     """Keeps timers of its own order, and lets the backend snapshot and restore them as keyed state of kind `timers`.
 
-    generations.TimerRows is one over a Generations whose keys are rows."""
+    heap.timers.TimerRows is one over a CopyOnWriteStateTable whose keys are rows."""
 
     def freeze(self) -> FrozenTimerRows:
         """Loop thread, at the barrier: O(1) or O(changed)."""
@@ -83,7 +83,7 @@ class TimerRowProvider(Protocol):
     def load(self, rows: Sequence[TimerRow]) -> None:
         """Add restored rows of our key groups; may be called several times."""
 
-    def track(self, base: int) -> None:
+    def track_since(self, base: int) -> None:
         """The rows as they are now are those of the checkpoint `base`: note changes from now on."""
 
 
@@ -134,7 +134,7 @@ class KeyedStateBackend(Protocol):
         State may change while it is iterated: those are given that had the state at the first one."""
 
     def snapshot(self, checkpoint_id: int) -> PendingSnapshot:
-        """Synchronous part: swap generations, O(1) or O(changed)."""
+        """Synchronous part: freeze the active layers, O(1) or O(changed)."""
 
     def restore(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None

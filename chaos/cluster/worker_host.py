@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.barriers.jobgraph import RocksDBConfig
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
@@ -54,7 +53,7 @@ from holdfast.operators.worker.main import FLUSH_TIMEOUT_S, Watch, WorkerSpec, _
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 
 TURN_US = (500, 5_000)
 """Least and most time of one turn of the loop."""
@@ -74,7 +73,7 @@ _REPEATABLE: dict[str, Any] = {
     "write_buffers_bytes_max": 1 << 40,  # it would count what other simulated workers have
 }
 """RocksDB merges its tables at every third checkpoint or so, and never by itself: a seed gives the same run twice."""
-BACKEND_SETTINGS = StateBackendSettings(**{f"rocksdb_{name}": value for name, value in _REPEATABLE.items()})
+BACKEND_SETTINGS = StateBackendSettings(rocksdb=RocksDBConfig(**_REPEATABLE))
 
 
 def repeatable(config: RocksDBConfig) -> RocksDBConfig:

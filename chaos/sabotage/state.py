@@ -12,13 +12,13 @@ from holdfast.operators.task.timers import Timer, TimerQueue
 from holdfast.statebackends.columnar.state import FrozenColumns
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
-from holdfast.statebackends.heap.ttl import TtlConfigState, TtlTable
+from holdfast.statebackends.heap.ttl import StateTtl, TableTtl
 from holdfast.statebackends.redistribute import NewEntries, OldEntries
 
 
 def _freezes_nothing(original: Any) -> Any:
     def freeze(self: CopyOnWriteStateTable) -> Any:
-        return (self.live, *self.older)
+        return (self.active, *self.immutable)
 
     return freeze
 
@@ -59,8 +59,8 @@ def _rounds_down(original: Any) -> Any:
 
 
 def _shows_expired(original: Any) -> Any:
-    def start(self: TtlTable, expiry: TtlConfigState) -> None:
-        original(self, expiry)
+    def start(self: TableTtl, state_ttl: StateTtl) -> None:
+        original(self, state_ttl)
         self.shows_expired = True
 
     return start
@@ -71,8 +71,8 @@ def _halves_lives(original: Any) -> Any:
 
 
 def _shows_for_half(original: Any) -> Any:
-    def start(self: TtlTable, expiry: TtlConfigState) -> None:
-        original(self, expiry)
+    def start(self: TableTtl, state_ttl: StateTtl) -> None:
+        original(self, state_ttl)
         self.duration_ms //= 2
 
     return start
@@ -92,10 +92,10 @@ def _keeps_fired(original: Any) -> Any:
 
 
 def _expires_at_the_barrier(original: Any) -> Any:
-    def mark(self: TtlConfigState) -> None:
+    def freeze_horizon(self: StateTtl) -> None:
         self.barrier_horizon_ms = self.clock.now_ms
 
-    return mark
+    return freeze_horizon
 
 
 SABOTAGES = (
@@ -103,14 +103,14 @@ SABOTAGES = (
         "shown_expired",
         "state with a TTL shows what has expired until it is cleaned up",
         ("I1", "I7"),
-        (Mutant(TtlTable, "__init__", _shows_expired),),
+        (Mutant(TableTtl, "__init__", _shows_expired),),
         workloads=("expiring",),
     ),
     Sabotage(
         "half_a_life",
         "state with a TTL expires in half of its time",
         ("I1", "I7"),
-        (Mutant(TtlConfigState, "horizon_ms", _halves_lives), Mutant(TtlTable, "__init__", _shows_for_half)),
+        (Mutant(StateTtl, "horizon_ms", _halves_lives), Mutant(TableTtl, "__init__", _shows_for_half)),
         workloads=("expiring",),
         seeds_max=60,
     ),
@@ -125,7 +125,7 @@ SABOTAGES = (
         "shared_generation",
         "a snapshot in memory goes on seeing what the job writes",
         ("I7", "I6"),
-        (Mutant(CopyOnWriteStateTable, "freeze", _freezes_nothing), Mutant(CopyOnWriteStateTable, "thaw", constant(None))),
+        (Mutant(CopyOnWriteStateTable, "freeze", _freezes_nothing), Mutant(CopyOnWriteStateTable, "release", constant(None))),
         workloads=("counter", "timers", "ends"),
         kinds=("store_slow",),
         seeds_max=80,
@@ -164,7 +164,7 @@ SABOTAGES = (
         "expired_at_the_barrier",
         "a snapshot leaves out state that has still years to live",
         ("I7", "I6"),
-        (Mutant(TtlConfigState, "mark", _expires_at_the_barrier),),
+        (Mutant(StateTtl, "freeze_horizon", _expires_at_the_barrier),),
         workloads=("states",),
     ),
 )

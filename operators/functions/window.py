@@ -19,11 +19,20 @@ from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.time import Tumbling
 from holdfast.statebackends.errors import InvalidTimestampError
-from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.state import (
+    ColumnarState,
+    ColumnarStateDescriptor,
+    OperatorListStateDescriptor,
+    Redistribution,
+    StateDescriptor,
+)
 
 FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
-_WATERMARK_STATE = OperatorListStateDescriptor("watermark")
+_WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
+"""One entry a subtask: its watermark, ms, 8 bytes."""
+_WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
+"""The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
 
 class TumblingWindowOperator(Operator):
@@ -53,10 +62,12 @@ class TumblingWindowOperator(Operator):
         )
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.descriptor, _WATERMARK_STATE)
+        return (self.descriptor, _WATERMARK_COPIES, _WATERMARKS)
 
     def initialize_state(self) -> None:
-        entries = self.context.operator_state.list_state(_WATERMARK_STATE.name).entries
+        copies = self.context.operator_state.list_state(_WATERMARK_COPIES.name)
+        entries = [*self.context.operator_state.list_state(_WATERMARKS.name).entries, *copies.entries]
+        copies.update([])
         if entries:
             # at the cut the watermark was the same on every subtask, since each channel brings it to all of them
             self._watermark = self._kept_watermark = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
@@ -65,10 +76,8 @@ class TumblingWindowOperator(Operator):
         self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        # so many copies that at any later parallelism each subtask is dealt at least one
-        copies = -(-self.context.max_parallelism // self.context.parallelism)
         entry = self._kept_watermark.to_bytes(8, "big", signed=True)
-        self.context.operator_state.list_state(_WATERMARK_STATE.name).update([entry] * copies)
+        self.context.operator_state.list_state(_WATERMARKS.name).update([entry])
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if batch.timestamps is None:

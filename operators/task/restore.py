@@ -74,8 +74,9 @@ class StateLoader:
         self._storage = storage
         self._local_directory = local_directory
         self._settings = replace(
-            settings if self._config.rocksdb is None else self._config.rocksdb.applied_to(settings),
+            settings,
             memory_snapshot_bytes_max=self._config.memory_snapshot_bytes_max,
+            rocksdb=settings.rocksdb if self._config.rocksdb is None else self._config.rocksdb,
             incremental=self._config.is_incremental,
         )
 
@@ -156,5 +157,5 @@ def _attach(loaded: list[_Loaded]) -> None:
         declared = {state.name for state in each.description.states}
         for name, queue in ((EVENT_TIMERS, timers.event), (PROCESSING_TIMERS, timers.processing)):
             if name in declared:
-                each.keyed.register_timers(name, TimerRows(queue.generations, queue.load))
+                each.keyed.register_timers(name, TimerRows(queue.table, queue.load))
         context.timer_service = timers

@@ -1,7 +1,7 @@
 """CORE: the timers of one keyed operator of one subtask. Event time and processing time; no clock, no thread.
 
 A timer is (key, namespace, time): registering it twice gives one. Timers are kept in a heap, for the order, and in
-generations, which say which of them exist: deleting is lazy in the heap, and a barrier freezes in O(1). Firing is a
+a copy-on-write table, which says which of them exist: deleting is lazy in the heap, and a barrier freezes in O(1). Firing is a
 generator, a bounded number of callbacks between two yields, so that mail and barriers get in; what has not fired when a
 barrier comes is in the snapshot, which the backend takes of the generations (generations.TimerRows). Timers of one
 time fire in the order of their canonical keys, on every attempt."""
@@ -52,13 +52,13 @@ def timer_metas(key_type_text: str) -> tuple[StateMeta, ...]:
 class TimerQueue:
     """The timers of one kind of time, ordered."""
 
-    __slots__ = ("_count", "_counts", "_heap", "generations")
+    __slots__ = ("_count", "_counts", "_heap", "table")
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
         self._counts: dict[bytes, int] = {}
         self._count = 0
-        self.generations = CopyOnWriteStateTable()
+        self.table = CopyOnWriteStateTable()
 
     def __len__(self) -> int:
         return self._count
@@ -69,10 +69,10 @@ class TimerQueue:
 
     def add(self, timer: Timer) -> None:
         """Idempotent."""
-        generations = self.generations
-        if generations.find(timer)[0] is not MISSING:
+        table = self.table
+        if table.find(timer)[0] is not MISSING:
             return
-        generations.live[timer] = True
+        table.active[timer] = True
         self._count += 1
         namespace = timer[2]
         self._counts[namespace] = self._counts.get(namespace, 0) + 1
@@ -80,9 +80,9 @@ class TimerQueue:
 
     def remove(self, timer: Timer) -> bool:
         """Whether the timer existed. Its place in the heap is left behind, and skipped."""
-        if self.generations.find(timer)[0] is MISSING:
+        if self.table.find(timer)[0] is MISSING:
             return False
-        self.generations.remove(timer)
+        self.table.remove(timer)
         self._count -= 1
         left = self._counts[timer[2]] - 1
         if left:
@@ -93,7 +93,7 @@ class TimerQueue:
 
     def head(self) -> Timer | None:
         """The earliest timer."""
-        heap, find = self._heap, self.generations.find
+        heap, find = self._heap, self.table.find
         while heap:
             if find(heap[0])[0] is not MISSING:
                 return heap[0]
@@ -112,7 +112,7 @@ class TimerQueue:
     def compact(self) -> None:
         """Rebuild the heap when most of it was deleted; amortised over the deletions."""
         if len(self._heap) > 2 * self._count + _HEAP_SLACK:
-            find = self.generations.find
+            find = self.table.find
             self._heap = [timer for timer in set(self._heap) if find(timer)[0] is not MISSING]
             heapify(self._heap)
 

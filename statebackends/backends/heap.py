@@ -1,16 +1,9 @@
-"""Keyed state as Python objects in memory: the working state of the `memory` and `filesystem` backends.
+"""The `memory` and `filesystem` backends: keyed state as Python objects, one CopyOnWriteStateTable per (state, namespace).
 
-One Generations per (state, namespace); a namespace that holds nothing any more is forgotten once nobody uses its state
-object. What becomes of a snapshot's tables is the subclasses'.
-
-The `memory` backend: state as Python objects, checkpoints inside the acknowledgement; for small jobs and tests.
-
-A checkpoint writes no file at all, so its size is bounded. Savepoints are files as in every backend, since they must be
-readable on their own.
-
-The `filesystem` backend: state as Python objects in memory, snapshots as files in checkpoint storage.
-
-A checkpoint stores what changed since the one before it: see tablechains.py."""
+An empty namespace is forgotten once its state object is unused. The two differ in where a checkpoint goes. `memory`, for small
+jobs and tests, puts it whole into the acknowledgement, so that its size is bounded; `filesystem` writes files to checkpoint
+storage, only what changed since the checkpoint before (snapshot/increments.py). Savepoints are files with both, readable on
+their own."""
 
 from __future__ import annotations
 
@@ -48,20 +41,20 @@ class HeapKeyedBackend(KeyedBackendBase):
         """Per state: the lowest base since which the namespaces that were forgotten told their changes."""
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
-        self._codec(state_name)
-        generations = self._generations.get((state_name, namespace))
-        if generations is not None:
-            yield from visible_keys((generations.live, *generations.older), maps=generations.maps)
+        self._serializer(state_name)
+        state_table = self._state_tables.get((state_name, namespace))
+        if state_table is not None:
+            yield from visible_keys((state_table.active, *state_table.immutable), maps=state_table.maps)
 
     def snapshot(self, checkpoint_id: int) -> TablesSnapshot:
-        for (name, _), generations in self._forget_namespaces().items():
-            complete_from = generations.complete_from
+        for (name, _), state_table in self._forget_namespaces().items():
+            complete_from = state_table.complete_from
             self._complete_from[name] = max(
                 self._complete_from.get(name, 0), checkpoint_id if complete_from is None else complete_from
             )
-        self._mark_barrier()
+        self._freeze_horizons()
         sources = self._row_sources() + self._memory_sources()
-        self._mark(sources, checkpoint_id)
+        self._checkpoint_started(sources, checkpoint_id)
         self._is_tracking = self._chains is not None
         return self._pending(sources)
 
@@ -69,36 +62,36 @@ class HeapKeyedBackend(KeyedBackendBase):
         return TablesSnapshot(sources, self._key_groups, self._chains)
 
     def _row_sources(self) -> list[ChangingSource]:
-        by_name: dict[str, list[tuple[bytes, CopyOnWriteStateTable]]] = {name: [] for name in self._codecs}
-        for (name, namespace), generations in self._generations.items():
-            by_name[name].append((namespace, generations))
+        by_name: dict[str, list[tuple[bytes, CopyOnWriteStateTable]]] = {name: [] for name in self._serializers}
+        for (name, namespace), state_table in self._state_tables.items():
+            by_name[name].append((namespace, state_table))
         return [
             StateTableSource(
-                self._rows, self._codecs[name], tables, self._barrier_horizon_ms(name), self._complete_from.get(name, 0)
+                self._rows, self._serializers[name], tables, self._barrier_horizon_ms(name), self._complete_from.get(name, 0)
             )
             for name, tables in by_name.items()
         ]
 
-    def _is_idle(self, generations: CopyOnWriteStateTable) -> bool:
-        return generations.is_idle
+    def _is_idle(self, state_table: CopyOnWriteStateTable) -> bool:
+        return state_table.is_idle
 
     def state_size(self) -> int:
-        rows = sum(len(layer) for generations in self._generations.values() for layer in (generations.live, *generations.older))
+        rows = sum(len(layer) for table in self._state_tables.values() for layer in (table.active, *table.immutable))
         return rows * _ENTRY_BYTES + sum(state.size() for state in self._columnar.values())
 
     def dispose(self) -> None:
-        self._generations.clear()
+        self._state_tables.clear()
         self._states.clear()
         self._restored_timers.clear()
         for state in self._columnar.values():
             for namespace in state.namespaces():
                 state.remove(namespace)
 
-    def _new_generations(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
-        generations = CopyOnWriteMapTable() if codec.kind == "map" else CopyOnWriteStateTable()
+    def _new_state_table(self, serializer: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
+        state_table = CopyOnWriteMapTable() if serializer.kind == "map" else CopyOnWriteStateTable()
         if self._is_tracking:
-            generations.track(0)
-        return generations
+            state_table.track_since(0)
+        return state_table
 
     def restore(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
@@ -106,35 +99,35 @@ class HeapKeyedBackend(KeyedBackendBase):
         super().restore(handles, storage, folder, checkpoint_id=checkpoint_id)
         self._is_tracking = self._restored_id is not None
 
-    def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
-        for namespace, keys, _, values in self._rows.key_batches(codec, table):
-            live = self._generations_of(codec, namespace).live
-            expiry = self._table_expiries.get((codec.name, namespace))
-            if expiry is not None:
-                expiry.load(keys, values)
-            if codec.kind in ("list", "map"):
-                _merge(live, keys, values)
+    def _load_rows(self, serializer: StateSerializer, table: pa.Table) -> None:
+        for namespace, keys, _, values in self._rows.key_batches(serializer, table):
+            active = self._state_table(serializer, namespace).active
+            table_ttl = self._table_ttls.get((serializer.name, namespace))
+            if table_ttl is not None:
+                table_ttl.load(keys, values)
+            if serializer.kind in ("list", "map"):
+                _merge(active, keys, values)
             else:
-                live.update(zip(keys, values, strict=True))
+                active.update(zip(keys, values, strict=True))
 
     def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
         """Where a row is all that a key has, and none has expired: only the newest are loaded, by some key groups at a time."""
-        if meta.kind not in _ROW_KINDS or meta.name in self._expiries:
+        if meta.kind not in _ROW_KINDS or meta.name in self._state_ttls:
             return False
-        codec = self._codecs[meta.name]
+        serializer = self._serializers[meta.name]
         for rows in newest_rows(table, runs, self.key_type, self.max_parallelism):
-            self._load_rows(codec, rows)
+            self._load_rows(serializer, rows)
         return True
 
 
-def _merge(live: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None:
+def _merge(active: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None:
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, list):
-            live.setdefault(key, []).extend(value)
+            active.setdefault(key, []).extend(value)
         else:
-            entries = live.get(key)
+            entries = active.get(key)
             if entries is None:
-                entries = live[key] = MapLayer()
+                entries = active[key] = MapLayer()
             entries.update(value)
 
 

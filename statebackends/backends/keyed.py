@@ -27,7 +27,7 @@ from holdfast.statebackends.errors import (
 from holdfast.statebackends.handles import DELTA_FORMAT, TABLE_FORMATS, KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.states import KeyContext, create_state
-from holdfast.statebackends.heap.ttl import NotingTtlTable, TtlClock, TtlConfigState, TtlTable
+from holdfast.statebackends.heap.ttl import IncrementalCleanup, StateTtl, TableTtl, TtlClock
 from holdfast.statebackends.heap.ttl_states import create_ttl_state
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import (
@@ -96,9 +96,9 @@ class KeyedBackendBase(ABC):
         self._context = KeyContext()
         self._metas = {meta.name: meta for meta in state_metas(keyed, key_type)}
         self._descriptors = {descriptor.name: descriptor for descriptor in keyed}
-        self._codecs: dict[str, StateSerializer] = {}
+        self._serializers: dict[str, StateSerializer] = {}
         self._clock = TtlClock(config.now_ms or 0)
-        self._expiries: dict[str, TtlConfigState] = {}
+        self._state_ttls: dict[str, StateTtl] = {}
         self._columnar: dict[str, NumpyColumnarState] = {}
         for descriptor in keyed:
             if isinstance(descriptor, ColumnarStateDescriptor):
@@ -106,15 +106,15 @@ class KeyedBackendBase(ABC):
                     descriptor, key_type.arrow_types, self._column_of, self._operator
                 )
             else:
-                codec = self._codecs[descriptor.name] = StateSerializer.of(descriptor, key_type)
+                serializer = self._serializers[descriptor.name] = StateSerializer.of(descriptor, key_type)
                 if descriptor.ttl is not None:
-                    self._expiries[descriptor.name] = TtlConfigState(codec, descriptor.ttl, self._clock)
-        if self._expiries and config.now_ms is None:
+                    self._state_ttls[descriptor.name] = StateTtl(serializer, descriptor.ttl, self._clock)
+        if self._state_ttls and config.now_ms is None:
             raise InvariantError(f"operator {self._operator!r}: state with a TTL needs the time")
         self._states: dict[tuple[str, bytes], Any] = {}
         self._namespaced_states: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
-        self._generations: dict[tuple[str, bytes], CopyOnWriteStateTable] = {}
-        self._table_expiries: dict[tuple[str, bytes], TtlTable] = {}
+        self._state_tables: dict[tuple[str, bytes], CopyOnWriteStateTable] = {}
+        self._table_ttls: dict[tuple[str, bytes], TableTtl] = {}
         self._chains: ChainsByCheckpoint | None = None  # of a backend that writes increments
         self._restored_id: int | None = None  # of the checkpoint that they begin with
         self._timers: dict[str, TimerRowProvider] = {}
@@ -148,22 +148,22 @@ class KeyedBackendBase(ABC):
         states = self._namespaced_states if namespace else self._states
         state = states.get((descriptor.name, namespace))
         if state is None:
-            codec = self._codec(descriptor.name)
+            serializer = self._serializer(descriptor.name)
             declared = self._descriptors[descriptor.name]
             if declared.kind != descriptor.kind:
                 self._undeclared(descriptor.name)
-            generations = self._generations_of(codec, namespace)
-            expiry = self._table_expiries.get((codec.name, namespace))
-            if expiry is None:
-                state = create_state(declared, self._context, generations, codec.copy, codec.checks)
+            state_table = self._state_table(serializer, namespace)
+            table_ttl = self._table_ttls.get((serializer.name, namespace))
+            if table_ttl is None:
+                state = create_state(declared, self._context, state_table, serializer.copy, serializer.checks)
             else:
-                state = create_ttl_state(declared, self._context, generations, codec.copy, codec.checks, expiry)
+                state = create_ttl_state(declared, self._context, state_table, serializer.copy, serializer.checks, table_ttl)
             states[descriptor.name, namespace] = state
         return state
 
     @property
     def uses_processing_time(self) -> bool:
-        return bool(self._expiries)
+        return bool(self._state_ttls)
 
     def set_processing_time(self, now_ms: int) -> None:
         self._clock.now_ms = now_ms
@@ -198,7 +198,7 @@ class KeyedBackendBase(ABC):
         if restored is not None:
             provider.load(timer_rows(self._rows, restored))
             if self._restored_id is not None:
-                provider.track(self._restored_id)
+                provider.track_since(self._restored_id)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - complete as it is
         """Nothing depends on it: what a snapshot pinned is released with its flow."""
@@ -220,14 +220,14 @@ class KeyedBackendBase(ABC):
     def dispose(self) -> None: ...
 
     @abstractmethod
-    def _new_generations(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable: ...
+    def _new_state_table(self, serializer: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable: ...
 
     @abstractmethod
-    def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
-        """Add the rows of a table of one of `self._codecs`."""
+    def _load_rows(self, serializer: StateSerializer, table: pa.Table) -> None:
+        """Add the rows of a table of one of `self._serializers`."""
 
     @abstractmethod
-    def _is_idle(self, generations: CopyOnWriteStateTable) -> bool:
+    def _is_idle(self, state_table: CopyOnWriteStateTable) -> bool:
         """Whether forgetting these loses nothing."""
 
     def _restore_native(  # noqa: B027 - most have no native format
@@ -235,44 +235,44 @@ class KeyedBackendBase(ABC):
     ) -> None:
         """Load handles of `native_format`, which were checked against the declared states. `checkpoint_id` as for `restore`."""
 
-    def _generations_of(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
-        generations = self._generations.get((codec.name, namespace))
-        if generations is None:
-            generations = self._generations[codec.name, namespace] = self._new_generations(codec, namespace)
-            expiry = self._expiries.get(codec.name)
-            if expiry is not None:
-                self._table_expiries[codec.name, namespace] = self._new_table_expiry(expiry, generations)
-        return generations
+    def _state_table(self, serializer: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
+        state_table = self._state_tables.get((serializer.name, namespace))
+        if state_table is None:
+            state_table = self._state_tables[serializer.name, namespace] = self._new_state_table(serializer, namespace)
+            state_ttl = self._state_ttls.get(serializer.name)
+            if state_ttl is not None:
+                self._table_ttls[serializer.name, namespace] = self._new_table_ttl(state_ttl, state_table)
+        return state_table
 
-    def _new_table_expiry(self, expiry: TtlConfigState, generations: CopyOnWriteStateTable) -> TtlTable:
-        return NotingTtlTable(expiry, generations) if expiry.ttl.cleanup_entries else TtlTable(expiry)
+    def _new_table_ttl(self, state_ttl: StateTtl, state_table: CopyOnWriteStateTable) -> TableTtl:
+        return IncrementalCleanup(state_ttl, state_table) if state_ttl.config.cleanup_entries else TableTtl(state_ttl)
 
-    def _mark_barrier(self) -> None:
+    def _freeze_horizons(self) -> None:
         """What a snapshot leaves out as expired is decided on the loop thread."""
-        for expiry in self._expiries.values():
-            expiry.mark()
+        for state_ttl in self._state_ttls.values():
+            state_ttl.freeze_horizon()
 
     def _barrier_horizon_ms(self, name: str) -> int | None:
         """What is stamped at or before it is in no snapshot; None for state without a TTL."""
-        expiry = self._expiries.get(name)
-        return None if expiry is None else expiry.barrier_horizon_ms
+        state_ttl = self._state_ttls.get(name)
+        return None if state_ttl is None else state_ttl.barrier_horizon_ms
 
     def _forget_namespaces(self) -> dict[tuple[str, bytes], CopyOnWriteStateTable]:
         """Forget idle namespaces whose state object nobody uses; returns what was forgotten."""
         idle = [
             place
-            for place, generations in self._generations.items()
-            if place[1] and self._is_idle(generations) and place not in self._namespaced_states
+            for place, state_table in self._state_tables.items()
+            if place[1] and self._is_idle(state_table) and place not in self._namespaced_states
         ]
         for place in idle:
-            self._table_expiries.pop(place, None)
-        return {place: self._generations.pop(place) for place in idle}
+            self._table_ttls.pop(place, None)
+        return {place: self._state_tables.pop(place) for place in idle}
 
-    def _codec(self, name: str) -> StateSerializer:
-        codec = self._codecs.get(name)
-        if codec is None:
+    def _serializer(self, name: str) -> StateSerializer:
+        serializer = self._serializers.get(name)
+        if serializer is None:
             self._undeclared(name)
-        return codec
+        return serializer
 
     def _undeclared(self, name: str) -> NoReturn:
         raise UndeclaredStateError(
@@ -293,12 +293,12 @@ class KeyedBackendBase(ABC):
         sources += [RestoredSource(timer_meta(name, self.key_type), table) for name, table in self._restored_timers.items()]
         return sources
 
-    def _mark(self, sources: Sequence[ChangingSource], checkpoint_id: int) -> None:
-        """At a barrier: sources note their changes, if anybody is going to ask."""
+    def _checkpoint_started(self, sources: Sequence[ChangingSource], checkpoint_id: int) -> None:
+        """At a barrier: sources note their changes, where increments are written."""
         if self._chains is not None:
             base = self._chains.base
             for source in sources:
-                source.mark(checkpoint_id, base)
+                source.checkpoint_started(checkpoint_id, base)
 
     # ----------------------------------------------------------------------------------------------------------- restoring
 
@@ -320,10 +320,10 @@ class KeyedBackendBase(ABC):
             declared = {part.meta.name: meta for part in parts if (meta := self._declared(part.meta)) is not None}
             self._chains.remember(checkpoint_id, restored_chains(parts, self._key_groups, declared))
             self._restored_id = checkpoint_id
-            for generations in self._generations.values():
-                generations.track(checkpoint_id)
+            for state_table in self._state_tables.values():
+                state_table.track_since(checkpoint_id)
             for state in self._columnar.values():
-                state.track(checkpoint_id)
+                state.track_since(checkpoint_id)
 
     def _declared(self, stored: StateMeta) -> StateMeta | None:
         if stored.kind == TIMERS_KIND and stored.name not in self._metas:
@@ -431,11 +431,11 @@ class KeyedBackendBase(ABC):
         else:
             if meta.kind == "list":  # before expired elements are left out, and leave gaps
                 table = in_list_order(table, self.key_type, self.max_parallelism)
-            self._load_rows(self._codecs[meta.name], self._timed(meta, table))
+            self._load_rows(self._serializers[meta.name], self._timed(meta, table))
 
     def _timed(self, meta: StateMeta, table: pa.Table) -> pa.Table:
         """Stamps as declared, whatever was stored. Without a TTL any more they are ignored."""
-        expiry = self._expiries.get(meta.name)
-        if expiry is None:
+        state_ttl = self._state_ttls.get(meta.name)
+        if state_ttl is None:
             return table
-        return unexpired_rows(table, expiry.horizon_ms) if has_stamps(meta) else stamped_rows(table, self._clock.now_ms)
+        return unexpired_rows(table, state_ttl.horizon_ms) if has_stamps(meta) else stamped_rows(table, self._clock.now_ms)

@@ -170,18 +170,18 @@ class NumpyColumnarState:
         """O(namespaces): the rows as they are now, for another thread."""
         return FrozenState([_FrozenTable(namespace, rows) for namespace, rows in self._tables.items() if rows.count], self)
 
-    def track(self, base: int) -> None:
+    def track_since(self, base: int) -> None:
         """Note changes from now on: the rows are those of the checkpoint `base`. O(namespaces)."""
         self._epoch, self._marks, self._removed = 1, {base: 0}, {}
         for rows in self._tables.values():
-            rows.track()
+            rows.track_since()
 
-    def mark(self, barrier: int, base: int) -> ColumnarChanges:
+    def checkpoint_started(self, barrier: int, base: int) -> ColumnarChanges:
         """Right after `freeze`: what is known of changes before this barrier; the first call begins to note them.
 
         No base below `base` will ever be asked for. O(namespaces + barriers since the base)."""
         if self._epoch is None:
-            self.track(barrier)
+            self.track_since(barrier)
             return ColumnarChanges({}, {})
         self._marks = {known: epoch for known, epoch in self._marks.items() if known >= base}
         oldest = min(self._marks.values(), default=self._epoch)
@@ -212,7 +212,7 @@ class NumpyColumnarState:
         if rows is None:
             rows = self._tables[namespace] = self._new_rows()
             if self._epoch is not None:
-                rows.track()
+                rows.track_since()
         return rows
 
     def _new_rows(self) -> _Rows:
@@ -277,7 +277,7 @@ class _Rows:
             accumulator.load(slots, parts[position : position + count], before)
             position += count
 
-    def track(self) -> None:
+    def track_since(self) -> None:
         self.changed = np.zeros(self._capacity, np.uint32)
         self.dropped_in = 0
 
@@ -290,7 +290,7 @@ class _Rows:
         self._freezes.append(frozen)
         return frozen
 
-    def thaw(self, frozen: FrozenColumns) -> None:
+    def release(self, frozen: FrozenColumns) -> None:
         self._freezes = [other for other in self._freezes if other is not frozen]
 
     def size(self) -> int:
@@ -347,7 +347,7 @@ class _FrozenTable:
         return keys, pa.repeat(pa.scalar(self._namespace, pa.int64()), len(keys[0])), parts
 
     def release(self) -> None:
-        self._rows.thaw(self._columns)
+        self._rows.release(self._columns)
 
     def _parts(self, columns: list[Column | None]) -> Iterator[pa.Array]:
         position = 0

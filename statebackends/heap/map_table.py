@@ -1,4 +1,4 @@
-"""Generations of map state: what a key has is a map of its own, of which each layer holds the entries that changed in it."""
+"""The copy-on-write table of map state: each layer holds, of a key's map, the entries that changed while it was active."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, CopyOnWr
 
 
 class CopyOnWriteMapTable(CopyOnWriteStateTable):
-    """As Generations; the value of a key is a MapLayer, and layers are folded entry by entry."""
+    """CopyOnWriteStateTable whose values are MapLayers; layers are merged entry by entry."""
 
     __slots__ = ()
 
@@ -17,7 +17,7 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
     def find_entry(self, key: Any, entry: Any) -> tuple[Any, bool]:
         """As `find`, for one entry of a key's map."""
         frozen = False
-        for layer in (self.live, *self.older):
+        for layer in (self.active, *self.immutable):
             entries = layer.get(key)
             if entries is not None:
                 found = entries.get(entry, MISSING)
@@ -37,8 +37,8 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
         return {}
 
     def entries(self, key: Any) -> tuple[Layer, set[Any]]:
-        """(all entries of a key's map, which of them belong to frozen generations)."""
-        layers = [self.live, *self.older]
+        """(all entries of a key's map, which of them belong to frozen layers)."""
+        layers = [self.active, *self.immutable]
         stack: list[tuple[MapLayer, bool]] = []
         cleared = False
         for position, layer in enumerate(layers):
@@ -57,28 +57,28 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
 
     def remove(self, key: Any) -> None:
         if self._may_be_below(key):
-            self.live[key] = MapLayer(cleared=True)
+            self.active[key] = MapLayer(cleared=True)
         else:
-            self.live.pop(key, None)
+            self.active.pop(key, None)
 
     def remove_entry(self, key: Any, entry: Any) -> None:
-        entries = self.live.get(key)
+        entries = self.active.get(key)
         if entries is not None and entries.cleared:
             entries.pop(entry, None)
         elif self._may_have_below(key, entry):
             if entries is None:
-                entries = self.live[key] = MapLayer()
+                entries = self.active[key] = MapLayer()
             entries[entry] = TOMBSTONE
         elif entries is not None:
             entries.pop(entry, None)
             if not entries:
-                del self.live[key]
+                del self.active[key]
 
     def _may_have_below(self, key: Any, entry: Any) -> bool:
         """As `_may_be_below`, for an entry of a key whose map was not cleared."""
-        return self._may_be_below(key) and (self._log is None or len(self.older) != 1 or entry in self.older[0][key])
+        return self._may_be_below(key) and (self._dirty is None or len(self.immutable) != 1 or entry in self.immutable[0][key])
 
-    def _fold(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
+    def _merge_into(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
         for key, entries in newer.items():
             below = target.get(key)
             if below is None or entries.cleared:
@@ -92,7 +92,7 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
                 if not below:
                     del target[key]
 
-    def _fold_by_chunks(self, target: Layer, newer: Layer) -> None:
+    def _merge_by_batches(self, target: Layer, newer: Layer) -> None:
         """A key's entries are replaced, not changed: the loop thread may be iterating over them."""
         for key, entries in newer.items():
             merged = MapLayer()

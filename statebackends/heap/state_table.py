@@ -1,22 +1,17 @@
-"""Generations: the working state of one (state, namespace) as a live dict over frozen ones.
+"""The working state of one (state, namespace): an active dict over immutable ones (Flink: CopyOnWriteStateMap; LSM: memtables).
 
-A barrier freezes in O(1): what was live becomes a frozen layer and a new live dict goes on top. Frozen layers never
-change while a snapshot pins them, so a pool thread may read them. When the pins are gone, the layers above are folded
-down in O(changed since the barrier). With no snapshot in flight there is one dict, and every access is one lookup; where
-increments are made there are two, and the keys of the live one are those that changed since the barrier: whoever writes to
-it has noted a change, and only keys that didn't change since cost a second lookup.
-What a key's value means is decided in keyedstates.py.
+A barrier freezes in O(1): the active layer becomes immutable and a new one goes on top. Immutable layers never change while a
+snapshot pins them, so a pool thread may read them. When the pins are gone, the layers above are merged down in O(changed since
+the barrier). A layer is a dict; what it says of a key hides what older layers say. With no snapshot in flight there is one
+dict, and every access is one lookup. Where increments are made there are two, and the keys of the active one are those that
+changed since the barrier: each write to it is a noted change, and only keys that didn't change cost a second lookup.
 
-Which keys of a table changed since which barrier: what an increment of a snapshot is made from.
+DirtyKeys says which keys changed since which barrier: an increment is made from it. At a barrier the keys of the layer that it
+froze are noted, and are kept until a checkpoint at or above it is known to be a base: what an aborted checkpoint had stored is
+then still in the next one's increment. When too much has changed, or for too many barriers, the oldest are forgotten: an
+increment on a base before them can't be made, and the snapshot is full.
 
-At a barrier the keys of the generation that it froze are noted, and are kept until a checkpoint at or above it is known to be
-a base: what an aborted checkpoint had stored is then still in the next one's increment. When too much has changed, or for too
-many barriers, the oldest are forgotten: an increment on a base before them can't be made, and the snapshot is full. It knows
-nothing of values: those are looked up in the generations that a barrier froze.
-
-Layers of working state, and what several of them, newest first, show as one state.
-
-A layer is a dict; what it says of a key hides what older layers say. Which layers there are is decided in generations.py."""
+What a key's value means is decided in states.py."""
 
 from __future__ import annotations
 
@@ -38,7 +33,7 @@ Epoch = tuple[int, Collection[Any]]
 
 @dataclass(frozen=True, slots=True)
 class FrozenDirtyKeys:
-    """What is known of a table's changes at one barrier; for another thread, while that barrier's generations are pinned."""
+    """What is known of a table's changes at one barrier; for another thread, while that barrier's layers are pinned."""
 
     complete_from: int
     """The lowest base that an increment can build on."""
@@ -51,8 +46,8 @@ class FrozenDirtyKeys:
         """Keys that may have changed since a base; one that did so twice may count twice."""
         return sum(len(keys) for barrier, keys in self.epochs if barrier > base)
 
-    def chunks(self, base: int, rows: int) -> Iterator[list[Any]]:
-        """Keys that changed since a base, each once, up to `rows` at a time: only short stretches hold the interpreter lock."""
+    def batches(self, base: int, rows: int) -> Iterator[list[Any]]:
+        """Keys that changed since a base, each once, up to `rows` at a time: only short batches hold the interpreter lock."""
         newer: list[Collection[Any]] = []
         for barrier, keys in self.epochs:
             if barrier <= base:
@@ -104,7 +99,7 @@ class DirtyKeys:
         return tuple(epochs)
 
 
-class _Mark:
+class _Sentinel:
     """A value that no user can store."""
 
     __slots__ = ("_name",)
@@ -116,16 +111,16 @@ class _Mark:
         return self._name
 
 
-MISSING: Final = _Mark("MISSING")
+MISSING: Final = _Sentinel("MISSING")
 """Nothing was found."""
-TOMBSTONE: Final = _Mark("TOMBSTONE")
-"""Deleted in this generation; hides what older ones hold."""
+TOMBSTONE: Final = _Sentinel("TOMBSTONE")
+"""Deleted in this layer; hides what older ones hold."""
 
 Layer = dict[Any, Any]
 
 
 class MapLayer(dict[Any, Any]):
-    """One generation's entries of one key's map. `cleared`: hides the entries of older generations."""
+    """One layer's entries of one key's map. `cleared`: hides the entries of older layers."""
 
     __slots__ = ("cleared",)
 
@@ -134,13 +129,13 @@ class MapLayer(dict[Any, Any]):
         self.cleared = cleared
 
 
-def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterator[tuple[list[Any], list[Any]]]:
+def visible_batches(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterator[tuple[list[Any], list[Any]]]:
     """(keys, values) of some layers, newest first, as one state, about `rows` keys at a time; a map's value is a dict.
 
-    For the pool thread: layers don't change meanwhile, and only short stretches hold the interpreter lock."""
+    For the pool thread: layers don't change meanwhile, and only short batches hold the interpreter lock."""
     for position, layer in enumerate(layers):
         newer = layers[:position]
-        older = layers[position + 1 :]
+        immutable = layers[position + 1 :]
         keys_left, values_left = iter(layer), iter(layer.values())
         while keys := list(islice(keys_left, rows)):
             values = list(islice(values_left, rows))
@@ -149,11 +144,11 @@ def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterato
                 if any(hidden):
                     shown = list(map(not_, hidden))
                     keys, values = list(compress(keys, shown)), list(compress(values, shown))
-            if maps and (newer or older):
+            if maps and (newer or immutable):
                 values = [_visible_entries(key, layers) for key in keys]
                 keys = [key for key, entries in zip(keys, values, strict=True) if entries]
                 values = [entries for entries in values if entries]
-            elif older:
+            elif immutable:
                 keys = [key for key, value in zip(keys, values, strict=True) if value is not TOMBSTONE]
                 values = [value for value in values if value is not TOMBSTONE]
             yield keys, values
@@ -162,7 +157,7 @@ def visible_chunks(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterato
 def visible_keys(layers: Sequence[Layer], *, maps: bool) -> list[Any]:
     """Keys that some layers, newest first, have as one state. For the loop thread, at any time, without the lock.
 
-    A pool thread may fold newer layers into the lowest one meanwhile. What is hidden by them does not show, and a list of a
+    A pool thread may merge newer layers into the lowest one meanwhile. What is hidden by them does not show, and a list of a
     layer's keys, or a value, is had in one step, in between which no other thread comes."""
     keys = list(dict.fromkeys(chain.from_iterable([list(layer) for layer in layers])))
     return [key for key, found in zip(keys, lookup(keys, layers, maps=maps), strict=True) if found is not MISSING]
@@ -200,41 +195,41 @@ def apply_entries(found: Layer, entries: MapLayer) -> None:
             found[entry] = value
 
 
-_ROWS_PER_FOLD = 1 << 12
+_ROWS_PER_MERGE = 1 << 12
 _LAYERS_MAX = 8
-"""Frozen layers that no snapshot pins, before the loop thread folds what no other thread got to fold."""
+"""Immutable layers that no snapshot pins, before the loop thread merges what no pool thread has merged."""
 
 
 class CopyOnWriteStateTable:
-    """Layers of one (state, namespace). `live` is the newest; `older` are frozen, newest first."""
+    """Layers of one (state, namespace). `active` is the newest; `immutable` are the frozen ones, newest first."""
 
-    __slots__ = ("_folded", "_log", "_pins", "_sealed", "deleted", "layered", "live", "lock", "older", "pinned")
+    __slots__ = ("_dirty", "_frozen", "_merged", "_pins", "active", "deleted", "immutable", "layered", "lock", "pinned")
 
     maps = False
     """Whether values are MapLayers."""
 
     def __init__(self) -> None:
-        self.live: Layer = {}
-        self.older: tuple[Layer, ...] = ()
+        self.active: Layer = {}
+        self.immutable: tuple[Layer, ...] = ()
         self.layered = False
-        """Whether reads must look below `live`; deletions then leave tombstones."""
+        """Whether reads must look below `active`; deletions then leave tombstones."""
         self.deleted = False
         """Whether some layer may hold tombstones."""
         self.pinned = False
         """Whether a snapshot reads frozen layers: what is found there must be copied before it is changed."""
         self._pins: list[int] = []  # of each snapshot in flight: how many of the oldest layers it reads
-        self._log: DirtyKeys | None = None
-        self._sealed: Layer | None = None  # the layer that the last barrier froze, until it is noted
-        self._folded: tuple[Layer, ...] = ()  # frozen layers that are in the lowest one by now
+        self._dirty: DirtyKeys | None = None
+        self._frozen: Layer | None = None  # the layer that the last barrier froze, until it is noted
+        self._merged: tuple[Layer, ...] = ()  # frozen layers that are in the lowest one by now
         self.lock = threading.Lock()
-        """Held by other threads while they read frozen layers, or fold them."""
+        """Held by other threads while they read immutable layers, or merge them."""
 
     def find(self, key: Any) -> tuple[Any, bool]:
-        """(value or MISSING, whether it belongs to a frozen generation and must be copied before it is changed)."""
-        found = self.live.get(key, MISSING)
+        """(value or MISSING, whether it belongs to a frozen layer and must be copied before it is changed)."""
+        found = self.active.get(key, MISSING)
         if found is not MISSING:
             return (MISSING if found is TOMBSTONE else found), False
-        for layer in self.older:
+        for layer in self.immutable:
             found = layer.get(key, MISSING)
             if found is not MISSING:
                 return (MISSING if found is TOMBSTONE else found), self.pinned
@@ -246,115 +241,115 @@ class CopyOnWriteStateTable:
 
     def remove(self, key: Any) -> None:
         if self._may_be_below(key):
-            self.live[key] = TOMBSTONE
+            self.active[key] = TOMBSTONE
             self.deleted = True
         else:
-            self.live.pop(key, None)
+            self.active.pop(key, None)
 
     def _may_be_below(self, key: Any) -> bool:
         """Where there is but one layer below, keys that come and go between two barriers leave no tombstone behind."""
-        return self.layered and (self._log is None or len(self.older) != 1 or key in self.older[0])
+        return self.layered and (self._dirty is None or len(self.immutable) != 1 or key in self.immutable[0])
 
     def freeze(self) -> tuple[Layer, ...]:
-        """The layers as they are now, newest first; they don't change until `thaw` is called with the same length."""
-        self._seal()
-        self._pins.append(len(self.older))
+        """The layers as they are now, newest first; they don't change until `release` is called with the same length."""
+        self._freeze_active()
+        self._pins.append(len(self.immutable))
         self.pinned = True
-        return self.older
+        return self.immutable
 
-    def _seal(self) -> None:
-        self._sealed = None
-        if self.live:
-            self._sealed = self.live
-            self.older = (self.live, *self.older)
-            self.live = {}
+    def _freeze_active(self) -> None:
+        self._frozen = None
+        if self.active:
+            self._frozen = self.active
+            self.immutable = (self.active, *self.immutable)
+            self.active = {}
             self.layered = True
 
-    def track(self, base: int) -> None:
+    def track_since(self, base: int) -> None:
         """Note changes from now on: the rows are those of the checkpoint `base`, or there are none yet (0)."""
-        self._seal()
+        self._freeze_active()
         self._begin(base)
 
-    def mark(self, barrier: int, base: int) -> FrozenDirtyKeys:
+    def checkpoint_started(self, barrier: int, base: int) -> FrozenDirtyKeys:
         """What changed before the barrier that `freeze` was called for just now; the first call begins to note changes.
 
         No base below `base` will ever be asked for. O(barriers since the base)."""
-        if self._log is None:
+        if self._dirty is None:
             self._begin(barrier)
             return FrozenDirtyKeys(barrier, ())
-        return self._log.close(barrier, self._sealed or (), base, sum(map(len, self.older)))
+        return self._dirty.close(barrier, self._frozen or (), base, sum(map(len, self.immutable)))
 
     def _begin(self, base: int) -> None:
-        """From now on nothing is folded into the live layer, and there is always one below."""
-        self._log = DirtyKeys(base)
-        if not self.older:
-            self.older = ({},)
+        """From now on nothing is merged into the active layer, and there is always one below."""
+        self._dirty = DirtyKeys(base)
+        if not self.immutable:
+            self.immutable = ({},)
             self.layered = True
 
     @property
     def complete_from(self) -> int | None:
         """The lowest base that an increment can build on; None: changes are not noted yet."""
-        return None if self._log is None else self._log.complete_from
+        return None if self._dirty is None else self._dirty.complete_from
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing in it, and nothing to tell of."""
-        return not self.live and not self._pins and not any(self.older) and (self._log is None or self._log.is_empty)
+        return not self.active and not self._pins and not any(self.immutable) and (self._dirty is None or self._dirty.is_empty)
 
-    def thaw(self, depth: int) -> None:
-        """Unpin the `depth` oldest layers and fold every layer that nobody pins: O(changed since the oldest barrier)."""
+    def release(self, depth: int) -> None:
+        """Unpin the `depth` oldest layers and merge every layer without a pin: O(changed since the oldest barrier)."""
         self._pins.remove(depth)
         self.pinned = bool(self._pins)
-        if self._log is not None:
-            self._drop_folded()
+        if self._dirty is not None:
+            self._drop_merged()
             return
         kept = max(self._pins, default=0)
-        free = len(self.older) - kept
+        free = len(self.immutable) - kept
         if free <= 0:
             return
-        target = self.older[free - 1]
-        for layer in (*reversed(self.older[: free - 1]), self.live):
-            self._fold(target, layer, lowest=not kept)
-        self.live = target
-        self.older = self.older[free:]
+        target = self.immutable[free - 1]
+        for layer in (*reversed(self.immutable[: free - 1]), self.active):
+            self._merge_into(target, layer, lowest=not kept)
+        self.active = target
+        self.immutable = self.immutable[free:]
         self.layered = kept > 0
         self.deleted = self.deleted and self.layered
 
-    def _drop_folded(self) -> None:
-        """Changes are noted. Only the lowest layer is ever changed, and only while nobody else reads it."""
+    def _drop_merged(self) -> None:
+        """Changes are noted. Only the lowest layer is ever changed, and only while no other thread reads it."""
         if self._pins:
             return
-        if self._folded:
-            self.older = (*self.older[: len(self.older) - len(self._folded)], self._folded[-1])
-            self._folded = ()
-        if len(self.older) > _LAYERS_MAX:
-            for layer in reversed(self.older[:-1]):
-                self._fold(self.older[-1], layer, lowest=True)
-            self.older = self.older[-1:]
+        if self._merged:
+            self.immutable = (*self.immutable[: len(self.immutable) - len(self._merged)], self._merged[-1])
+            self._merged = ()
+        if len(self.immutable) > _LAYERS_MAX:
+            for layer in reversed(self.immutable[:-1]):
+                self._merge_into(self.immutable[-1], layer, lowest=True)
+            self.immutable = self.immutable[-1:]
 
-    def fold(self, layers: tuple[Layer, ...]) -> None:
-        """Pool thread, done with what `freeze` gave: fold it into the lowest layer, unless another snapshot reads that.
+    def merge(self, layers: tuple[Layer, ...]) -> None:
+        """Pool thread, done with what `freeze` gave: merge it into the lowest layer, unless another snapshot reads that.
 
         Until the pin is gone the layers above hide the lowest one, so that reads on the loop thread see no difference."""
         with self.lock:
-            if self._log is None or len(layers) < 2 or self._pins != [len(layers)]:
+            if self._dirty is None or len(layers) < 2 or self._pins != [len(layers)]:
                 return
             for layer in reversed(layers[:-1]):
-                self._fold_by_chunks(layers[-1], layer)
-            self._folded = layers
+                self._merge_by_batches(layers[-1], layer)
+            self._merged = layers
 
-    def _fold_by_chunks(self, target: Layer, newer: Layer) -> None:
+    def _merge_by_batches(self, target: Layer, newer: Layer) -> None:
         keys_left, values_left = iter(newer), iter(newer.values())
-        while keys := list(islice(keys_left, _ROWS_PER_FOLD)):
-            values = list(islice(values_left, _ROWS_PER_FOLD))
+        while keys := list(islice(keys_left, _ROWS_PER_MERGE)):
+            values = list(islice(values_left, _ROWS_PER_MERGE))
             target.update(zip(keys, values, strict=True))
             if self.deleted:
                 for key, value in zip(keys, values, strict=True):
                     if value is TOMBSTONE:
                         del target[key]
 
-    def _fold(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
-        """Fold a newer layer into `target`; in the lowest layer tombstones delete instead of being kept."""
+    def _merge_into(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
+        """Merge a newer layer into `target`; in the lowest layer tombstones delete instead of being kept."""
         target.update(newer)
         if lowest and self.deleted:
             for key, value in newer.items():

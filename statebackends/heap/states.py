@@ -1,7 +1,7 @@
-"""The state objects that user functions see, over generations; the same for every backend.
+"""The state objects that user functions see, over copy-on-write tables; the same for every backend, `rocksdb` too.
 
-Each follows the backend's current key. They decide when a value is copied: one that was read from a frozen generation
-is, if it can be changed in place. It is the loop thread's alone."""
+Each follows the backend's current key. They decide when a value is copied: one that was read from a frozen layer is, if it
+can be changed in place. The loop thread's alone."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ class KeyContext:
         raise InvariantError("keyed state was used outside of a record and of a timer: there is no current key")
 
 
-class GenerationalValueState(Generic[V]):
+class HeapValueState(Generic[V]):
     """`state.ValueState`."""
 
-    __slots__ = ("__weakref__", "_check", "_context", "_copy", "_generations")
+    __slots__ = ("__weakref__", "_check", "_context", "_copy", "_table")
 
     def __init__(
-        self, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks | None = None
+        self, context: KeyContext, table: CopyOnWriteStateTable, copy: Copier | None, checks: Checks | None = None
     ) -> None:
-        """`checks`: None if whoever writes has checked. So in every state."""
+        """`checks`: None if the writer has checked. So in every state."""
         self._context = context
-        self._generations = generations
+        self._table = table
         self._copy = copy
         self._check = None if checks is None else checks.value
 
     def value(self, default: V | None = None) -> V | None:
-        generations = self._generations
-        found = generations.live.get(self._context.key, MISSING)
+        table = self._table
+        found = table.active.get(self._context.key, MISSING)
         if found is not MISSING and found is not TOMBSTONE:
-            live: V = found
-            return live
-        if not generations.layered:
+            active: V = found
+            return active
+        if not table.layered:
             return default
-        found, frozen = generations.find(self._context.key)
+        found, frozen = table.find(self._context.key)
         if found is MISSING:
             return default
         value: V = self._copy(found) if frozen and self._copy is not None else found
@@ -72,28 +72,28 @@ class GenerationalValueState(Generic[V]):
     def update(self, value: V) -> None:
         if self._check is not None:
             self._check(value)
-        self._generations.live[self._context.key] = value
+        self._table.active[self._context.key] = value
 
     def clear(self) -> None:
-        self._generations.remove(self._context.key)
+        self._table.remove(self._context.key)
 
 
-class GenerationalListState(Generic[V]):
+class HeapListState(Generic[V]):
     """`state.ListState`. `get` returns a list of the caller's own."""
 
-    __slots__ = ("__weakref__", "_checks", "_context", "_copy", "_generations")
+    __slots__ = ("__weakref__", "_checks", "_context", "_copy", "_table")
 
     def __init__(
-        self, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks | None = None
+        self, context: KeyContext, table: CopyOnWriteStateTable, copy: Copier | None, checks: Checks | None = None
     ) -> None:
         """`copy` copies one element."""
         self._context = context
-        self._generations = generations
+        self._table = table
         self._copy = copy
         self._checks = checks
 
     def get(self) -> list[V]:
-        found, frozen = self._generations.find(self._context.key)
+        found, frozen = self._table.find(self._context.key)
         if found is MISSING:
             return []
         return self._own(found) if frozen else list(found)
@@ -101,35 +101,35 @@ class GenerationalListState(Generic[V]):
     def add(self, value: V) -> None:
         if self._checks is not None:
             self._checks.value(value)
-        self._live().append(value)
+        self._active().append(value)
 
     def add_all(self, values: Iterable[V]) -> None:
         added = list(values)
         if self._checks is not None:
             self._checks.values(added)
         if added:
-            self._live().extend(added)
+            self._active().extend(added)
 
     def update(self, values: Iterable[V]) -> None:
         replacement = list(values)
         if self._checks is not None:
             self._checks.values(replacement)
         if replacement:
-            self._generations.live[self._context.key] = replacement
+            self._table.active[self._context.key] = replacement
         else:
             self.clear()
 
     def clear(self) -> None:
-        self._generations.remove(self._context.key)
+        self._table.remove(self._context.key)
 
-    def _live(self) -> list[V]:
-        """The current key's list in the live generation, to be appended to."""
-        found, frozen = self._generations.find(self._context.key)
+    def _active(self) -> list[V]:
+        """The current key's list in the active layer, to be appended to."""
+        found, frozen = self._table.find(self._context.key)
         if found is MISSING:
             found = []
         elif frozen:
             found = self._own(found)
-        self._generations.live[self._context.key] = found
+        self._table.active[self._context.key] = found
         values: list[V] = found
         return values
 
@@ -137,22 +137,22 @@ class GenerationalListState(Generic[V]):
         return list(values) if self._copy is None else [self._copy(value) for value in values]
 
 
-class GenerationalMapState(Generic[K, V]):
+class HeapMapState(Generic[K, V]):
     """`state.MapState`. Iteration is over the entries as they were when it began."""
 
-    __slots__ = ("__weakref__", "_check", "_check_key", "_context", "_copy", "_generations")
+    __slots__ = ("__weakref__", "_check", "_check_key", "_context", "_copy", "_table")
 
     def __init__(
-        self, context: KeyContext, generations: CopyOnWriteMapTable, copy: Copier | None, checks: Checks | None = None
+        self, context: KeyContext, table: CopyOnWriteMapTable, copy: Copier | None, checks: Checks | None = None
     ) -> None:
         self._context = context
-        self._generations = generations
+        self._table = table
         self._copy = copy
         self._check = None if checks is None else checks.value
         self._check_key = None if checks is None else checks.key
 
     def get(self, key: K, default: V | None = None) -> V | None:
-        found, frozen = self._generations.find_entry(self._context.key, key)
+        found, frozen = self._table.find_entry(self._context.key, key)
         if found is MISSING:
             return default
         value: V = self._copy(found) if frozen and self._copy is not None else found
@@ -162,38 +162,38 @@ class GenerationalMapState(Generic[K, V]):
         if self._check is not None and self._check_key is not None:
             self._check_key(key)
             self._check(value)
-        live = self._generations.live
-        entries = live.get(self._context.key)
+        active = self._table.active
+        entries = active.get(self._context.key)
         if entries is None:
-            entries = live[self._context.key] = MapLayer()
+            entries = active[self._context.key] = MapLayer()
         entries[key] = value
 
     def remove(self, key: K) -> None:
-        self._generations.remove_entry(self._context.key, key)
+        self._table.remove_entry(self._context.key, key)
 
     def contains(self, key: K) -> bool:
-        return self._generations.find_entry(self._context.key, key)[0] is not MISSING
+        return self._table.find_entry(self._context.key, key)[0] is not MISSING
 
     def items(self) -> Iterator[tuple[K, V]]:
-        entries, frozen = self._generations.entries(self._context.key)
+        entries, frozen = self._table.entries(self._context.key)
         copy = self._copy
         for key, value in entries.items():
             yield key, copy(value) if copy is not None and key in frozen else value
 
     def keys(self) -> Iterator[K]:
-        return iter(self._generations.entries(self._context.key)[0])
+        return iter(self._table.entries(self._context.key)[0])
 
     def values(self) -> Iterator[V]:
         return (value for _, value in self.items())
 
     def is_empty(self) -> bool:
-        return not self._generations.entries(self._context.key)[0]
+        return not self._table.entries(self._context.key)[0]
 
     def clear(self) -> None:
-        self._generations.remove(self._context.key)
+        self._table.remove(self._context.key)
 
 
-class GenerationalReducingState(GenerationalValueState[V]):
+class HeapReducingState(HeapValueState[V]):
     """`state.AppendingState` of a reduce function."""
 
     __slots__ = ("_reduce",)
@@ -201,12 +201,12 @@ class GenerationalReducingState(GenerationalValueState[V]):
     def __init__(
         self,
         context: KeyContext,
-        generations: CopyOnWriteStateTable,
+        table: CopyOnWriteStateTable,
         copy: Copier | None,
         reduce: Callable[[V, V], V],
         checks: Checks | None = None,
     ) -> None:
-        super().__init__(context, generations, copy, checks)
+        super().__init__(context, table, copy, checks)
         self._reduce = reduce
 
     def get(self) -> V | None:
@@ -217,7 +217,7 @@ class GenerationalReducingState(GenerationalValueState[V]):
         self.update(value if old is None else self._reduce(old, value))
 
 
-class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC, OUT]):
+class HeapAggregatingState(HeapValueState[ACC], Generic[IN, ACC, OUT]):
     """`state.AppendingState` of an AggregateFunction."""
 
     __slots__ = ("_aggregate",)
@@ -225,12 +225,12 @@ class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC,
     def __init__(
         self,
         context: KeyContext,
-        generations: CopyOnWriteStateTable,
+        table: CopyOnWriteStateTable,
         copy: Copier | None,
         aggregate: AggregateFunction[IN, ACC, OUT],
         checks: Checks | None = None,
     ) -> None:
-        super().__init__(context, generations, copy, checks)
+        super().__init__(context, table, copy, checks)
         self._aggregate = aggregate
 
     def get(self) -> OUT | None:
@@ -245,18 +245,18 @@ class GenerationalAggregatingState(GenerationalValueState[ACC], Generic[IN, ACC,
 
 
 def create_state(
-    descriptor: Any, context: KeyContext, generations: CopyOnWriteStateTable, copy: Copier | None, checks: Checks
+    descriptor: Any, context: KeyContext, table: CopyOnWriteStateTable, copy: Copier | None, checks: Checks
 ) -> Any:
     """The state object of a descriptor. Raises InvalidConfigError for a kind that isn't keyed by row."""
     match descriptor:
         case ValueStateDescriptor():
-            return GenerationalValueState(context, generations, copy, checks)
+            return HeapValueState(context, table, copy, checks)
         case ListStateDescriptor():
-            return GenerationalListState(context, generations, copy, checks)
-        case MapStateDescriptor() if isinstance(generations, CopyOnWriteMapTable):
-            return GenerationalMapState(context, generations, copy, checks)
+            return HeapListState(context, table, copy, checks)
+        case MapStateDescriptor() if isinstance(table, CopyOnWriteMapTable):
+            return HeapMapState(context, table, copy, checks)
         case ReducingStateDescriptor():
-            return GenerationalReducingState(context, generations, copy, descriptor.reduce, checks)
+            return HeapReducingState(context, table, copy, descriptor.reduce, checks)
         case AggregatingStateDescriptor():
-            return GenerationalAggregatingState(context, generations, copy, descriptor.aggregate, checks)
+            return HeapAggregatingState(context, table, copy, descriptor.aggregate, checks)
     raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))

@@ -1,46 +1,46 @@
-"""Timers kept as the keys of generations: the rows that a snapshot stores, whole or those that changed."""
+"""Timers as the keys of a copy-on-write table: the rows that a snapshot stores, all or those that changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.statebackends.backend import TimerRow
-from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_chunks
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
 
 _ROWS_PER_CHUNK = 1 << 14
 
 
 class TimerRows:
-    """`backend.TimerRowProvider` over generations whose keys are the rows themselves."""
+    """`backend.TimerRowProvider` over a table whose keys are the rows themselves."""
 
-    def __init__(self, generations: CopyOnWriteStateTable, load: Callable[[Sequence[TimerRow]], None]) -> None:
-        self._generations = generations
+    def __init__(self, table: CopyOnWriteStateTable, load: Callable[[Sequence[TimerRow]], None]) -> None:
+        self._table = table
         self._load = load
 
     def freeze(self) -> FrozenTimerRows:
-        return FrozenTimerRows(self._generations)
+        return FrozenTimerRows(self._table)
 
     def load(self, rows: Sequence[TimerRow]) -> None:
         self._load(rows)
 
-    def track(self, base: int) -> None:
-        self._generations.track(base)
+    def track_since(self, base: int) -> None:
+        self._table.track_since(base)
 
 
 class FrozenTimerRows:
     """`backend.FrozenTimerRows`."""
 
-    def __init__(self, generations: CopyOnWriteStateTable) -> None:
-        self._generations = generations
-        self._layers = generations.freeze()
+    def __init__(self, table: CopyOnWriteStateTable) -> None:
+        self._table = table
+        self._layers = table.freeze()
         self._changed: FrozenDirtyKeys | None = None
 
-    def mark(self, barrier: int, base: int) -> None:
-        self._changed = self._generations.mark(barrier, base)
+    def checkpoint_started(self, barrier: int, base: int) -> None:
+        self._changed = self._table.checkpoint_started(barrier, base)
 
     def rows(self) -> Iterator[TimerRow]:
-        with self._generations.lock:
-            for keys, _ in visible_chunks(self._layers, _ROWS_PER_CHUNK, maps=False):
+        with self._table.lock:
+            for keys, _ in visible_batches(self._layers, _ROWS_PER_CHUNK, maps=False):
                 yield from keys
         self._done()
 
@@ -50,8 +50,8 @@ class FrozenTimerRows:
             return None
         present: list[TimerRow] = []
         removed: list[TimerRow] = []
-        with self._generations.lock:
-            for keys in changed.chunks(base, _ROWS_PER_CHUNK):
+        with self._table.lock:
+            for keys in changed.batches(base, _ROWS_PER_CHUNK):
                 for key, found in zip(keys, lookup(keys, self._layers, maps=False), strict=True):
                     (removed if found is MISSING else present).append(key)
         self._done()
@@ -60,7 +60,7 @@ class FrozenTimerRows:
     def _done(self) -> None:
         if self._changed is not None:
             self._changed.forgotten.clear()
-        self._generations.fold(self._layers)
+        self._table.merge(self._layers)
 
     def release(self) -> None:
-        self._generations.thaw(len(self._layers))
+        self._table.release(len(self._layers))

@@ -1,4 +1,4 @@
-"""What has expired of a state with TTL, and cleaning it up a few values at a time.
+"""The TTL of state: what has expired, and its cleanup, a few values at a time.
 
 Values are noted by when they were stamped, in slices of a quarter of the duration: a slice whose end has expired holds what
 is worth looking at, so that cleaning never scans what is alive, and its cost is bounded by what was written. No clock of its
@@ -31,22 +31,32 @@ class TtlClock:
         self.now_ms = now_ms
 
 
-class TtlConfigState:
-    """One state with TTL, all its namespaces."""
+class StateTtl:
+    """The TTL of one state, all its namespaces."""
 
-    __slots__ = ("_due_ms", "_entries", "_slices", "_width_ms", "barrier_horizon_ms", "clock", "codec", "duration_ms", "ttl")
+    __slots__ = (
+        "_due_ms",
+        "_entries",
+        "_slices",
+        "_width_ms",
+        "barrier_horizon_ms",
+        "clock",
+        "config",
+        "duration_ms",
+        "serializer",
+    )
 
-    def __init__(self, codec: StateSerializer, ttl: Ttl, clock: TtlClock) -> None:
-        self.codec = codec
-        self.ttl = ttl
+    def __init__(self, serializer: StateSerializer, config: Ttl, clock: TtlClock) -> None:
+        self.serializer = serializer
+        self.config = config
         self.clock = clock
-        self.duration_ms = ttl.duration_ms
+        self.duration_ms = config.duration_ms
         self.barrier_horizon_ms = -_NEVER_MS
-        """The horizon when `mark` was called last: at the newest barrier or sealed generation. For pool threads, whose work
+        """The horizon when `freeze_horizon` was called last: at the newest barrier or frozen buffer. For pool threads, whose work
         must not depend on how late it runs."""
-        self._entries = ttl.cleanup_entries
+        self._entries = config.cleanup_entries
         self._width_ms = max(1, self.duration_ms // _SLICES_PER_DURATION)
-        self._slices: dict[int, dict[NotingTtlTable, dict[Item, None]]] = {}
+        self._slices: dict[int, dict[IncrementalCleanup, dict[Item, None]]] = {}
         self._due_ms = _NEVER_MS
 
     @property
@@ -54,7 +64,7 @@ class TtlConfigState:
         """What is stamped at or before it has expired."""
         return self.clock.now_ms - self.duration_ms
 
-    def mark(self) -> None:
+    def freeze_horizon(self) -> None:
         self.barrier_horizon_ms = self.horizon_ms
 
     @property
@@ -67,7 +77,7 @@ class TtlConfigState:
         start = stamp_ms - stamp_ms % self._width_ms
         return start, start + self._width_ms
 
-    def noted(self, table: NotingTtlTable, start_ms: int) -> dict[Item, None]:
+    def noted(self, table: IncrementalCleanup, start_ms: int) -> dict[Item, None]:
         """The items of a table in a slice, to be added to. Ordered, so that every run cleans in the same order."""
         found = self._slices.get(start_ms)
         if found is None:
@@ -98,17 +108,17 @@ class TtlConfigState:
         self._due_ms = min(last + self.duration_ms, _NEVER_MS)
 
 
-class TtlTable:
-    """One (state, namespace): what its state object needs to know. This one notes nothing: something else cleans up."""
+class TableTtl:
+    """The TTL of one (state, namespace), as its state object needs it. Notes nothing: cleanup is elsewhere, or switched off."""
 
     __slots__ = ("clock", "duration_ms", "refreshes", "shows_expired")
 
-    def __init__(self, expiry: TtlConfigState) -> None:
-        self.clock = expiry.clock
-        self.duration_ms = expiry.duration_ms
-        self.refreshes = expiry.ttl.update == "read"
+    def __init__(self, state_ttl: StateTtl) -> None:
+        self.clock = state_ttl.clock
+        self.duration_ms = state_ttl.duration_ms
+        self.refreshes = state_ttl.config.update == "read"
         """Reading sets the stamp."""
-        self.shows_expired = expiry.ttl.visibility == "until_cleaned"
+        self.shows_expired = state_ttl.config.visibility == "until_cleaned"
 
     def stamped(self, item: Item) -> None:
         """An item has just got the current time as its stamp."""
@@ -120,63 +130,63 @@ class TtlTable:
         """Restored rows, whose stamps are older."""
 
 
-class NotingTtlTable(TtlTable):
-    """Notes what is stamped, so that it is cleaned up a few values an access; for state in memory."""
+class IncrementalCleanup(TableTtl):
+    """Notes what is stamped, and cleans up a few values at each access; for state in memory (Flink: incremental cleanup)."""
 
-    __slots__ = ("_expiry", "_generations", "_items", "_start_ms", "_stop_ms")
+    __slots__ = ("_items", "_start_ms", "_state_table", "_state_ttl", "_stop_ms")
 
-    def __init__(self, expiry: TtlConfigState, generations: CopyOnWriteStateTable) -> None:
-        super().__init__(expiry)
-        self._expiry = expiry
-        self._generations = generations
+    def __init__(self, state_ttl: StateTtl, state_table: CopyOnWriteStateTable) -> None:
+        super().__init__(state_ttl)
+        self._state_ttl = state_ttl
+        self._state_table = state_table
         self._items: dict[Item, None] = {}
         self._start_ms = self._stop_ms = 0
 
     def stamped(self, item: Item) -> None:
         now_ms = self.clock.now_ms
         if not self._start_ms <= now_ms < self._stop_ms:
-            self._start_ms, self._stop_ms = self._expiry.slice_of(now_ms)
-            self._items = self._expiry.noted(self, self._start_ms)
+            self._start_ms, self._stop_ms = self._state_ttl.slice_of(now_ms)
+            self._items = self._state_ttl.noted(self, self._start_ms)
         self._items[item] = None
-        if self._expiry.is_due:
-            self._expiry.clean()
+        if self._state_ttl.is_due:
+            self._state_ttl.clean()
 
     def accessed(self) -> None:
-        if self._expiry.is_due:
-            self._expiry.clean()
+        if self._state_ttl.is_due:
+            self._state_ttl.clean()
 
     def leave(self) -> None:
         """A slice of ours is gone: what is stamped next is noted in a new one."""
         self._start_ms = self._stop_ms = 0
 
     def load(self, keys: Sequence[bytes], values: Sequence[Any]) -> None:
-        kind, expiry = self._expiry.codec.kind, self._expiry
+        kind, state_ttl = self._state_ttl.serializer.kind, self._state_ttl
         for key, value in zip(keys, values, strict=True):
             for item, stamp_ms in _items(kind, key, value):
-                expiry.noted(self, expiry.slice_of(stamp_ms)[0])[item] = None
+                state_ttl.noted(self, state_ttl.slice_of(stamp_ms)[0])[item] = None
 
     def drop_expired(self, item: Item, horizon_ms: int) -> None:
         """Drop one item, or the elements of one list, if their stamps have expired."""
-        generations = self._generations
-        if isinstance(generations, CopyOnWriteMapTable):
+        state_table = self._state_table
+        if isinstance(state_table, CopyOnWriteMapTable):
             key, entry = item
-            found, _ = generations.find_entry(key, entry)
+            found, _ = state_table.find_entry(key, entry)
             if found is not MISSING and found[0] <= horizon_ms:
-                generations.remove_entry(key, entry)
+                state_table.remove_entry(key, entry)
             return
-        found, frozen = generations.find(item)
+        found, frozen = state_table.find(item)
         if found is MISSING:
             return
-        if self._expiry.codec.kind != "list":
+        if self._state_ttl.serializer.kind != "list":
             if found[0] <= horizon_ms:
-                generations.remove(item)
+                state_table.remove(item)
             return
         kept = [element for element in found if element[0] > horizon_ms]
         if not kept:
-            generations.remove(item)
+            state_table.remove(item)
         elif len(kept) < len(found):
-            copy = self._expiry.codec.copy
-            generations.live[item] = [copy(element) for element in kept] if frozen and copy is not None else kept
+            copy = self._state_ttl.serializer.copy
+            state_table.active[item] = [copy(element) for element in kept] if frozen and copy is not None else kept
 
 
 def _items(kind: str, key: bytes, value: Any) -> Iterator[tuple[Item, int]]:

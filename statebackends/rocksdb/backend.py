@@ -1,4 +1,4 @@
-"""The `rocksdb` backend: state larger than memory, in a RocksDB database behind a front tier in memory.
+"""The `rocksdb` backend: state larger than memory, in a RocksDB database behind a write buffer in memory.
 
 Checkpoints are native files, savepoints tables. Columnar state and timers live in memory here too, and are a second,
 canonical handle beside the native one. Reading another range of key groups is a clone, range deletions and sorted tables."""
@@ -18,15 +18,15 @@ from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackend
 from holdfast.statebackends.errors import InvariantError, StateValueError
 from holdfast.statebackends.handles import NATIVE_FORMAT, FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from holdfast.statebackends.heap.state_table import TOMBSTONE, CopyOnWriteStateTable
-from holdfast.statebackends.heap.ttl import TtlConfigState, TtlTable
+from holdfast.statebackends.heap.ttl import StateTtl, TableTtl
 from holdfast.statebackends.layout import TABLE_SUFFIX
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.options import Compaction, shared_memory
 from holdfast.statebackends.rocksdb.restore import NativeRestore
 from holdfast.statebackends.rocksdb.row_keys import Row, row_key
 from holdfast.statebackends.rocksdb.state_table import RocksDBMapTable, RocksDBStateTable
-from holdfast.statebackends.rocksdb.ttl_cleanup import IncrementalCleanup
-from holdfast.statebackends.rocksdb.write_buffer import ImmutableBuffer, TierLimits, WriteBuffer
+from holdfast.statebackends.rocksdb.ttl_cleanup import StoredRowCleanup
+from holdfast.statebackends.rocksdb.write_buffer import ImmutableBuffer, WriteBuffer, WriteBufferLimits
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, StoredFiles, TablesSnapshot
@@ -37,7 +37,7 @@ from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource,
 from holdfast.statebackends.storage.port import Flow, Storage
 
 _CHECK_EVERY = 512
-"""Key switches between two looks at the front tier's size."""
+"""Key switches between two looks at the write buffer's size."""
 
 
 class RocksKeyedBackend(KeyedBackendBase):
@@ -72,7 +72,7 @@ class RocksKeyedBackend(KeyedBackendBase):
     def _keep_within_limits(self) -> None:
         if self._opened is not None:
             try:
-                self._opened.tick()
+                self._opened.maintain()
             except StateValueError as error:
                 raise self._rows.named(error, error.fields["state"]) from error
 
@@ -81,28 +81,28 @@ class RocksKeyedBackend(KeyedBackendBase):
         return True
 
     def write_behind(self) -> bool:
-        return self._opened is not None and self._opened.idle(self._checks * _CHECK_EVERY - self._until_check)
+        return self._opened is not None and self._opened.write_behind(self._checks * _CHECK_EVERY - self._until_check)
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
-        generations = self._generations_of(self._codec(state_name), namespace)
+        state_table = self._state_table(self._serializer(state_name), namespace)
         # All at once: while the caller has a key, layers may reach the database and be dropped.
-        shown = dict.fromkeys(key for layer in (generations.live, *generations.older) for key in layer)
-        rows = self._tier.store.state_rows(self._tier.store.state_id(state_name), self._key_groups)
+        shown = dict.fromkeys(key for layer in (state_table.active, *state_table.immutable) for key in layer)
+        rows = self._write_buffer.store.state_rows(self._write_buffer.store.state_id(state_name), self._key_groups)
         stored = dict.fromkeys(row.key for row, _ in rows if row.namespace == namespace and row.key not in shown)
         groups = self._rows.groups_of(list(shown)).tolist() if shown else []
-        present = [key for key, group in zip(shown, groups, strict=True) if self._has(generations, key, group)]
+        present = [key for key, group in zip(shown, groups, strict=True) if self._has(state_table, key, group)]
         yield from chain(present, stored)
 
-    def _has(self, generations: CopyOnWriteStateTable, key: bytes, key_group: int) -> bool:
-        if not isinstance(generations, RocksDBMapTable):
-            newest = next(layer[key] for layer in (generations.live, *generations.older) if key in layer)
+    def _has(self, state_table: CopyOnWriteStateTable, key: bytes, key_group: int) -> bool:
+        if not isinstance(state_table, RocksDBMapTable):
+            newest = next(layer[key] for layer in (state_table.active, *state_table.immutable) if key in layer)
             return newest is not TOMBSTONE
-        return bool(generations.entries_of(key, key_group)[0])
+        return bool(state_table.entries_of(key, key_group)[0])
 
     @property
-    def front_tier(self) -> WriteBuffer:
+    def write_buffer(self) -> WriteBuffer:
         """For metrics and tests."""
-        return self._tier
+        return self._write_buffer
 
     def state_size(self) -> int:
         stored = 0 if self._opened is None else self._opened.store.size() + self._opened.size()
@@ -115,38 +115,38 @@ class RocksKeyedBackend(KeyedBackendBase):
             self._opened.close()
             self._opened = None
         shutil.rmtree(self._local_dir, ignore_errors=True)
-        self._generations.clear()
+        self._state_tables.clear()
         self._states.clear()
 
     # ---------------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self, checkpoint_id: int) -> RocksSnapshot:
-        tier = self._tier
-        tier.retire()
-        forgotten = {id(generations) for generations in self._forget_namespaces().values()}
-        tier.tables = [table for table in tier.tables if id(table) not in forgotten]
+        write_buffer = self._write_buffer
+        write_buffer.retire()
+        forgotten = {id(state_table) for state_table in self._forget_namespaces().values()}
+        write_buffer.tables = [table for table in write_buffer.tables if id(table) not in forgotten]
         self._snapshots += 1
         copy = os.path.join(self._local_dir, f"copy-{checkpoint_id}-{self._snapshots}")
-        generation = tier.seal(copy)
+        buffer = write_buffer.freeze(copy)
         stored = self._stored if self._settings.incremental else None
-        states = [(codec, self._barrier_horizon_ms(codec.name)) for codec in self._codecs.values()]
+        states = [(serializer, self._barrier_horizon_ms(serializer.name)) for serializer in self._serializers.values()]
         sources = self._memory_sources()
-        self._mark(sources, checkpoint_id)
-        return RocksSnapshot(self._rows, states, self._key_groups, tier, generation, sources, stored, self._chains)
+        self._checkpoint_started(sources, checkpoint_id)
+        return RocksSnapshot(self._rows, states, self._key_groups, write_buffer, buffer, sources, stored, self._chains)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         super().notify_checkpoint_aborted(checkpoint_id)
         self._stored.forget(checkpoint_id)
 
-    def _is_idle(self, generations: CopyOnWriteStateTable) -> bool:
-        return not generations.live and not generations.older
+    def _is_idle(self, state_table: CopyOnWriteStateTable) -> bool:
+        return not state_table.active and not state_table.immutable
 
     # ------------------------------------------------------------------------------------------------------------ storing
 
     @property
-    def _tier(self) -> WriteBuffer:
+    def _write_buffer(self) -> WriteBuffer:
         if self._opened is None:
-            self._opened = self._front_tier(self._open_store(self._database_folder, is_new=True))
+            self._opened = self._new_write_buffer(self._open_store(self._database_folder, is_new=True))
         return self._opened
 
     @property
@@ -158,42 +158,42 @@ class RocksKeyedBackend(KeyedBackendBase):
             raise InvariantError(f"operator {self._operator!r}: the state backend was disposed of")
         return RocksStore(
             folder,
-            write_buffer_bytes=self._settings.rocksdb_write_buffer_bytes,
-            memory=shared_memory(self._settings.rocksdb_block_cache_bytes, self._settings.rocksdb_write_buffers_bytes_max),
+            write_buffer_bytes=self._settings.rocksdb.write_buffer_bytes,
+            memory=shared_memory(self._settings.rocksdb.block_cache_bytes, self._settings.rocksdb.write_buffers_bytes_max),
             compaction=Compaction(
-                self._settings.rocksdb_sorted_runs_max,
-                self._settings.rocksdb_space_amplification_percent,
-                self._settings.rocksdb_background_compaction,
+                self._settings.rocksdb.sorted_runs_max,
+                self._settings.rocksdb.space_amplification_percent,
+                self._settings.rocksdb.background_compaction,
             ),
             read_only=read_only,
             is_new=is_new,
             operator=self._operator,
         )
 
-    def _front_tier(self, store: RocksStore) -> WriteBuffer:
-        settings = self._settings
-        limits = TierLimits(
-            settings.rocksdb_front_tier_bytes_max, settings.rocksdb_write_behind_rows, settings.rocksdb_cache_bytes_max
+    def _new_write_buffer(self, store: RocksStore) -> WriteBuffer:
+        settings = self._settings.rocksdb
+        limits = WriteBufferLimits(
+            settings.front_tier_bytes_max, settings.write_behind_rows, settings.cache_bytes_max
         )
-        tier = WriteBuffer(store, self._rows.groups_of, limits)
-        tier.expiries = list(self._expiries.values())
-        swept = [expiry for expiry in self._expiries.values() if expiry.ttl.cleanup_entries]
-        if swept and len(self._key_groups):
-            tier.sweep = IncrementalCleanup(store, swept, self._key_groups)
-        return tier
+        write_buffer = WriteBuffer(store, self._rows.groups_of, limits)
+        write_buffer.state_ttls = list(self._state_ttls.values())
+        cleaned = [state_ttl for state_ttl in self._state_ttls.values() if state_ttl.config.cleanup_entries]
+        if cleaned and len(self._key_groups):
+            write_buffer.cleanup = StoredRowCleanup(store, cleaned, self._key_groups)
+        return write_buffer
 
-    def _new_generations(self, codec: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
-        kind = RocksDBMapTable if codec.kind == "map" else RocksDBStateTable
-        generations = kind(self._context, self._tier.store, codec, namespace, self._expiries.get(codec.name))
-        self._tier.tables.append(generations)
-        return generations
+    def _new_state_table(self, serializer: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
+        kind = RocksDBMapTable if serializer.kind == "map" else RocksDBStateTable
+        state_table = kind(self._context, self._write_buffer.store, serializer, namespace, self._state_ttls.get(serializer.name))
+        self._write_buffer.tables.append(state_table)
+        return state_table
 
-    def _new_table_expiry(self, expiry: TtlConfigState, generations: CopyOnWriteStateTable) -> TtlTable:
-        return TtlTable(expiry)  # keys of state larger than memory are not noted: see rocksdb_expiry.py
+    def _new_table_ttl(self, state_ttl: StateTtl, state_table: CopyOnWriteStateTable) -> TableTtl:
+        return TableTtl(state_ttl)  # keys of state larger than memory are not noted: see ttl_cleanup.py
 
-    def _load_rows(self, codec: StateSerializer, table: pa.Table) -> None:
-        store = self._tier.store
-        store.write(_rows_of_chunks(codec, store.state_id(codec.name), self._rows.key_batches(codec, table)))
+    def _load_rows(self, serializer: StateSerializer, table: pa.Table) -> None:
+        store = self._write_buffer.store
+        store.write(_rows_of_chunks(serializer, store.state_id(serializer.name), self._rows.key_batches(serializer, table)))
 
     def _restore_native(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
@@ -202,33 +202,35 @@ class RocksKeyedBackend(KeyedBackendBase):
             return
         if self._opened is not None:
             raise InvariantError(f"operator {self._operator!r}: native files are restored before anything else")
-        restore = NativeRestore(self._rows, self._codecs, self._key_groups, storage, folder, self._open_store, self._clock.now_ms)
-        self._opened = self._front_tier(restore.run(handles, self._database_folder, os.path.join(self._local_dir, "restore")))
+        restore = NativeRestore(
+            self._rows, self._serializers, self._key_groups, storage, folder, self._open_store, self._clock.now_ms
+        )
+        self._opened = self._new_write_buffer(restore.run(handles, self._database_folder, os.path.join(self._local_dir, "restore")))
         if checkpoint_id is not None:
             self._stored.remember(checkpoint_id, restore.shared)
 
 
 class RocksSnapshot:
-    """`backend.PendingSnapshot`: a sealed generation and what lives in memory."""
+    """`backend.PendingSnapshot`: an immutable buffer and what lives in memory."""
 
     def __init__(
         self,
         rows: KeyedRows,
         states: list[tuple[StateSerializer, int | None]],
         key_groups: KeyGroupRange,
-        tier: WriteBuffer,
-        generation: ImmutableBuffer,
+        write_buffer: WriteBuffer,
+        buffer: ImmutableBuffer,
         memory_sources: list[ChangingSource],
         stored: StoredFiles | None,
         chains: ChainsByCheckpoint | None,
     ) -> None:
-        """`stored`: of earlier checkpoints; None: everything is written anew, into the snapshot's own folder."""
+        """`stored`: of earlier checkpoints; None: everything is written, into the snapshot's own folder."""
         self._rows = rows
         self._states = states
         self._key_groups = key_groups
-        self._tier = tier
-        self._generation = generation
-        self._copy = str(generation.copy_folder)
+        self._write_buffer = write_buffer
+        self._buffer = buffer
+        self._copy = str(buffer.copy_folder)
         self._memory_sources = memory_sources
         self._stored = stored
         self._chains = chains
@@ -236,14 +238,14 @@ class RocksSnapshot:
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         try:
-            self._materialise()
+            self._flush()
             if target.canonical:
                 handles = yield from self._tables(target)
             else:
                 handles = yield from self._files(target)
         finally:
             shutil.rmtree(self._copy, ignore_errors=True)
-        self._tier.clean_up()
+        self._write_buffer.clean_up()
         return handles
 
     def release(self) -> None:
@@ -251,26 +253,26 @@ class RocksSnapshot:
         if self._released:
             return
         self._released = True
-        self._tier.abandon(self._generation)
+        self._write_buffer.abandon(self._buffer)
         shutil.rmtree(self._copy, ignore_errors=True)
         for source in self._memory_sources:
             source.release()
-        self._tier.retire()
+        self._write_buffer.retire()
 
-    def _materialise(self) -> None:
+    def _flush(self) -> None:
         try:
-            self._tier.materialise(self._generation)
+            self._write_buffer.flush(self._buffer)
         except StateValueError as error:
             raise self._rows.named(error, error.fields["state"]) from error
 
     def _files(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         stored = self._stored if target.shared_prefix else None
         known = {} if stored is None else stored.of_base(target.base)
-        if not self._generation.names:
+        if not self._buffer.names:
             raise InvariantError(f"{self._copy}: a snapshot without any file of its database")
         writer = PartsWriter(target)
         parts: dict[str, PlaceholderHandle | WrittenPart] = {}
-        for name in self._generation.names:
+        for name in self._buffer.names:
             local_path = os.path.join(self._copy, name)
             if name in known:
                 parts[name] = _placeholder(known[name], local_path)
@@ -280,7 +282,7 @@ class RocksSnapshot:
         yield from writer.store()
         if stored is not None:
             stored.remember(target.checkpoint_id, _shared(parts, known))
-        metas = tuple(codec.meta for codec, _ in self._states)
+        metas = tuple(serializer.meta for serializer, _ in self._states)
         handles = tuple(part.handle if isinstance(part, WrittenPart) else part for part in parts.values())
         native = KeyedStateHandle(self._key_groups, NATIVE_FORMAT, metas, handles, tuple(parts))
         tables = yield from TablesSnapshot(self._memory_sources, self._key_groups, self._chains).flow(target)
@@ -297,7 +299,7 @@ class RocksSnapshot:
         )
         try:
             stored: list[TableSource] = [
-                _StoredRows(self._rows, codec, copy, self._key_groups, horizon_ms) for codec, horizon_ms in self._states
+                _StoredRows(self._rows, serializer, copy, self._key_groups, horizon_ms) for serializer, horizon_ms in self._states
             ]
             handle: KeyedStateHandle = yield from write_tables([*stored, *self._memory_sources], self._key_groups, target)
         finally:
@@ -326,27 +328,27 @@ class _StoredRows:
     """One state's rows in a hard-linked copy."""
 
     def __init__(
-        self, rows: KeyedRows, codec: StateSerializer, copy: RocksStore, key_groups: KeyGroupRange, horizon_ms: int | None
+        self, rows: KeyedRows, serializer: StateSerializer, copy: RocksStore, key_groups: KeyGroupRange, horizon_ms: int | None
     ) -> None:
         """`horizon_ms`: what is stamped at or before it has expired, and is left out."""
         self._horizon_ms = horizon_ms
-        self.meta = codec.meta
+        self.meta = serializer.meta
         self._rows = rows
-        self._codec = codec
+        self._serializer = serializer
         self._copy = copy
         self._key_groups = key_groups
 
     def stream(self) -> RowStream:
         chunks = self._chunks()
         if self._horizon_ms is not None:
-            chunks = unexpired_batches(self._codec.kind, chunks, self._horizon_ms)
-        return self._rows.stream(self._codec, chunks)
+            chunks = unexpired_batches(self._serializer.kind, chunks, self._horizon_ms)
+        return self._rows.stream(self._serializer, chunks)
 
     def release(self) -> None:
         """The copy is deleted with the flow."""
 
     def _chunks(self) -> Iterator[KeyBatch]:
-        state_id = self._copy.state_ids.get(self._codec.name)
+        state_id = self._copy.state_ids.get(self._serializer.name)
         if state_id is None:
             return
         namespace, keys, values = b"", list[bytes](), list[Any]()
@@ -355,22 +357,22 @@ class _StoredRows:
                 yield namespace, keys, values
                 namespace, keys, values = row.namespace, [], []
             keys.append(row.key)
-            decoded = self._codec.decode(value)
-            values.append({self._codec.decode_entry(row.map_key): decoded} if self._codec.kind == "map" else decoded)
+            decoded = self._serializer.decode(value)
+            values.append({self._serializer.decode_entry(row.map_key): decoded} if self._serializer.kind == "map" else decoded)
         yield namespace, keys, values
 
 
-def _rows_of_chunks(codec: StateSerializer, state_id: int, chunks: Iterator[Any]) -> Iterator[Row]:
-    """Rows to write for restored chunks; lists, which may come in several pieces, are put together first."""
+def _rows_of_chunks(serializer: StateSerializer, state_id: int, chunks: Iterator[Any]) -> Iterator[Row]:
+    """Rows to write for restored chunks; lists, which may come in several batches, are put together first."""
     lists: dict[tuple[int, bytes, bytes], list[Any]] = {}
     for namespace, keys, groups, values in chunks:
         for key, group, value in zip(keys, groups.tolist(), values, strict=True):
-            if codec.kind == "list":
+            if serializer.kind == "list":
                 lists.setdefault((group, key, namespace), []).extend(value)
-            elif codec.kind == "map":
+            elif serializer.kind == "map":
                 prefix = row_key(group, state_id, key, namespace)
-                yield from [(prefix + codec.encode_entry(entry), codec.encode(member)) for entry, member in value.items()]
+                yield from [(prefix + serializer.encode_entry(entry), serializer.encode(member)) for entry, member in value.items()]
             else:
-                yield row_key(group, state_id, key, namespace), codec.encode(value)
+                yield row_key(group, state_id, key, namespace), serializer.encode(value)
     for (group, key, namespace), elements in lists.items():
-        yield row_key(group, state_id, key, namespace), codec.encode(elements)
+        yield row_key(group, state_id, key, namespace), serializer.encode(elements)

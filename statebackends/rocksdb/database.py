@@ -1,6 +1,6 @@
 """One RocksDB database of keyed rows: writing in short pieces, scans, and hard-linked copies.
 
-It knows nothing of generations, types or snapshots' files. Calls that hold the interpreter lock (WriteBatch,
+It knows nothing of layers, types or snapshots' files. Calls that hold the interpreter lock (WriteBatch,
 create_checkpoint, ingest_external_file) are kept to pieces of a few milliseconds. Everything that rocksdict raises is told
 here as an error of ours: plain Exception for what the disk refuses (see storage/failures.py), and panics, which are
 none that anybody else catches.
@@ -181,10 +181,10 @@ class RocksStore:
     def write(self, rows: Iterable[Row]) -> None:
         """Write rows in order, WRITE_ROWS at a time, with the write-ahead log off."""
         rest = iter(rows)
-        while piece := list(islice(rest, WRITE_ROWS)):
-            self._commit(lambda piece=piece: _batch(piece), piece[0][0])  # type: ignore[misc]
+        while batch := list(islice(rest, WRITE_ROWS)):
+            self._commit(lambda batch=batch: _batch(batch), batch[0][0])  # type: ignore[misc]
 
-    def write_piece(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    def write_batch(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """As `write`, of no more than WRITE_ROWS rows, without a step of Python's for each unless one is deleted."""
         if None in values:
             self.write(zip(keys, values, strict=True))
@@ -202,16 +202,16 @@ class RocksStore:
 
         The database must hold no row within their range. `scratch` is a folder of the database's file system; what is written
         there becomes the database's. Raises StorageUnavailableError."""
-        pieces = iter(lambda: list(islice(rows, WRITE_ROWS)), [])
-        for number, first in enumerate(pieces):
+        write_batches = iter(lambda: list(islice(rows, WRITE_ROWS)), [])
+        for number, first in enumerate(write_batches):
             path = os.path.join(scratch, f"ingest-{number}{TABLE_SUFFIX}")
             with self._storing(path, first[0][0]):
                 writer = SstFileWriter(self._table_options)
                 writer.open(path)
                 size = _put(writer, first)
-            while size < INGEST_TABLE_BYTES and (piece := next(pieces, None)):
-                with self._storing(path, piece[0][0]):
-                    size += _put(writer, piece)
+            while size < INGEST_TABLE_BYTES and (batch := next(write_batches, None)):
+                with self._storing(path, batch[0][0]):
+                    size += _put(writer, batch)
             options = IngestExternalFileOptions()
             options.set_move_files(True)
             with self._storing(path, first[0][0]):

@@ -36,7 +36,7 @@ class NativeRestore:
     def __init__(
         self,
         rows: KeyedRows,
-        codecs: Mapping[str, StateSerializer],
+        serializers: Mapping[str, StateSerializer],
         key_groups: KeyGroupRange,
         storage: Storage,
         folder: str,
@@ -45,7 +45,7 @@ class NativeRestore:
     ) -> None:
         """`now_ms`: stamp of rows stored before their state had a TTL."""
         self._operator = rows.operator
-        self._codecs = codecs
+        self._serializers = serializers
         self._key_groups = key_groups
         self._storage = storage
         self._folder = folder
@@ -96,22 +96,22 @@ class NativeRestore:
         if base.key_groups.intersection(self._key_groups) != base.key_groups:
             store.keep_only(self._key_groups)
         for meta in base.states:
-            codec = self._codecs.get(meta.name)
+            serializer = self._serializers.get(meta.name)
             if meta.name not in store.state_ids:
                 continue
-            if codec is None:
+            if serializer is None:
                 store.delete_state(meta.name, self._key_groups)
-            elif codec.meta.value_type != meta.value_type:
-                store.write(self._rows_of(store, self._key_groups, store.state_ids[meta.name], meta, codec))
+            elif serializer.meta.value_type != meta.value_type:
+                store.write(self._rows_of(store, self._key_groups, store.state_ids[meta.name], meta, serializer))
 
     def _take_in(self, handle: KeyedStateHandle, scratch: str, store: RocksStore) -> None:
         """Rows of another old subtask: their key groups are its own, so no row of ours lies among them."""
         old = self._opened(handle, scratch, read_only=True)
         try:
             wanted = [
-                (meta, codec)
+                (meta, serializer)
                 for meta in handle.states
-                if (codec := self._codecs.get(meta.name)) is not None and meta.name in old.state_ids
+                if (serializer := self._serializers.get(meta.name)) is not None and meta.name in old.state_ids
             ]
             store.ingest(self._sorted_rows(old, store, wanted, handle.key_groups.intersection(self._key_groups)), scratch)
         finally:
@@ -122,30 +122,30 @@ class NativeRestore:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Rows as `store` has them, ascending. State ids are each database's own: rows are rewritten only if they differ."""
         ids = {meta.name: store.state_id(meta.name) for meta, _ in wanted}
-        if ids == old.state_ids and all(meta.value_type == codec.meta.value_type for meta, codec in wanted):
+        if ids == old.state_ids and all(meta.value_type == serializer.meta.value_type for meta, serializer in wanted):
             yield from old.group_rows(groups)
             return
         wanted = sorted(wanted, key=lambda pair: ids[pair[0].name])
         for group in range(groups.start, groups.stop):
-            for meta, codec in wanted:
-                yield from self._rows_of(old, KeyGroupRange(group, group + 1), ids[meta.name], meta, codec)
+            for meta, serializer in wanted:
+                yield from self._rows_of(old, KeyGroupRange(group, group + 1), ids[meta.name], meta, serializer)
 
     def _rows_of(
-        self, source: RocksStore, groups: KeyGroupRange, state_id: int, meta: StateMeta, codec: StateSerializer
+        self, source: RocksStore, groups: KeyGroupRange, state_id: int, meta: StateMeta, serializer: StateSerializer
     ) -> Iterator[tuple[bytes, bytes]]:
         """Rows of one state of `source`, ascending, under another state id and with the declared type."""
         rows = source.state_rows(source.state_ids[meta.name], groups)
-        while piece := list(islice(rows, WRITE_ROWS)):
-            values = self._values(meta, codec, [value for _, value in piece])
-            yield from ((_row_key(row, state_id), value) for (row, _), value in zip(piece, values, strict=True))
+        while batch := list(islice(rows, WRITE_ROWS)):
+            values = self._values(meta, serializer, [value for _, value in batch])
+            yield from ((_row_key(row, state_id), value) for (row, _), value in zip(batch, values, strict=True))
 
-    def _values(self, meta: StateMeta, codec: StateSerializer, values: list[bytes]) -> list[bytes]:
-        if meta.value_type == codec.meta.value_type:
+    def _values(self, meta: StateMeta, serializer: StateSerializer, values: list[bytes]) -> list[bytes]:
+        if meta.value_type == serializer.meta.value_type:
             return values
         try:
-            return migrate_rows(meta, codec, values, self._now_ms)
+            return migrate_rows(meta, serializer, values, self._now_ms)
         except StateValueError as error:
-            raise not_widened(meta, codec.meta, error, operator=self._operator) from error
+            raise not_widened(meta, serializer.meta, error, operator=self._operator) from error
 
     def _download(self, handle: KeyedStateHandle, local_folder: str) -> None:
         if not handle.names:

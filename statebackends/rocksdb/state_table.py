@@ -1,7 +1,7 @@
-"""Generations of one (state, namespace) with a RocksDB database below them, and the bounded cache in between.
+"""The copy-on-write table of one (state, namespace) with a RocksDB database below it, and the bounded cache in between.
 
-Reads look into live, sealed, cached and stored rows, in this order; what becomes of sealed layers is decided in
-rocksdb_tiers.py. The loop thread's alone, but for `pieces`, which reads a sealed layer."""
+Reads look into active, immutable, cached and stored rows, in this order; when immutable layers are written is decided in
+write_buffer.py. The loop thread's alone, but for `write_batches`, which reads a frozen layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
 from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, CopyOnWriteStateTable, Layer, MapLayer
 from holdfast.statebackends.heap.states import KeyContext
-from holdfast.statebackends.heap.ttl import TtlConfigState
+from holdfast.statebackends.heap.ttl import StateTtl
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import Row, row_key, row_keys, write_order
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
@@ -24,7 +24,7 @@ from holdfast.statebackends.snapshot.rows import unexpired
 GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]
 """Key groups of encoded keys."""
 
-Piece = tuple[list[bytes], list[bytes | None]]
+WriteBatch = tuple[list[bytes], list[bytes | None]]
 """Row keys and encoded values, None to delete: at most WRITE_ROWS."""
 
 _ENTRY_BYTES = 200
@@ -33,7 +33,7 @@ _SAMPLE = 32
 
 
 class ReadCache:
-    """Values as they are below the oldest sealed generation: two segments, of which the older is dropped when the newer is full."""
+    """Values as they are below the oldest immutable layer: two segments, of which the older is dropped when the newer is full."""
 
     __slots__ = ("_old", "_young")
 
@@ -70,20 +70,26 @@ class ReadCache:
 
 
 class RocksDBStateTable(CopyOnWriteStateTable):
-    """Generations of one (state, namespace) with a database below."""
+    """CopyOnWriteStateTable with a database below."""
 
-    __slots__ = ("_context", "_encode_one", "_store", "cache", "codec", "namespace", "state_id")
+    __slots__ = ("_context", "_encode_one", "_store", "cache", "namespace", "serializer", "state_id")
 
     def __init__(
-        self, context: KeyContext, store: RocksStore, codec: StateSerializer, namespace: bytes, expiry: TtlConfigState | None = None
+        self,
+        context: KeyContext,
+        store: RocksStore,
+        serializer: StateSerializer,
+        namespace: bytes,
+        state_ttl: StateTtl | None = None,
     ) -> None:
         super().__init__()
-        self._encode_one: Callable[[Any], bytes | None] | None = None if expiry is None else _unexpired_encoder(codec, expiry)
+        encode_one = None if state_ttl is None else _unexpired_encoder(serializer, state_ttl)
+        self._encode_one: Callable[[Any], bytes | None] | None = encode_one
         self._context = context
         self._store = store
-        self.codec = codec
+        self.serializer = serializer
         self.namespace = namespace
-        self.state_id = store.state_id(codec.name)
+        self.state_id = store.state_id(serializer.name)
         self.cache = ReadCache()
         self.layered = self.deleted = self.pinned = True
 
@@ -91,35 +97,35 @@ class RocksDBStateTable(CopyOnWriteStateTable):
         found = self.cache.get(key)
         if found is MISSING:
             stored = self._store.get(row_key(self._context.key_group, self.state_id, key, self.namespace))
-            found = TOMBSTONE if stored is None else self.codec.decode(stored)
+            found = TOMBSTONE if stored is None else self.serializer.decode(stored)
             self.cache.put(key, found)
         return MISSING if found is TOMBSTONE else found
 
-    def seal(self) -> Layer:
-        """Freeze the live layer, which isn't empty."""
-        sealed = self.live
-        self.older = (sealed, *self.older)
-        self.live = {}
-        return sealed
+    def freeze_layer(self) -> Layer:
+        """Freeze the active layer, which isn't empty."""
+        frozen = self.active
+        self.immutable = (frozen, *self.immutable)
+        self.active = {}
+        return frozen
 
-    def unseal(self, sealed: Layer) -> None:
-        """The newest sealed layer becomes live again, under what was changed since: O(changed since)."""
-        self._fold(sealed, self.live, lowest=False)
-        self.live = sealed
-        self.older = self.older[1:]
+    def unfreeze_layer(self, frozen: Layer) -> None:
+        """The newest immutable layer becomes active again, under what was changed since: O(changed since)."""
+        self._merge_into(frozen, self.active, lowest=False)
+        self.active = frozen
+        self.immutable = self.immutable[1:]
 
     def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
         """The oldest layer is in the database: keep it as cache, if it fits."""
-        self.older = self.older[:-1]
+        self.immutable = self.immutable[:-1]
         if weight(written) > cache_bytes_max // 2:
             self.cache.clear()  # what is cached of these keys is outdated
         else:
             self.cache.absorb(written)
             self.cache.shrink(cache_bytes_max)
 
-    def pieces(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[Piece]:
-        """Rows to write for a sealed layer, WRITE_ROWS at a time, so many of them in an order that is cheap to write."""
-        for keys, values in _stretches(layer, sorted_rows):
+    def write_batches(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[WriteBatch]:
+        """Rows to write for a frozen layer, WRITE_ROWS at a time, so many of them in an order that is cheap to write."""
+        for keys, values in _batches(layer, sorted_rows):
             groups = groups_of(keys)
             order = write_order(groups, keys)
             for start in range(0, len(order), WRITE_ROWS):
@@ -134,8 +140,8 @@ class RocksDBStateTable(CopyOnWriteStateTable):
             return [None if value is TOMBSTONE else encode(value) for value in values]
         there = [value is not TOMBSTONE for value in values]
         if all(there):
-            return list(self.codec.encode_all(values))
-        encoded = iter(self.codec.encode_all(list(compress(values, there))))
+            return list(self.serializer.encode_all(values))
+        encoded = iter(self.serializer.encode_all(list(compress(values, there))))
         return [next(encoded) if is_there else None for is_there in there]
 
 
@@ -148,14 +154,14 @@ class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
         cached = (key, entry)
         found = self.cache.get(cached)
         if found is MISSING:
-            stored = self._store.get(self._prefix(key) + self.codec.encode_entry(entry))
-            found = TOMBSTONE if stored is None else self.codec.decode(stored)
+            stored = self._store.get(self._prefix(key) + self.serializer.encode_entry(entry))
+            found = TOMBSTONE if stored is None else self.serializer.decode(stored)
             self.cache.put(cached, found)
         return MISSING if found is TOMBSTONE else found
 
     def entries_below(self, key: Any) -> Layer:
         prefix = self._prefix(key)
-        decode_entry, decode = self.codec.decode_entry, self.codec.decode
+        decode_entry, decode = self.serializer.decode_entry, self.serializer.decode
         return {decode_entry(stored[len(prefix) :]): decode(value) for stored, value in self._store.rows(prefix)}
 
     def entries_of(self, key: bytes, key_group: int) -> tuple[Layer, set[Any]]:
@@ -168,10 +174,10 @@ class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
             self._context = own
 
     def remove(self, key: Any) -> None:
-        self.live[key] = MapLayer(cleared=True)
+        self.active[key] = MapLayer(cleared=True)
 
     def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
-        self.older = self.older[:-1]
+        self.immutable = self.immutable[:-1]
         if weight(written) > cache_bytes_max // 2 or any(entries.cleared for entries in written.values()):
             self.cache.clear()
             return
@@ -180,20 +186,20 @@ class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
                 self.cache.put((key, entry), value)
         self.cache.shrink(cache_bytes_max)
 
-    def pieces(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[Piece]:
+    def write_batches(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[WriteBatch]:
         rows = self._rows(layer, groups_of)  # the deletions of a cleared map come before its new entries
-        while piece := list(islice(rows, WRITE_ROWS)):
-            yield [key for key, _ in piece], [value for _, value in piece]
+        while batch := list(islice(rows, WRITE_ROWS)):
+            yield [key for key, _ in batch], [value for _, value in batch]
 
     def _rows(self, layer: Layer, groups_of: GroupsOf) -> Iterator[Row]:
-        encode = self.codec.encode if self._encode_one is None else self._encode_one
-        for keys, maps in _stretches(layer, WRITE_ROWS):
+        encode = self.serializer.encode if self._encode_one is None else self._encode_one
+        for keys, maps in _batches(layer, WRITE_ROWS):
             for key, entries, group in zip(keys, maps, groups_of(keys).tolist(), strict=True):
                 prefix = row_key(group, self.state_id, key, self.namespace)
                 if entries.cleared:
                     yield from self._deletions(prefix)
                 for entry, value in entries.items():
-                    yield prefix + self.codec.encode_entry(entry), None if value is TOMBSTONE else encode(value)
+                    yield prefix + self.serializer.encode_entry(entry), None if value is TOMBSTONE else encode(value)
 
     def _deletions(self, prefix: bytes) -> Iterator[Row]:
         """Of all stored entries of a map, looked up a few at a time."""
@@ -206,13 +212,13 @@ class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
         return row_key(self._context.key_group, self.state_id, key, self.namespace)
 
 
-def _unexpired_encoder(codec: StateSerializer, expiry: TtlConfigState) -> Callable[[Any], bytes | None]:
-    """What had expired when a generation was sealed last is deleted where it would be written."""
-    kind = "value" if codec.kind == "map" else codec.kind  # a row is one entry
+def _unexpired_encoder(serializer: StateSerializer, state_ttl: StateTtl) -> Callable[[Any], bytes | None]:
+    """What had expired at the newest freeze is deleted where it would be written."""
+    kind = "value" if serializer.kind == "map" else serializer.kind  # a row is one entry
 
     def encode(value: Any) -> bytes | None:
-        kept = unexpired(kind, value, expiry.barrier_horizon_ms)
-        return None if kept is None else codec.encode(kept)
+        kept = unexpired(kind, value, state_ttl.barrier_horizon_ms)
+        return None if kept is None else serializer.encode(kept)
 
     return encode
 
@@ -237,7 +243,7 @@ def _value_bytes(value: Any) -> int:
     return 0
 
 
-def _stretches(layer: Layer, rows: int) -> Iterator[tuple[list[bytes], list[Any]]]:
+def _batches(layer: Layer, rows: int) -> Iterator[tuple[list[bytes], list[Any]]]:
     keys_left, values_left = iter(layer), iter(layer.values())
     while keys := list(islice(keys_left, rows)):
         yield keys, list(islice(values_left, rows))

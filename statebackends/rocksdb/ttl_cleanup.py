@@ -1,4 +1,4 @@
-"""Cleaning up expired state in RocksDB: behind each snapshot a bounded stretch of the rows is looked at, round and round.
+"""Cleaning up expired state in RocksDB: behind each snapshot a bounded batch of the rows is looked at, round and round.
 
 rocksdict offers no compaction filter that reads our stamps, and its databases with a TTL of their own go by the machine's
 clock and the time of writing. So rows are scanned here, on the snapshot's pool thread: as many as were written since the last
@@ -10,23 +10,23 @@ from collections.abc import Sequence
 from itertools import islice
 
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.heap.ttl import TtlConfigState
+from holdfast.statebackends.heap.ttl import StateTtl
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import Row
 from holdfast.statebackends.serialization.state_serializer import TtlSerializer
 
-SWEEP_ROWS_MIN = 20_000
+CLEANUP_ROWS_MIN = 20_000
 """Rows looked at behind a snapshot, beside as many as were written; about 50 ms of processor time."""
-STRETCH_ROWS = 2_000
+CLEANUP_BATCH_ROWS = 2_000
 """Rows looked at without giving others a chance to write."""
 
 
-class IncrementalCleanup:
-    """Walks over the rows of one database's states with TTL. For one thread at a time, while nobody else writes."""
+class StoredRowCleanup:
+    """Walks over the rows of one database's states with TTL. For one thread at a time, while no other one writes."""
 
-    def __init__(self, store: RocksStore, expiries: Sequence[TtlConfigState], key_groups: KeyGroupRange) -> None:
+    def __init__(self, store: RocksStore, state_ttls: Sequence[StateTtl], key_groups: KeyGroupRange) -> None:
         self._store = store
-        self._expiries = list(expiries)
+        self._state_ttls = list(state_ttls)
         self._key_groups = key_groups
         self._place = 0
         """Which (key group, state) is next, key group by key group."""
@@ -35,10 +35,10 @@ class IncrementalCleanup:
         self.deleted = 0
         """Rows, for metrics and tests."""
 
-    def stretch(self, rows_max: int) -> int:
+    def clean(self, rows_max: int) -> int:
         """Look at some rows, and delete those that have expired; rows_max counts, also where there are fewer rows."""
         left = rows_max
-        for _ in range(len(self._key_groups) * len(self._expiries)):
+        for _ in range(len(self._key_groups) * len(self._state_ttls)):
             left -= self._look(left)
             if left <= 0:
                 break
@@ -47,22 +47,22 @@ class IncrementalCleanup:
         return rows_max
 
     def _look(self, rows_max: int) -> int:
-        expiry, group = self._next()
-        codec, horizon_ms = expiry.codec, expiry.barrier_horizon_ms
-        state_id = self._store.state_ids.get(codec.name)
-        if state_id is None or not isinstance(codec, TtlSerializer):
+        state_ttl, group = self._next()
+        serializer, horizon_ms = state_ttl.serializer, state_ttl.barrier_horizon_ms
+        state_id = self._store.state_ids.get(serializer.name)
+        if state_id is None or not isinstance(serializer, TtlSerializer):
             return 0
         seen, dead = 0, list[Row]()
         for key, value in islice(self._store.rows_after(group, state_id, self._after), rows_max):
             seen, self._after = seen + 1, key
-            if codec.newest_stamp(value) <= horizon_ms:
+            if serializer.newest_stamp(value) <= horizon_ms:
                 dead.append((key, None))
         if dead:
             self._store.write(dead)
             self.deleted += len(dead)
         return seen
 
-    def _next(self) -> tuple[TtlConfigState, int]:
-        self._place %= len(self._key_groups) * len(self._expiries)
-        group, index = divmod(self._place, len(self._expiries))
-        return self._expiries[index], self._key_groups.start + group
+    def _next(self) -> tuple[StateTtl, int]:
+        self._place %= len(self._key_groups) * len(self._state_ttls)
+        group, index = divmod(self._place, len(self._state_ttls))
+        return self._state_ttls[index], self._key_groups.start + group

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from holdfast.statebackends.serialization.shapes import DecimalType, OptionalType, ValueType
+from holdfast.statebackends.serialization.value_types import DecimalType, OptionalType, ValueType
 
 _KINDS = (
     pa.types.is_integer,
@@ -30,49 +30,49 @@ _KINDS = (
 )
 
 
-def loses_nothing(found: pa.DataType, wanted: pa.DataType, shape: ValueType | None = None) -> bool:
-    """Whether a checked cast from one type to another gives equal values. `shape`: of the values, which `wanted` may not say:
+def loses_nothing(found: pa.DataType, wanted: pa.DataType, value_type: ValueType | None = None) -> bool:
+    """Whether a checked cast from one type to another gives equal values. `value_type`: of the values, which `wanted` may not say:
     decimals are texts, and numbers become such texts, but not texts of any other kind."""
     types = pa.types
-    shape = shape.inner if isinstance(shape, OptionalType) else shape
+    value_type = value_type.inner if isinstance(value_type, OptionalType) else value_type
     if types.is_null(found):
         return True
-    if isinstance(shape, DecimalType) and (types.is_decimal(found) or types.is_integer(found)):
+    if isinstance(value_type, DecimalType) and (types.is_decimal(found) or types.is_integer(found)):
         return True
     if types.is_integer(found) and types.is_floating(wanted):
         return True  # the cast refuses a number that has no equal one
     if any(same(found) and same(wanted) for same in _KINDS):
         return not (types.is_floating(found) and found.bit_width > wanted.bit_width)
     if _is_list(found) and _is_list(wanted):
-        return _fits(found.value_type, wanted.value_type, _members(shape, 1)[0])
+        return _fits(found.value_type, wanted.value_type, _members(value_type, 1)[0])
     if types.is_map(found) and types.is_map(wanted):
-        key, item = _members(shape, 2)
+        key, item = _members(value_type, 2)
         return _fits(found.key_type, wanted.key_type, key) and _fits(found.item_type, wanted.item_type, item)
     if types.is_struct(found) and types.is_struct(wanted):
         if [field.name for field in found] != [field.name for field in wanted]:
             return False
-        members = _members(shape, wanted.num_fields)
+        members = _members(value_type, wanted.num_fields)
         return all(_fits(old.type, new.type, member) for old, new, member in zip(found, wanted, members, strict=True))
     return False
 
 
-def fitted(array: pa.Array, wanted: pa.DataType, shape: ValueType | None = None) -> pa.Array:
+def fitted(array: pa.Array, wanted: pa.DataType, value_type: ValueType | None = None) -> pa.Array:
     """The column as one of the type that it has to have. Raises ValueError, or pyarrow's errors for one without an equal one."""
     is_numbered = pa.types.is_dictionary(array.type)
     found = array.type.value_type if is_numbered else array.type
-    if not _fits(found, wanted, shape):  # judged before each value of a dictionary gets bytes of its own
+    if not _fits(found, wanted, value_type):  # judged before each value of a dictionary gets bytes of its own
         raise ValueError(f"it is {array.type} and has to be {wanted}")
     if is_numbered:
         array = array.cast(found)
     return array if found == wanted else array.cast(wanted)
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType, shape: ValueType | None) -> bool:
-    return bool(found == wanted) or loses_nothing(found, wanted, shape)
+def _fits(found: pa.DataType, wanted: pa.DataType, value_type: ValueType | None) -> bool:
+    return bool(found == wanted) or loses_nothing(found, wanted, value_type)
 
 
-def _members(shape: ValueType | None, count: int) -> Sequence[ValueType | None]:
-    return shape.children if shape is not None and len(shape.children) == count else [None] * count
+def _members(value_type: ValueType | None, count: int) -> Sequence[ValueType | None]:
+    return value_type.children if value_type is not None and len(value_type.children) == count else [None] * count
 
 
 def _is_list(kind: pa.DataType) -> bool:

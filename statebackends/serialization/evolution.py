@@ -13,7 +13,7 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.statebackends.serialization.shapes import (
+from holdfast.statebackends.serialization.value_types import (
     DictType,
     ListType,
     OptionalType,
@@ -142,8 +142,8 @@ def find_changes(stored: ValueType, declared: ValueType, path: str = "") -> Iter
         yield retyped
 
 
-def _container(shape: ListType) -> str:
-    return shape.text.partition("<")[0]
+def _container(value_type: ListType) -> str:
+    return value_type.text.partition("<")[0]
 
 
 def _record_changes(stored: RecordType, declared: RecordType, path: str) -> Iterator[SchemaChange]:
@@ -157,16 +157,16 @@ def _record_changes(stored: RecordType, declared: RecordType, path: str) -> Iter
         new = new_fields.get(name)
         at = f"{path}.{name}".lstrip(".")
         if new is None:
-            yield SchemaChange(at, ChangeKind.REMOVED, old.shape.text, None)
+            yield SchemaChange(at, ChangeKind.REMOVED, old.value_type.text, None)
             continue
         if old.default is not None and new.default is None:
-            yield SchemaChange(at, ChangeKind.REQUIRED, old.shape.text, new.shape.text)
-        yield from find_changes(old.shape, new.shape, at)
+            yield SchemaChange(at, ChangeKind.REQUIRED, old.value_type.text, new.value_type.text)
+        yield from find_changes(old.value_type, new.value_type, at)
     for name, new in new_fields.items():
         if name not in old_fields:
-            missing = new.default is None and not isinstance(new.shape, OptionalType)
+            missing = new.default is None and not isinstance(new.value_type, OptionalType)
             kind = ChangeKind.REQUIRED if missing else ChangeKind.ADDED
-            yield SchemaChange(f"{path}.{name}".lstrip("."), kind, None, new.shape.text, default=new.default is not None)
+            yield SchemaChange(f"{path}.{name}".lstrip("."), kind, None, new.value_type.text, default=new.default is not None)
     if stored.kind == "namedtuple" and _positions(old_fields, new_fields) != _positions(new_fields, old_fields):
         yield SchemaChange(path, ChangeKind.REORDERED, stored.text, declared.text)
 

@@ -38,6 +38,8 @@ _PYTHON_TYPES: dict[Any, str] = {
     date: "date32",
     datetime: "timestamp[us, UTC]",
 }
+_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"?|[,()<>\[\]]', re.DOTALL)
+"""What separates the arguments of a type's text; a quoted name (JSON) is one mark."""
 _DECIMAL_TEXT = re.compile(r"decimal128\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
 
 
@@ -98,15 +100,17 @@ _ARROW_CHECKS = (
 )
 
 
-def split_fields(text: str) -> list[str]:
-    """Split at commas that stand in no bracket, as in `utf8,decimal128(10, 2)`."""
-    names, depth, start = [], 0, 0
-    for position, character in enumerate(text):
-        depth += (character in "([<") - (character in ")]>")
-        if character == "," and depth == 0:
-            names.append(text[start:position].strip())
-            start = position + 1
-    return [*names, text[start:].strip()]
+def split_arguments(text: str) -> list[str]:
+    """Arguments of a type's text, of a key or of a value: split at the commas outside of brackets and quoted names, as in
+    `utf8,decimal128(10, 2)` and `namedtuple<"a<b": int>,str`."""
+    arguments, depth, start = [], 0, 0
+    for match in _MARKS.finditer(text):
+        mark = match[0]
+        depth += (mark in "([<") - (mark in ")]>")
+        if mark == "," and depth == 0:
+            arguments.append(text[start : match.start()])
+            start = match.end()
+    return [*arguments, text[start:]]
 
 
 def unwrap(value: Any) -> Any:

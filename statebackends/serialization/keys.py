@@ -200,8 +200,8 @@ def _make(fields: Sequence[KeyFieldType], *, is_tuple: bool) -> KeyType:
 def _parse(text: str) -> KeyType:
     if not (text.startswith("tuple<") and text.endswith(">")):
         return _make([_typed(keytypes.parse_field, text)], is_tuple=False)
-    names = keytypes.split_fields(text.removeprefix("tuple<").removesuffix(">"))
-    return _make([_typed(keytypes.parse_field, name) for name in names], is_tuple=True)
+    names = keytypes.split_arguments(text.removeprefix("tuple<").removesuffix(">"))
+    return _make([_typed(keytypes.parse_field, name.strip()) for name in names], is_tuple=True)
 
 
 def key_columns(key_type: KeyType) -> list[str]:

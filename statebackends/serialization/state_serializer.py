@@ -1,4 +1,4 @@
-"""What a declared keyed state is made of: its stored description, its codecs, and how its values are copied.
+"""What a declared keyed state is made of: its stored description, its serializers, and how its values are copied.
 
 It decides whether stored state fits a declaration; the rules for types are in evolution.py.
 
@@ -26,7 +26,6 @@ from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.layout import TTL_STAMP, VALUE
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.shapes import Form, OpaqueType
 from holdfast.statebackends.serialization.type_serializer import (
     Copier,
     TypeSerializer,
@@ -37,6 +36,7 @@ from holdfast.statebackends.serialization.type_serializer import (
     type_changes,
 )
 from holdfast.statebackends.serialization.value_checks import Checks, checks_of
+from holdfast.statebackends.serialization.value_types import Form, OpaqueType
 from holdfast.statebackends.state import (
     DESCRIPTORS,
     ColumnarStateDescriptor,
@@ -94,7 +94,7 @@ class StateSerializer:
     @property
     def checks(self) -> Checks:
         """What its state object asks of values before it takes them."""
-        return checks_of(self.name, self.kind, self.value.shape, None if self.map_key is None else self.map_key.shape)
+        return checks_of(self.name, self.kind, self.value.value_type, None if self.map_key is None else self.map_key.value_type)
 
     @property
     def name(self) -> str:
@@ -202,39 +202,39 @@ class TtlSerializer(StateSerializer):
 
 def _key_form(map_key: TypeSerializer, name: str) -> Form | None:
     try:
-        return map_key.shape.key_form()
+        return map_key.value_type.key_form()
     except InvalidConfigError as error:
         raise InvalidConfigError(f"state {name!r}: {error.message}", state=name) from error
 
 
-def _elements(codec: StateSerializer, encoded: bytes) -> list[bytes]:
+def _elements(serializer: StateSerializer, encoded: bytes) -> list[bytes]:
     try:
         return _ROW_LIST.decode(encoded)
     except msgspec.MsgspecError as error:
-        raise CorruptStateError(f"state {codec.name!r}: not a list: {error}", reason="value encoding") from error
+        raise CorruptStateError(f"state {serializer.name!r}: not a list: {error}", reason="value encoding") from error
 
 
-def migrate_rows(stored: StateMeta, codec: StateSerializer, encoded: Sequence[bytes], now_ms: int) -> list[bytes]:
+def migrate_rows(stored: StateMeta, serializer: StateSerializer, encoded: Sequence[bytes], now_ms: int) -> list[bytes]:
     """Rewrite what keys have (entries, for map state), stored under a type that fits. Raises CorruptStateError, StateValueError.
 
     Values that carry no stamp yet get `now_ms`: to the new declaration they were written at the restore."""
-    if stored.value_type == codec.meta.value_type:
+    if stored.value_type == serializer.meta.value_type:
         return list(encoded)
     _, value_text, had_stamps = value_texts(stored)
-    has_stamps = isinstance(codec, TtlSerializer)
-    rows = [_elements(codec, row) for row in encoded] if codec.kind == "list" else [[row] for row in encoded]
+    has_stamps = isinstance(serializer, TtlSerializer)
+    rows = [_elements(serializer, row) for row in encoded] if serializer.kind == "list" else [[row] for row in encoded]
     values = [value for row in rows for value in row]
     stamps = [_STAMP.pack(now_ms)] * len(values)
     if had_stamps:
         for value in values:
             if len(value) < _STAMP.size:
-                raise CorruptStateError(f"state {codec.name!r}: {value!r} has no stamp", reason="value encoding")
+                raise CorruptStateError(f"state {serializer.name!r}: {value!r} has no stamp", reason="value encoding")
         stamps = [value[: _STAMP.size] for value in values]
         values = [value[_STAMP.size :] for value in values]
-    values = migrate(value_text, codec.value, values)
+    values = migrate(value_text, serializer.value, values)
     if has_stamps:
         values = [stamp + value for stamp, value in zip(stamps, values, strict=True)]
-    if codec.kind != "list":
+    if serializer.kind != "list":
         return values
     left = iter(values)
     return [msgspec.msgpack.encode([next(left) for _ in row]) for row in rows]
@@ -340,7 +340,7 @@ def stored_type(text: str) -> TypeSerializer:
     return _OPAQUE if text == PICKLED else TypeSerializer.parse(text)
 
 
-def codec_of_meta(meta: StateMeta) -> StateSerializer | None:
+def serializer_of_meta(meta: StateMeta) -> StateSerializer | None:
     """Codec of a keyed state; None for one of a kind with columns of its own. Raises InvalidConfigError."""
     if meta.kind not in CODED_KINDS:
         return None
@@ -352,6 +352,6 @@ def codec_of_meta(meta: StateMeta) -> StateSerializer | None:
 
 def _form_of(map_key: TypeSerializer) -> Form | None:
     try:
-        return map_key.shape.key_form()
+        return map_key.value_type.key_form()
     except InvalidConfigError:
         return None  # no job declares such a map any more: its keys are what their bytes are

@@ -1,4 +1,4 @@
-"""Value codecs: a state's declared type -> msgpack bytes, typed Arrow columns, and a text that is stored with snapshots.
+"""Value serializers: a state's declared type -> msgpack bytes, typed Arrow columns, and a text that is stored with snapshots.
 
 The law is that what goes in comes out equal, or is refused at once. Pickle is used for `Pickled` alone, which the user asks
 for. Records are identified by their fields, not by class names, so that classes may move between modules.
@@ -21,8 +21,10 @@ import pyarrow as pa
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from holdfast.statebackends.serialization.key_types import split_arguments
 from holdfast.statebackends.serialization.pickled import pickle_value, unpickle_value
-from holdfast.statebackends.serialization.shapes import (
+from holdfast.statebackends.serialization.python_types import ENCODER, parse_type, python_type_of_arrow, value_type_of
+from holdfast.statebackends.serialization.value_types import (
     SCALARS,
     DictType,
     Form,
@@ -34,7 +36,6 @@ from holdfast.statebackends.serialization.shapes import (
     ValueType,
     refused,
 )
-from holdfast.statebackends.serialization.types import ENCODER, parse_type, python_type_of_arrow, shape_of
 from holdfast.statebackends.state import Pickled
 
 Copier = Callable[[Any], Any]
@@ -42,19 +43,19 @@ Copier = Callable[[Any], Any]
 
 def copier_of(spec: TypeSerializer) -> Copier | None:
     """None when values can't be changed in place; a shallow copy when that is deep enough; else a round trip."""
-    shape = spec.shape
-    if _immutable(shape):
+    value_type = spec.value_type
+    if _immutable(value_type):
         return None
-    inner = shape.children[0] if isinstance(shape, OptionalType) else shape
+    inner = value_type.children[0] if isinstance(value_type, OptionalType) else value_type
     if isinstance(inner, ListType | DictType | RecordType) and all(_immutable(child) for child in inner.children):
         return copy.copy
     return lambda value: spec.decode(spec.encode(value))
 
 
-def _immutable(shape: ValueType) -> bool:
-    if isinstance(shape, OptionalType | TupleType):
-        return all(_immutable(child) for child in shape.children)
-    return shape in SCALARS.values()
+def _immutable(value_type: ValueType) -> bool:
+    if isinstance(value_type, OptionalType | TupleType):
+        return all(_immutable(child) for child in value_type.children)
+    return value_type in SCALARS.values()
 
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class TypeSerializer:
 
     text: str
     """Canonical; stored with every snapshot."""
-    shape: ValueType = field(compare=False, repr=False)
+    value_type: ValueType = field(compare=False, repr=False)
     _encode: Callable[[Any], bytes] = field(compare=False, repr=False)
     _decode: Callable[[bytes], Any] = field(compare=False, repr=False)
 
@@ -101,15 +102,15 @@ class TypeSerializer:
     @property
     def arrow_type(self) -> pa.DataType:
         """Arrow type of a column of values."""
-        return self.shape.arrow_type
+        return self.value_type.arrow_type
 
     def check(self, value: Any) -> None:
         """Refuse a value that would not come back equal. Raises StateValueError."""
-        self.shape.check(value)
+        self.value_type.check(value)
 
     def encode(self, value: Any) -> bytes:
         """Msgpack of one value (or its pickle, for `Pickled`). Raises StateValueError."""
-        self.shape.check(value)
+        self.value_type.check(value)
         try:
             return self._encode(value)
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
@@ -117,7 +118,7 @@ class TypeSerializer:
 
     def encode_as(self, value: Any, form: Form) -> bytes:
         """Msgpack of what `form` makes of a value that has been checked. Raises StateValueError."""
-        self.shape.check(value)
+        self.value_type.check(value)
         try:
             return self._encode(form(value))
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
@@ -125,7 +126,7 @@ class TypeSerializer:
 
     def encode_all(self, values: Sequence[Any]) -> list[bytes]:
         """`encode` of each."""
-        self.shape.check_all(values)
+        self.value_type.check_all(values)
         try:
             return list(map(self._encode, values))
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
@@ -140,7 +141,7 @@ class TypeSerializer:
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         """A column of `arrow_type`. Raises StateValueError."""
-        return self.shape.to_arrow(values)
+        return self.value_type.to_arrow(values)
 
     def from_arrow(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
         """The values of a column written for this type, or for one that `compatibility` accepts.
@@ -149,25 +150,25 @@ class TypeSerializer:
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         try:
-            return self.shape.from_arrow(array)
+            return self.value_type.from_arrow(array)
         except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
             raise CorruptStateError(f"a column of {array.type} is not {self.text}: {error}", reason="column type") from error
 
 
-_PICKLED_SHAPE = OpaqueType("pickled", pickle_value, unpickle_value)
-_PICKLED_SHAPE.check = lambda value: None  # type: ignore[method-assign]
-_PICKLED = TypeSerializer("pickled", _PICKLED_SHAPE, pickle_value, unpickle_value)
+_PICKLED_TYPE = OpaqueType("pickled", pickle_value, unpickle_value)
+_PICKLED_TYPE.check = lambda value: None  # type: ignore[method-assign]
+_PICKLED = TypeSerializer("pickled", _PICKLED_TYPE, pickle_value, unpickle_value)
 
 
-def _spec(declared: Any, shape: ValueType) -> TypeSerializer:
-    return TypeSerializer(shape.text, shape, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
+def _spec(declared: Any, value_type: ValueType) -> TypeSerializer:
+    return TypeSerializer(value_type.text, value_type, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
 
 
 @functools.lru_cache(maxsize=1024)
 def _of(declared: Any) -> TypeSerializer:
     if isinstance(declared, pa.DataType):
         declared = python_type_of_arrow(declared)
-    return _spec(declared, shape_of(declared))
+    return _spec(declared, value_type_of(declared))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -176,7 +177,7 @@ def _parse(text: str) -> TypeSerializer:
         return _PICKLED
     try:
         declared = parse_type(text)
-        spec = _spec(declared, shape_of(declared, lenient=True))
+        spec = _spec(declared, value_type_of(declared, lenient=True))
     except RecursionError as error:  # the text may be of a snapshot from anywhere
         raise InvalidConfigError(f"the type {text[:100]}... is nested too deeply") from error
     if spec.text != text:
@@ -197,7 +198,7 @@ def type_changes(stored_text: str, declared: TypeSerializer) -> list[SchemaChang
         stored = TypeSerializer.parse(stored_text)
     except InvalidConfigError:
         return [SchemaChange("", ChangeKind.RETYPED, stored_text, declared.text)]
-    return list(find_changes(stored.shape, declared.shape))
+    return list(find_changes(stored.value_type, declared.value_type))
 
 
 def migrate(stored_text: str, declared: TypeSerializer, encoded: Sequence[bytes]) -> list[bytes]:
@@ -218,9 +219,7 @@ def map_text(key_text: str, value_text: str) -> str:
 
 def split_map_text(text: str) -> tuple[str, str]:
     """Key and value type texts of a map state. Raises InvalidConfigError."""
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 1 and text.startswith("map<"):
-            return text[len("map<") : position], text[position + 1 : -1]
-    raise InvalidConfigError(f"{text!r} is not the value type of a map state")
+    arguments = split_arguments(text.removeprefix("map<").removesuffix(">"))
+    if len(arguments) != 2 or not (text.startswith("map<") and text.endswith(">")):
+        raise InvalidConfigError(f"{text!r} is not the value type of a map state")
+    return arguments[0], arguments[1]

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from holdfast.statebackends.errors import StateValueError
-from holdfast.statebackends.serialization.shapes import (
+from holdfast.statebackends.serialization.value_types import (
     MISSING,
     SCALARS,
     DictType,
@@ -63,9 +63,9 @@ def checks_of(name: str, kind: str, value: ValueType, key: ValueType | None) -> 
     return Checks(check, check_all, check if key is None else _top(key, name, "key"))
 
 
-def _top(shape: ValueType, name: str, kind: str) -> Check:
+def _top(value_type: ValueType, name: str, kind: str) -> Check:
     """Errors name the state. Of a scalar it is one call in all, which is what a record can afford."""
-    return _scalar(shape, _named(shape.check, name, kind)) or _named(_check_of(shape), name, kind)
+    return _scalar(value_type, _named(value_type.check, name, kind)) or _named(_check_of(value_type), name, kind)
 
 
 _WHOSE = {
@@ -90,27 +90,27 @@ def _named(check: Check, name: str, kind: str) -> Check:
     return named
 
 
-def _check_of(shape: ValueType) -> Check:
-    scalar = _scalar(shape, shape.check)
+def _check_of(value_type: ValueType) -> Check:
+    scalar = _scalar(value_type, value_type.check)
     if scalar is not None:
         return scalar
-    if isinstance(shape, OptionalType):
-        inner = _check_of(shape.inner)
+    if isinstance(value_type, OptionalType):
+        inner = _check_of(value_type.inner)
         return lambda value: None if value is None else inner(value)
-    if isinstance(shape, ListType):
-        return _container(shape)
-    if isinstance(shape, DictType):
-        return _dict(shape)
-    if isinstance(shape, TupleType):
-        return _tuple(shape)
-    if isinstance(shape, RecordType):
-        return _record(shape)
-    if isinstance(shape, OpaqueType) and shape.members:
-        return _union(shape, [_check_of(member) for member in shape.members])
-    return shape.check  # nothing to ask of what is pickled
+    if isinstance(value_type, ListType):
+        return _container(value_type)
+    if isinstance(value_type, DictType):
+        return _dict(value_type)
+    if isinstance(value_type, TupleType):
+        return _tuple(value_type)
+    if isinstance(value_type, RecordType):
+        return _record(value_type)
+    if isinstance(value_type, OpaqueType) and value_type.members:
+        return _union(value_type, [_check_of(member) for member in value_type.members])
+    return value_type.check  # nothing to ask of what is pickled
 
 
-def _scalar(shape: ValueType, whole: Check) -> Check | None:
+def _scalar(value_type: ValueType, whole: Check) -> Check | None:
     """One call for what is obviously right; `whole` decides on the rest. None if nothing is obvious about the type."""
     for kind, check in (
         (int, lambda value: (type(value) is int and -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF) or whole(value)),
@@ -120,17 +120,17 @@ def _scalar(shape: ValueType, whole: Check) -> Check | None:
         (bytes, lambda value: type(value) is bytes or whole(value)),
         (datetime, lambda value: (type(value) is datetime and value.tzinfo is not None) or whole(value)),
     ):
-        if shape is SCALARS[kind]:
+        if value_type is SCALARS[kind]:
             return check
     return None
 
 
-def _container(shape: ListType) -> Check:
-    inner, container = _check_of(shape.inner), shape.container
+def _container(value_type: ListType) -> Check:
+    inner, container = _check_of(value_type.inner), value_type.container
 
     def check(value: Any) -> None:
         if not isinstance(value, container):
-            raise refused(value, shape.text)
+            raise refused(value, value_type.text)
         if len(value) <= 2 * MEMBERS_MAX:
             for member in value:
                 inner(member)
@@ -144,12 +144,12 @@ def _container(shape: ListType) -> Check:
     return check
 
 
-def _dict(shape: DictType) -> Check:
-    check_key, check_value = map(_check_of, shape.children)
+def _dict(value_type: DictType) -> Check:
+    check_key, check_value = map(_check_of, value_type.children)
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
-            raise refused(value, shape.text)
+            raise refused(value, value_type.text)
         items = value.items()
         ends = items if len(value) <= 2 * MEMBERS_MAX else [*islice(items, MEMBERS_MAX), *islice(reversed(items), MEMBERS_MAX)]
         for key, member in ends:
@@ -159,25 +159,25 @@ def _dict(shape: DictType) -> Check:
     return check
 
 
-def _tuple(shape: TupleType) -> Check:
-    checks = [_check_of(child) for child in shape.children]
+def _tuple(value_type: TupleType) -> Check:
+    checks = [_check_of(child) for child in value_type.children]
 
     def check(value: Any) -> None:
         if not isinstance(value, tuple) or len(value) != len(checks):
-            raise refused(value, shape.text)
+            raise refused(value, value_type.text)
         for member, inner in zip(value, checks, strict=True):
             inner(member)
 
     return check
 
 
-def _record(shape: RecordType) -> Check:
-    fields = [(field, _check_of(field.shape)) for field in shape.fields]
+def _record(value_type: RecordType) -> Check:
+    fields = [(field, _check_of(field.value_type)) for field in value_type.fields]
 
     def check(value: Any) -> None:
-        shape.check_class(value)
+        value_type.check_class(value)
         for field, inner in fields:
-            member = shape.read(value, field)
+            member = value_type.read(value, field)
             if member is not MISSING:
                 try:
                     inner(member)
@@ -187,7 +187,7 @@ def _record(shape: RecordType) -> Check:
     return check
 
 
-def _union(shape: OpaqueType, members: list[Check]) -> Check:
+def _union(value_type: OpaqueType, members: list[Check]) -> Check:
     def check(value: Any) -> None:
         for inner in members:
             try:
@@ -195,6 +195,6 @@ def _union(shape: OpaqueType, members: list[Check]) -> Check:
                 return
             except StateValueError:
                 continue
-        shape.check(value)  # as it is encoded: that alone decides
+        value_type.check(value)  # as it is encoded: that alone decides
 
     return check

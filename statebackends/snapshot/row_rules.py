@@ -22,8 +22,8 @@ from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITIO
 from holdfast.statebackends.serialization.column_types import fitted
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.shapes import OptionalType, ScalarType, ValueType
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer, codec_of_meta
+from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer, serializer_of_meta
+from holdfast.statebackends.serialization.value_types import OptionalType, ScalarType, ValueType
 from holdfast.statebackends.snapshot.deltas import TOMBSTONE_COLUMN, row_codes, tombstones
 from holdfast.statebackends.snapshot.list_order import in_list_order, positions_of
 from holdfast.statebackends.snapshot.sources import TIME
@@ -53,7 +53,7 @@ class RowRules:
         """Of a stored state. `found`: the schema of one of its tables, which names the columns of columnar state.
 
         Raises InvalidConfigError for a type that can't be read."""
-        codec = codec_of_meta(meta)
+        codec = serializer_of_meta(meta)
         if codec is not None:
             map_key = None if codec.map_key is None else codec.map_key.arrow_type
             return RowRules(
@@ -120,12 +120,12 @@ class RowRules:
             column = table.column(field.name)
             if not field.nullable and column.null_count:
                 raise ValueError(f"null in column {field.name!r}")
-            shape = self._shape(field.name)
+            value_type = self._value_type(field.name)
             for chunk in column.chunks:
                 try:
                     chunk.validate(full=True)
-                    if shape is not None:
-                        shape.check_column(chunk)
+                    if value_type is not None:
+                        value_type.check_column(chunk)
                 except (ValueError, CorruptStateError) as error:
                     raise ValueError(f"column {field.name!r}: {error}") from error
 
@@ -169,16 +169,16 @@ class RowRules:
 
     def _fitted(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         try:
-            chunks = [fitted(chunk, field.type, self._shape(field.name)) for chunk in column.chunks]
+            chunks = [fitted(chunk, field.type, self._value_type(field.name)) for chunk in column.chunks]
         except (ValueError, pa.ArrowException) as error:
             raise ValueError(f"column {field.name!r}: {error}") from error
         return pa.chunked_array(chunks, field.type)
 
-    def _shape(self, column: str) -> ValueType | None:
+    def _value_type(self, column: str) -> ValueType | None:
         if self.codec is None:
             return None
         spec = self.codec.value if column == VALUE else self.codec.map_key if column == MAP_KEY else None
-        return None if spec is None else spec.shape
+        return None if spec is None else spec.value_type
 
     def _keys(self, table: pa.Table) -> ArrowKeyColumn:
         arrays = [table.column(name) for name in key_columns(self.key_type)]
@@ -222,8 +222,8 @@ class RowRules:
 def _codes_of_map_keys(codec: StateSerializer, column: pa.Array) -> _Rows:
     """Equal for map keys that are equal, whatever their spelling."""
     assert codec.map_key is not None
-    shape = codec.map_key.shape
-    inner = shape.inner if isinstance(shape, OptionalType) else shape
+    value_type = codec.map_key.value_type
+    inner = value_type.inner if isinstance(value_type, OptionalType) else value_type
     numbers: _Rows = np.arange(len(column))
     if not pa.types.is_nested(column.type):
         encoded = column.dictionary_encode(null_encoding="encode")

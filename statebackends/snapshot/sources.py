@@ -17,7 +17,7 @@ from holdfast.statebackends.backend import SnapshotTarget, TimerRow, TimerRowPro
 from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, NumpyColumnarState
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_chunks
+from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
@@ -48,7 +48,7 @@ class TableSource(Protocol):
 class ChangingSource(TableSource, Protocol):
     """One that can also tell what changed since an earlier barrier."""
 
-    def mark(self, barrier: int, base: int) -> None:
+    def checkpoint_started(self, barrier: int, base: int) -> None:
         """Loop thread, right after it was made: note what changed before this barrier. No base below `base` will be asked for."""
 
     def changes(self, base: int) -> pa.Table | None:
@@ -75,11 +75,11 @@ class StateTableSource:
         self._rows = rows
         self._codec = codec
         self._complete_from = complete_from
-        self._frozen = [(namespace, generations, generations.freeze()) for namespace, generations in tables]
+        self._frozen = [(namespace, state_table, state_table.freeze()) for namespace, state_table in tables]
         self._changed: list[FrozenDirtyKeys] | None = None
 
-    def mark(self, barrier: int, base: int) -> None:
-        self._changed = [generations.mark(barrier, base) for _, generations, _ in self._frozen]
+    def checkpoint_started(self, barrier: int, base: int) -> None:
+        self._changed = [state_table.checkpoint_started(barrier, base) for _, state_table, _ in self._frozen]
 
     def stream(self) -> RowStream:
         rows = self._rows.stream(self._codec, self._unexpired(self._all_batches()))
@@ -102,9 +102,9 @@ class StateTableSource:
 
     def _all_batches(self) -> Iterator[KeyBatch]:
         rows = ROWS_PER_BATCH if self._codec.kind in ("list", "map") else KEYS_PER_BATCH
-        for namespace, generations, layers in self._frozen:
-            with generations.lock:
-                for keys, values in visible_chunks(layers, rows, maps=self._codec.kind == "map"):
+        for namespace, state_table, layers in self._frozen:
+            with state_table.lock:
+                for keys, values in visible_batches(layers, rows, maps=self._codec.kind == "map"):
                     yield namespace, keys, values
 
     def _unexpired(self, batches: Iterable[KeyBatch]) -> Iterable[KeyBatch]:
@@ -114,9 +114,9 @@ class StateTableSource:
         self, base: int, changed: Sequence[FrozenDirtyKeys], asked: list[tuple[bytes, list[bytes]]]
     ) -> Iterator[KeyBatch]:
         """Those that are there; `asked` gets the keys that changed."""
-        for (namespace, generations, layers), since in zip(self._frozen, changed, strict=True):
-            with generations.lock:
-                for keys in since.chunks(base, ROWS_PER_BATCH):
+        for (namespace, state_table, layers), since in zip(self._frozen, changed, strict=True):
+            with state_table.lock:
+                for keys in since.batches(base, ROWS_PER_BATCH):
                     asked.append((namespace, keys))
                     values = lookup(keys, layers, maps=self._codec.kind == "map")
                     there = [value is not MISSING for value in values]
@@ -126,12 +126,12 @@ class StateTableSource:
         """What was frozen and forgotten is put away here, not on the loop thread."""
         for changed in self._changed or ():
             changed.forgotten.clear()
-        for _, generations, layers in self._frozen:
-            generations.fold(layers)
+        for _, state_table, layers in self._frozen:
+            state_table.merge(layers)
 
     def release(self) -> None:
-        for _, generations, layers in self._frozen:
-            generations.thaw(len(layers))
+        for _, state_table, layers in self._frozen:
+            state_table.release(len(layers))
 
 
 class ColumnarSource:
@@ -145,8 +145,8 @@ class ColumnarSource:
         self._frozen = state.freeze()
         self._changes: ColumnarChanges | None = None
 
-    def mark(self, barrier: int, base: int) -> None:
-        self._changes = self._state.mark(barrier, base)
+    def checkpoint_started(self, barrier: int, base: int) -> None:
+        self._changes = self._state.checkpoint_started(barrier, base)
 
     def stream(self) -> RowStream:
         return RowStream.of(self._table(self._frozen.columns()))
@@ -178,8 +178,8 @@ class TimerSource:
         self._rows = rows
         self._frozen = provider.freeze()
 
-    def mark(self, barrier: int, base: int) -> None:
-        self._frozen.mark(barrier, base)
+    def checkpoint_started(self, barrier: int, base: int) -> None:
+        self._frozen.checkpoint_started(barrier, base)
 
     def stream(self) -> RowStream:
         return RowStream.of(sort_by_key_group(self._table(self._columns(list(self._frozen.rows())))))
@@ -218,7 +218,7 @@ class RestoredSource:
     def stream(self) -> RowStream:
         return RowStream.of(sort_by_key_group(self._table))
 
-    def mark(self, barrier: int, base: int) -> None:
+    def checkpoint_started(self, barrier: int, base: int) -> None:
         """They don't change."""
 
     def changes(self, base: int) -> pa.Table | None:

@@ -22,7 +22,7 @@ from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, Operato
 from holdfast.statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
 from holdfast.statebackends.layout import METADATA_NAME, file_name
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.state_serializer import codec_of_meta, state_meta
+from holdfast.statebackends.serialization.state_serializer import serializer_of_meta, state_meta
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.snapshot.sources import TIME, timer_meta
@@ -87,7 +87,7 @@ class RangeTask:
 
     def layout(self) -> StateLayout:
         key_type = KeyType.parse(self.key_type)
-        codec = codec_of_meta(self.meta)
+        codec = serializer_of_meta(self.meta)
         return StateLayout(self.uid, self.meta, key_type, self.max_parallelism, self.schema, codec, self.stamp_ms)
 
     def numbered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -214,7 +214,7 @@ def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyTyp
     if isinstance(descriptor, ColumnarStateDescriptor):
         schema = keyed_table_schema(key_type, meta, part_fields_of(descriptor), namespace=pa.int64())
         return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
-    codec = codec_of_meta(meta)
+    codec = serializer_of_meta(meta)
     assert codec is not None
     schema = KeyedRows(key_type, shape.max_parallelism, uid).schema(codec)
     return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, codec, shape.created_ms)

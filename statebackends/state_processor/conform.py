@@ -120,7 +120,7 @@ class StateLayout:
         if array.type == field.type:
             return array
         spec = self._spec(field.name)
-        if not loses_nothing(array.type, field.type, None if spec is None else spec.shape):
+        if not loses_nothing(array.type, field.type, None if spec is None else spec.value_type):
             wanted = spec.text if spec is not None and "decimal" in spec.text else field.type
             self._refuse(StateValueError, first_row, f"column {field.name!r} is {array.type} and has to be {wanted}")
         try:

@@ -10,15 +10,15 @@ import msgspec
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.serialization.shapes import DictType, ListType, OptionalType, RecordType, TupleType, ValueType
 from holdfast.statebackends.serialization.state_serializer import (
     CODED_KINDS,
     StateSerializer,
-    codec_of_meta,
     has_stamps,
+    serializer_of_meta,
     stored_type,
     value_texts,
 )
+from holdfast.statebackends.serialization.value_types import DictType, ListType, OptionalType, RecordType, TupleType, ValueType
 from holdfast.statebackends.state_processor.contents import StoredState
 
 Normaliser = Callable[[Any], Any]
@@ -33,7 +33,7 @@ def _same(value: Any) -> Any:
 def stored_codec(state: StoredState) -> StateSerializer | None:
     """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
     try:
-        return codec_of_meta(state.meta)
+        return serializer_of_meta(state.meta)
     except (InvalidConfigError, RecursionError) as error:
         raise state.corrupt(f"type: {error}") from error
 
@@ -47,7 +47,7 @@ class Comparer:
         self._normalise: Normaliser = _same
         self._stamped = False
         if meta.kind in CODED_KINDS:
-            self._normalise = _normaliser(stored_type(value_texts(meta)[1]).shape)
+            self._normalise = _normaliser(stored_type(value_texts(meta)[1]).value_type)
             self._stamped = has_stamps(meta)
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
@@ -65,12 +65,12 @@ class Comparer:
             raise CorruptStateError(f"a value can't be encoded: {error}", reason="value encoding") from error
 
 
-def _normaliser(shape: ValueType) -> Normaliser:
+def _normaliser(value_type: ValueType) -> Normaliser:
     """What brings one value's sets and dicts into order; `_same` where there are none."""
-    inner = [_normaliser(child) for child in shape.children]
-    match shape:
+    inner = [_normaliser(child) for child in value_type.children]
+    match value_type:
         case ListType():
-            unordered = shape.text.startswith(("set<", "frozenset<"))
+            unordered = value_type.text.startswith(("set<", "frozenset<"))
             return _of_members(inner[0], unordered=unordered) if unordered or inner[0] is not _same else _same
         case DictType():
             return _of_entries(*inner)
@@ -79,7 +79,7 @@ def _normaliser(shape: ValueType) -> Normaliser:
         case OptionalType():
             return lambda value: None if value is None else inner[0](value)
         case RecordType() | TupleType():
-            names = [field.name for field in shape.arrow_type]
+            names = [field.name for field in value_type.arrow_type]
             pairs = list(zip(names, inner, strict=True))
             return lambda value: None if value is None else {name: each(value[name]) for name, each in pairs}
     return _same

@@ -35,6 +35,7 @@ from tests.golden.contents_deltas_v1 import FIRST, SECOND, THIRD
 from tests.golden.contents_rounds_v1 import AFTER, BEFORE
 from tests.golden.contents_ttl_v1 import TTL_JOB
 from tests.golden.contents_v1 import JOB
+from tests.golden.contents_window_v1 import WINDOWED
 from tests.golden.model import MAX_PARALLELISM, Contents, Held, entries_of
 from tests.golden.plainjson import expected
 
@@ -87,6 +88,7 @@ RECIPES = {
     "v1-filesystem-packed": Recipe(
         "job/chk-43", "filesystem", False, 512, {"totals": 2}, (THIRD,), pack_threshold=1 << 20, earlier=((FIRST,), (SECOND,))
     ),
+    "v1-window-savepoint": Recipe("savepoint-9f0cde-0da5", "memory", True, 20_480, {"days": 2}, (WINDOWED,)),
     "v1-native-savepoint": Recipe("savepoint-9f0cde-c0de", "rocksdb", False, 1_024, {"totals": 2}, BEFORE, native=True),
 }
 
@@ -285,7 +287,7 @@ def fill(
                 if ours(key):
                     row: TimerRow = (moment, backend.current_key[0], namespace, backend.current_key[1])
                     if added:
-                        queues[name].live[row] = True
+                        queues[name].active[row] = True
                     else:
                         queues[name].remove(row)
 

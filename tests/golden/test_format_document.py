@@ -20,8 +20,8 @@ from holdfast.statebackends.columnar.accumulators import parts_of, value_type_te
 from holdfast.statebackends.handles import DELTA_FORMAT, NATIVE_FORMAT, TABLE_FORMATS
 from holdfast.statebackends.keygroups import assign_key_groups, key_group_of_hash, operator_id, spread
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.shapes import SCALARS
 from holdfast.statebackends.serialization.type_serializer import TypeSerializer
+from holdfast.statebackends.serialization.value_types import SCALARS
 from holdfast.statebackends.snapshot import metadata
 from holdfast.statebackends.snapshot.deltas import RUNS_MAX
 from holdfast.statebackends.state import OPERATOR_KINDS, ColumnAggregate, ColumnarStateDescriptor
@@ -165,7 +165,7 @@ def test_every_type_of_value_is_described() -> None:
         assert TypeSerializer.parse(text).text == text
 
 
-SCALAR_TEXTS = {shape.text for shape in SCALARS.values()}
+SCALAR_TEXTS = {value_type.text for value_type in SCALARS.values()}
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.float32(), pa.decimal128(12, 2)])

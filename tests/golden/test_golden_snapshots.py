@@ -43,6 +43,7 @@ SEALED = {
     "v1-savepoint": "a3bde1965b426a88a9dca8549ea3803e",
     "v1-ttl-rocksdb": "d8c11fef545e3d6fa2652455f7a872e3",
     "v1-ttl-savepoint": "2f4f6b1779c82731c1c6bad319c96e11",
+    "v1-window-savepoint": "e06135dbc0aa96cc239517e09be3ec96",
 }
 """Checksum in the header of each `_metadata`, which holds those of all its files: nobody makes them anew."""
 

@@ -161,7 +161,7 @@ class OperatorHarness:
             timers = InternalTimerService(self._keyed, self.clock.wall_ms, operator="op")
             if self.operator.uses_timers:
                 for name, queue in ((EVENT_TIMERS, timers.event), (PROCESSING_TIMERS, timers.processing)):
-                    self._keyed.register_timers(name, TimerRows(queue.generations, queue.load))
+                    self._keyed.register_timers(name, TimerRows(queue.table, queue.load))
             self.context.timer_service = timers
         self.operator.setup(self.context, self.output)
         self.operator.initialize_state()

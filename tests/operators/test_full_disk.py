@@ -106,4 +106,4 @@ def test_a_database_that_stopped_fails_its_attempt_though_nothing_is_written(
 def store_of(cluster: MiniCluster) -> Any:
     """One of its databases."""
     nodes = [node for worker in cluster.workers for each in worker._attempt.subtasks for node in each.subtask.chain.nodes]  # type: ignore[union-attr]
-    return next(node.context.keyed_backend.front_tier.store for node in nodes if node.context.keyed_backend is not None)  # type: ignore[union-attr]
+    return next(node.context.keyed_backend.write_buffer.store for node in nodes if node.context.keyed_backend is not None)  # type: ignore[union-attr]

@@ -165,18 +165,18 @@ def test_a_panic_while_rows_are_written_behind_fails_the_task(
 ) -> None:
     cluster = deployed(tmp_path, "mem://panic-behind", rocksdb=RocksDBConfig(write_behind_rows=1))
     to_its_end(cluster)
-    tiers = [
-        node.context.keyed_backend.front_tier
+    write_buffers = [
+        node.context.keyed_backend.write_buffer
         for worker in cluster.workers
         if worker._attempt is not None
         for each in worker._attempt.subtasks
         for node in each.subtask.chain.nodes
         if isinstance(node.context.keyed_backend, RocksKeyedBackend)
     ]
-    assert tiers
-    for tier in tiers:
-        tier.seal(behind=True)
-        tier.store._db = database(tier.store, write=raising(a_panic))
+    assert write_buffers
+    for write_buffer in write_buffers:
+        write_buffer.freeze(behind=True)
+        write_buffer.store._db = database(write_buffer.store, write=raising(a_panic))
     with pytest.raises(AssertionError, match="StateBackendError: operator 'count', state 'count'"):
         wait(cluster)
 

@@ -64,7 +64,7 @@ class Rig:
 
 def freeze(queue: TimerQueue) -> FrozenTimerRows:
     """What the backend does at a barrier."""
-    return TimerRows(queue.generations, queue.load).freeze()
+    return TimerRows(queue.table, queue.load).freeze()
 
 
 def test_n01_a_timer_registered_twice_fires_once() -> None:

@@ -120,12 +120,12 @@ def run_through_crashes(cluster: MiniCluster, crash_after: list[int], checkpoint
 @given(
     seed=st.integers(0, 10**6),
     crashes=st.lists(st.integers(20, 900), min_size=1, max_size=3),
-    tick=st.sampled_from([0.0, 0.0003]),
+    maintain=st.sampled_from([0.0, 0.0003]),
 )
-def test_output_after_crashes_is_that_of_a_run_without(tmp_path: Path, seed: int, crashes: list[int], tick: float) -> None:
+def test_output_after_crashes_is_that_of_a_run_without(tmp_path: Path, seed: int, crashes: list[int], maintain: float) -> None:
     path = "mem://crashes"
     plan = count_job(400, path, batch_rows=9)
-    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=seed, tick_s=tick)
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=seed, tick_s=maintain)
     run_through_crashes(cluster, crashes)
     assert committed(path) == expected(400)
 
@@ -357,15 +357,15 @@ def test_a_worker_with_nothing_to_do_writes_behind(tmp_path: Path) -> None:
     cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
     cluster.deploy()
 
-    def tiers() -> list[WriteBuffer]:
+    def write_buffers() -> list[WriteBuffer]:
         subtasks = [each.subtask for worker in cluster.workers if worker._attempt is not None for each in worker._attempt.subtasks]
         backends = [node.context.keyed_backend for subtask in subtasks for node in subtask.chain.nodes]
         return [backend._opened for backend in backends if isinstance(backend, RocksKeyedBackend) and backend._opened is not None]
 
-    cluster.run_until(lambda: any(tier.rows_sealed for tier in tiers()) and cluster.coordinator.all_drained)
+    cluster.run_until(lambda: any(write_buffer.rows_frozen for write_buffer in write_buffers()) and cluster.coordinator.all_drained)
     for _ in range(10):
         cluster._pass_time()
-    assert all(not table.live and not table.older for tier in tiers() for table in tier.tables)
+    assert all(not table.active and not table.immutable for write_buffer in write_buffers() for table in write_buffer.tables)
     cluster.run_to_end()
     assert committed(path) == expected(400)
 

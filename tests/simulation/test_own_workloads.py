@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
+import msgspec
 import pytest
 
 from holdfast.chaos.campaign.user_runs import run_seed
@@ -204,7 +205,8 @@ def test_settings_of_rocksdb_are_the_jobs_but_for_those_by_which_a_run_would_not
     request = RunRequest(seed=1, workload=f"{pipeline}:tuned", plan=())
     first, second = run_seed(request), run_seed(request)
     (settings,) = seen
-    assert settings == replace(BACKEND_SETTINGS, rocksdb_cache_bytes_max=0, rocksdb_block_cache_bytes=1 << 20)
+    rocksdb = msgspec.structs.replace(BACKEND_SETTINGS.rocksdb, cache_bytes_max=0, block_cache_bytes=1 << 20)
+    assert settings == replace(BACKEND_SETTINGS, rocksdb=rocksdb)
     assert (first.result.violations, first.result.backend) == ((), "rocksdb")
     assert list(first.trace.lines()) == list(second.trace.lines())
 

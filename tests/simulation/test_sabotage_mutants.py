@@ -33,7 +33,7 @@ from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
-from holdfast.statebackends.heap.ttl import TtlClock, TtlConfigState, TtlTable
+from holdfast.statebackends.heap.ttl import StateTtl, TableTtl, TtlClock
 from holdfast.statebackends.redistribute import keyed_redistribute
 from holdfast.statebackends.state import Ttl
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -220,7 +220,7 @@ def test_forgotten_timer() -> None:
         queue = TimerQueue()
         for time in (3, 1, 2):
             queue.add((time, b"key", b"", 0))
-        frozen = TimerRows(queue.generations, queue.load).freeze()
+        frozen = TimerRows(queue.table, queue.load).freeze()
         return len(list(frozen.rows()))
 
     assert_changes("forgotten_timer", stored, 3, 2)
@@ -252,13 +252,13 @@ def test_replayed_and_skipped_record() -> None:
 
 def test_shared_generation() -> None:
     def frozen() -> Any:
-        generations = CopyOnWriteStateTable()
-        generations.live["key"] = 1
-        layers = generations.freeze()
-        generations.live["key"] = 2
+        table = CopyOnWriteStateTable()
+        table.active["key"] = 1
+        layers = table.freeze()
+        table.active["key"] = 2
         seen = layers[0]["key"]
-        generations.thaw(len(layers))
-        assert generations.find("key") == (2, False)
+        table.release(len(layers))
+        assert table.find("key") == (2, False)
         return seen
 
     assert_changes("shared_generation", frozen, 1, 2)
@@ -266,8 +266,8 @@ def test_shared_generation() -> None:
 
 def test_shown_expired() -> None:
     def shows() -> bool:
-        expiry = TtlConfigState(SimpleNamespace(kind="value"), Ttl(10), TtlClock(0))  # type: ignore[arg-type]
-        return TtlTable(expiry).shows_expired
+        state_ttl = StateTtl(SimpleNamespace(kind="value"), Ttl(10), TtlClock(0))  # type: ignore[arg-type]
+        return TableTtl(state_ttl).shows_expired
 
     assert_changes("shown_expired", shows, False, True)
 

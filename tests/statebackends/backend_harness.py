@@ -16,7 +16,7 @@ from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorState, OperatorSubtaskState
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
@@ -80,10 +80,9 @@ class Cluster:
         self.storage = LocalStorage(root / "state")
         self.settings = settings or StateBackendSettings(
             memory_snapshot_bytes_max=1 << 30,
-            rocksdb_front_tier_bytes_max=1 << 20,
-            rocksdb_cache_bytes_max=1 << 20,
-            rocksdb_write_buffer_bytes=1 << 20,
-            rocksdb_block_cache_bytes=1 << 20,
+            rocksdb=RocksDBConfig(
+                front_tier_bytes_max=1 << 20, cache_bytes_max=1 << 20, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20
+            ),
         )
         self._numbers = itertools.count(1)
         self._backends: list[KeyedBackendBase] = []

@@ -107,7 +107,7 @@ def _restore_subtask(
     )
     try:
         timers = CopyOnWriteStateTable()
-        backend.register_timers("_timers", TimerRows(timers, lambda rows: timers.live.update((row, True) for row in rows)))
+        backend.register_timers("_timers", TimerRows(timers, lambda rows: timers.active.update((row, True) for row in rows)))
         backend.restore(state.keyed, *source)
         pending = backend.snapshot(8)
         keyed = run_flow(pending.flow(target), storage)

@@ -19,7 +19,7 @@ from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import METADATA_NAME
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import write_part
 from holdfast.statebackends.state import (
@@ -46,10 +46,9 @@ KINDS: tuple[BackendKind, ...] = ("memory", "filesystem", "rocksdb")
 
 _SETTINGS = StateBackendSettings(
     memory_snapshot_bytes_max=1 << 30,
-    rocksdb_front_tier_bytes_max=1 << 20,
-    rocksdb_cache_bytes_max=1 << 20,
-    rocksdb_write_buffer_bytes=1 << 20,
-    rocksdb_block_cache_bytes=1 << 20,
+    rocksdb=RocksDBConfig(
+        front_tier_bytes_max=1 << 20, cache_bytes_max=1 << 20, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20
+    ),
 )
 _numbers = itertools.count()
 
@@ -168,7 +167,7 @@ def _keyed(
     for key, time in contents.timers:
         if ours(key):
             row: TimerRow = (time, KEY.encode(key), b"", KEY.key_group(key, max_parallelism))
-            timers.live[row] = True
+            timers.active[row] = True
     pending = backend.snapshot(7)
     handles = run_flow(pending.flow(target), storage)
     pending.release()

@@ -259,7 +259,7 @@ def test_many_short_lived_namespaces_are_forgotten(cluster: Cluster) -> None:
         backend.get_state(COUNT, b"%d" % number).clear()
     cluster.take(backend)
     cluster.take(backend)
-    assert len(backend._generations) == 1
+    assert len(backend._state_tables) == 1
     kept.update(4)
     assert _count(cluster.restored(cluster.take(backend), [COUNT]), "a", b"kept") == 4
 
@@ -570,19 +570,19 @@ def test_state_of_an_older_compatible_type_is_rewritten(cluster: Cluster, canoni
 
 class _Timers:
     def __init__(self) -> None:
-        self.generations = CopyOnWriteStateTable()
+        self.table = CopyOnWriteStateTable()
         self.loads = 0
 
     def provider(self) -> TimerRows:
-        return TimerRows(self.generations, self._load)
+        return TimerRows(self.table, self._load)
 
     def _load(self, rows: Any) -> None:
         self.loads += 1
         for row in rows:
-            self.generations.live[row] = True
+            self.table.active[row] = True
 
     def rows(self) -> list[TimerRow]:
-        return sorted(self.generations.live)
+        return sorted(self.table.active)
 
 
 def _timer(key: str, time: int, namespace: bytes = b"") -> TimerRow:
@@ -595,10 +595,10 @@ def test_timers_are_part_of_snapshots_and_of_rescales(cluster: Cluster, canonica
     timers = _Timers()
     backend.register_timers("_timers", timers.provider())
     rows = [_timer(key, 2**62 - position, b"w") for position, key in enumerate(KEYS)]
-    timers.generations.live.update(dict.fromkeys(rows, True))
+    timers.table.active.update(dict.fromkeys(rows, True))
     pending = backend.snapshot(1)
-    timers.generations.remove(rows[0])
-    timers.generations.live[_timer("later", 5)] = True
+    timers.table.remove(rows[0])
+    timers.table.active[_timer("later", 5)] = True
     snapshot = cluster.finish(pending, canonical=canonical)
     found = []
     for subtask in range(3):
@@ -614,7 +614,7 @@ def test_timers_that_nobody_asked_for_yet_are_handed_on(cluster: Cluster) -> Non
     backend = cluster.backend([COUNT])
     timers = _Timers()
     backend.register_timers("_timers", timers.provider())
-    timers.generations.live[_timer("a", 7)] = True
+    timers.table.active[_timer("a", 7)] = True
     restored = cluster.restored(cluster.take(backend), [COUNT])
     again = cluster.restored(cluster.take(restored), [COUNT])
     part = _Timers()

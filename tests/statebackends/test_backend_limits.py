@@ -23,7 +23,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from holdfast.statebackends.storage.port import Operation, Storage, UploadFile, one_by_one, run_flow
 from tests.statebackends.backend_harness import ALL, COUNT, SEEN, TAGS, Cluster, contents, fill, smuggle, use
@@ -35,7 +35,7 @@ KEYS = [f"user-{number}" for number in range(40)]
 @pytest.fixture
 def rocks(tmp_path: Path) -> Iterator[Any]:
     cluster = Cluster(
-        tmp_path, "rocksdb", StateBackendSettings(rocksdb_front_tier_bytes_max=1 << 20, rocksdb_cache_bytes_max=200_000)
+        tmp_path, "rocksdb", StateBackendSettings(rocksdb=RocksDBConfig(front_tier_bytes_max=1 << 20, cache_bytes_max=200_000))
     )
     yield cluster
     cluster.close()
@@ -44,14 +44,16 @@ def rocks(tmp_path: Path) -> Iterator[Any]:
 # --------------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("name", StateBackendSettings.__dataclass_fields__)
+@pytest.mark.parametrize("name", ["memory_snapshot_bytes_max", "incremental", *RocksDBConfig.__struct_fields__])
 @pytest.mark.parametrize("value", [-1, 1 << 60, True, 1.5, "5 MiB", None])
 def test_settings_out_of_bounds_are_refused_by_name(name: str, value: Any) -> None:
-    if value is True and name in ("incremental", "rocksdb_background_compaction"):
+    if value is True and name in ("incremental", "background_compaction"):
         value = 1
+    is_rocksdb = name in RocksDBConfig.__struct_fields__
+    given: dict[str, Any] = {"rocksdb": RocksDBConfig(**{name: value})} if is_rocksdb else {name: value}
     with pytest.raises(InvalidConfigError) as raised:
-        StateBackendSettings(**{name: value})
-    assert raised.value.setting == name
+        StateBackendSettings(**given)
+    assert raised.value.setting == (f"rocksdb_{name}" if is_rocksdb else name)
 
 
 # ----------------------------------------------------------------------------------------------------------------- memory
@@ -113,7 +115,7 @@ def test_a_savepoint_of_a_copy_that_rots_is_no_damage_of_a_snapshot(rocks: Clust
     backend = rocks.backend([BLOB])
     _write_blobs(backend, range(300))
     pending = backend.snapshot(1)
-    pending._materialise()  # type: ignore[attr-defined]
+    pending._flush()  # type: ignore[attr-defined]
     table = max(Path(pending._copy).glob("*.sst"), key=lambda path: path.stat().st_size)  # type: ignore[attr-defined]
     table.unlink()  # the database has it under another name
     table.write_bytes(os.urandom(1000))
@@ -124,9 +126,9 @@ def test_a_savepoint_of_a_copy_that_rots_is_no_damage_of_a_snapshot(rocks: Clust
 def test_state_beyond_the_budget_moves_to_the_database_and_is_read_back(rocks: Cluster) -> None:
     backend = rocks.backend([BLOB])
     _write_blobs(backend, range(8000))
-    tier = backend.front_tier  # type: ignore[attr-defined]
-    assert tier.evictions >= 2
-    assert tier.size() < 3 << 20
+    write_buffer = backend.write_buffer  # type: ignore[attr-defined]
+    assert write_buffer.evictions >= 2
+    assert write_buffer.size() < 3 << 20
     for number in range(0, 8000, 37):
         assert _blob(backend, number)[:6] == b"%06d" % number
     assert _blob(backend, 9000) is None
@@ -139,7 +141,7 @@ def test_the_read_cache_is_bounded(rocks: Cluster) -> None:
     backend = rocks.restored(_snapshot_of_blobs(rocks, 3000), [BLOB])
     for number in range(3000):
         assert _blob(backend, number) is not None
-    assert backend.front_tier.size() < 1_500_000  # type: ignore[attr-defined]
+    assert backend.write_buffer.size() < 1_500_000  # type: ignore[attr-defined]
 
 
 def _snapshot_of_blobs(cluster: Cluster, count: int) -> Any:
@@ -153,21 +155,21 @@ def test_eviction_waits_for_a_snapshot_and_is_counted(rocks: Cluster) -> None:
     _write_blobs(backend, range(100))
     pending = backend.snapshot(1)
     _write_blobs(backend, range(4000))
-    tier = backend.front_tier  # type: ignore[attr-defined]
-    assert tier.eviction_waits > 0
-    assert tier.evictions == 0
+    write_buffer = backend.write_buffer  # type: ignore[attr-defined]
+    assert write_buffer.eviction_waits > 0
+    assert write_buffer.evictions == 0
     restored = rocks.restored(rocks.finish(pending), [BLOB])
     assert len(list(restored.keys("blob"))) == 100
     _write_blobs(backend, range(4000))
-    assert tier.evictions > 0
+    assert write_buffer.evictions > 0
 
 
 def test_a_barrier_in_the_middle_of_an_eviction_takes_everything(rocks: Cluster) -> None:
     backend = rocks.backend([BLOB])
     _write_blobs(backend, range(3000), size=10)
-    tier = backend.front_tier  # type: ignore[attr-defined]
-    tier.seal()
-    tier.tick()
+    write_buffer = backend.write_buffer  # type: ignore[attr-defined]
+    write_buffer.freeze()
+    write_buffer.maintain()
     _write_blobs(backend, range(10), size=20)
     restored = rocks.restored(rocks.take(backend), [BLOB])
     assert len(list(restored.keys("blob"))) == 3000
@@ -196,18 +198,18 @@ def test_what_changed_is_written_while_there_is_nothing_else_to_do(rocks: Cluste
     backend = rocks.backend([BLOB])
     assert backend.writes_behind
     assert not backend.write_behind()
-    _write_blobs(backend, range(StateBackendSettings().rocksdb_write_behind_rows - 1), size=10)
+    _write_blobs(backend, range(RocksDBConfig().write_behind_rows - 1), size=10)
     assert not backend.write_behind(), "too little yet"
     _write_blobs(backend, range(3000), size=20)
     assert _idle(backend) == 3000 // WRITE_ROWS + 1
     written: list[int] = []
-    write = RocksStore.write_piece
+    write = RocksStore.write_batch
 
-    def write_piece(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
+    def write_batch(store: RocksStore, keys: list[bytes], values: list[bytes | None]) -> None:
         written.append(len(keys))
         write(store, keys, values)
 
-    monkeypatch.setattr(RocksStore, "write_piece", write_piece)
+    monkeypatch.setattr(RocksStore, "write_batch", write_batch)
     _write_blobs(backend, range(7), size=30)
     restored = rocks.restored(rocks.take(backend), [BLOB])
     assert written == [7], "the barrier has only these left"
@@ -216,11 +218,11 @@ def test_what_changed_is_written_while_there_is_nothing_else_to_do(rocks: Cluste
 
 
 def test_a_memtable_with_much_in_it_becomes_a_table_before_the_barrier(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "rocksdb", StateBackendSettings(rocksdb_write_buffer_bytes=16 << 20))
+    cluster = Cluster(tmp_path, "rocksdb", StateBackendSettings(rocksdb=RocksDBConfig(write_buffer_bytes=16 << 20)))
     backend: Any = cluster.backend([BLOB])
 
     def tables() -> int:
-        return sum(name.endswith(".sst") for name in os.listdir(backend.front_tier.store.folder))
+        return sum(name.endswith(".sst") for name in os.listdir(backend.write_buffer.store.folder))
 
     _write_blobs(backend, range(2000), size=50)
     _idle(backend)
@@ -277,7 +279,7 @@ def test_what_fails_behind_is_tried_again_after_the_next_barrier(
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(RocksStore, "write_piece", fail)
+        broken.setattr(RocksStore, "write_batch", fail)
         assert [backend.write_behind() for _ in range(3)] == [False] * 3
     assert len(tried) == 1
     assert not backend.write_behind()
@@ -297,17 +299,17 @@ def _half_written(rocks: Cluster) -> Any:
     _write_blobs(backend, range(2500), size=10)
     use(backend, "k7")
     smuggle(backend.get_state(BLOB), "text")
-    tier = backend.front_tier  # type: ignore[attr-defined]
-    groups = tier._groups_of([backend.current_key[0]]).tolist()
+    write_buffer = backend.write_buffer  # type: ignore[attr-defined]
+    groups = write_buffer._groups_of([backend.current_key[0]]).tolist()
     assert groups == [backend.current_key[1]]
-    tier.seal(behind=True)
+    write_buffer.freeze(behind=True)
     return backend
 
 
 def test_records_that_arrive_while_rows_are_written_behind_fail_for_none_of_them(rocks: Cluster) -> None:
     backend = _half_written(rocks)
     _write_blobs(backend, range(5000, 7000), size=10)
-    assert backend.front_tier.evictions == 0
+    assert backend.write_buffer.evictions == 0
     _write_blobs(backend, range(7, 8), size=20)
     restored = rocks.restored(rocks.take(backend), [BLOB])
     assert [len(_blob(restored, number)) for number in (6, 7, 6999)] == [16, 26, 16]
@@ -339,7 +341,7 @@ def test_a_disk_that_was_full_while_rows_were_written_behind_costs_no_barrier(
     pending = backend.snapshot(1)
 
     with monkeypatch.context() as broken:
-        broken.setattr(RocksStore, "write_piece", _the_disk_is_full)
+        broken.setattr(RocksStore, "write_batch", _the_disk_is_full)
         for _ in range(3):
             assert not backend.write_behind()
     restored = rocks.restored(rocks.finish(pending), [BLOB])
@@ -352,14 +354,14 @@ def test_an_eviction_that_fails_while_there_is_nothing_to_do_is_told_when_there_
     """Not by the wait for work, which belongs to all subtasks of the worker."""
     backend = rocks.backend([BLOB])
     _write_blobs(backend, range(3000), size=10)
-    tier = backend.front_tier  # type: ignore[attr-defined]
-    tier.seal()
+    write_buffer = backend.write_buffer  # type: ignore[attr-defined]
+    write_buffer.freeze()
 
     with monkeypatch.context() as broken:
-        broken.setattr(RocksStore, "write_piece", _the_disk_is_full)
+        broken.setattr(RocksStore, "write_batch", _the_disk_is_full)
         assert [backend.write_behind() for _ in range(3)] == [False] * 3
         with pytest.raises(StorageUnavailableError, match="the disk is full"):
-            tier.tick()
+            write_buffer.maintain()
         pending = backend.snapshot(1)
         with pytest.raises(StorageUnavailableError, match="the disk is full"):
             rocks.finish(pending)
@@ -379,7 +381,7 @@ def test_a_map_that_was_cleared_is_written_behind_a_few_entries_at_a_time(rocks:
     tags.clear()
     for number in range(3):
         tags.put(f"n{number}", number)
-    backend.front_tier.seal(behind=True)  # type: ignore[attr-defined]
+    backend.write_buffer.freeze(behind=True)  # type: ignore[attr-defined]
     turns = [backend.write_behind() for _ in range(6)]
     assert turns == [True] * 4 + [False] * 2, "three pieces, and one that finds no more"
     restored = rocks.restored(rocks.take(backend), [TAGS])
@@ -388,7 +390,7 @@ def test_a_map_that_was_cleared_is_written_behind_a_few_entries_at_a_time(rocks:
 
 
 def test_rows_that_are_large_are_left_to_the_pool_thread(rocks: Cluster) -> None:
-    cluster = Cluster(rocks.root / "large", "rocksdb", StateBackendSettings(rocksdb_write_behind_rows=10))
+    cluster = Cluster(rocks.root / "large", "rocksdb", StateBackendSettings(rocksdb=RocksDBConfig(write_behind_rows=10)))
     backend = cluster.backend([BLOB])
     _write_blobs(backend, range(100), size=100_000)
     assert not backend.write_behind()
@@ -451,19 +453,19 @@ def test_a_snapshot_after_disposal_fails_and_a_new_use_is_refused(rocks: Cluster
 
 def test_disposal_doesn_t_wait_for_a_long_write(rocks: Cluster) -> None:
     backend = rocks.backend([BLOB])
-    tier = backend.front_tier  # type: ignore[attr-defined]
+    write_buffer = backend.write_buffer  # type: ignore[attr-defined]
     _write_blobs(backend, range(3000), size=10)
     pending = backend.snapshot(1)
-    commit, pieces = tier.store._commit, []
+    commit, pieces = write_buffer.store._commit, []
 
     def commit_and_dispose(batch: Any, first: bytes) -> None:
         """The loop thread disposes of the backend while the pool thread is in its second piece."""
         pieces.append(batch)
         if len(pieces) == 2:
-            tier.store.refuse_writes()
+            write_buffer.store.refuse_writes()
         commit(batch, first)
 
-    tier.store._commit = commit_and_dispose
+    write_buffer.store._commit = commit_and_dispose
     with pytest.raises(StorageUnavailableError, match="being closed"):
         rocks.finish(pending)
     assert len(pieces) == 2

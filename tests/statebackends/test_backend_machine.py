@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from holdfast.statebackends.factory import BackendKind
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, SEEN, TAGS, TOTAL, WINDOWS, Cluster, columnar_update, union, use
 
@@ -40,9 +40,7 @@ class BackendMachine(RuleBasedStateMachine):
         self.cluster = Cluster(Path(self._folder.name), self.kind)
         self.cluster.settings = StateBackendSettings(
             memory_snapshot_bytes_max=1 << 30,
-            rocksdb_front_tier_bytes_max=1 << 20,
-            rocksdb_cache_bytes_max=self.cache_bytes_max,
-            rocksdb_write_behind_rows=1,
+            rocksdb=RocksDBConfig(front_tier_bytes_max=1 << 20, cache_bytes_max=self.cache_bytes_max, write_behind_rows=1),
         )
         self.model: dict[Any, Any] = {}
         self.pending: list[tuple[Any, dict[Any, Any]]] = []
@@ -140,10 +138,10 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.kind == "rocksdb")
     @rule()
     def evict(self) -> None:
-        tier = self.backend.front_tier  # type: ignore[attr-defined]
-        tier.seal()
+        write_buffer = self.backend.write_buffer  # type: ignore[attr-defined]
+        write_buffer.freeze()
         for _ in range(3):
-            tier.tick()
+            write_buffer.maintain()
 
     @precondition(lambda self: self.kind == "rocksdb")
     @rule(turns=st.integers(1, 4))

@@ -17,11 +17,10 @@ from holdfast.statebackends.backend import SnapshotTarget, TimerRow
 from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from holdfast.statebackends.heap import state_table as changes
-from holdfast.statebackends.heap import state_table as generations
+from holdfast.statebackends.heap import state_table
 from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.snapshot import increments as tablechains
 from holdfast.statebackends.snapshot.deltas import state_parts
 from holdfast.statebackends.storage.port import run_flow
@@ -37,18 +36,18 @@ class TimerTable:
     """Timers of one backend."""
 
     def __init__(self) -> None:
-        self.generations = CopyOnWriteStateTable()
+        self.table = CopyOnWriteStateTable()
 
     def provider(self) -> TimerRows:
-        return TimerRows(self.generations, self._load)
+        return TimerRows(self.table, self._load)
 
     def _load(self, rows: Any) -> None:
         for row in rows:
-            self.generations.live[row] = True
+            self.table.active[row] = True
 
     def rows(self) -> set[TimerRow]:
-        known = {row for layer in (self.generations.live, *self.generations.older) for row in layer}
-        return {row for row in known if self.generations.find(row)[0] is not MISSING}
+        known = {row for layer in (self.table.active, *self.table.immutable) for row in layer}
+        return {row for row in known if self.table.find(row)[0] is not MISSING}
 
 
 class DeltaMachine(BackendMachine):
@@ -66,7 +65,8 @@ class DeltaMachine(BackendMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster.settings = StateBackendSettings(memory_snapshot_bytes_max=1 << 30, rocksdb_front_tier_bytes_max=1 << 20)
+        rocksdb = RocksDBConfig(front_tier_bytes_max=1 << 20)
+        self.cluster.settings = StateBackendSettings(memory_snapshot_bytes_max=1 << 30, rocksdb=rocksdb)
         self.newest = 0
         self.registry = SharedStateRegistry()
         self.completed: dict[int, tuple[tuple[KeyedStateHandle, ...], dict[Any, Any]]] = {}
@@ -77,10 +77,10 @@ class DeltaMachine(BackendMachine):
     def timer(self, key: str, time: int, is_set: bool) -> None:
         row = (time, KEY.encode(key), b"", KEY.key_group(key, MAX_PARALLELISM))
         if is_set:
-            self.timers.generations.live[row] = True
+            self.timers.table.active[row] = True
             self.model["timers", row] = True
         else:
-            self.timers.generations.remove(row)
+            self.timers.table.remove(row)
             self.model.pop(("timers", row), None)
 
     @rule(window=st.integers(0, 1), count=st.integers(0, 3))
@@ -198,9 +198,9 @@ def test_increments_restore_what_was_there(
     kind: BackendKind, inline_threshold: int, count: int, bounds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if bounds == "small":
-        monkeypatch.setattr(changes, "KEYS_MIN", 2)
-        monkeypatch.setattr(changes, "EPOCHS_MAX", 2)
-        monkeypatch.setattr(generations, "_LAYERS_MAX", 2)
+        monkeypatch.setattr(state_table, "KEYS_MIN", 2)
+        monkeypatch.setattr(state_table, "EPOCHS_MAX", 2)
+        monkeypatch.setattr(state_table, "_LAYERS_MAX", 2)
         monkeypatch.setattr(columnar, "_REMOVED_MAX", 1)
         monkeypatch.setattr(tablechains, "RUNS_MAX", 2)
     machine: Any = type("Machine", (DeltaMachine,), {"kind": kind, "cache_bytes_max": 0, "inline_threshold": inline_threshold})

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, InvalidConfigError, StateValueError
 from holdfast.statebackends.factory import BACKEND_KINDS
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.shapes import RecordType
 from holdfast.statebackends.serialization.state_serializer import check_compatible, state_changes, state_meta
 from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSerializer, compatibility, migrate, type_changes
+from holdfast.statebackends.serialization.value_types import RecordType
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     KeyedStateDescriptor,
@@ -546,8 +546,8 @@ def test_a_ttl_and_a_map_and_another_kind_are_told_too() -> None:
 def test_a_field_is_told_exactly_when_one_side_lacks_it(evolved: Evolved) -> None:
     stored, declared = TypeSerializer.of(evolved.old), TypeSerializer.of(evolved.new)
     changes = type_changes(stored.text, declared)
-    if isinstance(stored.shape, RecordType) and isinstance(declared.shape, RecordType):
-        old, new = ({field.name for field in shape.fields} for shape in (stored.shape, declared.shape))
+    if isinstance(stored.value_type, RecordType) and isinstance(declared.value_type, RecordType):
+        old, new = ({field.name for field in value_type.fields} for value_type in (stored.value_type, declared.value_type))
         at_top = {(change.path, change.kind) for change in changes if not set(change.path) & set(".[{")}
         assert {path for path, kind in at_top if kind == "removed"} == old - new
         assert {path for path, kind in at_top if kind == "added"} == new - old

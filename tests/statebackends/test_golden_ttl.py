@@ -25,11 +25,11 @@ STATES: dict[KeyedStateDescriptor, object] = {
 def test_rows_with_stamps_are_stored_as_they_were() -> None:
     found = {}
     for descriptor, kept in STATES.items():
-        codec = StateSerializer.of(descriptor, KEY)
-        schema = KeyedRows(KEY, 16, "op").schema(codec)
-        encoded = codec.encode(kept)
+        serializer = StateSerializer.of(descriptor, KEY)
+        schema = KeyedRows(KEY, 16, "op").schema(serializer)
+        encoded = serializer.encode(kept)
         found[descriptor.name] = {
-            "value_type": codec.meta.value_type,
+            "value_type": serializer.meta.value_type,
             "row": encoded.hex(),
             "columns": {field.name: str(field.type) for field in schema},
         }

@@ -99,17 +99,17 @@ class _Watched(dict[Any, Any]):
 @pytest.mark.parametrize("turn", range(1, 10))
 @pytest.mark.parametrize("maps", [False, True])
 def test_a_fold_in_between_shows_nowhere(maps: bool, turn: int) -> None:
-    generations = CopyOnWriteMapTable() if maps else CopyOnWriteStateTable()
-    generations.track(0)
+    table = CopyOnWriteMapTable() if maps else CopyOnWriteStateTable()
+    table.track_since(0)
     layers: tuple[Any, ...] = ()
-    generations.older = (_Watched({key: _row(1, maps) for key in "abc"}, turn, lambda: generations.fold(layers)),)
-    generations.live |= {key: _row(2, maps) for key in "bdf"}
-    generations.remove("a")
-    layers = generations.freeze()
-    generations.live["e"] = _row(3, maps)
-    assert _keys(generations) == ["b", "c", "d", "e", "f"]
-    generations.thaw(len(layers))
-    assert _keys(generations) == ["b", "c", "d", "e", "f"]
+    table.immutable = (_Watched({key: _row(1, maps) for key in "abc"}, turn, lambda: table.merge(layers)),)
+    table.active |= {key: _row(2, maps) for key in "bdf"}
+    table.remove("a")
+    layers = table.freeze()
+    table.active["e"] = _row(3, maps)
+    assert _keys(table) == ["b", "c", "d", "e", "f"]
+    table.release(len(layers))
+    assert _keys(table) == ["b", "c", "d", "e", "f"]
 
 
 def _row(value: int, maps: bool) -> Any:
@@ -120,8 +120,8 @@ def _row(value: int, maps: bool) -> Any:
     return entries
 
 
-def _keys(generations: CopyOnWriteStateTable) -> list[str]:
-    return sorted(visible_keys((generations.live, *generations.older), maps=generations.maps))
+def _keys(table: CopyOnWriteStateTable) -> list[str]:
+    return sorted(visible_keys((table.active, *table.immutable), maps=table.maps))
 
 
 STEPS = st.lists(
@@ -162,7 +162,7 @@ def test_keys_with_state_all_the_while_come_once(
                 case "finish" if pending:
                     cluster.finish(pending.pop(0))
                 case "retire" if isinstance(backend, RocksKeyedBackend):
-                    backend.front_tier.retire()
+                    backend.write_buffer.retire()
 
         for number, (what, name) in enumerate(before):
             step(number, what, name)

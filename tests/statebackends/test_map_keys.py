@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.shapes import FloatType
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.serialization.type_serializer import TypeSerializer
+from holdfast.statebackends.serialization.value_types import FloatType
 from holdfast.statebackends.state import MapStateDescriptor, Pickled
 from tests.examples import examples
 from tests.statebackends.backend_harness import Cluster, use
@@ -128,23 +128,23 @@ NUMBERS = st.one_of(
 @given(st.lists(NUMBERS, min_size=2, max_size=8))
 @settings(max_examples=examples(100))
 def test_floats_have_one_encoding_each(keys: list[float]) -> None:
-    codec = StateSerializer.of(MapStateDescriptor("m", float, int), KeyType.of(int))
-    assert len({codec.encode_entry(key) for key in keys}) == len(set(keys))
-    assert [codec.decode_entry(codec.encode_entry(key)) for key in keys] == keys
+    serializer = StateSerializer.of(MapStateDescriptor("m", float, int), KeyType.of(int))
+    assert len({serializer.encode_entry(key) for key in keys}) == len(set(keys))
+    assert [serializer.decode_entry(serializer.encode_entry(key)) for key in keys] == keys
 
 
 @given(st.lists(st.decimals(allow_nan=False) | st.decimals(-20, 20, places=2), min_size=2, max_size=8), st.integers(0, 5))
 @settings(max_examples=examples(100))
 def test_decimals_have_one_encoding_each(keys: list[Decimal], zeros: int) -> None:
-    codec = StateSerializer.of(MapStateDescriptor("m", Decimal, int), KeyType.of(int))
+    serializer = StateSerializer.of(MapStateDescriptor("m", Decimal, int), KeyType.of(int))
     for key in keys:
-        encoded = codec.encode_entry(key)
-        assert codec.decode_entry(encoded) == key
+        encoded = serializer.encode_entry(key)
+        assert serializer.decode_entry(encoded) == key
         if key.is_finite():
             sign, digits, exponent = key.as_tuple()
             assert isinstance(exponent, int)
-            assert codec.encode_entry(Decimal((sign, digits + (0,) * zeros, exponent - zeros))) == encoded
-    assert len(set(map(codec.encode_entry, keys))) == len(set(keys))
+            assert serializer.encode_entry(Decimal((sign, digits + (0,) * zeros, exponent - zeros))) == encoded
+    assert len(set(map(serializer.encode_entry, keys))) == len(set(keys))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_decimals_have_one_encoding_each(keys: list[Decimal], zeros: int) -> Non
     ],
 )
 def test_the_stored_bytes_stay_what_they_are(key_type: Any, key: Any, encoded: str) -> None:
-    codec = StateSerializer.of(MapStateDescriptor("m", key_type, int), KeyType.of(int))
-    assert codec.encode_entry(key).hex() == encoded
+    serializer = StateSerializer.of(MapStateDescriptor("m", key_type, int), KeyType.of(int))
+    assert serializer.encode_entry(key).hex() == encoded
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_other_types_are_keys(key_type: Any) -> None:
 
 
 def test_a_key_of_another_type_is_refused() -> None:
-    codec = StateSerializer.of(MapStateDescriptor("m", float, int), KeyType.of(int))
+    serializer = StateSerializer.of(MapStateDescriptor("m", float, int), KeyType.of(int))
     for wrong in ("1", None, fractions.Fraction(1, 2), 2**63 + 1):
         with pytest.raises(Exception, match="is not of the declared type float"):
-            codec.encode_entry(wrong)
+            serializer.encode_entry(wrong)

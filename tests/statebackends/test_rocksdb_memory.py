@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers.jobgraph import JobConfig, RocksDBConfig
+import holdfast as hf
+from holdfast.barriers import jobgraph
+from holdfast.barriers.jobgraph import JobConfig
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.options import shared_memory
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.state import ValueStateDescriptor
 from tests.statebackends.backend_harness import Cluster, use
 
@@ -65,11 +67,11 @@ def test_sizes_name_what_is_shared_and_nobody_keeps_it(tmp_path: Path) -> None:
 
 def test_subtasks_of_a_worker_share_one_block_cache(tmp_path: Path) -> None:
     settings = StateBackendSettings(
-        rocksdb_block_cache_bytes=3 << 20, rocksdb_front_tier_bytes_max=1 << 20, rocksdb_cache_bytes_max=0
+        rocksdb=RocksDBConfig(block_cache_bytes=3 << 20, front_tier_bytes_max=1 << 20, cache_bytes_max=0)
     )
     cluster = Cluster(tmp_path, "rocksdb", settings)
     backends: list[Any] = [cluster.backend([BLOB], parallelism=2, subtask=subtask) for subtask in range(2)]
-    assert backends[0].front_tier.store._memory is backends[1].front_tier.store._memory
+    assert backends[0].write_buffer.store._memory is backends[1].write_buffer.store._memory
     for backend in backends:
         for number in range(6_000):
             use(backend, f"k{number}")
@@ -78,19 +80,15 @@ def test_subtasks_of_a_worker_share_one_block_cache(tmp_path: Path) -> None:
         for number in range(6_000):
             use(backend, f"k{number}")
             assert len(backend.get_state(BLOB).value()) == 1_000
-    cache = backends[0].front_tier.store._memory.block_cache
+    cache = backends[0].write_buffer.store._memory.block_cache
     assert 0 < cache.get_usage() < 4 << 20
     cluster.close()
 
 
-def test_what_a_job_says_is_what_its_backends_get() -> None:
-    assert RocksDBConfig().applied_to(StateBackendSettings()) == StateBackendSettings(), "one set of defaults"
-    names = {name.removeprefix("rocksdb_") for name in StateBackendSettings.__dataclass_fields__ if name.startswith("rocksdb_")}
-    assert set(RocksDBConfig.__struct_fields__) == names
-    given = StateBackendSettings(memory_snapshot_bytes_max=2_000, incremental=False)
-    applied = RocksDBConfig(sorted_runs_max=3, background_compaction=False).applied_to(given)
-    assert (applied.rocksdb_sorted_runs_max, applied.rocksdb_background_compaction) == (3, False)
-    assert (applied.memory_snapshot_bytes_max, applied.incremental) == (2_000, False)
+def test_the_settings_of_a_job_are_the_record_of_its_backends() -> None:
+    """The one record is a setting of workers and of jobs: stored graphs and the facade know it by its old name."""
+    assert jobgraph.RocksDBConfig is hf.RocksDBConfig is RocksDBConfig
+    assert StateBackendSettings().rocksdb == RocksDBConfig()
 
 
 @pytest.mark.parametrize("name", RocksDBConfig.__struct_fields__)

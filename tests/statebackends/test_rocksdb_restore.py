@@ -65,7 +65,7 @@ def read(backends: list[KeyedBackendBase]) -> dict[tuple[str, bytes, str], Any]:
 
 def stored_rows(backend: KeyedBackendBase) -> list[tuple[bytes, bytes]]:
     assert isinstance(backend, RocksKeyedBackend)
-    return list(backend.front_tier.store.group_rows(KeyGroupRange(0, MAX_PARALLELISM)))
+    return list(backend.write_buffer.store.group_rows(KeyGroupRange(0, MAX_PARALLELISM)))
 
 
 def mixed_ids(cluster: Cluster, parallelism: int) -> list[KeyedBackendBase]:
@@ -106,7 +106,7 @@ def test_many_tables_are_taken_in_as_one_is(
     (restored,) = backends = cluster.rescaled(backends, 1)
     assert read(backends) == before
     assert isinstance(restored, RocksKeyedBackend)
-    assert len([name for name in os.listdir(restored.front_tier.store.folder) if name.endswith(".sst")]) in tables
+    assert len([name for name in os.listdir(restored.write_buffer.store.folder) if name.endswith(".sst")]) in tables
     assert read(cluster.rescaled(backends, 2)) == before
 
 

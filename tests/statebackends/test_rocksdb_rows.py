@@ -61,14 +61,14 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("declared", "good", "bad"), VALUES, ids=[str(declared) for declared, *_ in VALUES])
 def test_values_are_encoded_together_as_one_by_one(declared: Any, good: list[Any], bad: list[Any]) -> None:
-    codec = StateSerializer.of(ValueStateDescriptor("v", declared), KeyType.of(int))
+    serializer = StateSerializer.of(ValueStateDescriptor("v", declared), KeyType.of(int))
     for values in (good, [], good[:1] * 3):
-        assert codec.encode_all(values) == [codec.encode(value) for value in values]
+        assert serializer.encode_all(values) == [serializer.encode(value) for value in values]
     for value in bad:
         with pytest.raises(StateValueError) as one:
-            codec.encode(value)
+            serializer.encode(value)
         with pytest.raises(StateValueError) as many:
-            codec.encode_all([*good, value, *good])
+            serializer.encode_all([*good, value, *good])
         assert str(many.value) == str(one.value)
 
 
@@ -81,8 +81,8 @@ def test_lists_and_stamped_values_are_encoded_together_as_one_by_one() -> None:
 
 def test_a_piece_writes_and_deletes(tmp_path: Path) -> None:
     store = RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20)
-    store.write_piece([b"a", b"b", b"c"], [b"1", b"2", b"3"])
-    store.write_piece([b"a", b"b", b"d"], [b"4", None, b"5"])
+    store.write_batch([b"a", b"b", b"c"], [b"1", b"2", b"3"])
+    store.write_batch([b"a", b"b", b"d"], [b"4", None, b"5"])
     assert [store.get(key) for key in (b"a", b"b", b"c", b"d")] == [b"4", None, b"3", b"5"]
     store.close()
 
@@ -100,10 +100,10 @@ def test_a_new_database_merges_early_until_its_first_copy(tmp_path: Path) -> Non
     compaction = Compaction(9, 300)
     store = RocksStore(str(db), write_buffer_bytes=1 << 16, block_cache_bytes=1 << 20, compaction=compaction, is_new=True)
     assert merging_of(db) == ("3", "50")
-    store.write_piece([b"a"], [b"1"])
+    store.write_batch([b"a"], [b"1"])
     store.link_copy(str(tmp_path / "copy"))
     assert merging_of(db) == ("9", "300")
-    store.write_piece([b"b"], [b"2"])
+    store.write_batch([b"b"], [b"2"])
     store.link_copy(str(tmp_path / "second"))
     store.close()
     clone = RocksStore(str(tmp_path / "copy"), write_buffer_bytes=1 << 16, block_cache_bytes=1 << 20, compaction=compaction)

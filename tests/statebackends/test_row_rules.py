@@ -223,7 +223,7 @@ def test_a_column_is_refused_just_where_its_values_do_not_decode(text: str, valu
     for value in values:
         array = pa.array([value], spec.arrow_type)
         verdicts = []
-        for judge in (spec.shape.check_column, spec.shape.from_arrow):
+        for judge in (spec.value_type.check_column, spec.value_type.from_arrow):
             try:
                 judge(array)
                 verdicts.append(True)

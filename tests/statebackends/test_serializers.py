@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateSerializer, value_texts
 from holdfast.statebackends.serialization.type_serializer import (
     Compatibility,
     TypeSerializer,
@@ -26,7 +28,7 @@ from holdfast.statebackends.serialization.type_serializer import (
     migrate,
     split_map_text,
 )
-from holdfast.statebackends.state import Pickled
+from holdfast.statebackends.state import MapStateDescriptor, Pickled
 from tests.examples import examples
 
 
@@ -480,6 +482,18 @@ def test_map_state_text() -> None:
     key, value = TypeSerializer.of(tuple[int, str]), TypeSerializer.of(dict[str, list[int]])
     assert map_text(key.text, value.text) == "map<tuple<int,str>,dict<str,list<int>>>"
     assert split_map_text(map_text(key.text, value.text)) == (key.text, value.text)
-    for bad in ("int", "map<int>", "list<int,int>"):
+    quoted = map_text('struct<"a\\\\": int>', 'struct<"\\"<,": int>')
+    assert map_text(*split_map_text(quoted)) == quoted
+    for bad in ("int", "map<int>", "list<int,int>", "map<int,int", "map<int,int,int>", 'map<struct<"a: int>,int>'):
         with pytest.raises(InvalidConfigError):
             split_map_text(bad)
+
+
+@pytest.mark.parametrize("name", ["a<b", "a>b", "a,b", ", a: int", "(", "ü]"])
+def test_a_map_state_has_records_with_any_name_of_a_field(name: str) -> None:
+    record = msgspec.defstruct("Record", [("field", int, msgspec.field(name=name))], frozen=True, array_like=True)
+    for key, value in ((record, int), (int, record), (record, record)):
+        texts = (TypeSerializer.of(key).text, TypeSerializer.of(value).text)
+        assert split_map_text(map_text(*texts)) == texts
+        meta = StateSerializer.of(MapStateDescriptor("m", key, value), KeyType.of(int)).meta
+        assert value_texts(meta) == (*texts, False)

@@ -394,9 +394,9 @@ def test_what_may_be_cast(found: pa.DataType, wanted: pa.DataType, fits: bool) -
 )
 def test_what_may_be_cast_to_values_that_are_decimals(found: pa.DataType, text: str, fits: bool) -> None:
     spec = TypeSerializer.parse(text)
-    assert loses_nothing(found, spec.arrow_type, spec.shape) is fits
+    assert loses_nothing(found, spec.arrow_type, spec.value_type) is fits
     if fits:
-        assert fitted(pa.array([None], found), spec.arrow_type, spec.shape).type == spec.arrow_type
+        assert fitted(pa.array([None], found), spec.arrow_type, spec.value_type).type == spec.arrow_type
 
 
 def test_a_dictionary_is_judged_before_each_value_gets_bytes_of_its_own() -> None:

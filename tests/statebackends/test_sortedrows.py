@@ -72,14 +72,14 @@ def test_large_rows_come_in_smaller_batches_and_none_is_lost(monkeypatch: pytest
 @pytest.mark.parametrize("chunk", [1, 7, 1_000, 40_000])
 def test_small_and_large_chunks_make_one_table(chunk: int) -> None:
     rows = KeyedRows(KeyType.of(int), 128, "op")
-    codec = StateSerializer.of(ValueStateDescriptor("s", str), rows.key_type)
+    serializer = StateSerializer.of(ValueStateDescriptor("s", str), rows.key_type)
     count = min(chunk * 300, 45_000)
     keys = [rows.key_type.encode(key) for key in range(count)]
     names = [b"", b"window"]
     values = [f"v{number}" for number in range(count)]
     starts = range(0, count, chunk)
     chunks = [(names[first // chunk % 2], keys[first : first + chunk], values[first : first + chunk]) for first in starts]
-    table = rows.table(codec, chunks)
+    table = rows.table(serializer, chunks)
     groups = table.column("key_group").to_numpy()
     assert (np.diff(groups) >= 0).all()
     assert (rows.groups_of(keys)[np.array(table.column("key").to_pylist())] == groups).all()
@@ -102,30 +102,30 @@ def test_values_of_a_batch_are_converted_in_parts(value_bytes: int, batches: int
 
     monkeypatch.setattr(GroupSort, "add", noted)
     rows = KeyedRows(KeyType.of(int), 128, "op")
-    codec = StateSerializer.of(ValueStateDescriptor("s", str, Ttl(1_000)), rows.key_type)
+    serializer = StateSerializer.of(ValueStateDescriptor("s", str, Ttl(1_000)), rows.key_type)
     keys = [rows.key_type.encode(key) for key in range(2_500)]
     values = [(number, f"{number}".rjust(value_bytes)) for number in range(2_500)]
-    table = rows.table(codec, [(b"w", keys, values)])
+    table = rows.table(serializer, [(b"w", keys, values)])
     assert len(added) == batches
     assert {row["key"]: (row["ttl_stamp_ms"], row["value"]) for row in table.to_pylist()} == dict(enumerate(values))
     assert (np.diff(table.column("key_group").to_numpy()) >= 0).all()
-    assert rows.stream(codec, [(b"w", keys, values)]).size >= table.nbytes
+    assert rows.stream(serializer, [(b"w", keys, values)]).size >= table.nbytes
 
 
 def test_entries_of_a_key_stay_together_and_batches_bounded() -> None:
     rows = KeyedRows(KeyType.of(int), 128, "op")
-    codec = StateSerializer.of(MapStateDescriptor("s", int, int), rows.key_type)
+    serializer = StateSerializer.of(MapStateDescriptor("s", int, int), rows.key_type)
     keys = [rows.key_type.encode(key) for key in range(300)]
-    table = rows.table(codec, [(b"", keys, [dict.fromkeys(range(500), key) for key in range(300)])])
+    table = rows.table(serializer, [(b"", keys, [dict.fromkeys(range(500), key) for key in range(300)])])
     assert [len(part) for part in table.to_batches()] == [BATCH_ROWS, 300 * 500 - BATCH_ROWS]
     assert (np.diff(table.column("map_key").to_numpy()) % 500 == 1).all()
 
 
 def wide_table(count: int) -> pa.Table:
     rows = KeyedRows(UTF8, 128, "op")
-    codec = StateSerializer.of(ValueStateDescriptor("s", str), UTF8)
+    serializer = StateSerializer.of(ValueStateDescriptor("s", str), UTF8)
     keys = [UTF8.encode(f"user-{number}") for number in range(count)]
-    return rows.table(codec, [(b"", keys, [f"{number * 7919 % 10_007}" * 5 for number in range(count)])])
+    return rows.table(serializer, [(b"", keys, [f"{number * 7919 % 10_007}" * 5 for number in range(count)])])
 
 
 @pytest.mark.parametrize("table_format", ["arrow", "parquet"])

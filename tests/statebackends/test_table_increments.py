@@ -206,15 +206,15 @@ def test_a_snapshot_is_not_touched_by_what_a_newer_one_folds(job: Job, base: int
     write(backends, range(50), 1)
     job.checkpoint(backends, 1, None)
     write(backends, range(20), 2)
-    older = backends[0].snapshot(2)
+    immutable = backends[0].snapshot(2)
     write(backends, range(10, 40), 3)
     newer = backends[0].snapshot(3)
     write(backends, range(3), 4)
     targets = [SnapshotTarget(number, f"job/chk-{number}", "op-0-1-n", False, 0, f"{number}-1-op-0-n", base) for number in (2, 3)]
     run_flow(newer.flow(targets[1]), job.cluster.storage)
     newer.release()
-    handles = run_flow(older.flow(targets[0]), job.cluster.storage)
-    older.release()
+    handles = run_flow(immutable.flow(targets[0]), job.cluster.storage)
+    immutable.release()
     known = {part.path: part for handle in job.completed[1] for part in handle.parts if isinstance(part, FileHandle)}
     job.completed[2] = tuple(
         msgspec.structs.replace(handle, parts=tuple(known.get(getattr(part, "path", ""), part) for part in handle.parts))
@@ -290,7 +290,7 @@ def test_a_namespace_that_was_forgotten_without_having_told_its_changes_makes_a_
         run_flow(pending.flow(target), job.cluster.storage)
         pending.release()
     fourth = job.checkpoint([backend], 4, 1)
-    assert ("count", b"w") not in backend._generations, "nothing is in it"
+    assert ("count", b"w") not in backend._state_tables, "nothing is in it"
     assert (placeholders(fourth), runs_of(fourth)) == (set(), 0)
     restored = job.cluster.backend((COUNT,))
     restored.restore(job.completed[4], job.cluster.storage, "job/chk-4")
@@ -299,52 +299,52 @@ def test_a_namespace_that_was_forgotten_without_having_told_its_changes_makes_a_
 
 def test_reads_go_on_while_another_thread_folds() -> None:
     for kind in (CopyOnWriteStateTable, CopyOnWriteMapTable):
-        generations = kind()
-        _fill(generations, 2_000, 0)
-        generations.track(0)
+        table = kind()
+        _fill(table, 2_000, 0)
+        table.track_since(0)
         for barrier in range(1, 8):
-            _fill(generations, 2_000, barrier)
-            generations.remove(b"k1")
-            layers = generations.freeze()
-            generations.mark(barrier, barrier - 1)
-            thread = threading.Thread(target=generations.fold, args=(layers,))
+            _fill(table, 2_000, barrier)
+            table.remove(b"k1")
+            layers = table.freeze()
+            table.checkpoint_started(barrier, barrier - 1)
+            thread = threading.Thread(target=table.merge, args=(layers,))
             thread.start()
             while thread.is_alive():
                 for number in (0, 2, 1_999):
-                    assert _found(generations, b"k%d" % number) == barrier
-                assert _found(generations, b"k1") is None
+                    assert _found(table, b"k%d" % number) == barrier
+                assert _found(table, b"k1") is None
             thread.join()
-            generations.thaw(len(layers))
-            assert len(generations.older) == 1, "the layers above were folded"
-            assert _found(generations, b"k1") is None
+            table.release(len(layers))
+            assert len(table.immutable) == 1, "the layers above were folded"
+            assert _found(table, b"k1") is None
 
 
-def _fill(generations: CopyOnWriteStateTable, count: int, value: int) -> None:
+def _fill(table: CopyOnWriteStateTable, count: int, value: int) -> None:
     for number in range(count):
         key = b"k%d" % number
-        if isinstance(generations, CopyOnWriteMapTable):
-            generations.live.setdefault(key, MapLayer())["e"] = value
+        if isinstance(table, CopyOnWriteMapTable):
+            table.active.setdefault(key, MapLayer())["e"] = value
         else:
-            generations.live[key] = value
+            table.active[key] = value
 
 
-def _found(generations: CopyOnWriteStateTable, key: bytes) -> int | None:
-    if isinstance(generations, CopyOnWriteMapTable):
-        return generations.entries(key)[0].get("e")
-    found = generations.find(key)[0]
+def _found(table: CopyOnWriteStateTable, key: bytes) -> int | None:
+    if isinstance(table, CopyOnWriteMapTable):
+        return table.entries(key)[0].get("e")
+    found = table.find(key)[0]
     return None if found is MISSING else found
 
 
 def test_keys_that_come_and_go_between_two_barriers_leave_nothing_behind() -> None:
-    generations = CopyOnWriteStateTable()
-    generations.live[b"stays"] = 1
-    generations.track(0)
+    table = CopyOnWriteStateTable()
+    table.active[b"stays"] = 1
+    table.track_since(0)
     for number in range(100):
-        generations.live[b"k%d" % number] = 1
-        generations.remove(b"k%d" % number)
-    assert generations.live == {}
-    generations.remove(b"stays")
-    assert len(generations.live) == 1
+        table.active[b"k%d" % number] = 1
+        table.remove(b"k%d" % number)
+    assert table.active == {}
+    table.remove(b"stays")
+    assert len(table.active) == 1
 
 
 # -------------------------------------------------------------------------------------------------------------- pure parts
@@ -356,7 +356,7 @@ def test_the_log_forgets_what_is_too_much_and_says_so(monkeypatch: pytest.Monkey
     assert log.close(1, set(range(4)), 0, 20).complete_from == 0
     known = log.close(2, set(range(3, 8)), 0, 20)
     assert (known.complete_from, known.count(0), known.count(1)) == (0, 9, 5)
-    assert sorted(key for chunk in known.chunks(0, 2) for key in chunk) == list(range(8)), "each once"
+    assert sorted(key for batch in known.batches(0, 2) for key in batch) == list(range(8)), "each once"
     known = log.close(3, set(range(5)), 0, 20)
     assert (known.complete_from, [barrier for barrier, _ in known.epochs]) == (1, [3, 2])
     assert log.close(4, (), 3, 20).epochs == ()

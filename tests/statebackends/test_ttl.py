@@ -377,12 +377,12 @@ def test_a_table_with_damaged_stamps_is_corrupt(tmp_path: Path) -> None:
 
 def test_bytes_too_short_for_a_stamp_are_corrupt() -> None:
     for state in declared(TTL)[:2]:
-        codec = StateSerializer.of(state, KEY)
-        whole = codec.encode([(5, 1)] if codec.kind == "list" else (5, 1))
-        assert codec.decode(whole) == ([(5, 1)] if codec.kind == "list" else (5, 1))
+        serializer = StateSerializer.of(state, KEY)
+        whole = serializer.encode([(5, 1)] if serializer.kind == "list" else (5, 1))
+        assert serializer.decode(whole) == ([(5, 1)] if serializer.kind == "list" else (5, 1))
         for stop in range(len(whole)):
             with pytest.raises(CorruptStateError):
-                codec.decode(whole[:stop])
+                serializer.decode(whole[:stop])
 
 
 # ------------------------------------------------------------------------------------------------------------- cleaning up
@@ -438,8 +438,8 @@ def test_namespaces_are_cleaned_up_by_accesses_to_any_of_them(tmp_path: Path) ->
         backend.get_state(state).value()
     assert backend.state_size() == 0
     cluster.take(backend)
-    assert len(backend._generations) == 1
-    assert len(backend._table_expiries) == 1
+    assert len(backend._state_tables) == 1
+    assert len(backend._table_ttls) == 1
     cluster.close()
 
 
@@ -466,8 +466,8 @@ def test_restored_state_is_cleaned_up_too(tmp_path: Path) -> None:
 
 
 def test_rocksdb_deletes_what_has_expired_behind_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.statebackends.rocksdb.write_buffer.SWEEP_ROWS_MIN", 100)
-    monkeypatch.setattr("holdfast.statebackends.rocksdb.write_buffer.STRETCH_ROWS", 7)
+    monkeypatch.setattr("holdfast.statebackends.rocksdb.write_buffer.CLEANUP_ROWS_MIN", 100)
+    monkeypatch.setattr("holdfast.statebackends.rocksdb.write_buffer.CLEANUP_BATCH_ROWS", 7)
     cluster = Cluster(tmp_path, "rocksdb")
     unswept = ValueStateDescriptor("unswept", int, Ttl(1000, cleanup_entries=0))
     states = [*declared(Ttl(1000)), ValueStateDescriptor("forever", int), unswept]
@@ -477,10 +477,10 @@ def test_rocksdb_deletes_what_has_expired_behind_snapshots(tmp_path: Path, monke
         backend.get_state(states[5]).update(number)
         backend.get_state(states[6]).update(number)
     cluster.take(backend)
-    tier: Any = backend.front_tier  # type: ignore[attr-defined]
+    write_buffer: Any = backend.write_buffer  # type: ignore[attr-defined]
 
     def stored(name: str) -> int:
-        return len(list(tier.store.state_rows(tier.store.state_id(name), backend.key_groups)))
+        return len(list(write_buffer.store.state_rows(write_buffer.store.state_id(name), backend.key_groups)))
 
     assert [stored(state.name) for state in states] == [100] * 7
     backend.set_processing_time(cluster.now_ms + 1000)
@@ -504,10 +504,10 @@ def test_closing_the_database_ends_the_cleaning_up(tmp_path: Path) -> None:
     backend = cluster.backend(states)
     fill(backend, states, "a", 1)
     cluster.take(backend)
-    tier: Any = backend.front_tier  # type: ignore[attr-defined]
+    write_buffer: Any = backend.write_buffer  # type: ignore[attr-defined]
     backend.dispose()
-    tier.clean_up()
-    assert tier.sweep.deleted == 0
+    write_buffer.clean_up()
+    assert write_buffer.cleanup.deleted == 0
     cluster.close()
 
 
@@ -531,7 +531,7 @@ def test_within_one_time_a_read_stamps_once(tmp_path: Path) -> None:
     backend = cluster.backend([state])
     use(backend, "a")
     backend.get_state(state).update(1)
-    stored = backend._generations["v", b""].live
+    stored = backend._state_tables["v", b""].active
     backend.set_processing_time(cluster.now_ms + 5)
     backend.get_state(state).value()
     first = stored[KEY.encode("a")]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind
-from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
 from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -90,9 +90,7 @@ class TtlMachine(RuleBasedStateMachine):
         self.cluster = Cluster(Path(self._folder.name), self.kind)
         self.cluster.settings = StateBackendSettings(
             memory_snapshot_bytes_max=1 << 30,
-            rocksdb_front_tier_bytes_max=1 << 20,
-            rocksdb_cache_bytes_max=1 << 20,
-            rocksdb_write_behind_rows=1,
+            rocksdb=RocksDBConfig(front_tier_bytes_max=1 << 20, cache_bytes_max=1 << 20, write_behind_rows=1),
         )
         ttl = Ttl(DURATION_MS, self.update, self.visibility, self.cleanup_entries)
         self.descriptors: dict[str, Any] = {
@@ -298,10 +296,10 @@ class TtlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.backend.native_format is not None)
     @rule()
     def evict(self) -> None:
-        tier = cast(Any, self.backend).front_tier
-        tier.seal()
+        write_buffer = cast(Any, self.backend).write_buffer
+        write_buffer.freeze()
         for _ in range(3):
-            tier.tick()
+            write_buffer.maintain()
 
     @precondition(lambda self: self.backend.native_format is not None)
     @rule(turns=st.integers(1, 4))

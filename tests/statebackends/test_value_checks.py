@@ -119,7 +119,7 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
 @pytest.mark.parametrize(("declared", "fine", "wrong"), VALUES, ids=[str(declared) for declared, _, _ in VALUES])
 def test_what_is_asked_of_a_value_agrees_with_how_it_is_encoded(declared: Any, fine: list[Any], wrong: list[Any]) -> None:
     spec = TypeSerializer.of(declared)
-    checks = checks_of("s", "value", spec.shape, None)
+    checks = checks_of("s", "value", spec.value_type, None)
     for value in fine:
         spec.check(value)
         checks.value(value)

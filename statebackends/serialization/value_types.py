@@ -1,11 +1,9 @@
-"""Shapes of state values: for each, its canonical text, its Arrow type, and columns of values to Arrow and back.
+"""Types of state values: for each, its canonical text, its Arrow type, and columns of values to Arrow and back.
 
-Columns are built leaf by leaf, so that a struct or list costs a few calls per field, not one per value. A shape is strict
-on the way in (StateValueError) and reads older forms that evolution.py allows on the way out.
-
-What is encoded in the place of a map's key, so that keys which are equal in Python have one encoding (ADR 25).
-
-Shapes of records: msgspec.Struct, dataclass, NamedTuple and TypedDict values, as Arrow structs by field name."""
+Scalars, collections and records; a record (msgspec.Struct, dataclass, NamedTuple, TypedDict) is an Arrow struct by field name.
+Columns are built leaf by leaf, so that a struct or list costs a few calls per field, not one per value. A type is strict on
+the way in (StateValueError) and reads older forms that evolution.py allows on the way out. It also says what is encoded in the
+place of a map's key, so that keys which are equal in Python have one encoding (ADR 25)."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ def _always(value: Any) -> bool:
 
 
 class ValueType(ABC):
-    """The shape of one value; immutable, compared by its text."""
+    """The type of one value; immutable, compared by its text."""
 
     text: str
     arrow_type: pa.DataType
@@ -111,7 +109,7 @@ class ValueType(ABC):
     def key_form(self) -> Form | None:
         """What is encoded in the place of a map's key, so that keys which are equal in Python have one encoding; None: the key.
 
-        Raises InvalidConfigError for a shape whose equal values can't have one."""
+        Raises InvalidConfigError for a type whose equal values can't have one."""
         return None
 
     def _no_nulls(self, array: pa.Array) -> None:
@@ -273,8 +271,8 @@ class OpaqueType(ValueType):
         self.text, self.encode, self.decode, self.members = text, encode, decode, members
 
     def key_form(self) -> None:
-        numbers = [shape.text for shape in self.members if shape.text in ("bool", "int")]
-        if self.text == "pickled" or len(numbers) > 1 or any(shape.key_form() is not None for shape in self.members):
+        numbers = [value_type.text for value_type in self.members if value_type.text in ("bool", "int")]
+        if self.text == "pickled" or len(numbers) > 1 or any(value_type.key_form() is not None for value_type in self.members):
             raise InvalidConfigError(f"{self.text} is not the key type of a map: keys that are equal would be stored differently")
 
     def check(self, value: Any) -> None:
@@ -387,38 +385,38 @@ class DictType(ValueType):
     def check(self, value: Any) -> None:
         if not isinstance(value, dict):
             raise refused(value, self.text)
-        key_shape, value_shape = self.children
+        key_type, value_type = self.children
         for key, member in value.items():
-            key_shape.check(key)
-            value_shape.check(member)
+            key_type.check(key)
+            value_type.check(member)
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:
             if not isinstance(value, dict):
                 raise refused(value, self.text)
-        key_shape, value_shape = self.children
-        keys = key_shape.to_arrow(list(itertools.chain.from_iterable(values)))
-        members = value_shape.to_arrow([member for value in values for member in value.values()])
+        key_type, value_type = self.children
+        keys = key_type.to_arrow(list(itertools.chain.from_iterable(values)))
+        members = value_type.to_arrow([member for value in values for member in value.values()])
         return pa.MapArray.from_arrays(_offsets(values), keys, members)
 
     def from_arrow(self, array: pa.Array) -> list[Any]:
         self._no_nulls(array)
-        key_shape, value_shape = self.children
+        key_type, value_type = self.children
         starts, key_array, value_array = _entries(array)
-        keys = key_shape.from_arrow(key_array)
-        members = value_shape.from_arrow(value_array)
+        keys = key_type.from_arrow(key_array)
+        members = value_type.from_arrow(value_array)
         return [
             dict(zip(keys[start:stop], members[start:stop], strict=True)) for start, stop in itertools.pairwise(starts)
         ]
 
     def check_column(self, array: pa.Array) -> None:
         self._no_nulls(array)
-        key_shape, value_shape = self.children
+        key_type, value_type = self.children
         starts, keys, members = _entries(array)
-        key_shape.check_column(keys)
-        value_shape.check_column(members)
-        if len(keys) and not (isinstance(key_shape, ScalarType) and _are_distinct(starts, keys)):
-            values = key_shape.from_arrow(keys)
+        key_type.check_column(keys)
+        value_type.check_column(members)
+        if len(keys) and not (isinstance(key_type, ScalarType) and _are_distinct(starts, keys)):
+            values = key_type.from_arrow(keys)
             for start, stop in itertools.pairwise(starts):
                 if len(set(values[start:stop])) < stop - start:
                     raise CorruptStateError(f"a {self.text} with a key that it has twice", reason="value encoding")
@@ -435,29 +433,29 @@ class TupleType(ValueType):
     def check(self, value: Any) -> None:
         if not isinstance(value, tuple) or len(value) != len(self.children):
             raise refused(value, self.text)
-        for member, shape in zip(value, self.children, strict=True):
-            shape.check(member)
+        for member, value_type in zip(value, self.children, strict=True):
+            value_type.check(member)
 
     def key_form(self) -> Form | None:
-        return form_of_members([shape.key_form() for shape in self.children])
+        return form_of_members([value_type.key_form() for value_type in self.children])
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for value in values:
             if not isinstance(value, tuple) or len(value) != len(self.children):
                 raise refused(value, self.text)
         columns = list(zip(*values, strict=True)) if values else [()] * len(self.children)
-        arrays = [shape.to_arrow(column) for shape, column in zip(self.children, columns, strict=True)]
+        arrays = [value_type.to_arrow(column) for value_type, column in zip(self.children, columns, strict=True)]
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
 
     def from_arrow(self, array: pa.Array) -> list[Any]:
         self._no_nulls(array)
-        columns = [shape.from_arrow(array.field(index)) for index, shape in enumerate(self.children)]
+        columns = [value_type.from_arrow(array.field(index)) for index, value_type in enumerate(self.children)]
         return list(zip(*columns, strict=True))
 
     def check_column(self, array: pa.Array) -> None:
         self._no_nulls(array)
-        for index, shape in enumerate(self.children):
-            shape.check_column(array.field(index))
+        for index, value_type in enumerate(self.children):
+            value_type.check_column(array.field(index))
 
 
 def _offsets(values: Sequence[Collection[Any]]) -> pa.Array:
@@ -517,14 +515,14 @@ class RecordField:
     attribute: str
     name: str
     """As encoded, and as the Arrow struct names it."""
-    shape: ValueType
+    value_type: ValueType
     default: Callable[[], Any] | None
     """Makes the value of a record that was written without the field; None: the field is required."""
 
     @property
     def text(self) -> str:
         name = self.name if self.name.isidentifier() else json.dumps(self.name)
-        return f"{name}: {self.shape.text}" + (" = default" if self.default is not None else "")
+        return f"{name}: {self.value_type.text}" + (" = default" if self.default is not None else "")
 
 
 class RecordType(ValueType):
@@ -541,8 +539,8 @@ class RecordType(ValueType):
     ) -> None:
         self.kind, self.fields = kind, fields
         self.text = f"{kind}<{', '.join(field.text for field in fields)}>"
-        self.arrow_type = pa.struct([(field.name, field.shape.arrow_type) for field in fields])
-        self.children = tuple(field.shape for field in fields)
+        self.arrow_type = pa.struct([(field.name, field.value_type.arrow_type) for field in fields])
+        self.children = tuple(field.value_type for field in fields)
         self._class, self._is_dict, self._positional = record_class, is_dict, positional
 
     def read(self, value: Any, field: RecordField) -> Any:
@@ -566,10 +564,10 @@ class RecordType(ValueType):
         for field in self.fields:
             member = self.read(value, field)
             if member is not MISSING:
-                field.shape.check(member)
+                field.value_type.check(member)
 
     def key_form(self) -> Form | None:
-        forms = [field.shape.key_form() for field in self.fields]
+        forms = [field.value_type.key_form() for field in self.fields]
         if not any(forms):
             return None
 
@@ -592,9 +590,9 @@ class RecordType(ValueType):
 
     def _column(self, field: RecordField, members: list[Any]) -> pa.Array:
         if not self._is_dict or field.default is None:
-            return field.shape.to_arrow(members)
+            return field.value_type.to_arrow(members)
         present = [member for member in members if member is not MISSING]
-        return scatter(field.shape.to_arrow(present), [member is not MISSING for member in members])
+        return scatter(field.value_type.to_arrow(present), [member is not MISSING for member in members])
 
     def from_arrow(self, array: pa.Array) -> list[Any]:
         self._no_nulls(array)
@@ -611,20 +609,20 @@ class RecordType(ValueType):
         self._no_nulls(array)
         for index, field in enumerate(self.fields):
             column = array.field(index)
-            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalType):
+            if column.null_count and field.default is not None and not isinstance(field.value_type, OptionalType):
                 column = column.drop_null()  # the field is absent
-            field.shape.check_column(column)
+            field.value_type.check_column(column)
 
     def _members(self, field: RecordField, array: pa.Array) -> list[Any]:
         index = array.type.get_field_index(field.name)
         if index >= 0:
             column = array.field(index)
-            if column.null_count and field.default is not None and not isinstance(field.shape, OptionalType):
-                present = iter(field.shape.from_arrow(column.drop_null()))
+            if column.null_count and field.default is not None and not isinstance(field.value_type, OptionalType):
+                present = iter(field.value_type.from_arrow(column.drop_null()))
                 return [next(present) if valid else field.default() for valid in column.is_valid().to_pylist()]
-            return field.shape.from_arrow(column)
+            return field.value_type.from_arrow(column)
         if field.default is not None:
             return [field.default() for _ in range(len(array))]
-        if isinstance(field.shape, OptionalType):
+        if isinstance(field.value_type, OptionalType):
             return [None] * len(array)
         raise CorruptStateError(f"no column {field.name!r} for {self.text}", reason="missing column")

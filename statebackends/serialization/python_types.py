@@ -1,6 +1,7 @@
-"""Which shape a declared Python type has; refuses at graph-building time what would not come back equal.
+"""Python types and value types: the value type of a declared Python type, and the plain Python type of a value type's text.
 
-Canonical text of a value type -> a plain Python type, so that a tool can read a snapshot without the user's classes."""
+A declared type whose values would not come back equal is refused when the graph is built. A type made from a text needs none of
+the user's classes, so that a tool can read any snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.serialization.shapes import (
+from holdfast.statebackends.serialization.value_types import (
     MISSING,
     SCALARS,
     DictType,
@@ -41,7 +42,7 @@ _HINT = (
 
 
 def encode_unusual(value: Any) -> Any:
-    """What msgpack gets for a class it doesn't know: the plain value of scalars that Shape.check accepts."""
+    """What msgpack gets for a class it doesn't know: the plain value of scalars that ValueType.check accepts."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, pa.Scalar):
@@ -64,8 +65,8 @@ def encode_unusual(value: Any) -> Any:
 ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_unusual)
 
 
-def shape_of(python_type: Any, *, lenient: bool = False) -> ValueType:
-    """Shape of a declared type. Raises InvalidConfigError.
+def value_type_of(python_type: Any, *, lenient: bool = False) -> ValueType:
+    """The value type of a declared type. Raises InvalidConfigError.
 
     lenient: accept records in which an absent key and None look alike (read by tools, never declared)."""
     return _Builder(lenient).build(python_type)
@@ -126,20 +127,20 @@ class _Builder:
         members = [argument for argument in arguments if argument is not type(None)]
         if len(members) == 1:
             return OptionalType(self.build(members[0]))
-        shapes = [self.build(member) for member in members]
-        text = f"union<{','.join(sorted(shape.text for shape in shapes))}>"
-        shape = _opaque(text, typing.Union[tuple(members)], tuple(shapes))  # noqa: UP007 - made from a list
-        return OptionalType(shape) if len(members) < len(arguments) else shape
+        value_types = [self.build(member) for member in members]
+        text = f"union<{','.join(sorted(value_type.text for value_type in value_types))}>"
+        value_type = _opaque(text, typing.Union[tuple(members)], tuple(value_types))  # noqa: UP007 - made from a list
+        return OptionalType(value_type) if len(members) < len(arguments) else value_type
 
     def _record(self, declared: type) -> ValueType:
         if declared in self._open:
             raise InvalidConfigError(f"{declared.__name__} contains itself, which no column can hold; use Pickled")
         self._open.append(declared)
         try:
-            shape = self._open_record(declared)
+            value_type = self._open_record(declared)
         finally:
             self._open.pop()
-        return shape if shape.fields else _opaque(shape.text, declared)
+        return value_type if value_type.fields else _opaque(value_type.text, declared)
 
     def _open_record(self, declared: type) -> RecordType:
         if issubclass(declared, msgspec.Struct):
@@ -196,17 +197,17 @@ class _Builder:
             # Python does not see the marks of a class whose annotations are texts (`from __future__ import annotations`)
             required = mark is typing.Required or (mark is not NotRequired and name in declared.__required_keys__)
             field = self._field(name, name, inner, None if required else (lambda: MISSING))
-            if not required and isinstance(field.shape, OptionalType) and not self._lenient:
+            if not required and isinstance(field.value_type, OptionalType) and not self._lenient:
                 raise InvalidConfigError(f"{declared.__name__}[{name!r}] may be absent or None: a column has one null")
             fields.append(field)
         return RecordType("struct", dict, tuple(fields), is_dict=True)
 
     def _field(self, attribute: str, name: str, declared: Any, default: Any) -> RecordField:
         try:
-            shape = self.build(declared)
+            value_type = self.build(declared)
         except InvalidConfigError as error:
             raise InvalidConfigError(f"field {attribute!r}: {error}") from error
-        return RecordField(attribute, name, shape, default)
+        return RecordField(attribute, name, value_type, default)
 
 
 def _constant(defaults: dict[str, Any], name: str) -> Any:
@@ -217,10 +218,10 @@ def _opaque(text: str, declared: Any, members: tuple[ValueType, ...] = ()) -> Va
     return OpaqueType(text, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode, members)
 
 
-def _hashable(shape: ValueType) -> bool:
-    if isinstance(shape, TupleType):
-        return all(map(_hashable, shape.children))
-    return shape in SCALARS.values()
+def _hashable(value_type: ValueType) -> bool:
+    if isinstance(value_type, TupleType):
+        return all(map(_hashable, value_type.children))
+    return value_type in SCALARS.values()
 
 
 def _hints(declared: Any) -> dict[str, Any]:
@@ -286,7 +287,7 @@ _NAMED_COLLECTIONS: dict[str, Any] = {"list": list, "set": set, "frozenset": fro
 
 
 def parse_type(text: str) -> Any:
-    """The type whose shape has this text; structs become TypedDicts. Raises InvalidConfigError."""
+    """The Python type whose value type has this text; structs become TypedDicts. Raises InvalidConfigError."""
     parser = _Parser(text)
     parsed = parser.type()
     if parser.rest():
