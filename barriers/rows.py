@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -97,16 +98,15 @@ def fitting_columns(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch | 
 
 
 def misfits(rows: Sequence[Any], schema: pa.Schema) -> Iterator[int]:
-    """Positions of the rows that don't fit, in order; all others together do. Each is found by bisection, so that k of n rows cost
-    O(k log n) conversions. Where one row is a dict, all have to be."""
-    as_dicts = any(isinstance(row, dict) for row in rows)
+    """Positions of the rows that don't fit, in order; all others together do. A row is judged by itself alone, since after a replay
+    it may have other neighbours. Each is found by bisection, so that k of n rows cost O(k log n) conversions."""
     blocks = [(0, len(rows))]
     while blocks:
         start, stop = blocks.pop()
         if start == stop:
             continue
         try:
-            _arrays(rows[start:stop], schema, as_dicts=as_dicts)
+            _arrays(rows[start:stop], schema)
         except _MISFIT:
             if stop - start == 1:
                 yield start
@@ -115,22 +115,78 @@ def misfits(rows: Sequence[Any], schema: pa.Schema) -> Iterator[int]:
                 blocks += [(middle, stop), (start, middle)]
 
 
-def _arrays(rows: Sequence[Any], schema: pa.Schema, *, as_dicts: bool | None = None) -> list[pa.Array]:
-    """`as_dicts`: whether rows are dicts; None: as the first one is."""
-    if as_dicts is None:
-        as_dicts = not rows or isinstance(rows[0], dict)
-    getter: Callable[[str], Callable[[Any], Any]] = itemgetter if as_dicts else attrgetter
+def _arrays(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array]:
+    """The columns of rows, each of its own form: a dict or an object."""
+    kinds = set(map(type, rows))
+    objects = {kind for kind in kinds if not issubclass(kind, dict)}
+    dicts = rows if not objects else [row for row in rows if type(row) not in objects] if len(objects) < len(kinds) else []
+    getter: Callable[[str], Callable[[Any], Any]] = itemgetter if not objects else _either_getter if dicts else attrgetter
     arrays = []
     for field in schema:
         values = list(map(getter(field.name), rows))
         _refuse_lossy(values, field.type)
-        array = pa.array(values, type=field.type)
+        array = _array(values, field.type)
         if array.null_count and not field.nullable:
             raise ValueError(f"null in a column that was declared without nulls; {nulls_hint(field.type)}")
         arrays.append(array)
-    if as_dicts and sum(map(len, rows)) != len(rows) * len(schema):
+    excess = sum(map(len, rows)) != len(rows) * len(schema) if kinds == {dict} else set(map(len, dicts)) - {len(schema)}
+    if excess:  # a dict has at least the columns; one of another kind may make them up, so that the sum says nothing
         raise ValueError("a row has columns that were not declared")
     return arrays
+
+
+def _either_getter(name: str) -> Callable[[Any], Any]:
+    return lambda row: row[name] if issubclass(type(row), dict) else getattr(row, name)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """pyarrow takes the form of the first struct (dict, tuple, pairs) for that of all. Where one is no dict each value is converted
+    alone, so that what becomes of it doesn't depend on those before it."""
+    if pa.types.is_nested(kind) and not _are_dicts(values, kind):
+        return pa.concat_arrays([pa.array([value], type=kind) for value in values])
+    return pa.array(values, type=kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _holds_structs(kind: pa.DataType) -> bool:
+    """Whether pyarrow converts values of the type by way of structs: a map's entries are ones too."""
+    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        return True
+    return bool(pa.types.is_nested(kind)) and any(_holds_structs(kind.field(index).type) for index in range(kind.num_fields))
+
+
+@functools.lru_cache(maxsize=256)
+def _with_structs(kind: pa.DataType) -> tuple[int, ...]:
+    """Which fields of a struct, or of (key, value) of a map, hold structs themselves."""
+    types = (kind.key_type, kind.item_type) if pa.types.is_map(kind) else tuple(field.type for field in kind)
+    return tuple(index for index, each in enumerate(types) if _holds_structs(each))
+
+
+def _are_dicts(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Whether all structs in the values are dicts, or None, and all entries of maps tuples. Other types with structs: False."""
+    if not _holds_structs(kind):
+        return True
+    types = set(map(type, values)) - {type(None)}
+    dicts = {found for found in types if issubclass(found, dict)}
+    if pa.types.is_struct(kind):
+        return types == dicts and all(
+            _are_dicts([value.get(kind.field(index).name) for value in values if value is not None], kind.field(index).type)
+            for index in _with_structs(kind)
+        )
+    if not types - dicts <= {list, tuple}:
+        return False
+    if pa.types.is_map(kind):
+        nested = _with_structs(kind)
+        if types == dicts and not nested:
+            return True
+        entries = [value.items() if type(value) in dicts else value for value in values if value] if dicts else filter(None, values)
+        pairs = list(chain.from_iterable(entries))
+        if set(map(type, pairs)) - {tuple}:
+            return False
+        types_of_entry = (kind.key_type, kind.item_type)
+        return all(_are_dicts([pair[index] for pair in pairs], types_of_entry[index]) for index in nested)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and not dicts and _are_dicts(list(chain.from_iterable(filter(None, values))), kind.value_type)
 
 
 def nulls_hint(declared: pa.DataType) -> str:
@@ -184,7 +240,7 @@ def _mismatch(rows: Sequence[Any], schema: pa.Schema, producer: str, cause: Exce
 def misfit_error(row: Any, index: int, schema: pa.Schema, producer: str = "") -> SchemaMismatchError:
     """The error for a row that `misfits` found at `index`, naming the column."""
     column, reason = _first_misfit(row, schema)
-    return _error(producer, index, column, reason or f"it is of type {type(row).__name__}, and others of its batch are dicts", row)
+    return _error(producer, index, column, reason or "its columns are not the declared ones", row)
 
 
 def _first_misfit(row: Any, schema: pa.Schema) -> tuple[str | None, str]:

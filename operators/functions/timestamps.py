@@ -15,9 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
+from holdfast.barriers.rows import columns_to_rows
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.functions.time import BoundedOutOfOrderness, datetime_ms
+from holdfast.operators.functions.time import BoundedOutOfOrderness, datetime_ms, is_naive
 from holdfast.operators.task.user_failures import shown
 from holdfast.statebackends.errors import GraphError, InvalidTimestampError
 
@@ -82,6 +83,8 @@ class TimestampsOperator(SkippingOperator):
             return self._in_range(batch, column.to_numpy())
         factor, divisor = _PER_MS[column.type.unit]
         numbers = column.view(pa.int64()).to_numpy()
+        if len(numbers) and factor > 1 and max(int(numbers.max()), -int(numbers.min())) > TIME_MS_MAX // factor:
+            numbers = numbers.astype(np.object_)  # the product may be too large for int64
         return self._in_range(batch, numbers * factor if divisor == 1 else numbers // divisor)
 
     def _from_function(self, batch: Batch, function: Callable[[Any], Any]) -> tuple[Batch, npt.NDArray[np.int64]]:
@@ -134,7 +137,13 @@ class TimestampsOperator(SkippingOperator):
         return self._refused(f"{shown(moment)} is not an event time (ms as an int, or an aware datetime)", row)
 
     def _record(self, batch: Batch, row: int) -> Any:
-        return batch.slice(row, 1).rows(self.input_type.record)[0]
+        one = batch.slice(row, 1)
+        try:
+            return one.rows(self.input_type.record)[0]
+        except (pa.ArrowException, AttributeError, OverflowError, ValueError):  # a time that no datetime holds: its number then
+            columns = one.columns()
+            numbers = [column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in columns.columns]
+            return columns_to_rows(pa.RecordBatch.from_arrays(numbers, names=columns.schema.names))[0]
 
     def _refused(self, reason: str, row: Any) -> InvalidTimestampError:
         context = self.context
@@ -149,5 +158,5 @@ class TimestampsOperator(SkippingOperator):
 def _milliseconds(moment: Any) -> int | None:
     """What a function gave, as an event time; None for what is none."""
     if isinstance(moment, datetime):
-        return None if moment.tzinfo is None else datetime_ms(moment)
+        return None if is_naive(moment) else datetime_ms(moment)
     return int(moment) if isinstance(moment, np.integer) else None

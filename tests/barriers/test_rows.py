@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.rows import columns_to_rows, rows_to_columns
+from holdfast.barriers.rows import columns_to_rows, fitting_columns, misfits, rows_to_columns
 from holdfast.statebackends.errors import InvalidConfigError, SchemaMismatchError
 from tests.examples import examples
 
@@ -91,8 +91,87 @@ def test_a_record_that_lacks_a_field_is_named() -> None:
 def test_rows_that_are_no_rows_at_all_are_refused() -> None:
     with pytest.raises(SchemaMismatchError, match="'p'"):
         rows_to_columns([3, 4], SCHEMA, "p")
-    with pytest.raises(SchemaMismatchError):
-        rows_to_columns([{"n": 1, "s": None}, Point(1, None)], SCHEMA, "p")
+
+
+FORMS = pa.schema(
+    [pa.field("n", pa.int64(), nullable=False), ("p", pa.struct([("x", pa.int64())])), ("m", pa.map_("string", "int64"))]
+)
+
+
+class Indexed:
+    """An object that answers as a dict does, and is none."""
+
+    def __getitem__(self, name: str) -> Any:
+        return {"n": 1, "p": None, "m": None}[name]
+
+    def __len__(self) -> int:
+        return 3
+
+
+@dataclass
+class Formed:
+    n: Any
+    p: Any
+    m: Any
+
+
+PARTS = st.sampled_from([None, {"x": 1}, {"x": "1"}, [("x", 1)], (("x", 1),), (1,), (), [], 5])
+MAPS = st.sampled_from(
+    [None, {"a": 1}, [("a", 1)], [["a", 1]], [{"key": "a", "value": 1}], [[("key", "a"), ("value", 1)]], [(("a", 1),)], 5]
+)
+ROWS_OF_ALL_FORMS = st.one_of(
+    st.builds(Formed, st.sampled_from([1, 2, None]), PARTS, MAPS),
+    st.builds(lambda n, p, m: {"n": n, "p": p, "m": m}, st.sampled_from([1, 2, "x"]), PARTS, MAPS),
+    st.sampled_from([Indexed(), {"n": 1, "p": None}, {"n": 1, "p": None, "m": None, "extra": 1}, None]),
+)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(ROWS_OF_ALL_FORMS, max_size=12))
+def test_a_row_is_judged_by_itself_alone(rows: list[Any]) -> None:
+    alone = [fitting_columns([row], FORMS) for row in rows]
+    found = set(misfits(rows, FORMS))
+    assert found == {index for index, columns in enumerate(alone) if columns is None}
+    together = rows_to_columns([row for index, row in enumerate(rows) if index not in found], FORMS)
+    assert together.to_pylist() == [row for columns in alone if columns is not None for row in columns.to_pylist()]
+    assert (fitting_columns(rows, FORMS) is None) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.list_(FORMS.field("p").type), [[{"x": 1}], [[("x", 1)]], [()], None]),
+        (pa.struct([("p", FORMS.field("p").type)]), [{"p": {"x": 1}}, {"p": [("x", 1)]}, {"p": ()}, {}, None]),
+        (pa.map_("string", FORMS.field("p").type), [{"a": {"x": 1}}, [("a", {"x": 2})], {"a": [("x", 1)]}, {"a": ()}, None]),
+        (pa.map_("string", "int64"), [[("a", 1)], {"a": 1}, [{"key": "a", "value": 1}], [], [("a",)]]),
+    ],
+)
+def test_a_struct_inside_another_value_takes_no_form_from_its_neighbours(kind: pa.DataType, values: list[Any]) -> None:
+    schema = pa.schema([("v", kind)])
+    rows = [{"v": value} for value in values]
+    for order in (rows, rows[::-1]):
+        alone = [fitting_columns([row], schema) for row in order]
+        lost = [index for index, columns in enumerate(alone) if columns is None]
+        assert list(misfits(order, schema)) == lost
+        kept = [row for index, row in enumerate(order) if index not in lost]
+        wanted = [row for columns in alone if columns is not None for row in columns.to_pylist()]
+        assert rows_to_columns(kept, schema).to_pylist() == wanted
+
+
+def test_dicts_and_records_of_one_batch_are_each_taken_in_their_form() -> None:
+    columns = rows_to_columns([{"n": 1, "s": None}, Point(2, "b"), {"n": 3, "s": "c"}], SCHEMA, "p")
+    assert columns.to_pydict() == {"n": [1, 2, 3], "s": [None, "b", "c"]}
+
+
+def test_a_dict_that_makes_up_a_column_does_not_hide_another_that_was_not_declared() -> None:
+    class Default(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            return None
+
+    rows = [Default(n=1), {"n": 1, "s": "x", "extra": 0}]
+    assert list(misfits(rows, SCHEMA)) == [0, 1]
+    with pytest.raises(SchemaMismatchError, match="not the declared ones"):
+        rows_to_columns(rows, SCHEMA)
 
 
 def test_nanoseconds_have_no_python_value() -> None:

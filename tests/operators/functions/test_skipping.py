@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.barriers import rows as rows_module
 from holdfast.operators.datastream.environment import Environment
@@ -15,6 +18,7 @@ from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, M
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.timestamps import TimestampsOperator
 from holdfast.statebackends.errors import GraphError, TooManyRowsSkippedError, UndeclaredStateError, UserFunctionError
+from tests.examples import examples
 from tests.operators.ends import NamedSource
 from tests.operators.harness import OperatorHarness
 
@@ -229,13 +233,54 @@ def test_rows_that_fit_no_column_are_found_by_bisection(lost: list[int], monkeyp
     assert all(batch.is_columnar for batch in one.output.batches) or lost, "they are converted once"
 
 
-def test_a_row_that_is_no_dict_among_dicts_is_left_out() -> None:
-    class Row:
-        n = 5
+@dataclass
+class Number:
+    n: Any
 
-    one = run(MapOperator(lambda row: row, ANY, NUMBERS, skips=True), [Row(), {"n": 1}, Row(), {"n": 2}])
-    assert (one.output.rows(), one.context.counters.rows_skipped) == ([{"n": 1}, {"n": 2}], 2)
-    assert "it is of type Row, and others of its batch are dicts" in one.context.counters.first_skipped
+
+@pytest.mark.parametrize("record", [None, Number])
+@settings(max_examples=examples(50), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([Number, lambda n: {"n": n}]), st.sampled_from([1, 2, "x"])), max_size=10), st.data())
+def test_which_rows_are_left_out_does_not_depend_on_where_batches_end(record: Any, made: list[Any], data: st.DataObject) -> None:
+    """After a replay they end elsewhere, and the output has to be the same."""
+    rows = [make(value) for make, value in made]
+    operator = MapOperator(lambda row: row, ANY, RowType(NUMBERS.schema, record), skips=True)
+    with OperatorHarness(operator) as one:
+        left = rows
+        while left:
+            size = data.draw(st.integers(1, len(left)))
+            one.process(left[:size])
+            left = left[size:]
+    assert one.output.rows() == [row for row, (_, value) in zip(rows, made, strict=True) if value != "x"]
+    numbers = [n for batch in one.output.batches for n in batch.columns()["n"].to_pylist()]
+    assert numbers == [value for _, value in made if value != "x"]
+    assert one.context.counters.rows_skipped == [value for _, value in made].count("x")
+
+
+def test_a_time_that_no_column_of_ms_holds_is_left_out() -> None:
+    class Lost(tzinfo):
+        def utcoffset(self, when: datetime | None) -> None:
+            return None
+
+        tzname = dst = utcoffset
+
+    one = run(TimestampsOperator(lambda row: row, 0, ANY, skips=True), [1, datetime(2020, 1, 1, tzinfo=Lost()), 3])
+    assert (one.output.timestamps(), one.context.counters.rows_skipped) == ([1, 3], 1)
+    assert "is naive" in one.context.counters.first_skipped
+
+
+@pytest.mark.parametrize(
+    ("unit", "huge"),
+    [(unit, huge) for unit in ("s", "ms", "us") for huge in (2**63 - 1, -(2**63) + 1)] + [("s", 2**64 // 1000), ("s", 2**53)],
+)
+def test_a_time_of_a_column_that_is_out_of_range_is_left_out(unit: str, huge: int) -> None:
+    column = pa.array([0, huge, 5_000_000], pa.timestamp(unit, "UTC"))
+    declared = RowType(pa.schema([("t", column.type)]))
+    with OperatorHarness(TimestampsOperator("t", 0, declared, skips=True)) as one:
+        one.process(pa.record_batch({"t": column}))
+    assert len(one.output.timestamps()) == 2
+    assert one.context.counters.rows_skipped == 1
+    assert f"record {{'t': {huge}}}" in one.context.counters.first_skipped
 
 
 def test_what_is_no_rows_fault_fails_all_the_same() -> None:
