@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-from holdfast.barriers.messages import FailureReason, clip_front
+from holdfast.barriers.messages import clip_front
 from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, printable
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -155,34 +155,3 @@ def writing_log(
     finally:
         _log.leave(writer)
         handler.close()
-
-
-_TOLD = frozenset({"state_changed", "request"})
-"""Events whose text a driver gets anyway: as the error of `execute` or `wait`, and in its own lines."""
-
-
-class ToldToDriver(logging.Filter):
-    """Keeps from Python's last resort, which writes to standard error what no handler takes, what the driver is told anyway.
-
-    A job that restarts is the concern of the driver's line about it. Whoever has set logging up gets all of it."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        fields = getattr(record, "fields", {})
-        event = fields.get("event")
-        told = event in _TOLD
-        told |= event == "attempt_failed" and fields.get("restart_in_ms") is None
-        told |= event == "checkpoint_failed" and fields.get("reason") == FailureReason.JOB_FAILOVER
-        return not told or logging.getLogger(record.name).hasHandlers()
-
-
-@contextlib.contextmanager
-def leaving_log_to_driver() -> Iterator[None]:
-    """Of a coordinator inside a driver that said nothing about its log, until the end of the block."""
-    told, loggers = ToldToDriver(), [logging.getLogger(name) for name in ("holdfast.coordinator.jobs", "holdfast.requests")]
-    for logger in loggers:
-        logger.addFilter(told)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(told)

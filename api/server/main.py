@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from holdfast.api.directory_guard import DirectoryGuard, OpenCoordinator, open_coordinator
-from holdfast.api.logs import leaving_log_to_driver, writing_log
+from holdfast.api.logs import writing_log
 from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.api.server.server import RestServer, advertised_url, bind, describe_exposure
 from holdfast.api.settings import ServerSettings
@@ -64,7 +64,7 @@ def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterato
 def _logging(settings: ServerSettings, *, embedded: bool) -> contextlib.AbstractContextManager[None]:
     """The log of a coordinator; inside a driver, whose logging is its own, only if a setting asks for it."""
     if embedded and settings.log_level is None and settings.log_format is None:
-        return leaving_log_to_driver()
+        return contextlib.nullcontext()
     secrets = (settings.token,) if settings.token is not None else ()
     return writing_log(settings.log_level or "info", settings.log_format or "text", secrets=secrets, everything=not embedded)
 

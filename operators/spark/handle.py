@@ -11,14 +11,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from holdfast.barriers.jobgraph import JobGraph
-from holdfast.barriers.messages import printable
+from holdfast.barriers.messages import FailureReason, printable
 from holdfast.operators.datastream.launcher import CoordinatorClient, Progress
 from holdfast.operators.spark.messages import (
     describe_attached,
@@ -47,7 +47,15 @@ from holdfast.operators.spark.progress import (
 )
 from holdfast.operators.spark.slots import SlotRunner
 from holdfast.operators.spark.supervisor import JobEnded, Question, StopRequested, WorkersSeen
-from holdfast.statebackends.errors import FencedError, HoldfastError, JobFailedError
+from holdfast.statebackends.errors import (
+    AuthenticationError,
+    CheckpointFailedError,
+    FencedError,
+    HoldfastError,
+    InvalidConfigError,
+    JobFailedError,
+    NotFoundError,
+)
 from holdfast.statebackends.state_processor.contents import Location, absolute_location
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
@@ -92,18 +100,47 @@ WORKERS_LEAVE_S = 17.0
 """A little more than the supervisor's own limits for a cooperative stop and a cancellation together."""
 
 
-class _ToldByTheLine(logging.Filter):
-    """Keeps failures of a job from Python's last resort, which writes to stderr what no handler takes: the job's own line tells of
-    them there, with the user's lines. Whoever has set logging up gets all of it."""
+REFUSALS = (CheckpointFailedError, InvalidConfigError, NotFoundError, FencedError, AuthenticationError)
+"""By which the coordinator says that it does not end a job. After any other error the job may end all the same."""
 
-    def __init__(self, job_id: str) -> None:
+
+class _ToldToDriver(logging.Filter):
+    """Keeps from Python's last resort, which writes to stderr what no handler takes, what the driver is told anyway of one job: its
+    end, as the error of `wait`, and with `restarts` each failure, in the job's own lines. Handlers get all of it."""
+
+    def __init__(self, job_id: str, *, restarts: bool) -> None:
         super().__init__()
         self._job_id = job_id
+        self._restarts = restarts
 
     def filter(self, record: logging.LogRecord) -> bool:
         fields = getattr(record, "fields", {})
-        told = fields.get("event") == "attempt_failed" and fields.get("job_id") == self._job_id
+        told = fields.get("job_id") == self._job_id and self._is_told(fields)
         return not told or logging.getLogger(record.name).hasHandlers()
+
+    def _is_told(self, fields: Mapping[str, Any]) -> bool:
+        match fields.get("event"):
+            case "state_changed":
+                return True
+            case "attempt_failed":
+                return self._restarts or fields.get("restart_in_ms") is None
+            case "checkpoint_failed":
+                return bool(fields.get("reason") == FailureReason.JOB_FAILOVER)
+        return False
+
+
+class _Ending(Future[T]):
+    """The outcome of one `stop` or `cancel`."""
+
+    forgotten_at = math.inf
+    """When an outcome that is not known has come about, on the monotonic clock in seconds."""
+
+    @property
+    def may_come(self) -> bool:
+        """Whether the job may still end by it: not if it was never asked for, or refused."""
+        if self.cancelled() or time.monotonic() >= self.forgotten_at:
+            return False
+        return not self.done() or not isinstance(self.exception(), REFUSALS)
 
 
 class SparkJobHandle:
@@ -129,7 +166,7 @@ class SparkJobHandle:
         """Called once, when the handle lets go: an embedded coordinator ends here."""
         self._shows_progress = progress
         self._line = ProgressLine(enabled=progress)
-        self._unsilence = _silence_last_resort(self, job_id) if progress else None
+        self._unsilence = _silence_last_resort(self, job_id, restarts=progress)
         self._runner: SlotRunner | None = None
         self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
         self._registered: frozenset[int] = frozenset()
@@ -141,8 +178,7 @@ class SparkJobHandle:
         self._polls: deque[ObservedJob] = deque(maxlen=RATE_POLLS)
         self._completed = CompletedCheckpoints()
         self._question = Question()
-        self._endings: tuple[Future[Any], ...] = ()
-        """Of each `stop` and `cancel`: its outcome."""
+        self._endings: tuple[_Ending[Any], ...] = ()
         self._terminal = threading.Event()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -181,8 +217,8 @@ class SparkJobHandle:
         self.say(describe_attached(self._graph.name, self._progress))
 
     def await_ending(self) -> bool:
-        """Whether the job is over, or another driver's: then nobody attaches to it. The coordinator is asked, since its answer is
-        newer than the last look; one that is ending is waited for, as long as `stop` waits."""
+        """Whether the job is over, another driver's, or left: then nobody attaches to it. The coordinator is asked, since its
+        answer is newer than the last look; a job that is ending is waited for, as long as `stop` waits."""
         seen = self.client.workers(self.job_id)
         state = str(seen["state"])
         standing = submission_status(ours=self._submission, seen=int(seen["submission"]), state=state)
@@ -193,6 +229,8 @@ class SparkJobHandle:
         if not is_over:
             self.say(describe_ending(self._graph.name))
         while not self._terminal.wait(SIGNAL_SEEN_S):
+            if self._is_left:
+                break  # closed meanwhile: the handle sees no end any more
             if not (will_end or self._is_ending):
                 return False  # what was to end it was refused
         self._let_workers_go()
@@ -201,7 +239,7 @@ class SparkJobHandle:
     @property
     def _is_ending(self) -> bool:
         """`stop` or `cancel` was called, also if that was interrupted, and not refused."""
-        return any(map(_may_end, self._endings))
+        return any(ending.may_come for ending in self._endings)
 
     @property
     def worker_nonces(self) -> frozenset[str]:
@@ -331,17 +369,24 @@ class SparkJobHandle:
     def _end_by(self, ask: Callable[[], T]) -> T:
         """What the coordinator answers. A thread asks: an interrupt ends the wait for the answer, and what was asked for goes on;
         whoever executes the job then must know whether it ends."""
-        outcome: Future[T] = Future()
+        outcome: _Ending[T] = _Ending()
 
         def run() -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return
             try:
                 outcome.set_result(ask())
             except BaseException as error:
+                outcome.forgotten_at = time.monotonic() + self._graph.config.checkpoint_timeout_ms / 1_000
                 outcome.set_exception(error)
 
-        with self._lock:
-            self._endings = (*(each for each in self._endings if _may_end(each)), outcome)
-        threading.Thread(target=run, name="holdfast-end", daemon=True).start()
+        try:
+            with self._lock:
+                self._endings = (*(each for each in self._endings if each.may_come), outcome)
+            threading.Thread(target=run, name="holdfast-end", daemon=True).start()
+        except BaseException:
+            outcome.cancel()  # unless the thread has begun to ask
+            raise
         while not wait([outcome], SIGNAL_SEEN_S).done:
             pass
         return outcome.result()
@@ -366,8 +411,7 @@ class SparkJobHandle:
             if self._runner.abandoned:
                 log.warning("workers %s did not leave; they end with Spark", self._runner.abandoned)
         self._closing.set()
-        if self._unsilence is not None:
-            self._unsilence()
+        self._unsilence()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._line.close()
@@ -470,16 +514,11 @@ class SparkJobHandle:
         self._runner.post(JobEnded())
 
 
-def _silence_last_resort(handle: SparkJobHandle, job_id: str) -> Callable[[], object]:
+def _silence_last_resort(handle: SparkJobHandle, job_id: str, *, restarts: bool) -> Callable[[], object]:
     """Until what is returned is called, or nobody holds the handle."""
-    logger, told = logging.getLogger(COORDINATOR_LOGGER), _ToldByTheLine(job_id)
+    logger, told = logging.getLogger(COORDINATOR_LOGGER), _ToldToDriver(job_id, restarts=restarts)
     logger.addFilter(told)
     return weakref.finalize(handle, logger.removeFilter, told)
-
-
-def _may_end(outcome: Future[Any]) -> bool:
-    """What was to end the job was not refused."""
-    return not outcome.done() or outcome.exception() is None
 
 
 def _seen_from_here(target: Location | None) -> str | None:

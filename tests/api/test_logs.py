@@ -11,11 +11,12 @@ import pytest
 
 from holdfast.api.client import RestClient
 from holdfast.api.errors import BusyError
-from holdfast.api.logs import LOGGERS, leaving_log_to_driver, writing_log
+from holdfast.api.logs import LOGGERS, writing_log
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.barriers.jobgraph import Submission
-from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, JobLog, printable
+from holdfast.coordinator.notes import StateChanged
 from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
@@ -280,55 +281,19 @@ def test_a_start_that_fails_leaves_no_handler(tmp_path: Path) -> None:
     assert not any(logging.getLogger(name).handlers for name in LOGGERS)
 
 
-LINES = {
-    "state_changed": "FAILED, was FAILING: why",
-    "attempt_failed": "attempt 1 failed; no restart is left: why",
-    "checkpoint_failed": "checkpoint 3 failed, EXPIRED",
-}
-
-
-def _write_lines() -> None:
-    for event, text in LINES.items():
-        fields = {"event": event, **({"restart_in_ms": None} if event == "attempt_failed" else {})}
-        logging.getLogger("holdfast.coordinator.jobs").error(text, extra={"fields": fields})
-    with_it = {"event": "checkpoint_failed", "reason": "job_failure"}
-    logging.getLogger("holdfast.coordinator.jobs").warning("checkpoint 4 failed with it", extra={"fields": with_it})
-    logging.getLogger("holdfast.requests").warning("submit: 409", extra={"fields": {"event": "request"}})
-
-
 def no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that has configured nothing, as most drivers; called in the test, since pytest adds its own before."""
     for name in (None, "holdfast", "holdfast.coordinator", "holdfast.coordinator.jobs", "holdfast.requests"):
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
 
 
-def test_a_driver_without_logging_is_told_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    no_handlers(monkeypatch)
-    restarted = {"event": "attempt_failed", "restart_in_ms": 1_000}
-    with leaving_log_to_driver(), leaving_log_to_driver():
-        _write_lines()
-        logging.getLogger("holdfast.coordinator.jobs").warning("attempt 1 failed; restart 1", extra={"fields": restarted})
-    assert capsys.readouterr().err.splitlines() == [LINES["checkpoint_failed"], "attempt 1 failed; restart 1"]
-
-
-@pytest.mark.parametrize("name", [None, "holdfast.coordinator"])
-def test_a_drivers_own_handlers_get_every_line_once(
-    name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    no_handlers(monkeypatch)
-    stream = io.StringIO()
-    logging.getLogger(name).addHandler(logging.StreamHandler(stream))
-    with leaving_log_to_driver():
-        _write_lines()
-    assert stream.getvalue().splitlines()[:3] == list(LINES.values())
-    assert "checkpoint 3" not in capsys.readouterr().err
-
-
-def test_an_embedded_coordinator_leaves_its_log_to_the_driver(
+def test_an_embedded_coordinator_tells_a_driver_without_logging_of_jobs_that_have_no_handle_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It leads all jobs of its state directory; a driver's handle keeps back what it tells of its own."""
     no_handlers(monkeypatch)
+    jobs = logging.getLogger("holdfast.coordinator.jobs")
     with EmbeddedCoordinator(server_settings({}, state_dir=tmp_path, port=0)):
-        _write_lines()
-    assert "why" not in capsys.readouterr().err
-    assert not logging.getLogger("holdfast.coordinator.jobs").filters
+        JobLog("theirs", "theirs").write([StateChanged("FAILED", "RUNNING", "why")])
+    assert "job theirs (theirs): FAILED, was RUNNING: why" in capsys.readouterr().err
+    assert not jobs.filters

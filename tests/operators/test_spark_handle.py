@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorD
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.dispatcher import job_log as joblog
 from holdfast.coordinator.dispatcher.job_log import JobLog
-from holdfast.coordinator.notes import AttemptFailed, CheckpointFailed, Note
+from holdfast.coordinator.notes import AttemptFailed, CheckpointFailed, Note, StateChanged
 from holdfast.operators.spark import handle as spark_handle
 from holdfast.operators.spark import slots as spark_slots
 from holdfast.operators.spark.handle import COORDINATOR_LOGGER, SparkJobHandle
 from holdfast.operators.spark.slots import Ended, SlotRunner
 from holdfast.operators.spark.supervisor import CancelWorker, Launch, SeenWorker, SlotSupervisor, WorkerEnd, WorkerEnded
-from holdfast.statebackends.errors import CheckpointFailedError, FencedError, JobFailedError, StorageUnavailableError
+from holdfast.statebackends.errors import (
+    CheckpointFailedError,
+    FencedError,
+    HoldfastError,
+    JobFailedError,
+    StorageUnavailableError,
+)
 
 SOURCE = JobVertex("a", "a", 1, 128, (OperatorDescription("a", "a", "a", "source"),))
 GRAPH = JobGraph("job", (SOURCE,), (), JobConfig())
@@ -201,6 +208,11 @@ def test_where_nobody_has_set_logging_up_a_restart_is_told_once(
     client, workers = Client(("RUNNING", 0, {}), ("FINISHED", 0, {})), Workers()
     handle = started(client, workers, progress=progress)
     assert told("job", failed) is not progress
+    of_the_end = (AttemptFailed(1, ERROR, 1, None), StateChanged("FAILED", "RUNNING", ERROR))
+    with_it = CheckpointFailed(4, CheckpointKind.CHECKPOINT, FailureReason.JOB_FAILOVER)
+    for note in (*of_the_end, with_it):
+        assert not told("job", note)
+        assert told("another", note)
     assert told("another", failed)
     assert told("job", expired)
     handler = logging.StreamHandler(io.StringIO())
@@ -413,6 +425,76 @@ def test_a_job_whose_stop_was_refused_is_attached_to(monkeypatch: pytest.MonkeyP
     with pytest.raises(CheckpointFailedError, match="declined"):
         handle.stop()
     assert not handle.await_ending()
+    handle.close()
+
+
+@pytest.mark.parametrize("error", [StorageUnavailableError("lost"), HoldfastError("status 500"), TimeoutError("it goes on")])
+def test_a_job_whose_stop_was_lost_sight_of_is_waited_for_until_the_stops_own_timeout(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on in the coordinator: who attached got a handle of a job that ended under it."""
+    client = Ending(("RUNNING", 1, {}), error=error)
+    client.answer.set()
+    handle = started(client, Workers())
+    with pytest.raises(type(error)):
+        handle.stop()
+    assert handle._is_ending
+    seconds = GRAPH.config.checkpoint_timeout_ms / 1_000
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + seconds)
+    assert not handle.await_ending()
+    monkeypatch.undo()
+    handle.close()
+
+
+def test_who_waits_for_the_end_of_a_job_waits_no_more_when_its_handle_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, workers, waits = Ending(("RUNNING", 1, {})), Workers(), threading.Event()
+    handle = started(client, workers)
+    interrupted(handle, "stop", monkeypatch)
+    over: list[bool] = []
+    monkeypatch.setattr(handle, "say", lambda line: waits.set())
+    again = threading.Thread(target=lambda: over.append(handle.await_ending()), daemon=True)
+    again.start()
+    assert waits.wait(10)
+    handle.close()
+    again.join(10)
+    assert over == [True]
+    client.answer.set()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_a_stop_that_was_never_asked_for_ends_no_job(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Ending(("RUNNING", 1, {}))
+    handle = started(client, Workers())
+
+    def refuse(thread: threading.Thread) -> None:
+        raise error
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(type(error)):
+            handle.stop()
+    assert not handle._is_ending
+    assert not client.asked.is_set()
+    handle.close()
+
+
+def test_a_stop_that_was_interrupted_once_its_thread_asks_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Ending(("RUNNING", 1, {}))
+    handle = started(client, Workers())
+    start = threading.Thread.start
+
+    def interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        assert client.asked.wait(10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            handle.stop()
+    assert handle._is_ending
+    client.answer.set()
     handle.close()
 
 
