@@ -181,9 +181,8 @@ def _dependence(found: Dependence) -> tuple[str, str]:
     """Of a user's own pipeline."""
     if found.judged:
         return "depends", f"{found}. It is judged by what expect() says"
-    what = "Nothing of it" if found.number_differs else "Only how many rows each key has"
-    where = "" if found.seed is None else f" in seed {found.seed}"
-    return "NOT JUDGED", f"{found}. {what} was compared{where}: say with hf.chaos.expect(...) what must hold all the same"
+    what = "Nothing of it was compared" if found.seed is None else f"It was not compared in seed {found.seed}"
+    return "NOT JUDGED", f"{found}. {what}: say with hf.chaos.expect(...) what must hold all the same"
 
 
 def _counts(summary: Summary) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 from holdfast.chaos.cluster.world import HORIZON_MIN_MS, PATIENCE_MS, Run, RunRequest, Simulation, sabotaged
 from holdfast.chaos.faults.faults import Fault, expand_kinds
 from holdfast.chaos.pipelines.judging import Dependence, SinkJudge, expected_difference
-from holdfast.chaos.pipelines.rows import Difference, Row, difference, frozen_rows, operator_rows, operators_before, rows_per_key
+from holdfast.chaos.pipelines.rows import Difference, Row, difference, frozen_rows, operator_rows, operators_before
 from holdfast.chaos.pipelines.undeclared import hint
 from holdfast.chaos.sim.kernel import Streams
 from holdfast.chaos.workloads import find_workload
@@ -98,27 +98,22 @@ def run_user_seed(request: RunRequest, scenario: Scenario, kinds: tuple[str, ...
             return _without_faults(request, scenario, problem.invariant, problem.message)
     horizon_ms = max(HORIZON_MIN_MS, references.first.duration_ms)
     dependences = references.dependences
-    for _ in range(2 * len(judges) + 1):  # each time another sink is not compared, in its rows or their number
+    for _ in range(len(judges) + 1):  # each time another sink is not compared
         judged = _with_judges(scenario, judges, dependences)
         with sabotaged(request.sabotage):
             simulation = Simulation(request, judged, kinds, horizon_ms)
             run = simulation.run()
         if simulation.misjudged is None:
             break
+        if any(each.sink == simulation.misjudged.sink_id and not each.judged for each in dependences):
+            break
         others = _other_orders(request, scenario, references.first, simulation.misjudged, run.result.plan)
-        late = next((each for each in others if _tells_more(each, dependences)), None)
+        late = next((each for each in others if not each.judged), None)
         if late is None:
             break
         dependences = (*dependences, late)
     found = msgspec.structs.replace(run.result, dependences=dependences, violations=_hinted(run.result, simulation))
     return Run(found, run.trace)
-
-
-def _tells_more(late: Dependence, known: Sequence[Dependence]) -> bool:
-    """Less of its sink is compared for it than for those that are known."""
-    same = [each for each in known if each.sink == late.sink]
-    rows = not late.judged and all(each.judged for each in same)
-    return rows or (late.number_differs and not any(each.number_differs for each in same))
 
 
 def _hinted(found: RunResult, simulation: Simulation) -> tuple[ViolationRecord, ...]:
@@ -190,8 +185,7 @@ def _dependences(scenario: Scenario, first: Reference, second: Reference) -> lis
         if differs is not None:
             operator, told = _culprit(scenario, first, second, sink) or (sink.user.rows.operator, differs)
             judged = bool(sink.user.expectations) and not _differs_for_user(sink, frozen_one, frozen_other)
-            number_differs = rows_per_key(sink.user.rows, frozen_one) != rows_per_key(sink.user.rows, frozen_other)
-            found.append(Dependence(sink.user.sink_id, operator, told, judged, number_differs=number_differs))
+            found.append(Dependence(sink.user.sink_id, operator, told, judged))
     return found
 
 
@@ -265,13 +259,11 @@ def _judges(scenario: Scenario, reference: Reference) -> list[SinkJudge]:
 
 
 def _with_judges(scenario: Scenario, judges: list[SinkJudge], dependences: Sequence[Dependence]) -> Scenario:
-    """Each sink is judged by what does not depend on the order of arrival, or on time."""
+    """Sinks whose output depends on the order of arrival, or on time, are judged by what their invariants say."""
     unjudged = {each.sink for each in dependences if not each.judged}
-    unnumbered = {each.sink for each in dependences if each.number_differs}
     sinks = []
     for sink, complete in zip(scenario.sinks, judges, strict=True):
         judge = complete.of_invariants() if sink.sink_id in unjudged else complete
-        judge = judge.without_numbers() if sink.sink_id in unnumbered else judge
         sinks.append(replace(sink, judge=judge.problem))
     return replace(scenario, sinks=tuple(sinks))
 

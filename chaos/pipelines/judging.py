@@ -1,12 +1,10 @@
 """Whether the committed output of a user's sink is what it must be: that of a run without failures, or what the user said of it.
 
-What depends on the order of arrival, or on time, can't be compared row by row: two runs without failures tell. How many rows a key
-has is compared there, too, unless such runs differ in that: a row that was committed twice is one too many whatever it holds."""
+What depends on the order of arrival, or on time, can't be compared row by row: two runs without failures tell. What a user says
+must hold is judged all the same, and nothing else is: how many rows there are may depend on where batches end."""
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,10 +18,8 @@ from holdfast.chaos.pipelines.rows import (
     UserSink,
     difference,
     frozen_rows,
-    key_text,
     last_difference,
     named_rows,
-    rows_per_key,
 )
 
 EXPECT = "expect"
@@ -45,8 +41,6 @@ class Dependence(msgspec.Struct, frozen=True):
     """It differs only in an order that this seed draws, and was compared in others; None: in every one."""
     parallelism: int | None = None
     """At which it differs, if not at the job's own."""
-    number_differs: bool = False
-    """A key has more rows in one than in the other, too."""
 
     def __str__(self) -> str:
         told = self.difference
@@ -75,22 +69,13 @@ class SinkJudge:
         """`reference`: what a run without failures has committed, in the order of commits; None: rows are not compared."""
         self.sink = sink
         self._reference = None if reference is None else frozen_rows(sink.schema, reference)
-        self._numbers = None if self._reference is None else rows_per_key(sink.rows, self._reference)
 
     def of_invariants(self) -> SinkJudge:
-        """One that compares no rows, for output that differs without any fault even in what the user wants compared."""
+        """One that compares nothing, for output that differs without any fault even in what the user wants compared."""
         said = tuple(
             replace(each, last_value_per_key=(), ignore_columns=()) for each in self.sink.expectations if each.invariant is not None
         )
-        judge = SinkJudge(replace(self.sink, expectations=said), None)
-        judge._numbers = self._numbers
-        return judge
-
-    def without_numbers(self) -> SinkJudge:
-        """One for output whose rows differ in number without any fault."""
-        judge = copy.copy(self)
-        judge._numbers = None
-        return judge
+        return SinkJudge(replace(self.sink, expectations=said), None)
 
     def problem(self, rows: Sequence[Row]) -> Problem | None:
         """The first thing that is wrong with rows in the order of commits; None: nothing is."""
@@ -101,24 +86,7 @@ class SinkJudge:
             problem = self._expected(said, rows, found)
             if problem is not None:
                 return problem
-        if self._numbers is None or any(said.invariant is not None for said in self.sink.expectations):
-            return None  # an invariant says all that must hold, of the number of rows too
-        return self._numbered(self._numbers, found)
-
-    def _numbered(self, wanted: Counter[Row], found: list[Row]) -> Problem | None:
-        source, had = self.sink.rows, rows_per_key(self.sink.rows, found)
-        wrong = [key for key in {*wanted, *had} if wanted[key] != had[key]]
-        if not wrong:
-            return None
-        first = min(wrong, key=repr)
-        missing, extra = (wanted - had).total(), (had - wanted).total()
-        key = f"{key_text(source.keys, first)}: " if source.keys else ""
-        text = (
-            f"sink {self.sink.sink_id!r}, operator {source.operator!r}: {key}{had[first]:,} rows instead of {wanted[first]:,}, "
-            f"which is the number in every order without faults ({len(found):,} of {wanted.total():,} rows; {missing:,} missing, "
-            f"{extra:,} too many)"
-        )
-        return Problem(LOST if missing else REPEATED, text)
+        return None
 
     def _expected(self, said: Expectation, rows: Sequence[Row], found: list[Row]) -> Problem | None:
         if said.compares and self._reference is not None:

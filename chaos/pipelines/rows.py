@@ -178,12 +178,6 @@ def difference(source: RowSource, expected: Sequence[Row], found: Sequence[Row])
     )
 
 
-def rows_per_key(source: RowSource, rows: Iterable[Row]) -> Counter[Row]:
-    """Frozen rows by their key; all of them under `()` where no columns are known to be the key."""
-    places = [source.columns.index(name) for name in source.keys]
-    return Counter(tuple(row[place] for place in places) for row in rows)
-
-
 def last_difference(
     source: RowSource, keys: Sequence[str], compared: Sequence[str], expected: Sequence[Row], found: Sequence[Row]
 ) -> Difference | None:

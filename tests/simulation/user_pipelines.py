@@ -104,28 +104,6 @@ def parted_said(env):
     hf.chaos.expect(last_value_per_key="key")
 
 
-class Repeats(Total):
-    """Gives a row twice where it remembers nothing of an earlier one."""
-
-    def open(self, ctx):
-        self.known = set()
-
-    def process_element(self, row, ctx, out):
-        if ctx.state(self.total).value() and row["key"] not in self.known:
-            super().process_element({**row, "i": 0}, ctx, out)
-        self.known.add(row["key"])
-        super().process_element(row, ctx, out)
-
-
-def repeats(env):
-    written(mixed(env).key_by("key").process(Repeats(), returns=COUNTED).uid("totals"))
-
-
-def repeats_said(env):
-    repeats(env)
-    hf.chaos.expect(last_value_per_key="key")
-
-
 def totals_said(env):
     totals(env)
     hf.chaos.expect(last_value_per_key="key")
@@ -138,6 +116,17 @@ def running(env):
 @hf.chaos.expect(last_value_per_key="key", sink="out")
 def running_said(env):
     running(env)
+
+
+def sums(env):
+    """How many rows a key has depends on where batches end."""
+    rows = env.from_collection([{"key": i % 5, "n": i} for i in range(300)]).uid("numbers")
+    written(rows.key_by("key").aggregate(total=hf.sum("n")).uid("sums"))
+
+
+def sums_said(env):
+    sums(env)
+    hf.chaos.expect(last_value_per_key="key")
 
 
 class First(hf.ProcessFunction):
