@@ -109,11 +109,28 @@ def run_user_seed(request: RunRequest, scenario: Scenario, kinds: tuple[str, ...
             break
         others = _other_orders(request, scenario, references.first, simulation.misjudged, run.result.plan)
         late = next((each for each in others if not each.judged), None)
+        late = late or _by_batches(request, judged, references.first, simulation)
         if late is None:
             break
         dependences = (*dependences, late)
     found = msgspec.structs.replace(run.result, dependences=dependences, violations=_hinted(run.result, simulation))
     return Run(found, run.trace)
+
+
+def _by_batches(request: RunRequest, scenario: Scenario, first: Reference, run: Simulation) -> Dependence | None:
+    """What a running aggregate in front of the misjudged sink excuses, of which its user said nothing."""
+    sink = run.misjudged
+    assert sink is not None
+    assert sink.user is not None
+    graph = scenario.plan(None).graph
+    kinds = {operator.uid: operator.kind for vertex in graph.vertices for operator in vertex.operators}
+    running = next((uid for uid in operators_before(graph, sink.sink_id) if kinds[uid] == "aggregate"), None)
+    if running is None or sink.user.expectations:
+        return None
+    place = [each.sink_id for each in scenario.sinks].index(sink.sink_id)
+    one, other = (frozen_rows(sink.user.schema, rows[place]) for rows in (first.rows, run.committed_rows()))
+    told = difference(sink.user.rows, one, other)
+    return None if told is None else Dependence(sink.sink_id, running, told, judged=False, seed=request.seed, batches=True)
 
 
 def _hinted(found: RunResult, simulation: Simulation) -> tuple[ViolationRecord, ...]:

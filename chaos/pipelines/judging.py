@@ -41,9 +41,17 @@ class Dependence(msgspec.Struct, frozen=True):
     """It differs only in an order that this seed draws, and was compared in others; None: in every one."""
     parallelism: int | None = None
     """At which it differs, if not at the job's own."""
+    batches: bool = False
+    """The operator is a running aggregate: it gives a row a key for each batch of its input, and where batches end is left open."""
 
     def __str__(self) -> str:
         told = self.difference
+        if self.batches:
+            return (
+                f"the output of sink {self.sink!r} {WHAT}: operator {self.operator!r} gives a row for each batch that reaches it, "
+                f"and batches may end anywhere; here {told.expected or 'none'} in a run without faults and "
+                f"{told.found or 'none'} in this one"
+            )
         where = "" if self.parallelism is None else f" (at parallelism {self.parallelism})"
         return (
             f"the output of sink {self.sink!r} {WHAT}: in two runs without any fault{where} operator {self.operator!r} gave "

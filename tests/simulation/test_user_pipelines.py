@@ -91,6 +91,14 @@ def test_how_many_rows_a_running_aggregate_gives_is_no_violation(pipelines: Path
         assert result.violations == (), seed
 
 
+def test_where_batches_end_is_no_violation_even_if_no_order_without_faults_shows_it(pipelines: Path) -> None:
+    results = [run(pipelines, "pairs", seed) for seed in (5, 6, 9)]
+    assert all(result.violations == () for result in results)
+    found = [each for result in results for each in result.dependences if each.batches]
+    assert found
+    assert "operator 'sums' gives a row for each batch that reaches it" in str(found[0])
+
+
 RESCALED = (Fault("rescale", at_ms=600, amount=4),)
 
 

@@ -124,6 +124,12 @@ def sums(env):
     written(rows.key_by("key").aggregate(total=hf.sum("n")).uid("sums"))
 
 
+def pairs(env):
+    """Most keys have one row or two, as the end of a batch falls between their records or not."""
+    rows = env.from_collection([{"key": i // 2, "n": i} for i in range(300)]).uid("numbers")
+    written(rows.key_by("key").aggregate(total=hf.sum("n")).uid("sums"))
+
+
 def sums_said(env):
     sums(env)
     hf.chaos.expect(last_value_per_key="key")
