@@ -1,6 +1,6 @@
 """Key hash -> key group -> subtask, and operator uid -> operator id: pure, the same in every process and version.
 
-It decides who owns which key group. It doesn't know how a key is hashed (keyhash.py) or what a key is (keys.py)."""
+It decides who owns which key group. It doesn't know how a key is hashed (serialization/key_hash.py) or what a key is (keys.py)."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def failed(task: Task, invariant: str, message: str) -> Outcome:
 
 
 def place(frames: list[traceback.FrameSummary]) -> str:
-    """The innermost frames as one line, without the paths of this machine: `step processes.py:80 < run world.py:12`."""
+    """The innermost frames as one line, without the paths of this machine: `step kernel.py:80 < run world.py:12`."""
     theirs = [frame for frame in frames[::-1] if frame.filename != __file__]
     inner = [f"{frame.name} {os.path.basename(frame.filename)}:{frame.lineno}" for frame in theirs[:_FRAMES]]
     return " < ".join(inner) or "outside of Python"

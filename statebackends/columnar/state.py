@@ -2,7 +2,7 @@
 
 It decides how rows are found, frozen and restored, and which of them an increment holds: beside the accumulators a column
 says in which epoch, between two barriers, a row changed last. What an aggregate computes is in accumulators.py, how keys become
-slots in keyindex.py, how frozen rows stay as they were in frozen.py. It lives in memory in every backend, and is
+slots in key_index.py, and how frozen rows stay as they were stands here. It lives in memory in every backend, and is
 snapshotted as one table (key group, key, namespace, one column per accumulator part).
 
 Copy-on-write freezing of numpy columns: the loop thread goes on writing while a pool thread reads the frozen rows.

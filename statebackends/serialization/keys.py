@@ -1,7 +1,7 @@
 """Keys: the declared type of an operator's key, lossless casts to it, and the canonical bytes that identify a key.
 
 A key is one field or a tuple of fields. Its identity is `encode(key)` in every backend, never Python's `==`; its place
-is `hash32(key)` (key hash v1) through keygroups.py. What a single field may be is decided in keyfields.py."""
+is `hash32(key)` (key hash v1) through keygroups.py. What a single field may be is decided in key_fields.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint storage: the port (`operations.py`), its implementations, and where a snapshot's folder lies."""
+"""Checkpoint storage: the port (`port.py`), its implementations, and where a snapshot's folder lies."""
 
 from __future__ import annotations
 
