@@ -117,8 +117,9 @@ def test_every_module_of_the_wheel_is_the_wheels_own(installed: Path, project: P
     assert Path(folders[0]).is_relative_to(installed.parents[1])
 
 
+@pytest.mark.endurance
 def test_an_editable_install_is_found_by_programs_and_by_type_checkers(built: Built, tmp_path: Path) -> None:
-    """As `scripts/setup` makes it: the links are followed where the source tree lies."""
+    """As `scripts/setup` makes it: the links are followed where the source tree lies. All other tests run from such a one."""
     options = ("--no-build-isolation", "--config-settings", "editable_mode=compat", "--editable")
     python = install(built.source, tmp_path / "venv", *options)
     (tmp_path / "job.py").write_text(
