@@ -69,7 +69,9 @@ def preflight(
     JobExistsError, NotFoundError."""
     if job is None:
         job = yield from read_job(JobPaths(job_id))
-    for tries_left in reversed(range(PREFLIGHT_TRIES_MAX)):
+    tries = 0
+    while True:
+        tries += 1
         missing: NotFoundError | None = None
         try:
             report = (yield from check_submission(job, submission, external=external, now_ms=now_ms)).report
@@ -80,12 +82,11 @@ def preflight(
         if missing is None and not any(isinstance(refusal.error(), CorruptStateError) for refusal in report.refusals):
             return report
         seen, job = job, (yield from read_job(JobPaths(job_id)))
-        if job != seen and tries_left:
+        if job != seen and tries < PREFLIGHT_TRIES_MAX:
             continue  # the job went on, or ended, and dropped what we were looking at
         if missing is not None:
             raise missing
         return report
-    raise AssertionError("a preflight is tried at least once")
 
 
 def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:

@@ -382,6 +382,7 @@ def check_installed() -> None:
 
 def _make_client(settings: S3Settings) -> Any:
     check_installed()
+    import boto3
     import botocore.session
     from botocore.config import Config
 
@@ -394,11 +395,19 @@ def _make_client(settings: S3Settings) -> Any:
     )
     try:
         found = botocore.session.Session()  # of its own: credentials are found anew
-        found.register_component("data_loader", _descriptions(found.get_config_variable("data_path")))
-        return found.create_client("s3", region_name=settings.region, endpoint_url=settings.endpoint_url, config=config)
+        descriptions = _descriptions(found.get_config_variable("data_path"))
+        found.register_component("data_loader", descriptions)
+        with _making_session:
+            session = boto3.session.Session(botocore_session=found)
+            descriptions.search_paths[:] = dict.fromkeys(descriptions.search_paths)  # each session adds boto3's folder
+        return session.client("s3", region_name=settings.region, endpoint_url=settings.endpoint_url, config=config)
     except Exception as error:
         failure = failure_of(error) if not isinstance(error, ValueError) else RequestFailure(FailureKind.INVALID, "", str(error))
         raise failure from error
+
+
+_making_session = threading.Lock()
+"""Over the list of folders that all clients' descriptions are looked for in."""
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import holdfast.statebackends.storage.s3 as s3
 import holdfast.statebackends.storage.s3_transfer as s3_transfer
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
-from holdfast.statebackends.storage import resolve_folder
+from holdfast.statebackends.storage import resolve_folder, s3_connection
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.locations import open_storage
@@ -321,6 +321,13 @@ def test_every_storage_reaches_every_other(storage: S3Storage, tmp_path: Path) -
         with pytest.raises(InvalidConfigError):
             resolve_folder(location, local)
     assert storage.at("s3://another/x")._connection is storage._connection  # type: ignore[attr-defined]
+
+
+def test_clients_share_what_they_read_and_it_does_not_grow_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    found = [s3_connection._make_client(S3Settings()) and list(s3_connection._descriptions(None).search_paths) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == len(found[0])
 
 
 def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
