@@ -79,6 +79,7 @@ class Speaker:
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._base = f"/v1/jobs/{job_id}/workers"
         self._connection = http.client.HTTPConnection(self._address, timeout=60)
+        self._stream: http.client.HTTPConnection | None = None
         self.slot = slot
         self.workers = workers
 
@@ -92,7 +93,7 @@ class Speaker:
 
     def start(self, job_id: str, submission: int, nonce: str) -> None:
         """Register and open the command stream."""
-        register = RegisterWorker(job_id, self.slot, submission, 1, f"n{self.slot}", 1, "here", f"tcp://h:{self.slot}", nonce)
+        register = RegisterWorker(job_id, self.slot, submission, 1, f"n{self.slot}", 1, "here", f"tcp://h:{9_000 + self.slot}", nonce)
         self.registered = codec.decode(self.post("/register", codec.encode(register)), Registered)
         self._stream = http.client.HTTPConnection(self._address, timeout=60)
         path = f"{self._base}/{self.slot}/commands?session={self.registered.session}"
@@ -130,7 +131,8 @@ class Speaker:
 
     def close(self) -> None:
         self._connection.close()
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
 def make_ack(trigger: TriggerCheckpoint, number: int, slot: int, workers: int) -> AcknowledgeCheckpoint:
