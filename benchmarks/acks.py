@@ -93,7 +93,8 @@ class Speaker:
 
     def start(self, job_id: str, submission: int, nonce: str) -> None:
         """Register and open the command stream."""
-        register = RegisterWorker(job_id, self.slot, submission, 1, f"n{self.slot}", 1, "here", f"tcp://h:{9_000 + self.slot}", nonce)
+        address = f"tcp://h:{9_000 + self.slot}"
+        register = RegisterWorker(job_id, self.slot, submission, 1, f"n{self.slot}", 1, "here", address, nonce)
         self.registered = codec.decode(self.post("/register", codec.encode(register)), Registered)
         self._stream = http.client.HTTPConnection(self._address, timeout=60)
         path = f"{self._base}/{self.slot}/commands?session={self.registered.session}"
