@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PREFETCH_CHUNKS = 2
-"""Chunks that a reader holds or loads: the one it reads and the next."""
+"""Most chunks that a reader holds or loads: the current one and the next."""
 
 WAIT_MS = 2
-"""Between two looks at a chunk that is being loaded."""
+"""Interval at which a reader polls a chunk that is being loaded."""
 
 _UNKNOWN_TOTAL = 2**62
 
 
 class DataFrameSource:
-    """Any Spark DataFrame, with all of Spark SQL before it. rows_per_second is the rate of the whole source."""
+    """Source of any Spark DataFrame, with all of Spark SQL before it. rows_per_second is the rate of the whole source."""
 
     def __init__(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> None:
-        """Raises InvalidConfigError naming the column when a type can't cross (nanoseconds, intervals), or on duplicate names."""
+        """Raises InvalidConfigError naming the column for an unsupported type (nanoseconds, intervals) or for duplicate names."""
         from holdfast.operators.sources.dataframe_write import arrow_schema_of
 
         check_rate(rows_per_second)
@@ -56,7 +56,7 @@ class DataFrameSource:
 
     @property
     def session(self) -> SparkSession | None:
-        """The one that the DataFrame is of; None in a worker."""
+        """Session of the DataFrame; None in a worker."""
         return None if self._dataframe is None else self._dataframe.sparkSession
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class DataFrameSource:
     ) -> str:
         """Write the DataFrame below the state directory, unless the job has it already; returns the manifest's path.
 
-        Sealed input is reused, never rewritten; `fresh` (the job was told to start anew) makes a new input beside it."""
+        Sealed input is reused and never rewritten; `fresh` (the job forgets its state) makes a new input beside it."""
         from holdfast.operators.sources.dataframe_write import materialise
 
         if self._dataframe is None:
@@ -84,7 +84,7 @@ class DataFrameSource:
 
 
 class DataFrameReader:
-    """SourceReader over a sealed input: merges its stripes by row index, loads chunks ahead on the pool."""
+    """SourceReader of a sealed input: merges its stripes by row index, and loads chunks ahead on the pool."""
 
     def __init__(self, source: DataFrameSource, subtask: int, parallelism: int, max_parallelism: int) -> None:
         self._input = source.manifest_path
@@ -108,7 +108,7 @@ class DataFrameReader:
             self._owned = range(0)
             if positions:
                 self._stripe_count, self._input = positions[0].stripe_count, positions[0].input
-        # The number of rows is in the manifest; until it is loaded nothing is read, but positions are known (Q35).
+        # The number of rows is in the manifest; until it is loaded nothing is read, but positions are known (scenarios Q35).
         owned = starts if entries is not None else self._owned
         self._cursor = StripeCursor(self._stripe_count, owned, _UNKNOWN_TOTAL, next_indices=starts)
         context.submit_flow(load_manifest_flow(self._input, context.uid), context.storage, self._manifest_loaded)
@@ -152,7 +152,7 @@ class DataFrameReader:
         return self._manifest.files[bisect_right(self._first_rows, row) - 1]
 
     def _prefetch(self) -> pa.RecordBatch | None:
-        """Load the chunk of the next row and those after it; drop those behind. Returns the chunk of the next row, if here."""
+        """Load the chunk of the next row and those after it; drop earlier ones. Returns the chunk of the next row, if loaded."""
         row = self._cursor.peek()
         if row is None or self._manifest is None or self._closed:
             self._chunks.clear()
