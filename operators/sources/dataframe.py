@@ -1,6 +1,7 @@
 """A Spark DataFrame as a rewindable source: written once per job in its own order, replayed by row index.
 
-Readers run in workers and need no Spark. Row i belongs to stripe i mod S, S = the source's max parallelism at its start."""
+Readers run in workers and need no Spark. Row i belongs to stripe i mod S, S = the source's max parallelism at its start.
+Q35: docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ class DataFrameReader:
             self._owned = range(0)
             if positions:
                 self._stripe_count, self._input = positions[0].stripe_count, positions[0].input
-        # The number of rows is in the manifest; until it is loaded nothing is read, but positions are known (scenarios Q35).
+        # The number of rows is in the manifest; until it is loaded nothing is read, but positions are known (Q35).
         owned = starts if entries is not None else self._owned
         self._cursor = StripeCursor(self._stripe_count, owned, _UNKNOWN_TOTAL, next_indices=starts)
         context.submit_flow(load_manifest_flow(self._input, context.uid), context.storage, self._manifest_loaded)
