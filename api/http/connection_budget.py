@@ -1,12 +1,11 @@
-"""CORE: which connections may stay: deadlines for heads and bodies, a cap per address, and room kept for known callers.
+"""CORE: which connections may stay: deadlines for heads and bodies, a cap per address, and places reserved for known callers.
 
-Events in, actions out; the shell (`protocol.py`) owns the sockets and says what HTTP made of their bytes. It refuses to know
-what a request is about: who a caller is, is told as a `Standing`.
+Events in, actions out; the shell (`protocol.py`) owns the sockets and reports what HTTP made of their bytes. The core does not know
+what a request is about; a caller's identity is a `CallerKind`.
 
 A flood from the address of the workers can't be told from workers by its address (a local Spark, a proxy), and refusing newcomers
-would lock out those that belong here. So a newcomer is always taken, and what has shown nothing yet makes room for it: the oldest
-connection that waits for a caller who never proved who it is: for bytes, or to read an answer, which is only ever that of a path
-open to all."""
+would lock out legitimate callers. So a newcomer is always accepted, and replaces an unproven connection: the oldest one that waits
+for its caller, either for bytes or for the reading of an answer, which without proof is only ever that of an open path."""
 
 from __future__ import annotations
 
@@ -23,28 +22,28 @@ class Standing(IntEnum):
 
     UNKNOWN = 0
     CLIENT = 1
-    """A request with the token was taken."""
+    """A request with the token was accepted."""
     WORKER = 2
     """A request of the worker protocol was answered as one of a slot's own process."""
 
 
 class Phase(StrEnum):
-    """Where a connection is between two requests."""
+    """Phase of a connection between two requests."""
 
     HEAD = "head"
-    """New, or the first bytes of a request came: its head is not complete."""
+    """New, or the first bytes of a request have arrived: its head is not complete."""
     BODY = "body"
     """The head is complete, the body is not."""
     ANSWERING = "answering"
     """The request is complete, the answer is not: a command stream stays here."""
     DRAINING = "draining"
-    """Answered before its body was complete, which is read and thrown away, so that the caller reads the answer and no reset."""
+    """Answered before its body was complete; the rest is read and dropped, so that the caller reads the answer and no reset."""
     IDLE = "idle"
-    """Answered; nothing of a next request has come."""
+    """Answered; no byte of a next request has arrived."""
 
 
 class CloseReason(StrEnum):
-    """Why a connection was closed from here."""
+    """Why this side closed a connection."""
 
     HEAD_DEADLINE = "head_deadline"
     BODY_DEADLINE = "body_deadline"
@@ -60,29 +59,29 @@ class ConnectionLimits:
     """Bounds; each is at least 1."""
 
     connections_max: int = 8_192
-    """Of all callers together."""
+    """Connections of all callers together."""
     unknown_max: int = 2_048
-    """Of callers that have proved nothing: the rest of `connections_max` is kept for those that have."""
+    """Connections of unproven callers: the rest of `connections_max` is reserved for proven ones."""
     unknown_per_address_max: int = 1_024
-    """Of those, from one address. A server accepts far fewer before it reads what the accepted ones sent, or a caller with a token
-    would be closed unread."""
+    """Connections of unproven callers from one address. A server accepts far fewer before it reads what the accepted ones sent;
+    otherwise it would close a caller with a token unread."""
     head_timeout_ms: int = 5_000
     """From the accept, or from the first byte of a later request, to the end of its head."""
     body_timeout_ms: int = 30_000
-    """From the end of the head to the end of the body, if it comes at less than `body_bytes_per_s_min`."""
+    """From the end of the head to the end of the body, if it arrives at less than `body_bytes_per_s_min`."""
     body_bytes_per_s_min: int = 128 * 1024
-    """Each so many bytes extend the time by a second: what moves may be large."""
+    """Each such number of bytes extends the time by a second, so that a large body that moves may take longer."""
     drain_timeout_ms: int = 5_000
     send_timeout_ms: int = 30_000
-    """That a caller may leave a full socket unread; one that reads some has it anew."""
+    """Time that a caller may leave a full socket unread; reading some of it restarts the time."""
     answer_timeout_ms: int = 60_000
-    """From the end of a request to where its answer is read, for a caller that has proved nothing: reading slowly buys no time."""
+    """From the end of a request until its answer is read, for an unproven caller: slow reading does not extend it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
     connection: int
-    """Never used again."""
+    """Number of the connection, never reused."""
     address: str
 
 
@@ -106,7 +105,7 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class SendingStopped:
-    """The socket is full. Told again when its reader has read some."""
+    """The socket is full. Repeated when its reader has read some."""
 
     connection: int
 
@@ -118,7 +117,7 @@ class SendingResumed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """By either side. Also comes for what this core had closed."""
+    """Closed by either side; also sent for connections that this core had closed."""
 
     connection: int
 
@@ -148,50 +147,50 @@ class _Connection:
         self.blocked_ms: int | None = None
         """When a full socket has been left unread for too long."""
         self.answer_ms: int | None = None
-        """When a caller that has proved nothing must have read its answer."""
+        """When an unproven caller must have read its answer."""
         self.was_blocked = False
-        """The answer of this phase did not fit into the socket. Reading a little of it wins no place back."""
+        """The answer of this phase did not fit into the socket. Reading a little of it does not restore the place in the order."""
         self.received = 0
 
     @property
     def makes_room(self) -> bool:
-        """Closing it breaks nothing that was taken from a caller who belongs here."""
+        """Whether closing it breaks no request of a legitimate caller."""
         return self.phase in _WAITING or (self.standing is Standing.UNKNOWN and self.was_blocked)
 
     @property
     def first_deadline_ms(self) -> int | None:
-        """Of those for sending."""
+        """The earlier of the deadlines for sending."""
         return min((each for each in (self.blocked_ms, self.answer_ms) if each is not None), default=None)
 
 
 _WAITING = frozenset({Phase.HEAD, Phase.DRAINING, Phase.IDLE})
-"""Phases of a connection that owes or is owed nothing but bytes of its caller: closing it breaks no request that was taken."""
+"""Phases of a connection that waits only for bytes of its caller: closing it breaks no accepted request."""
 
 Waiting = OrderedDict[int, None]
 
 
 class ConnectionBudget:
-    """All connections of one service. Constant time per event, but for a deadline, which looks at each connection that has one."""
+    """All connections of one service. Constant time per event, except for a deadline, which checks each connection that has one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._connections: dict[int, _Connection] = {}
         self._timed: set[int] = set()
-        """Those with a deadline."""
+        """Connections with a deadline."""
         self._unknown: Counter[str] = Counter()
-        """Address -> connections that have proved nothing."""
+        """Address -> connections of unproven callers."""
         self._standings: Counter[Standing] = Counter()
         self._waiting: dict[Standing, Waiting] = {standing: OrderedDict() for standing in Standing}
         """In the order in which they began to wait."""
         self._waiting_at: dict[str, Waiting] = {}
-        """Address -> those of them that have proved nothing."""
+        """Address -> waiting connections of unproven callers."""
         self.closed: Counter[CloseReason] = Counter()
-        """Connections closed from here since the start."""
+        """Connections closed by this side since the start."""
 
     # ----------------------------------------------------------------------------------------------------- interface
 
     def handle(self, event: Event, *, now_ms: int) -> list[CloseConnection]:
-        """Digest one event; what is to be closed counts as closed from here on."""
+        """Handle one event; connections to be closed count as closed from here on."""
         closing = self._digest(event, now_ms)
         self.check_invariants()
         return closing
@@ -203,7 +202,7 @@ class ConnectionBudget:
             raise InvariantError(f"{dict(self._standings)} of {len(self._connections)} connections, {waiting} unknown ones wait")
 
     def check_lists(self) -> None:
-        """Raise InvariantError if the lists of connections disagree with one another. It looks at all of them: for tests."""
+        """Raise InvariantError if the lists of connections disagree with one another. Checks every connection: for tests."""
         unknown = Counter(each.address for each in self._connections.values() if each.standing is Standing.UNKNOWN)
         listed = {address: set(waiting) for address, waiting in self._waiting_at.items()}
         room = {number: each for number, each in self._connections.items() if each.makes_room}
@@ -238,7 +237,7 @@ class ConnectionBudget:
         return []
 
     def count(self, standing: Standing) -> int:
-        """Connections whose callers have proved just so much."""
+        """Connections whose callers are of exactly this kind."""
         return self._standings[standing]
 
     def __len__(self) -> int:
@@ -267,9 +266,9 @@ class ConnectionBudget:
         return closing
 
     def _least(self, newcomer: int) -> Waiting:
-        """Where to make room when all places are taken: callers that proved nothing before clients, and no worker.
+        """Connections to close when all places are taken: unproven callers before clients, and no worker.
 
-        The newcomer is among the first, and goes when there is nobody else: it is asked last, since it began to wait last."""
+        The newcomer is among the unproven ones. It began to wait last, so it is closed only if no other is."""
         unknown, clients = self._waiting[Standing.UNKNOWN], self._waiting[Standing.CLIENT]
         return clients if clients and next(iter(unknown)) == newcomer else unknown
 
@@ -326,7 +325,7 @@ class ConnectionBudget:
         if connection.standing is Standing.UNKNOWN and connection.answer_ms is None:
             connection.answer_ms = now_ms + self._limits.answer_timeout_ms
         if connection.was_blocked:
-            self._time(number, connection)  # its place among those that make room stays: reading a little makes none younger
+            self._time(number, connection)  # its place in the order stays: reading a little makes no connection younger
             return
         self._unlist(number, connection)
         connection.was_blocked = True
@@ -403,9 +402,9 @@ _DEADLINES = {
 
 
 class BodyBudget:
-    """Bytes of request bodies that are held at one time; a part of them is for workers alone.
+    """Bytes of request bodies held at one time; a part of them is reserved for workers.
 
-    What is refused is asked again later: an acknowledgement must not wait behind bodies that may never be complete."""
+    A refused caller asks again later: an acknowledgement must not wait behind bodies that may never be complete."""
 
     def __init__(self, bytes_max: int, *, kept_for_workers: int) -> None:
         """`kept_for_workers`: bytes, of `bytes_max`."""
@@ -414,10 +413,10 @@ class BodyBudget:
         self.held = 0
         """Bytes."""
         self.refused = 0
-        """Requests, since the start."""
+        """Refused requests since the start."""
 
     def take(self, request: int, size: int, standing: Standing) -> bool:
-        """Hold `size` bytes more for a request; False if there is no room. A caller that has proved nothing sends no body."""
+        """Hold `size` bytes more for a request; False if there is no room. Unproven callers may send no body."""
         if self.held + size > self._bytes_max.get(standing, 0):
             self.refused += 1
             return False
@@ -426,5 +425,5 @@ class BodyBudget:
         return True
 
     def give_back(self, request: int) -> None:
-        """All that a request holds. Idempotent."""
+        """Release all bytes of a request. Idempotent."""
         self.held -= self._held.pop(request, 0)

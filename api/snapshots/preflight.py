@@ -22,21 +22,21 @@ from holdfast.statebackends.storage.port import Operation, ReadFile, StatFile, S
 
 
 def is_in_directory(restore: str) -> bool:
-    """`latest` or a checkpoint id: which one that is only the job's own directory tells."""
+    """Whether `restore` is `latest` or a checkpoint id, which only the job's own directory resolves."""
     return not is_path(restore)
 
 
 def named_snapshot(location: Location) -> str:
-    """What `Submission.restore` says of a location as people write it: relative paths are of their working directory."""
+    """Value of `Submission.restore` for a location: a relative path is resolved against the caller's working directory."""
     text = str(location)
     return text if is_in_directory(text) else absolute_location(location)
 
 
 def preflight_offline(submission: Submission, state_dir: str | None) -> PreflightReport:
-    """Judge against what lies in storage. Without a state directory the one around a checkpoint is taken; a savepoint needs none.
+    """Check a submission against storage. Without a state directory the one around a checkpoint is used; a savepoint needs none,
+    but then files outside it, and the job's own newer checkpoints, can't be found.
 
-    Files outside a savepoint, and the job's own newer checkpoints, can then not be looked for. Raises InvalidConfigError,
-    JobExistsError, NotFoundError, StorageUnavailableError."""
+    Raises InvalidConfigError, JobExistsError, NotFoundError, StorageUnavailableError."""
     if state_dir is not None:
         storage = open_storage(state_dir)
         if storage.execute(StatFile(DIRECTORY_FILE)) is None:
@@ -58,7 +58,7 @@ def _judge(submission: Submission, storage: Storage, *, external: bool) -> Prefl
 
 
 class _NotedStorage(RoutedStorage):
-    """Tells whoever shows how far a tool is what it reads: all files of a snapshot, to check them."""
+    """Reports reads to the tool's progress display: a check reads all files of a snapshot."""
 
     def execute(self, operation: Operation) -> Any:
         found = super().execute(operation)
@@ -68,7 +68,7 @@ class _NotedStorage(RoutedStorage):
 
 
 def preflight_online(submission: Submission, environment: Mapping[str, str], url: str, token: str | None) -> PreflightReport:
-    """Ask the coordinator at a URL. Raises as it does, and ConnectionLostError."""
+    """Ask the coordinator at a URL. Raises its errors, and ConnectionLostError."""
     settings = client_settings(environment, url=url, token=token)
     client = RestClient(settings.url, settings.token)
     try:
