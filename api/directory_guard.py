@@ -104,7 +104,7 @@ class DirectoryGuard:
         def keep() -> None:
             while self._takes_locks and not stopped.wait(GUARD_ROUND_S):
                 try:
-                    self._look(service)
+                    self._check(service)
                 except (HoldfastError, OSError) as error:
                     log.warning("the lock of %s can't be checked: %s", self._location, error)
 
@@ -116,7 +116,7 @@ class DirectoryGuard:
             stopped.set()
             keeper.join()
 
-    def _look(self, service: Coordinator) -> None:
+    def _check(self, service: Coordinator) -> None:
         is_fenced = not service.is_leading and (service.is_referring or self._has_successor())
         if is_fenced and self.is_held:
             self._let_go()

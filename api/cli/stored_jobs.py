@@ -57,7 +57,7 @@ class StoredJobs:
 
         The state of a job without a recorded end is UNKNOWN, that of one with damaged records UNREADABLE."""
         found = self._found
-        answers = [_damaged(job_id, each) if isinstance(each, HoldfastError) else _told(each) for job_id, each in found.items()]
+        answers = [_damaged(job_id, each) if isinstance(each, HoldfastError) else _entry(each) for job_id, each in found.items()]
         return sorted(answers, key=lambda job: (-int(job["start-time"]), str(job["jid"])))
 
     def totals(self) -> dict[str, dict[str, Any]]:
@@ -97,7 +97,7 @@ def _read(job_id: str) -> Flow[RecordedJob]:
     return (yield from read_job(JobPaths(job_id)))
 
 
-def _told(job: RecordedJob) -> dict[str, Any]:
+def _entry(job: RecordedJob) -> dict[str, Any]:
     view = view_recorded_overview(job)
     is_over = view.state != UNKNOWN_STATE
     rendered = render_jobs.job_overview(view, now_ms=view.end_ms if is_over else view.last_modification_ms)

@@ -25,7 +25,7 @@ CONTENT_SECURITY_POLICY = (
 )
 """Swagger UI sets styles itself; everything else must come from this server."""
 
-_PIECE_BYTES = 64 * 1024
+_BLOCK_BYTES = 64 * 1024
 _FOLDER = "vendor/swagger-ui"
 _START = b"""window.addEventListener("load", () => SwaggerUIBundle({
   url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null, syntaxHighlight: false,
@@ -108,9 +108,9 @@ def _answer(request: Request, body: bytes, media_type: str) -> Response:
     }
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return StreamingResponse(_pieces(body), headers={**headers, "Content-Length": str(len(body))}, media_type=media_type)
+    return StreamingResponse(_blocks(body), headers={**headers, "Content-Length": str(len(body))}, media_type=media_type)
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
+async def _blocks(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _BLOCK_BYTES):
+        yield body[start : start + _BLOCK_BYTES]

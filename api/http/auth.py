@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
 from holdfast.api.errors import encode_error
-from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.layout import TOKEN_FILE
@@ -116,7 +116,7 @@ class BearerAuth:
         is_open = scope["type"] != "http" or scope["path"] in self._open_paths
         if is_open or self._allowed(scope):
             if not is_open:
-                prove(scope, Standing.CLIENT)
+                prove(scope, CallerKind.CLIENT)
             await self._app(scope, receive, send)
             return
         wire = encode_error(AuthenticationError("missing or wrong bearer token"))

@@ -17,7 +17,7 @@ from typing import assert_never
 from holdfast.statebackends.errors import InvariantError
 
 
-class Standing(IntEnum):
+class CallerKind(IntEnum):
     """What the caller of a connection has proved. It only rises while the connection lives."""
 
     UNKNOWN = 0
@@ -100,7 +100,7 @@ class BodyReceived:
 @dataclass(frozen=True, slots=True)
 class Proved:
     connection: int
-    standing: Standing
+    caller: CallerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +137,12 @@ class CloseConnection:
 
 
 class _Connection:
-    __slots__ = ("address", "answer_ms", "blocked_ms", "deadline_ms", "phase", "received", "standing", "was_blocked")
+    __slots__ = ("address", "answer_ms", "blocked_ms", "caller", "deadline_ms", "phase", "received", "was_blocked")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.phase = Phase.HEAD
-        self.standing = Standing.UNKNOWN
+        self.caller = CallerKind.UNKNOWN
         self.deadline_ms: int | None = None
         self.blocked_ms: int | None = None
         """When a full socket has been left unread for too long."""
@@ -155,7 +155,7 @@ class _Connection:
     @property
     def makes_room(self) -> bool:
         """Whether closing it breaks no request of a legitimate caller."""
-        return self.phase in _WAITING or (self.standing is Standing.UNKNOWN and self.was_blocked)
+        return self.phase in _WAITING or (self.caller is CallerKind.UNKNOWN and self.was_blocked)
 
     @property
     def first_deadline_ms(self) -> int | None:
@@ -179,8 +179,8 @@ class ConnectionBudget:
         """Connections with a deadline."""
         self._unknown: Counter[str] = Counter()
         """Address -> connections of unproven callers."""
-        self._standings: Counter[Standing] = Counter()
-        self._waiting: dict[Standing, Waiting] = {standing: OrderedDict() for standing in Standing}
+        self._callers: Counter[CallerKind] = Counter()
+        self._waiting: dict[CallerKind, Waiting] = {caller: OrderedDict() for caller in CallerKind}
         """In the order in which they began to wait."""
         self._waiting_at: dict[str, Waiting] = {}
         """Address -> waiting connections of unproven callers."""
@@ -197,22 +197,22 @@ class ConnectionBudget:
 
     def check_invariants(self) -> None:
         """Raise InvariantError if the counts disagree; runs after every event, in constant time."""
-        unknown, waiting = self._standings[Standing.UNKNOWN], len(self._waiting[Standing.UNKNOWN])
-        if self._standings.total() != len(self._connections) or not waiting <= unknown:
-            raise InvariantError(f"{dict(self._standings)} of {len(self._connections)} connections, {waiting} unknown ones wait")
+        unknown, waiting = self._callers[CallerKind.UNKNOWN], len(self._waiting[CallerKind.UNKNOWN])
+        if self._callers.total() != len(self._connections) or not waiting <= unknown:
+            raise InvariantError(f"{dict(self._callers)} of {len(self._connections)} connections, {waiting} unknown ones wait")
 
     def check_lists(self) -> None:
         """Raise InvariantError if the lists of connections disagree with one another. Checks every connection: for tests."""
-        unknown = Counter(each.address for each in self._connections.values() if each.standing is Standing.UNKNOWN)
+        unknown = Counter(each.address for each in self._connections.values() if each.caller is CallerKind.UNKNOWN)
         listed = {address: set(waiting) for address, waiting in self._waiting_at.items()}
         room = {number: each for number, each in self._connections.items() if each.makes_room}
         if self._unknown != unknown or not self._timed <= self._connections.keys():
             raise InvariantError(f"{dict(self._unknown)} are counted, {dict(unknown)} are open")
-        for standing, waiting in self._waiting.items():
-            if set(waiting) != {number for number, each in room.items() if each.standing is standing}:
-                raise InvariantError(f"{list(waiting)} of standing {standing} make room, and not all of them")
-        if set().union(*listed.values()) != set(self._waiting[Standing.UNKNOWN]) or not all(listed.values()):
-            raise InvariantError(f"{listed} are listed by address, {list(self._waiting[Standing.UNKNOWN])} in all")
+        for caller, waiting in self._waiting.items():
+            if set(waiting) != {number for number, each in room.items() if each.caller is caller}:
+                raise InvariantError(f"{list(waiting)} of caller {caller} make room, and not all of them")
+        if set().union(*listed.values()) != set(self._waiting[CallerKind.UNKNOWN]) or not all(listed.values()):
+            raise InvariantError(f"{listed} are listed by address, {list(self._waiting[CallerKind.UNKNOWN])} in all")
 
     def _digest(self, event: Event, now_ms: int) -> list[CloseConnection]:
         match event:
@@ -236,9 +236,9 @@ class ConnectionBudget:
                 assert_never(event)
         return []
 
-    def count(self, standing: Standing) -> int:
+    def count(self, caller: CallerKind) -> int:
         """Connections whose callers are of exactly this kind."""
-        return self._standings[standing]
+        return self._callers[caller]
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -253,14 +253,14 @@ class ConnectionBudget:
             raise InvariantError(f"connection {event.connection} was accepted twice")
         self._connections[event.connection] = _Connection(event.address)
         self._unknown[event.address] += 1
-        self._standings[Standing.UNKNOWN] += 1
+        self._callers[CallerKind.UNKNOWN] += 1
         self._enter(event.connection, Phase.HEAD, now_ms)
         limits = self._limits
         closing = []
         if self._unknown[event.address] > limits.unknown_per_address_max:
             closing.append(self._evict(self._waiting_at[event.address], CloseReason.ADDRESS_CAP))
-        if self._standings[Standing.UNKNOWN] > limits.unknown_max:
-            closing.append(self._evict(self._waiting[Standing.UNKNOWN], CloseReason.UNKNOWN_CAP))
+        if self._callers[CallerKind.UNKNOWN] > limits.unknown_max:
+            closing.append(self._evict(self._waiting[CallerKind.UNKNOWN], CloseReason.UNKNOWN_CAP))
         if len(self._connections) > limits.connections_max:
             closing.append(self._evict(self._least(event.connection), CloseReason.CONNECTIONS_CAP))
         return closing
@@ -269,7 +269,7 @@ class ConnectionBudget:
         """Connections to close when all places are taken: unproven callers before clients, and no worker.
 
         The newcomer is among the unproven ones. It began to wait last, so it is closed only if no other is."""
-        unknown, clients = self._waiting[Standing.UNKNOWN], self._waiting[Standing.CLIENT]
+        unknown, clients = self._waiting[CallerKind.UNKNOWN], self._waiting[CallerKind.CLIENT]
         return clients if clients and next(iter(unknown)) == newcomer else unknown
 
     def _evict(self, waiting: Waiting, reason: CloseReason) -> CloseConnection:
@@ -289,7 +289,7 @@ class ConnectionBudget:
         timeout_ms = timeouts.get(phase)
         connection.deadline_ms = None if timeout_ms is None else now_ms + timeout_ms
         connection.was_blocked = connection.blocked_ms is not None
-        if phase is Phase.ANSWERING and connection.standing is Standing.UNKNOWN:
+        if phase is Phase.ANSWERING and connection.caller is CallerKind.UNKNOWN:
             connection.answer_ms = now_ms + self._limits.answer_timeout_ms
         elif not connection.was_blocked:
             connection.answer_ms = None
@@ -306,15 +306,15 @@ class ConnectionBudget:
 
     def _prove(self, event: Proved) -> None:
         connection = self._connections.get(event.connection)
-        if connection is None or event.standing <= connection.standing:
+        if connection is None or event.caller <= connection.caller:
             return
         self._unlist(event.connection, connection)
-        if connection.standing is Standing.UNKNOWN:
+        if connection.caller is CallerKind.UNKNOWN:
             self._no_longer_unknown(connection)
-        self._standings[connection.standing] -= 1
-        connection.standing = event.standing
+        self._callers[connection.caller] -= 1
+        connection.caller = event.caller
         connection.answer_ms = None
-        self._standings[connection.standing] += 1
+        self._callers[connection.caller] += 1
         self._list(event.connection, connection)
 
     def _block(self, number: int, now_ms: int) -> None:
@@ -322,7 +322,7 @@ class ConnectionBudget:
         if connection is None:
             return
         connection.blocked_ms = now_ms + self._limits.send_timeout_ms
-        if connection.standing is Standing.UNKNOWN and connection.answer_ms is None:
+        if connection.caller is CallerKind.UNKNOWN and connection.answer_ms is None:
             connection.answer_ms = now_ms + self._limits.answer_timeout_ms
         if connection.was_blocked:
             self._time(number, connection)  # its place in the order stays: reading a little makes no connection younger
@@ -363,8 +363,8 @@ class ConnectionBudget:
             return
         self._unlist(number, connection)
         self._timed.discard(number)
-        self._standings[connection.standing] -= 1
-        if connection.standing is Standing.UNKNOWN:
+        self._callers[connection.caller] -= 1
+        if connection.caller is CallerKind.UNKNOWN:
             self._no_longer_unknown(connection)
 
     def _no_longer_unknown(self, connection: _Connection) -> None:
@@ -375,12 +375,12 @@ class ConnectionBudget:
     def _list(self, number: int, connection: _Connection) -> None:
         self._time(number, connection)
         if connection.makes_room:
-            self._waiting[connection.standing][number] = None
-            if connection.standing is Standing.UNKNOWN:
+            self._waiting[connection.caller][number] = None
+            if connection.caller is CallerKind.UNKNOWN:
                 self._waiting_at.setdefault(connection.address, OrderedDict())[number] = None
 
     def _unlist(self, number: int, connection: _Connection) -> None:
-        self._waiting[connection.standing].pop(number, None)
+        self._waiting[connection.caller].pop(number, None)
         at_address = self._waiting_at.get(connection.address)
         if at_address is not None:
             at_address.pop(number, None)
@@ -408,16 +408,16 @@ class BodyBudget:
 
     def __init__(self, bytes_max: int, *, kept_for_workers: int) -> None:
         """`kept_for_workers`: bytes, of `bytes_max`."""
-        self._bytes_max = {Standing.WORKER: bytes_max, Standing.CLIENT: bytes_max - kept_for_workers}
+        self._bytes_max = {CallerKind.WORKER: bytes_max, CallerKind.CLIENT: bytes_max - kept_for_workers}
         self._held: dict[int, int] = {}
         self.held = 0
         """Bytes."""
         self.refused = 0
         """Refused requests since the start."""
 
-    def take(self, request: int, size: int, standing: Standing) -> bool:
+    def take(self, request: int, size: int, caller: CallerKind) -> bool:
         """Hold `size` bytes more for a request; False if there is no room. Unproven callers may send no body."""
-        if self.held + size > self._bytes_max.get(standing, 0):
+        if self.held + size > self._bytes_max.get(caller, 0):
             self.refused += 1
             return False
         self._held[request] = self._held.get(request, 0) + size

@@ -20,6 +20,7 @@ from holdfast.api.http.connection_budget import (
     Accepted,
     BodyBudget,
     BodyReceived,
+    CallerKind,
     Closed,
     CloseReason,
     ConnectionBudget,
@@ -31,7 +32,6 @@ from holdfast.api.http.connection_budget import (
     Proved,
     SendingResumed,
     SendingStopped,
-    Standing,
 )
 
 log = logging.getLogger("holdfast.api")
@@ -74,35 +74,35 @@ class ConnectionGuard:
         self._protocols[number] = protocol
         if self._ticking is None:
             self._ticking = protocol.loop.call_later(TICK_S, self._tick, protocol.loop)
-        self.tell(Accepted(number, address), protocol.loop)
+        self.handle(Accepted(number, address), protocol.loop)
         return number
 
-    def tell(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
+    def handle(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
         for action in self.budget.handle(event, now_ms=int(loop.time() * 1000)):
             self._protocols[action.connection].transport.abort()
 
     def forget(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.tell(Closed(number), loop)
+        self.handle(Closed(number), loop)
         self._protocols.pop(number, None)
         self._unsent.pop(number, None)
 
     def stop_sending(self, protocol: GuardedProtocol) -> None:
         self._unsent[protocol.number] = protocol.transport.get_write_buffer_size()
-        self.tell(SendingStopped(protocol.number), protocol.loop)
+        self.handle(SendingStopped(protocol.number), protocol.loop)
 
     def resume_sending(self, protocol: GuardedProtocol) -> None:
         self._unsent.pop(protocol.number, None)
-        self.tell(SendingResumed(protocol.number), protocol.loop)
+        self.handle(SendingResumed(protocol.number), protocol.loop)
 
-    def _look_at_readers(self) -> None:
+    def _check_readers(self) -> None:
         """Restart the time of a connection that was read from, however slowly."""
         for number, before in list(self._unsent.items()):
             if self._protocols[number].transport.get_write_buffer_size() < before:
                 self.stop_sending(self._protocols[number])
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._look_at_readers()
-        self.tell(DeadlineReached(), loop)
+        self._check_readers()
+        self.handle(DeadlineReached(), loop)
         self._report(loop.time())
         self._ticking = loop.call_later(TICK_S, self._tick, loop) if self._protocols else None
 
@@ -119,7 +119,7 @@ class ConnectionGuard:
             new.total(),
             causes,
             len(self.budget),
-            self.budget.count(Standing.UNKNOWN),
+            self.budget.count(CallerKind.UNKNOWN),
         )
 
 
@@ -141,16 +141,16 @@ class GuardedProtocol(H11Protocol):
         super().__init__(config, server_state, {**app_state, _CONNECTION: self}, _loop)
         self.logger = _quiet
         self.guard = guard
-        self.standing = Standing.UNKNOWN
+        self.caller = CallerKind.UNKNOWN
         self.number = 0
         self._phase = Phase.HEAD
         self._has_answered = False
 
-    def prove(self, standing: Standing) -> None:
+    def prove(self, caller: CallerKind) -> None:
         """Note that the caller is at least of this kind."""
-        if standing > self.standing:
-            self.standing = standing
-            self.guard.tell(Proved(self.number, standing), self.loop)
+        if caller > self.caller:
+            self.caller = caller
+            self.guard.handle(Proved(self.number, caller), self.loop)
 
     # ------------------------------------------------------------------------------------------- asyncio and uvicorn
 
@@ -161,14 +161,14 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         was = self._phase
         super().data_received(data)
-        self._look()
+        self._check_phase()
         if was is Phase.BODY and self._phase is Phase.BODY:
-            self.guard.tell(BodyReceived(self.number, len(data)), self.loop)
+            self.guard.handle(BodyReceived(self.number, len(data)), self.loop)
 
     def on_response_complete(self) -> None:
         self._has_answered = True
         super().on_response_complete()
-        self._look()
+        self._check_phase()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -196,11 +196,11 @@ class GuardedProtocol(H11Protocol):
 
     # -------------------------------------------------------------------------------------------------------- phases
 
-    def _look(self) -> None:
+    def _check_phase(self) -> None:
         phase = self._found()
         if phase is not self._phase:
             self._phase = phase
-            self.guard.tell(PhaseEntered(self.number, phase), self.loop)
+            self.guard.handle(PhaseEntered(self.number, phase), self.loop)
 
     def _found(self) -> Phase:
         answered = self.conn.our_state in _ANSWERED
@@ -217,8 +217,8 @@ def connection_of(scope: Scope) -> GuardedProtocol | None:
     return found if isinstance(found, GuardedProtocol) else None
 
 
-def prove(scope: Scope, standing: Standing) -> None:
+def prove(scope: Scope, caller: CallerKind) -> None:
     """Note that the caller of this request is at least of this kind."""
     connection = connection_of(scope)
     if connection is not None:
-        connection.prove(standing)
+        connection.prove(caller)

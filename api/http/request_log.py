@@ -81,6 +81,6 @@ class LogChanges:
         }
         level = logging.INFO if status is None or status < 400 else logging.WARNING
         outcome = "left before it was answered" if status is None else str(status)
-        told = (printable(what, _CHARACTERS_MAX), printable(about, _CHARACTERS_MAX) or "the service", printable(peer))
+        facts = (printable(what, _CHARACTERS_MAX), printable(about, _CHARACTERS_MAX) or "the service", printable(peer))
         extra = {"fields": printable_fields(fields)}
-        logger.log(level, "%s of %s by %s (%s): %s", *told, self._credential, outcome, extra=extra)
+        logger.log(level, "%s of %s by %s (%s): %s", *facts, self._credential, outcome, extra=extra)

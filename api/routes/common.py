@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from holdfast.api.errors import BodyTooLargeError, BusyError
 from holdfast.api.flink import schemas
 from holdfast.api.flink.schemas import RequestBody
-from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import connection_of
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.served import SnapshotDirectories
@@ -124,13 +124,13 @@ async def held_body(request: Request, limits: BodyLimits) -> AsyncIterator[bytea
     if announced > size_max:
         raise _too_large(size_max)
     connection = connection_of(request.scope)
-    standing = Standing.CLIENT if connection is None else connection.standing
+    caller = CallerKind.CLIENT if connection is None else connection.caller
     held, number = 0, next(_numbers)
 
     def hold(size: int) -> None:
         nonlocal held
         if size > max(held, SMALL_BYTES):
-            if not state.bodies.take(number, size - held, standing):
+            if not state.bodies.take(number, size - held, caller):
                 raise BusyError(f"no room for a body of {size} bytes beside those of others: ask again", size=size)
             held = size
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.http.connection_budget import CloseReason, Standing
+from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.barriers.messages import AckStatus
 from holdfast.coordinator.interface import Coordinator
@@ -153,8 +153,8 @@ class ConnectionCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         budget, bodies = self._guard.budget, self._guard.bodies
         opened = GaugeMetricFamily("holdfast_connections", "Open connections, by what their callers proved.", labels=("standing",))
-        for standing in Standing:
-            opened.add_metric((standing.name.lower(),), budget.count(standing))
+        for caller in CallerKind:
+            opened.add_metric((caller.name.lower(),), budget.count(caller))
         yield opened
         closed = CounterMetricFamily("holdfast_connections_closed", "Connections closed from here.", labels=("reason",))
         for reason in CloseReason:

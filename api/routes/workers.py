@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.flink import schemas
-from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.api.routes.command_stream import MEDIA_TYPE, CommandStream
 from holdfast.api.routes.common import (
@@ -178,7 +178,7 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     except TimeoutError as error:
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return answer(registered)
 
 
@@ -193,7 +193,7 @@ async def commands(
 ) -> Response:
     """Commands of a session after number `after`, one a line, without end; the newest stream wins."""
     subscription = await run_in_threadpool(service.commands, job_id, slot, session, after)
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return CommandStream(subscription, session, keep_alive_s=request.app.state.settings.keep_alive_interval_ms / 1000)
 
 
@@ -208,7 +208,7 @@ async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) ->
     batch = await read_record(request, AckBatch, ACKNOWLEDGEMENTS)
     _match("slot", batch.slot, slot)
     answers = await asyncio.wrap_future(service.acks_async(job_id, batch))
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     request.app.state.http_metrics.count_answers(answers.answers)
     return answer(answers)
 
@@ -219,7 +219,7 @@ async def states(request: Request, service: Service, job_id: JobId, slot: Slot) 
     batch = await read_record(request, StatusBatch, REPORT)
     _match("slot", batch.slot, slot)
     await asyncio.wrap_future(service.states_async(job_id, batch))
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return schemas.Empty()
 
 
@@ -229,7 +229,7 @@ async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slo
     message = await read_record(request, Heartbeat, REPORT)
     _match("slot", message.slot, slot)
     epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return LeaderEpoch(epoch=epoch)
 
 

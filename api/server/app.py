@@ -107,8 +107,8 @@ async def _typed_error(request: Request, error: Exception) -> Response:
         _note_unreachable(request, error)
     wire = encode_error(error)
     if wire.status >= 500 and not isinstance(error, _ASK_AGAIN):
-        told = printable(f"{type(error).__name__}: {error}", TEXT_CHARACTERS_MAX // 2)
-        log.warning("%s %s: %s", *_asked(request.scope), told)
+        text = printable(f"{type(error).__name__}: {error}", TEXT_CHARACTERS_MAX // 2)
+        log.warning("%s %s: %s", *_asked(request.scope), text)
     return Response(wire.body, status_code=wire.status, headers=wire.headers)
 
 

@@ -41,18 +41,18 @@ def preflight_offline(submission: Submission, state_dir: str | None) -> Prefligh
         storage = open_storage(state_dir)
         if storage.execute(StatFile(DIRECTORY_FILE)) is None:
             raise InvalidConfigError(f"{state_dir} is no state directory: it has no {DIRECTORY_FILE}", setting="state_dir")
-        return _judge(submission, storage, external=True)
+        return _check(submission, storage, external=True)
     if submission.restore is None or is_in_directory(submission.restore):
         raise InvalidConfigError("which job's? Give --state-dir, or the path of the snapshot", setting="state_dir")
     folder = folder_of_snapshot(submission.restore)
     parent, _, name = folder.rpartition("/")
     above = parent.rpartition("/")[0]
     if name.startswith(CHECKPOINT_PREFIX) and open_storage(above or "/").execute(StatFile(DIRECTORY_FILE)) is not None:
-        return _judge(submission, open_storage(above or "/"), external=True)
-    return _judge(submission, open_storage(parent or "/"), external=False)
+        return _check(submission, open_storage(above or "/"), external=True)
+    return _check(submission, open_storage(parent or "/"), external=False)
 
 
-def _judge(submission: Submission, storage: Storage, *, external: bool) -> PreflightReport:
+def _check(submission: Submission, storage: Storage, *, external: bool) -> PreflightReport:
     flow = preflight(identify_job(submission), submission, external=external, now_ms=int(time.time() * 1_000))
     return run_flow(flow, _NotedStorage(storage))
 

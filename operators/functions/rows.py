@@ -19,7 +19,7 @@ from holdfast.barriers.rows import misfit_error, misfits, nulls_hint
 from holdfast.operators.functions.context import UserFunctionOperator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.task.user_failures import STOPPED, Described, function_name, raise_told, returned_none
+from holdfast.operators.task.user_failures import STOPPED, Described, function_name, raise_located, returned_none
 from holdfast.statebackends.errors import HoldfastError, SchemaMismatchError
 
 _NONE = type(None)
@@ -188,7 +188,7 @@ class MapBatchesOperator(UserFunctionOperator):
             result = self.function(columns)
         except Exception as error:
             summary = Described(f"a batch of {columns.num_rows} rows: {columns.schema.names}")
-            raise_told(error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=summary)
+            raise_located(error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=summary)
         result = self._checked(result)
         if batch.timestamps is not None and result.num_rows != columns.num_rows:
             raise self._misfit(

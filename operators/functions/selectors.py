@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.functions.schema import RowType, return_annotation
-from holdfast.operators.task.user_failures import STOPPED, check_returns, function_name, place_of_function, raise_told, shown
+from holdfast.operators.task.user_failures import STOPPED, check_returns, function_name, place_of_function, raise_located, shown
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType
@@ -82,7 +82,7 @@ class FunctionKeySelector:
             if len(values) < len(rows):
                 raise RuntimeError(STOPPED)
         except Exception as error:
-            raise_told(error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)])
+            raise_located(error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)])
         try:
             return self.key_type.column_of_values(values, max_parallelism=max_parallelism, operator=operator)
         except InvalidKeyError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.barriers.messages import SKIPPED_REASON_BYTES_MAX, clip, printable
 from holdfast.operators.base import Operator, OperatorContext, Output
-from holdfast.operators.task.user_failures import error_line, raise_told, told_error
+from holdfast.operators.task.user_failures import error_line, located_error, raise_located
 from holdfast.statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError, UserFunctionError
 
 log = logging.getLogger("holdfast.functions")
@@ -38,22 +38,22 @@ class SkippedRows:
         self._context = context
         self._since_checkpoint = 0
 
-    def skip(self, tell: Callable[[], HoldfastError]) -> None:
+    def skip(self, describe: Callable[[], HoldfastError]) -> None:
         """Count a row that is left out; `describe` makes its error and is called only for rows that are reported. Raises
         TooManyRowsSkippedError beyond the limit."""
         counters, limit = self._context.counters, self._context.skipped_rows_max
         counters.rows_skipped += 1
         self._since_checkpoint += 1
         if limit is not None and self._since_checkpoint > limit:
-            error = tell()
+            error = describe()
             raise self._too_many(limit, error) from error
-        if _is_told(counters.rows_skipped):
-            self._tell(tell(), counters.rows_skipped)
+        if _is_reported(counters.rows_skipped):
+            self._report(describe(), counters.rows_skipped)
 
-    def _tell(self, error: HoldfastError, count: int) -> None:
+    def _report(self, error: HoldfastError, count: int) -> None:
         frames = error.fields.get("frames")
-        told = f"{error_line(error)}\n{frames}" if frames else error_line(error)
-        log.warning("on_error='skip' left out a row, %d by now: %s", count, told)
+        text = f"{error_line(error)}\n{frames}" if frames else error_line(error)
+        log.warning("on_error='skip' left out a row, %d by now: %s", count, text)
         if count == 1:
             self._context.counters.first_skipped = clip(printable(error.message), SKIPPED_REASON_BYTES_MAX)
 
@@ -82,28 +82,28 @@ class SkippingOperator(Operator):
         super().setup(context, output)
         self._skipped = SkippedRows(context) if self.skips else None
 
-    def _refuse(self, tell: Callable[[], HoldfastError], cause: Exception | None = None) -> None:
+    def _refuse(self, describe: Callable[[], HoldfastError], cause: Exception | None = None) -> None:
         """Leave a row out, or raise the error that `describe` makes if this operator skips none."""
         if self._skipped is None:
-            raise tell() from cause
-        self._skipped.skip(tell)
+            raise describe() from cause
+        self._skipped.skip(describe)
 
     def _failed(self, error: Exception, function: Callable[[Any], Any], record: Any) -> None:
         """`function` raised on a row: leave the row out, or raise. An error that no row causes is always raised."""
         where = {"operator": self.context.uid, "subtask": self.context.subtask, "function": function, "record": record}
         if self._skipped is None or (isinstance(error, HoldfastError) and not isinstance(error, UserFunctionError)):
-            raise_told(error, **where)
-        self._skipped.skip(lambda: told_error(error, **where))
+            raise_located(error, **where)
+        self._skipped.skip(lambda: located_error(error, **where))
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         if self._skipped is not None:
             self._skipped.checkpoint_completed()
 
 
-def _is_told(count: int) -> bool:
+def _is_reported(count: int) -> bool:
     """True for the 1st, 10th, 100th ... row: a log entry for each would be as long as the input."""
-    return count in _TOLD
+    return count in _REPORTED
 
 
-_TOLD: frozenset[int] = frozenset(10**exponent for exponent in range(19))
+_REPORTED: frozenset[int] = frozenset(10**exponent for exponent in range(19))
 

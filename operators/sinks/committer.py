@@ -127,8 +127,8 @@ class FileCommitter(Operator):
 
     def _fork(self) -> SinkFork | None:
         """Change of place that the coordinator decided; None: this sink goes on with its log."""
-        told = self.context.properties.get(FORK_PROPERTY)
-        return None if told is None else msgspec.convert(told, SinkFork)
+        stored = self.context.properties.get(FORK_PROPERTY)
+        return None if stored is None else msgspec.convert(stored, SinkFork)
 
     @staticmethod
     def _take(
@@ -306,12 +306,12 @@ class Orphans:
         first = min(name.first_checkpoint for name in candidates.values())
         flow = living_snapshots_flow(self._context.job_id, first, self._context.restored_checkpoint_id)
 
-        def looked(living: list[tuple[int, int | None]] | None, error: BaseException | None) -> None:
+        def found(living: list[tuple[int, int | None]] | None, error: BaseException | None) -> None:
             if error is None and living is not None:
                 doomed = [path for path, name in candidates.items() if not is_protected(name, living)]
                 self._context.submit_flow(delete_flow(self._paths, doomed), self._storage, lambda result, error: None)
 
-        self._context.submit_flow(flow, self._context.storage, looked)
+        self._context.submit_flow(flow, self._context.storage, found)
 
 
 def candidates_flow(paths: SinkPaths, tag: str, attempt: int, kept: frozenset[str]) -> Flow[dict[str, FileName]]:

@@ -190,7 +190,7 @@ def open_log_flow(
     known = yield from _check_known(paths, known, pending)
     while True:
         start = known.next_sequence if known is not None else 0
-        entries = yield from _standing_entries(paths, start)
+        entries = yield from _durable_entries(paths, start)
         position = _advance(known, entries)
         if position is not None and not _must_claim(paths, position, known, entries, pending, claimant):
             return OpenLog(position, _committed(entries))
@@ -235,7 +235,7 @@ def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[Pen
     return None
 
 
-def _standing_entries(paths: SinkPaths, sequence: int) -> Flow[list[LogEntry]]:
+def _durable_entries(paths: SinkPaths, sequence: int) -> Flow[list[LogEntry]]:
     """As read_log_flow, made durable first: the writer of the last entry may have died before it was, and the caller acts on it.
 
     Syncing one name is enough: it makes all names of the folder durable, and numbers have no gaps."""
@@ -305,7 +305,7 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
                 log = OpenLog(msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1), log.committed | names)
                 break
             # The number is taken or a file is gone: another writer appended since, perhaps an earlier try of this very commit.
-            entries = yield from _standing_entries(paths, log.position.next_sequence)
+            entries = yield from _durable_entries(paths, log.position.next_sequence)
             log = _follow(paths, log, entries, claimant)
             if missing is not None and not names <= log.committed:
                 raise CommittableLostError(
@@ -332,7 +332,7 @@ def end_log_flow(
         for checkpoint in pending:
             log = yield from commit_flow(paths, log, checkpoint, claimant)
     except FencedError as error:
-        entries = yield from _standing_entries(paths, known.next_sequence if known is not None else 0)
+        entries = yield from _durable_entries(paths, known.next_sequence if known is not None else 0)
         left = [each for each in pending if not _names(each.files) <= _committed(entries)]
         if left:
             raise FencedError(

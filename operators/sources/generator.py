@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext, Poll
-from holdfast.operators.task.user_failures import Described, raise_told
+from holdfast.operators.task.user_failures import Described, raise_located
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 
@@ -250,7 +250,7 @@ class GeneratorReader:
             columns = self._source.make_batch(indices)
         except Exception as error:
             record = Described(f"indices {indices[0]}..{indices[-1]}")
-            raise_told(error, operator=self._uid, subtask=self._subtask, function=self._source.make_batch, record=record)
+            raise_located(error, operator=self._uid, subtask=self._subtask, function=self._source.make_batch, record=record)
         if columns is None:
             raise InvalidConfigError(f"source {self._uid}: make_batch returned None, not a record batch", operator=self._uid)
         if columns.num_rows != len(indices) or not columns.schema.equals(self._source.schema):

@@ -107,7 +107,7 @@ REFUSALS = (CheckpointFailedError, InvalidConfigError, NotFoundError, FencedErro
 """Errors by which the coordinator refuses to end a job. After any other error the job may still end."""
 
 
-class _ToldToDriver(logging.Filter):
+class _ReportedByDriver(logging.Filter):
     """Keeps what the driver itself reports of one job out of Python's last resort, which writes records without a handler to
     stderr: the job's end, raised by `wait`, and with `restarts` each failure, shown in the job's own lines. Handlers get every
     record."""
@@ -119,10 +119,10 @@ class _ToldToDriver(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         fields = getattr(record, "fields", {})
-        told = fields.get("job_id") == self._job_id and self._is_told(fields)
-        return not told or logging.getLogger(record.name).hasHandlers()
+        reported = fields.get("job_id") == self._job_id and self._is_reported(fields)
+        return not reported or logging.getLogger(record.name).hasHandlers()
 
-    def _is_told(self, fields: Mapping[str, Any]) -> bool:
+    def _is_reported(self, fields: Mapping[str, Any]) -> bool:
         match fields.get("event"):
             case "state_changed":
                 return True
@@ -225,9 +225,9 @@ class SparkJobHandle:
         is newer than the last poll; waits for a job that is ending, as long as `stop` does."""
         seen = self.client.workers(self.job_id)
         state = str(seen["state"])
-        standing = submission_status(ours=self._submission, seen=int(seen["submission"]), state=state)
-        is_over = standing in (SubmissionStatus.ENDED, SubmissionStatus.SUPERSEDED)
-        will_end = is_over or (standing is SubmissionStatus.OURS and state in ENDING_STATES)
+        status = submission_status(ours=self._submission, seen=int(seen["submission"]), state=state)
+        is_over = status in (SubmissionStatus.ENDED, SubmissionStatus.SUPERSEDED)
+        will_end = is_over or (status is SubmissionStatus.OURS and state in ENDING_STATES)
         if not (will_end or self._is_ending):
             return False
         if not is_over:
@@ -338,8 +338,8 @@ class SparkJobHandle:
         if self._progress.state != "FAILED":
             return None
         cause = with_frames(self._failure or "see its exceptions", self._frames(self._failure or ""))
-        told = printable(cause, keep="\n\t")
-        return JobFailedError(f"job {self.job_id} failed: {told}", job_id=self.job_id, cause=self._failure)
+        text = printable(cause, keep="\n\t")
+        return JobFailedError(f"job {self.job_id} failed: {text}", job_id=self.job_id, cause=self._failure)
 
     def _frames(self, error: str) -> str:
         """The user's frames of a failure, if the coordinator still answers."""
@@ -447,11 +447,11 @@ class SparkJobHandle:
         self._question.ask(_now_ms())
         workers = self.client.workers(self.job_id)
         number, state = int(workers["submission"]), str(workers["state"])
-        standing = submission_status(ours=self._submission, seen=number, state=state)
-        if standing is SubmissionStatus.STALE:
+        status = submission_status(ours=self._submission, seen=number, state=state)
+        if status is SubmissionStatus.STALE:
             log.debug("job %s: the answer knows only submission %d, not our %d", self.job_id, number, self._submission)
             return
-        if standing is SubmissionStatus.SUPERSEDED:
+        if status is SubmissionStatus.SUPERSEDED:
             self._newer = number
             self._end("SUSPENDED")
             return
@@ -463,7 +463,7 @@ class SparkJobHandle:
         progress = self._note(observed, before)
         name = str(observed.job.get("name", self.job_id))
         self._say_changes(name, observed, before)
-        if standing is SubmissionStatus.ENDED:
+        if status is SubmissionStatus.ENDED:
             try:
                 self._say_totals(name, progress)
             finally:
@@ -491,7 +491,8 @@ class SparkJobHandle:
     def _say_changes(self, name: str, observed: ObservedJob, before: ObservedJob | None) -> None:
         restart = describe_restart(name, observed, before)
         if restart is not None:
-            self._line.say(self._told(restart, str(observed.workers.get("failure") or observed.workers.get("last_failure") or "")))
+            error = str(observed.workers.get("failure") or observed.workers.get("last_failure") or "")
+            self._line.say(self._restart_text(restart, error))
         restored = describe_restored(name, observed, before)
         if restored is not None:
             self._line.say(restored)
@@ -505,12 +506,12 @@ class SparkJobHandle:
         for warning in (*describe_late(name, progress), *describe_skipped(name, progress)):
             log.warning("%s", warning)
 
-    def _told(self, restart: str, error: str) -> str:
+    def _restart_text(self, restart: str, error: str) -> str:
         """Text of a restart with the user's frames, and, once, with the settings that change restarts."""
-        told = with_frames(restart, self._frames(error))
+        text = with_frames(restart, self._frames(error))
         hint = "" if self._hinted else restart_hint(error, self._graph.config.restart)
         self._hinted = self._hinted or bool(hint)
-        return f"{told}\n{hint}" if hint else told
+        return f"{text}\n{hint}" if hint else text
 
     def _end(self, state: str) -> None:
         with self._changed:
@@ -523,9 +524,9 @@ class SparkJobHandle:
 
 def _silence_last_resort(handle: SparkJobHandle, job_id: str, *, restarts: bool) -> Callable[[], object]:
     """Install the filter; it is removed by calling the result, or when the handle is collected."""
-    logger, told = logging.getLogger(COORDINATOR_LOGGER), _ToldToDriver(job_id, restarts=restarts)
-    logger.addFilter(told)
-    return weakref.finalize(handle, logger.removeFilter, told)
+    logger, reported = logging.getLogger(COORDINATOR_LOGGER), _ReportedByDriver(job_id, restarts=restarts)
+    logger.addFilter(reported)
+    return weakref.finalize(handle, logger.removeFilter, reported)
 
 
 def _seen_from_here(target: Location | None) -> str | None:

@@ -19,9 +19,9 @@ def frames_of_failure(error: str, exceptions: Mapping[str, Any]) -> str:
 
     `exceptions`: GET /jobs/:jobid/exceptions. Tracebacks of Holdfast's own code are left to the log and to REST."""
     for entry in exceptions.get("exceptionHistory", {}).get("entries", ()):
-        told = str(entry.get("stacktrace") or "")
-        if told.startswith(error):
-            return with_source_lines(told[len(error) :].strip("\n"))
+        trace = str(entry.get("stacktrace") or "")
+        if trace.startswith(error):
+            return with_source_lines(trace[len(error) :].strip("\n"))
     return ""
 
 

@@ -325,8 +325,8 @@ def spread_over_tasks(frame: DataFrame) -> Callable[[RangeTask], list[WrittenRan
         try:
             rows = map_in_arrow(spread, _writing(task, schema), _REPORT).collect()
         except (PySparkException, Py4JError) as error:  # of Python code, and of Spark itself
-            told = str(error).strip().splitlines() or [type(error).__name__]
-            cause = next((line.strip() for line in reversed(told) if "holdfast.statebackends.errors." in line), told[0])
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            cause = next((line.strip() for line in reversed(lines) if "holdfast.statebackends.errors." in line), lines[0])
             raise StorageUnavailableError(
                 f"operator {task.uid!r}, state {task.meta.name!r}: Spark could not write it: {cause}", path=task.location
             ) from error

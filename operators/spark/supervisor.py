@@ -45,7 +45,7 @@ ABSENCE_MARGIN_MS = 10_000
 ABSENCE_FIRST_MS = 90_000
 """Least time for the first worker of a slot, which may have to fetch and load everything."""
 
-LOOK_GAP_MS = 5_000
+POLL_GAP_MS = 5_000
 """A coordinator that leaves a poll unanswered for longer was away, and no absence counts. Between two polls at most this much
 counts: the driver may have stood still, and everything that it watches, too."""
 
@@ -228,7 +228,7 @@ class SlotSupervisor:
     _launched: bool = False
     _stopping_at_ms: int | None = None
     _cancelled_at_ms: int | None = None
-    _looked_at_ms: int | None = None
+    _polled_at_ms: int | None = None
     _over: bool = False
 
     def __post_init__(self) -> None:
@@ -249,7 +249,7 @@ class SlotSupervisor:
             case WorkerEnded():
                 actions = self._ended(event, now_ms)
             case WorkersSeen():
-                actions = self._looked(event, now_ms)
+                actions = self._polled(event, now_ms)
             case JobEnded():
                 actions = self._stop(now_ms)
             case StopRequested():
@@ -323,12 +323,12 @@ class SlotSupervisor:
         slot.retry_at_ms = now_ms + _backoff_ms(slot.failures)
         return self._spawn_due(now_ms)
 
-    def _looked(self, event: WorkersSeen, now_ms: int) -> list[Action]:
+    def _polled(self, event: WorkersSeen, now_ms: int) -> list[Action]:
         """Note registered workers; cancel those that are silent, or absent for too long. A report of an older spawn counts as
         absence."""
-        was_away = self._looked_at_ms is None or event.unanswered_ms > LOOK_GAP_MS
-        between_ms = 0 if self._looked_at_ms is None else now_ms - self._looked_at_ms
-        self._looked_at_ms = now_ms
+        was_away = self._polled_at_ms is None or event.unanswered_ms > POLL_GAP_MS
+        between_ms = 0 if self._polled_at_ms is None else now_ms - self._polled_at_ms
+        self._polled_at_ms = now_ms
         if self._stopping_at_ms is not None:
             return []
         seen = {worker.slot: worker for worker in event.workers}
@@ -349,13 +349,13 @@ class SlotSupervisor:
     def _miss(self, index: int, now_ms: int, between_ms: int, *, is_silent: bool) -> list[Action]:
         """The worker of a slot is absent or silent. Deaths are not handled here: the task's end reports them."""
         slot = self._slots[index]
-        absent_ms = slot.absent_ms = 0 if slot.absent_ms is None else slot.absent_ms + min(between_ms, LOOK_GAP_MS)
+        absent_ms = slot.absent_ms = 0 if slot.absent_ms is None else slot.absent_ms + min(between_ms, POLL_GAP_MS)
         if not is_silent:
             slot.silent_ms = None
         elif slot.silent_ms is None:
             slot.silent_ms = 0
         else:
-            slot.silent_ms += between_ms if between_ms <= LOOK_GAP_MS else GAP_SILENCE_MS
+            slot.silent_ms += between_ms if between_ms <= POLL_GAP_MS else GAP_SILENCE_MS
         if slot.silent_ms is not None and slot.silent_ms >= LOSS_GRACE_MS:
             slot.last_error = "nothing was heard from it for the heartbeat timeout: it hung, and was cancelled"
         elif absent_ms >= self._absence_ms_max(slot):

@@ -206,17 +206,17 @@ def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def raise_told(
+def raise_located(
     error: Exception, *, operator: str, subtask: int | None, function: Callable[..., Any], record: Any = NO_RECORD, key: str = ""
 ) -> NoReturn:
     """Raise the error that `located_error` returns, from the one that `function` raised."""
-    told = told_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key)
-    if told is error:
+    located = located_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key)
+    if located is error:
         raise error
-    raise told from error
+    raise located from error
 
 
-def told_error(
+def located_error(
     error: Exception, *, operator: str, subtask: int | None, function: Callable[..., Any], record: Any = NO_RECORD, key: str = ""
 ) -> HoldfastError:
     """Convert an exception of `function` to an error that names operator, subtask, the user's line, record, and key (its repr, if
@@ -227,7 +227,7 @@ def told_error(
         return error
     message = error.message if error.message.startswith("operator ") else f"{_where(operator, subtask)}: {error.message}"
     message += f"; in {_called(function, place_of_error(error, function))}{_on(record, key)}"
-    fields = {**error.fields, "operator": operator, "subtask": subtask, "record": shown(record), "frames": _told(error)}
+    fields = {**error.fields, "operator": operator, "subtask": subtask, "record": shown(record), "frames": _frames_of(error)}
     return type(error).of(message, fields)
 
 
@@ -243,7 +243,7 @@ def user_error(
         subtask=subtask,
         record=shown(record),
         function=function_name(function),
-        frames=_told(error),
+        frames=_frames_of(error),
     )
 
 
@@ -262,7 +262,7 @@ def returned_none(
     )
 
 
-def told_traceback(error: BaseException) -> str:
+def stack_trace(error: BaseException) -> str:
     """Stack trace for REST and the log: the user's frames alone for an error of user code, the full traceback for any other."""
     frames = error.fields.get("frames") if isinstance(error, HoldfastError) else None
     if frames is None and not isinstance(error, _OF_ROWS):
@@ -276,7 +276,7 @@ def error_line(error: BaseException) -> str:
     return clip(text_lines(f"{type(error).__name__}: {error}"))
 
 
-def _told(error: BaseException) -> str:
+def _frames_of(error: BaseException) -> str:
     """The user's frames, after the exception's own text if the one-line reason has only its beginning."""
     text = message_of(error)
     whole = [] if _one_line(text) == text or isinstance(error, HoldfastError) else [text_lines(f"{type(error).__name__}: {text}")]

@@ -86,7 +86,7 @@ READ_TIMEOUT_S = 10.0
 STREAM_TIMEOUT_S = 10.0
 """Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
 
-PIECE_BYTES = 256 * 1024
+BLOCK_BYTES = 256 * 1024
 """Bytes of a body sent at a time. Each part has the time of a connect; sent whole, the body had it as a whole, and state of
 megabytes never arrived over a slow link."""
 
@@ -179,9 +179,9 @@ class CoordinatorHttp:
             body = codec.encode(message)
         except ProtocolError as error:
             raise RejectedError(error.message, error=error, content=True) from error
-        if len(body) > PIECE_BYTES:
+        if len(body) > BLOCK_BYTES:
             headers = {**headers, "Content-Length": str(len(body))}
-        sent = _pieces(body) if len(body) > PIECE_BYTES else body
+        sent = _blocks(body) if len(body) > BLOCK_BYTES else body
         try:
             answer = self._pool.request("POST", f"{target.url}{self._base}{path}", body=sent, headers=headers, timeout=timeout)
         except urllib3.exceptions.HTTPError as error:
@@ -213,9 +213,9 @@ class CoordinatorHttp:
         self._pool.clear()
 
 
-def _pieces(body: bytes) -> Iterator[bytes]:
-    for start in range(0, len(body), PIECE_BYTES):
-        yield body[start : start + PIECE_BYTES]
+def _blocks(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), BLOCK_BYTES):
+        yield body[start : start + BLOCK_BYTES]
 
 
 def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
@@ -411,7 +411,7 @@ class Gateway:
                 self.rejection = None
                 return self._ask("register", lambda: RegistrationAnswered(self._post("/register", body, Registered)))
             case PostAcks(body=acks):
-                if sum(map(inline_bytes, acks.items)) > PIECE_BYTES:
+                if sum(map(inline_bytes, acks.items)) > BLOCK_BYTES:
                     self._large_number, self._is_sending = self._large_number + 1, True
                     self._large.put((self._large_number, acks))
                     return None

@@ -64,7 +64,7 @@ class Worker:
         self._pending: Deployment | None = None
         """Next deployment; starts once the attempt before has released its state."""
         self._cancelled_up_to = 0
-        self._look_due_ms = 0
+        self._full_round_due_ms = 0
         """When every subtask steps, due or not: subtasks measure waiting times, and the wall clock may have been set."""
         self._sequences_due_ms = 0
         self._metrics_due_ms = 0
@@ -124,11 +124,11 @@ class Worker:
         now_ms = self._clock.monotonic_ms()
         attempt = self._attempt
         if attempt is not None:
-            look = now_ms >= self._look_due_ms
-            if look:
-                self._look_due_ms = now_ms + IDLE_WAIT_MS_MAX
+            is_full_round = now_ms >= self._full_round_due_ms
+            if is_full_round:
+                self._full_round_due_ms = now_ms + IDLE_WAIT_MS_MAX
             for each in attempt.subtasks:
-                if _is_due(each, now_ms) or (look and not each.subtask.is_disposed):
+                if _is_due(each, now_ms) or (is_full_round and not each.subtask.is_disposed):
                     progress = each.subtask.step(now_ms).progress or progress
                 elif _is_drained(each):
                     continue
