@@ -272,7 +272,8 @@ def _job_of(path: str) -> str:
 
 
 def _visible_directory(accepted: SubmissionAccepted) -> Path | None:
-    """The coordinator's state directory, if this machine sees it; the nonce tells it from another directory with the same path."""
+    """The coordinator's state directory, if this machine sees it; the nonce identifies it, as another one may have the same
+    path."""
     path = Path(accepted.directory)
     try:
         nonce = (path / DIRECTORY_FILE).read_text("utf-8").strip()
@@ -296,4 +297,4 @@ def _decode(read: Callable[[], T], url: str) -> T:
     try:
         return read()
     except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"{url} answered something that is no coordinator's: {error!r}", url=url) from error
+        raise ProtocolError(f"{url} did not answer like a coordinator: {error!r}", url=url) from error

@@ -170,7 +170,7 @@ def without_coordinator(directory: Path) -> Iterator[str]:
 def _last_coordinator(directory: Path) -> str:
     record = read_run_record(directory)
     if record is None:
-        return f"{directory} does not say which coordinator it had last" if (directory / RUN_FILE).exists() else ""
+        return f"{directory} has no record of its last coordinator" if (directory / RUN_FILE).exists() else ""
     if record.host != socket.gethostname():
         return f"the last coordinator ran on {record.host}, and whether it still does can't be seen from here"
     if record.pid == os.getpid():

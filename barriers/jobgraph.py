@@ -219,7 +219,7 @@ class JobConfig(msgspec.Struct, frozen=True):
     step_budget_ms: int = 5
     """Time that a subtask works on its input before it checks for barriers, timers and commands again; at least 1."""
     cancellation_timeout_ms: int = 30_000
-    """A subtask that does not end within this time after it was canceled ends its worker process. 0..24 h."""
+    """A subtask that does not end within this time after it was cancelled ends its worker process. 0..24 h."""
 
     @property
     def is_incremental(self) -> bool:

@@ -240,7 +240,7 @@ def edit(
         typer.Option("--function", metavar="NAME", help="FILE.py:function or module:function, from a batch of rows to others."),
     ] = None,
     rows: Annotated[
-        str | None, typer.Option("--rows", metavar="FILE", help="Parquet file of all rows that the state is to have.")
+        str | None, typer.Option("--rows", metavar="FILE", help="Parquet file with all rows of the new state.")
     ] = None,
     remove_operator: Annotated[list[str], typer.Option(metavar="UID", help="Leave out an operator.")] = [],  # noqa: B006
     remove_state: Annotated[list[str], typer.Option(metavar="UID/NAME", help="Leave out a state.")] = [],  # noqa: B006
@@ -319,7 +319,7 @@ def bootstrap(
         ),
     ],
     max_parallelism: Annotated[
-        int | None, typer.Option("--max-parallelism", min=1, help="That of the job that is to start from it.")
+        int | None, typer.Option("--max-parallelism", min=1, help="Max parallelism of the job that will start from it.")
     ] = None,
     parallelism: Annotated[int, typer.Option("--parallelism", min=1, help="Files of each state.")] = 1,
     base: Annotated[

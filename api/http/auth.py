@@ -24,7 +24,6 @@ from holdfast.statebackends.layout import TOKEN_FILE
 
 log = logging.getLogger("holdfast.auth")
 
-
 OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
 """Paths that need no token; they reveal nothing about jobs."""
 
@@ -69,7 +68,7 @@ def check_token(token: str, *, origin: str) -> str:
     if not _TOKEN_CHARACTERS_MIN <= len(token) <= _TOKEN_CHARACTERS_MAX:
         raise InvalidConfigError(f"the token in {origin} has {len(token)} characters, needs {_TOKEN_CHARACTERS_MIN} or more")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidConfigError(f"the token in {origin} holds characters that can't travel in a header")
+        raise InvalidConfigError(f"the token in {origin} has characters that are not allowed in a header")
     return token
 
 

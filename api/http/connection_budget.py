@@ -3,9 +3,9 @@
 Events in, actions out; the shell (`protocol.py`) owns the sockets and reports what HTTP made of their bytes. The core does not know
 what a request is about; a caller's identity is a `CallerKind`.
 
-A flood from the address of the workers can't be told from workers by its address (a local Spark, a proxy), and refusing newcomers
-would lock out legitimate callers. So a newcomer is always accepted, and replaces an unproven connection: the oldest one that waits
-for its caller, either for bytes or for the reading of an answer, which without proof is only ever that of an open path."""
+A flood may come from the address of the workers (a local Spark, a proxy), and refusing newcomers would lock out legitimate callers.
+So a newcomer is always accepted, and replaces an unproven connection: the oldest one that waits for its caller, either for bytes or
+for the reading of an answer. The only answers without proof are those of open paths."""
 
 from __future__ import annotations
 

@@ -268,9 +268,9 @@ class Savepoint:
         groups = {kept.max_parallelism for kept in base.operators.values()}
         added = sorted({state.uid for state in self._states} - set(base.operators))
         if added and self._asks and len(groups) != 1:
-            said = f"those of the snapshot have {', '.join(map(str, sorted(groups)))}" if groups else "the snapshot has none"
+            known = f"those of the snapshot have {', '.join(map(str, sorted(groups)))}" if groups else "the snapshot has none"
             raise InvalidConfigError(
-                f"operator {added[0]!r}: of which max parallelism? {said}; give max_parallelism to from_snapshot",
+                f"operator {added[0]!r}: of which max parallelism? {known}; give max_parallelism to from_snapshot",
                 operator=added[0],
                 setting="max_parallelism",
             )

@@ -57,8 +57,8 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
     path = metadata_path(place.location)
     match decode_decision(content, path):
         case AbortRecord(checkpoint_id=number, reason=reason, message=message):
-            said = f"checkpoint {number} was aborted ({reason}){': ' + message if message else ''}: it has no state"
-            raise NotFoundError(said, path=place.location, checkpoint=number)
+            text = f"checkpoint {number} was aborted ({reason}){': ' + message if message else ''}: it has no state"
+            raise NotFoundError(text, path=place.location, checkpoint=number)
         case SavepointRecord(folder=pointed) if follow:
             is_whole = "://" in pointed or pointed.startswith("/")
             return open_snapshot(pointed if is_whole else f"{place.storage.root}/{pointed}", follow=False)
@@ -148,6 +148,7 @@ class Snapshot:
 
     @property
     def location(self) -> str:
+        """Absolute path or URL of its folder; of the snapshot itself, where a pointer was followed."""
         return self._stored.location
 
     @property

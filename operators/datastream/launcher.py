@@ -145,9 +145,11 @@ class JobHandle(Protocol):
         """Block until a terminal state and return it. Raises JobFailedError on FAILED, TimeoutError on timeout, and FencedError
         when a newer submission took the job over. KeyboardInterrupt ends the wait; the job goes on."""
 
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """State of the job at the coordinator: RUNNING, RESTARTING, FINISHED ..."""
 
-    def progress(self) -> Progress: ...
+    def progress(self) -> Progress:
+        """Progress as last polled; sends no request."""
 
     def savepoint(self, target: Location | None = None, *, format_type: str = "CANONICAL") -> str:
         """Take a savepoint in a new folder below `target` and return its location. A relative target is below the working

@@ -61,7 +61,7 @@ class SkippedRows:
         context = self._context
         return TooManyRowsSkippedError(
             f"operator {context.uid!r}, subtask {context.subtask}: on_error='skip' has left out {limit} rows since the last "
-            f"checkpoint, which is all that skipped_rows_max allows; the next one: {error.message}",
+            f"checkpoint, the limit of skipped_rows_max; the next one: {error.message}",
             operator=context.uid,
             subtask=context.subtask,
             limit=limit,

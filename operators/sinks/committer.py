@@ -100,8 +100,7 @@ class FileCommitter(Operator):
         self._storage = self._settings.storage(context.storage)
         self._pending: dict[int, list[StagedFile]] = {}
         self._settled: dict[int, list[StagedFile]] = {}
-        """Files that an earlier attempt committed, in log entries after `_known`; a reader that starts at `_known` must recognise
-        them."""
+        """Files committed in log entries after `_known`: a restore that reads the log from there must recognise them."""
         self._known: LogPosition | None = None
         self._endings: dict[str, _Ending] = {}
         """Place -> commits due there before our own log begins; they stay in state until they are done."""

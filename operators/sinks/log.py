@@ -7,7 +7,7 @@ Order of a commit, and what a crash after each step leaves:
 1. link staged -> data: nothing names it yet; done again, a no-op.
 2. put the log entry: the commit point. All files it names are at their final place, so readers never wait or fall back.
 3. link data -> published: plain readers lag behind ours until the commit is run again, from state that still holds it.
-4. delete the staged name: only now, since until 2 it is all that a repeated commit can link from."""
+4. delete the staged name: only now, since until 2 a repeated commit can link only from it."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[Pen
     if pending:
         raise CommittableLostError(
             f"sink {paths.sink_id}: checkpoint {pending[0].checkpoint_id} has files to commit, but the log here is not the sink's "
-            f"(looked for {path}): was its path changed?",
+            f"(searched for {path}): was its path changed?",
             sink=paths.sink_id,
             path=path,
             checkpoint=pending[0].checkpoint_id,

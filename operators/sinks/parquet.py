@@ -64,6 +64,7 @@ class ParquetSink:
 
     @property
     def path(self) -> str:
+        """Absolute path or URL of the output."""
         return self._settings.path
 
     @property
@@ -78,6 +79,7 @@ class ParquetSink:
 
     @property
     def sink_id(self) -> str:
+        """Identity of the output; "" until its job was built, if none was given."""
         return self._settings.sink_id
 
     @sink_id.setter
@@ -99,6 +101,7 @@ class ParquetSink:
 
     @property
     def storage(self) -> Storage:
+        """Storage of the output, opened by the form of its path."""
         return self._settings.storage()
 
     def committed_files(self) -> list[str]:
@@ -149,7 +152,7 @@ def sink_ids(storage: Storage) -> list[str]:
 def _only_sink(storage: Storage, path: str) -> str:
     found = sink_ids(storage)
     if len(found) > 1:
-        raise InvalidConfigError(f"{path} holds the sinks {', '.join(found)}: say which, by its sink_id", sinks=found)
+        raise InvalidConfigError(f"{path} holds the sinks {', '.join(found)}: give the sink_id of one", sinks=found)
     if not found:
         raise NotFoundError(f"no sink has written to {path}", path=path)
     return found[0]

@@ -69,6 +69,7 @@ class CollectSink:
 
     @staticmethod
     def clear(sink_id: str) -> None:
+        """Drop the rows kept in this process."""
         _COLLECTED.pop(sink_id, None)
 
 

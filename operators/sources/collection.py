@@ -55,7 +55,7 @@ def collection_source(
 def _type_of(rows: list[Any], name: str) -> RowType:
     """Type declared by the records' class, or derived from all values of the dicts, which are complete and constant."""
     if not rows:
-        raise GraphError(f"source {name!r}: of no rows the columns are unknown: give returns=", operator=name)
+        raise GraphError(f"source {name!r}: without rows the columns are unknown: give returns=", operator=name)
     kinds: set[Callable[..., Any]] = {type(row) for row in rows}
     if len(kinds) == 1:
         declared = record_type(next(iter(kinds)), name)

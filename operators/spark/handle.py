@@ -75,7 +75,7 @@ class SubmissionStatus(StrEnum):
     SUPERSEDED = "superseded"
     """A newer submission took the job over: it is another driver's."""
     STALE = "stale"
-    """The coordinator that answered knows only an older submission: it does not lead the job, or no longer. Its answer says nothing
+    """The coordinator that answered knows only an older submission: it does not lead the job, or no longer. Its answer has no facts
     about ours."""
 
 

@@ -1,5 +1,5 @@
-"""CORE: lines that a driver prints for its user: failures of a job with the user's frames and a hint, and what becomes of a job
-that the driver attaches to, waits for, replaces or leaves. Pure texts."""
+"""CORE: lines that a driver prints for its user: failures of a job with the user's frames and a hint, and notices about a job that
+the driver attaches to, waits for, replaces or leaves. Pure texts."""
 
 from __future__ import annotations
 

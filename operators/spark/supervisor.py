@@ -175,7 +175,7 @@ class CancelWorker:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job can't start: cancel it and tell the user why."""
+    """The job can't start: cancel it and report the reason to the user."""
 
     slot: int
     error: str
@@ -357,7 +357,7 @@ class SlotSupervisor:
         else:
             slot.silent_ms += between_ms if between_ms <= POLL_GAP_MS else GAP_SILENCE_MS
         if slot.silent_ms is not None and slot.silent_ms >= LOSS_GRACE_MS:
-            slot.last_error = "nothing was heard from it for the heartbeat timeout: it hung, and was cancelled"
+            slot.last_error = "it sent no heartbeat within the timeout: it hung, and was cancelled"
         elif absent_ms >= self._absence_ms_max(slot):
             slot.last_error = f"it was not registered for {absent_ms / 1000:.0f} s, and was cancelled"
             slot.absences += 1

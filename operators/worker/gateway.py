@@ -451,7 +451,7 @@ class Gateway:
                 self.rejection = error.error
                 return RequestRefused(request, error.message, rejected=True)
             if isinstance(error, RejectedError) and error.content and request in ("acks", "states", "heartbeat"):
-                log.warning("the coordinator does not take a message of %s, which is not repeated as it is: %s", request, error)
+                log.warning("the coordinator refused a message of %s, which is not repeated unchanged: %s", request, error)
                 return RequestRefused(request, error.message, rejected=True)
             self._http.failed(error, asked)
             return RequestFailed(request)
