@@ -17,7 +17,7 @@ from holdfast.statebackends.storage.permissions import permissions_of
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """Where a coordinator listens, or listened last."""
+    """Address on which a coordinator listens, or listened last."""
 
     url: str
     pid: int

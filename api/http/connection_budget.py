@@ -18,7 +18,7 @@ from holdfast.statebackends.errors import InvariantError
 
 
 class CallerKind(IntEnum):
-    """What the caller of a connection has proved. It only rises while the connection lives."""
+    """Proof that the caller of a connection has given. It only rises while the connection lives."""
 
     UNKNOWN = 0
     CLIENT = 1
@@ -66,16 +66,16 @@ class ConnectionLimits:
     """Connections of unproven callers from one address. A server accepts far fewer before it reads what the accepted ones sent;
     otherwise it would close a caller with a token unread."""
     head_timeout_ms: int = 5_000
-    """From the accept, or from the first byte of a later request, to the end of its head."""
+    """Time from the accept, or from the first byte of a later request, to the end of its head."""
     body_timeout_ms: int = 30_000
-    """From the end of the head to the end of the body, if it arrives at less than `body_bytes_per_s_min`."""
+    """Time from the end of the head to the end of the body, if it arrives at less than `body_bytes_per_s_min`."""
     body_bytes_per_s_min: int = 128 * 1024
     """Each such number of bytes extends the time by a second, so that a large body that moves may take longer."""
     drain_timeout_ms: int = 5_000
     send_timeout_ms: int = 30_000
     """Time that a caller may leave a full socket unread; reading some of it restarts the time."""
     answer_timeout_ms: int = 60_000
-    """From the end of a request until its answer is read, for an unproven caller: slow reading does not extend it."""
+    """Time from the end of a request until its answer is read, for an unproven caller: slow reading does not extend it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ class _Connection:
         self.caller = CallerKind.UNKNOWN
         self.deadline_ms: int | None = None
         self.blocked_ms: int | None = None
-        """When a full socket has been left unread for too long."""
+        """Time at which a full socket has been left unread for too long."""
         self.answer_ms: int | None = None
-        """When an unproven caller must have read its answer."""
+        """Time at which an unproven caller must have read its answer."""
         self.was_blocked = False
         """The answer of this phase did not fit into the socket. Reading a little of it does not restore the place in the order."""
         self.received = 0

@@ -1,4 +1,4 @@
-"""How a built job gets to run: protocols between the DSL, the Spark shell and the REST client.
+"""Protocols between the DSL, the Spark shell and the REST client, by which a built job is run.
 
 `operators` may not import `api`; `holdfast.api.launch` assembles a launcher from both and hands it to its `Environment`."""
 
@@ -15,7 +15,7 @@ from holdfast.statebackends.state_processor.contents import Location
 
 
 class CoordinatorClient(Protocol):
-    """What a driver needs of the coordinator's REST service. Errors are classes of holdfast.statebackends.errors."""
+    """The coordinator's REST service as a driver needs it. Errors are classes of holdfast.statebackends.errors."""
 
     url: str
     token: str | None
@@ -131,7 +131,7 @@ class Progress:
     checkpoints: int = 0
     """Completed checkpoints and savepoints since the submission's start, or since this driver began to watch if that is later."""
     seconds: float = 0.0
-    """From the start of the submission until its end."""
+    """Time from the start of the submission until its end."""
     operators: tuple[OperatorProgress, ...] = ()
 
 

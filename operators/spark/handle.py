@@ -137,7 +137,7 @@ class _Ending(Future[T]):
     """Outcome of one `stop` or `cancel`."""
 
     forgotten_at = math.inf
-    """When an unknown outcome must have taken effect, on the monotonic clock in seconds."""
+    """Time at which an unknown outcome must have taken effect, on the monotonic clock in seconds."""
 
     @property
     def may_come(self) -> bool:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.spark")
 
 WORKERS_START_S = 120.0
-"""How long `launch` waits until every slot's worker is registered."""
+"""Time that `launch` waits until every slot's worker is registered."""
 
 
 _shipping = threading.Lock()

@@ -30,7 +30,7 @@ def with_frames(error: str, frames: str) -> str:
 
 
 def restart_hint(error: str, strategy: RestartStrategy) -> str:
-    """When a row's failure repeats, and the settings that change it; empty for any other failure."""
+    """Hint after the failure of a row: when it repeats, and the settings that change this; empty for any other failure."""
     if error.partition(":")[0] not in _ROWS or strategy.kind == "none":
         return ""
     if strategy.kind == "fixed_delay":

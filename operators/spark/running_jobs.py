@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.spark")
 
 CHECKPOINT_WAIT_S = 60.0
-"""How long a takeover waits for the checkpoint that it begins with; without one it begins with the newest."""
+"""Time that a takeover waits for the checkpoint that it begins with; without one it begins with the newest."""
 
 
 class _Connection(Protocol):

@@ -28,7 +28,7 @@ _REFUSED = (
 )
 
 SLOTS_WAIT_S = 30.0
-"""How long to wait for executors to register when there are too few slots."""
+"""Time to wait for executors to register when there are too few slots."""
 
 
 def check_settings(get: Callable[[str, str], str]) -> list[str]:

@@ -112,7 +112,7 @@ Ended = Callable[[WorkerEnd, str], None]
 
 
 class WorkerBackend(Protocol):
-    """Where workers run: Spark's classic API, or anything else that starts one process per slot."""
+    """Place where workers run: Spark's classic API, or anything else that starts one process per slot."""
 
     def start(self, slot: int, spawn: int, ended: Ended) -> None:
         """Start a worker; `ended` is called once, from any thread. Raises when no worker can be started any more."""

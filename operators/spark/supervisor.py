@@ -63,7 +63,7 @@ class SlotState(StrEnum):
 
 
 class WorkerEnd(StrEnum):
-    """How a worker's task ended."""
+    """End of a worker's task."""
 
     LEFT = "left"
     """The job is over, or the worker was asked to leave."""
@@ -203,12 +203,12 @@ class _Slot:
     process: SeenWorker | None = None
     """The current worker as last seen registered."""
     silent_ms: int | None = None
-    """How long polls have found it silent; None: at the newest poll it was not."""
+    """Time for which polls have found it silent; None: at the newest poll it was not."""
     absent_ms: int | None = None
     absences: int = 0
     """Workers in a row that were cancelled because the coordinator did not know them."""
     abandon_at_ms: int = 0
-    """When the successor of a cancelled worker stops waiting."""
+    """Time at which the successor of a cancelled worker stops waiting."""
     abandoned: set[int] = field(default_factory=set)
     """Spawns that were cancelled and did not end in time; they may still run, fenced by their successor's registration."""
 
@@ -219,7 +219,7 @@ class _Slot:
 
 @dataclass
 class SlotSupervisor:
-    """All slots of one submission, 0..slot_count-1."""
+    """Supervises all slots of one submission, 0..slot_count-1."""
 
     slot_count: int
     absence_ms_min: int = ABSENCE_MS_MIN
@@ -264,7 +264,7 @@ class SlotSupervisor:
         return actions
 
     def next_deadline_ms(self) -> int | None:
-        """When DeadlineReached is due, or None."""
+        """Time at which DeadlineReached is due, or None."""
         if self._over or not self._launched:
             return None
         if self._cancelled_at_ms is not None:

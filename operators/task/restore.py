@@ -1,4 +1,5 @@
-"""From a deployment's handles to the backends of one subtask. `load` blocks and runs on the pool; its result runs on the loop.
+"""Restore of one subtask: from a deployment's handles to the backends. `load` blocks and runs on the pool; its result runs on the
+loop.
 
 It decides which state is read from where; the backends interpret the bytes."""
 

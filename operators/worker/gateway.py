@@ -93,7 +93,7 @@ megabytes never arrived over a slow link."""
 REJECTED_STATUS = frozenset({400, 401, 403, 413, 422})
 """Statuses that the same request will get again."""
 CONTENT_STATUS = frozenset({400, 413, 422})
-"""Those that depend on the content of the request, not on its sender."""
+"""Statuses of these that depend on the content of the request, not on its sender."""
 LINE_BYTES_MAX = 256 * 1024 * 1024
 """A deployment with inline state can be large; a longer line does not come from a coordinator."""
 
@@ -127,7 +127,7 @@ class CoordinatorAddress:
     url: str
     token: str | None
     state_directory: str | None = None
-    """Where a coordinator that restarted elsewhere writes its URL; None: it never moves, or this machine can't see the
+    """Directory in which a coordinator that restarted elsewhere writes its URL; None: it never moves, or this machine can't see the
     directory."""
 
     def current_url(self) -> str:

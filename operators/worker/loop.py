@@ -65,7 +65,8 @@ class Worker:
         """Next deployment; starts once the attempt before has released its state."""
         self._cancelled_up_to = 0
         self._full_round_due_ms = 0
-        """When every subtask steps, due or not: subtasks measure waiting times, and the wall clock may have been set."""
+        """Time of the next round in which every subtask steps, due or not: subtasks measure waiting times, and the wall clock may
+        have been set."""
         self._sequences_due_ms = 0
         self._metrics_due_ms = 0
         self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
@@ -152,7 +153,7 @@ class Worker:
         return max(0, min(IDLE_WAIT_MS_MAX, wakeup_ms - self._clock.monotonic_ms()))
 
     def next_wakeup_ms(self) -> int | None:
-        """When a round is due without an event; None when only events cause one. For schedulers that own the clock."""
+        """Time of the next round without an event; None when only events cause one. For schedulers that own the clock."""
         if self._commands or self._pending is not None:
             return self._clock.monotonic_ms()
         attempt = self._attempt
@@ -172,7 +173,7 @@ class Worker:
         return self._attempt is None or all(each.subtask.is_disposed for each in self._attempt.subtasks)
 
     def _is_settled(self) -> bool:
-        """Nothing is left to cancel: the running attempt is the current one."""
+        """Whether nothing is left to cancel: the running attempt is the current one."""
         if self._pending is not None:
             return False
         if self.leaving is None and (self._attempt is None or self._attempt.deployment.attempt > self._cancelled_up_to):

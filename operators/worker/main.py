@@ -61,7 +61,7 @@ EXIT_RESPAWN = 75
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything that a worker process needs to know; picklable. `plan` is the JobPlan, pickled by value."""
+    """Arguments of a worker process; picklable. `plan` is the JobPlan, pickled by value."""
 
     job_id: str
     slot: int
@@ -75,7 +75,7 @@ class WorkerSpec:
     """Local disk, shared by the workers of a host: each makes a folder of its own below it, and deletes those of dead workers.
     Local recovery keeps copies there."""
     lease_timeout_ms: int = 600_000
-    """How long a worker lives on without coordinator, whose restart may take a while. One whose parent is gone ends at once."""
+    """Time that a worker lives on without coordinator, whose restart may take a while. One whose parent is gone ends at once."""
     cancellation_timeout_ms: int = 30_000
     advertised_host: str | None = None
     """None: the address of the route to the coordinator."""

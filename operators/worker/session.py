@@ -120,7 +120,7 @@ class Session:
         """A heartbeat was refused for its content: heartbeats carry no counters until the next registration or attempt."""
         self._began = False
         self.unreachable_since_ms: int | None = None
-        """When contact was lost, or first sought; None while the coordinator answers."""
+        """Time at which contact was lost, or first sought; None while the coordinator answers."""
 
     # ----------------------------------------------------------------------------------------------------- interface
 
@@ -158,7 +158,7 @@ class Session:
         return actions + self._due(now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """When `handle(DeadlineReached())` has something to do; None when only events can cause actions."""
+        """Time at which `handle(DeadlineReached())` has something to do; None when only events can cause actions."""
         if self.state is SessionState.ENDED:
             return None
         if self.state is SessionState.WAITING:
