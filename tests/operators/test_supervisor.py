@@ -71,7 +71,7 @@ def test_a_hung_worker_is_cancelled_once_and_its_successor_starts_as_soon_as_its
     supervisor = hung()
     assert supervisor.handle(silent(0), now_ms=1_500) == []
     assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED, "cancelled"), now_ms=1_600) == [SpawnWorker(0, 2)]
-    assert "nothing was heard" in supervisor.last_errors[0]
+    assert "no heartbeat" in supervisor.last_errors[0]
 
 
 def test_a_hung_worker_that_does_not_end_is_abandoned_and_its_late_end_changes_nothing() -> None:
