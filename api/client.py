@@ -1,7 +1,7 @@
 """Typed client of the REST service, for drivers and the CLI: calls, waiting, retries, typed errors.
 
-It decides how long to keep trying; whom to ask is decided in operators.worker.leader_retrieval, and of how a job runs it knows
-nothing. Every call may be repeated safely: submissions carry the driver's nonce and triggers an id drawn here."""
+It decides how long to keep trying; operators.worker.leader_retrieval decides which coordinator to ask. It does not know how a job
+runs. Every call may be repeated safely: submissions carry the driver's nonce and triggers an id drawn here."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, 
 from holdfast.statebackends.layout import DIRECTORY_FILE
 
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds until a machine that does not answer at all counts as away."""
+"""Seconds after which a machine that does not answer a connect counts as away."""
 
 REQUEST_TIMEOUT_S = 30.0
 """Seconds for one HTTP exchange; a submission reads a snapshot's metadata within it."""
 
 RECONNECT_TIMEOUT_S = 60.0
-"""Seconds that a call keeps trying while the coordinator is away: a restart is over in a few."""
+"""Seconds that a call keeps trying while the coordinator is away; a restart takes a few."""
 
 SAY_WAITING_S = 2.0
-"""Seconds of waiting in one call after which a warning says so."""
+"""Seconds of waiting in one call after which a warning is logged."""
 
 TARGETS_MAX = 1_000
-"""Jobs of which it is remembered that they are led elsewhere; the longest known one is forgotten first."""
+"""Jobs led elsewhere whose leader is remembered, at most; the oldest is forgotten first."""
 
 CANONICAL = "CANONICAL"
-"""The format of savepoints that every state backend reads; the other one is NATIVE."""
+"""Format of savepoints that every state backend reads; the other one is NATIVE."""
 
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
 
@@ -55,11 +55,11 @@ log = logging.getLogger("holdfast.client")
 
 
 class RestClient:
-    """The coordinator at `url`, and whoever it says leads a job; thread-safe.
+    """Client of the coordinator at `url`, and of the leaders that it names for jobs; thread-safe.
 
     `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
-    raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not come to the job since its start,
-    NotLeaderError when it is stopping, or does not lead the job and whom it names does not either."""
+    raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not recovered the job since its start,
+    NotLeaderError when it is stopping, or when neither it nor the leader that it names leads the job."""
 
     def __init__(self, url: str, token: str | None = None, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> None:
         self.url = check_url(url)
@@ -67,7 +67,7 @@ class RestClient:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._directory: Path | None = None
         self._targets: OrderedDict[str, Target] = OrderedDict()
-        """Whom to ask about a job, where that is not the coordinator at `url`."""
+        """Coordinator to ask about a job, where that is not the one at `url`."""
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, total=REQUEST_TIMEOUT_S)
         self._pool = urllib3.PoolManager(maxsize=4, retries=False, timeout=timeout)
 
@@ -89,7 +89,7 @@ class RestClient:
         return _decode(lambda: sorted(answer["jobs"], key=lambda job: (-int(job["start-time"]), str(job["jid"]))), self.url)
 
     def totals(self) -> dict[str, dict[str, Any]]:
-        """What each job has read, written and dropped, by job id; nothing from a coordinator that is too old to say."""
+        """Records that each job has read, written and dropped, by job id; empty from a coordinator of an older version."""
         try:
             answer = self._get("/v1/totals")
         except NotFoundError:
@@ -130,12 +130,12 @@ class RestClient:
         return accepted
 
     def preflight(self, submission: Submission) -> PreflightReport:
-        """What would become of a submission; nothing is started."""
+        """Check a submission against its snapshot; nothing is started."""
         body = self._call("POST", "/v1/preflight", msgspec.json.encode(submission))
         return _decode(lambda: decode_json(body, PreflightReport), self.url)
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
-        """Trigger one checkpoint and wait until it is complete; its id.
+        """Trigger one checkpoint, wait until it is complete, and return its id.
 
         Raises CheckpointFailedError if it was refused or aborted, TimeoutError after timeout_s."""
         request = {"checkpointType": "CONFIGURED", "triggerId": secrets.token_hex(16)}
@@ -146,7 +146,7 @@ class RestClient:
     def savepoint(
         self, job_id: str, target: str | None = None, *, format_type: str = CANONICAL, timeout_s: float | None = None
     ) -> str:
-        """Take a savepoint below `target` (or the job's savepoint directory); its location."""
+        """Take a savepoint below `target` (or the job's savepoint directory) and return its location."""
         request: dict[str, Any] = {"target-directory": target, "cancel-job": False, "triggerId": secrets.token_hex(16)}
         request["formatType"] = format_type
         operation = self._operate(f"/v1/jobs/{job_id}/savepoints", "savepoints", request, job_id, timeout_s)
@@ -162,7 +162,7 @@ class RestClient:
         format_type: str = CANONICAL,
         timeout_s: float | None = None,
     ) -> str:
-        """Stop with a savepoint; its location. `drain` fires all timers and windows first."""
+        """Stop with a savepoint and return its location. `drain` fires all timers and windows first."""
         request: dict[str, Any] = {"targetDirectory": target, "drain": drain, "triggerId": secrets.token_hex(16)}
         request["formatType"] = format_type
         operation = self._operate(f"/v1/jobs/{job_id}/stop", "savepoints", request, job_id, timeout_s)
@@ -170,13 +170,13 @@ class RestClient:
         return str(operation["location"])
 
     def cancel(self, job_id: str) -> None:
-        """Ask for cancellation; the job is CANCELED when its tasks have ended."""
+        """Request cancellation; the job is CANCELED when its tasks have ended."""
         self._call("PATCH", f"/v1/jobs/{job_id}?mode=cancel")
 
     # ------------------------------------------------------------------------------------------------------ plumbing
 
     def _operate(self, path: str, kind: str, request: dict[str, Any], job_id: str, timeout_s: float | None) -> dict[str, Any]:
-        """POST, then poll until the operation is complete; its result."""
+        """POST, then poll until the operation is complete; returns its result."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         body = self._call("POST", path, json.dumps(request).encode())
         request_id = _decode(lambda: str(json.loads(body)["request-id"]), self.url)
@@ -207,16 +207,16 @@ class RestClient:
         return retrying(self._exchange, method, path, body)
 
     def _say_waiting(self, call: tenacity.RetryCallState) -> None:
-        """Once per call, when a short absence of the coordinator has become a long one: nobody should wonder at the silence."""
+        """Log a warning, once per call, when the coordinator has been away for a while."""
         before, now = call.idle_for - (call.next_action.sleep if call.next_action else 0.0), call.idle_for
         if before < SAY_WAITING_S <= now and call.outcome is not None:
             log.warning("%s; trying for %.0f s at most", call.outcome.exception(), self._reconnect_timeout_s)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
-        """One call, answered by whoever leads its job.
+        """Make one call to the leader of its job.
 
-        A leader that does not answer is asked once; whoever is at the address is told of it before the call fails, since the next
-        call may be another process's, which knows nothing of it."""
+        A leader that does not answer is tried once. The coordinator at the configured address is then asked with the leader's epoch
+        before the call fails, since the next call may come from another process without that knowledge."""
         job_id = _job_of(path)
         target = self._targets.get(job_id) or Target(self.url)
         lost: ConnectionLostError | None = None
@@ -242,7 +242,7 @@ class RestClient:
             self._targets.popitem(last=False)
 
     def _address(self) -> str:
-        """Where the last coordinator of the state directory began, if this machine sees that; else the URL that was given."""
+        """URL of the last coordinator of the state directory, if this machine can read it there; else the configured URL."""
         record = read_run_record(self._directory) if self._directory is not None else None
         return record.url.rstrip("/") if record is not None and is_safe_step(self.url, record.url) else self.url
 
@@ -266,13 +266,14 @@ class RestClient:
 
 
 def _job_of(path: str) -> str:
-    """The job that a path is about; empty if it is about none."""
+    """Job of a path; empty if it has none."""
     parts = path.partition("?")[0].split("/")
     return parts[3] if len(parts) > 3 and parts[2] == "jobs" and parts[3] != "overview" else ""
 
 
 def _visible_directory(accepted: SubmissionAccepted) -> Path | None:
-    """The coordinator's state directory, if this machine sees it: another one of the same name has another nonce."""
+    """The coordinator's state directory, if this machine sees it; the nonce identifies it, as another one may have the same
+    path."""
     path = Path(accepted.directory)
     try:
         nonce = (path / DIRECTORY_FILE).read_text("utf-8").strip()
@@ -296,4 +297,4 @@ def _decode(read: Callable[[], T], url: str) -> T:
     try:
         return read()
     except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"{url} answered something that is no coordinator's: {error!r}", url=url) from error
+        raise ProtocolError(f"{url} did not answer like a coordinator: {error!r}", url=url) from error

@@ -1,6 +1,6 @@
-"""How a coordinator comes to lead a state directory: the courtesy refusal of a second one, and the service itself.
+"""Guard of a state directory: a lock that refuses a second coordinator by courtesy, and the start of the service itself.
 
-Safety rests on the coordinator's epochs, never on the guard: the guard only spares people a takeover by mistake."""
+Safety rests on the coordinator's epochs, never on the guard: the guard only prevents a takeover by mistake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("holdfast.api")
 
 
 GUARD_ROUND_S = 1.0
-"""Seconds between two looks at who should hold the lock."""
+"""Seconds between two checks of who should hold the lock."""
 
 OpenCoordinator: TypeAlias = Callable[[ServerSettings, str], Coordinator]
 """Starts the coordinator of a state directory, reached at a URL."""
@@ -39,23 +39,24 @@ class CoordinatorRunningError(InvalidConfigError):
 
     directory: str
     pid: int | None = None
-    """Of the other one, as `url`; None: not known."""
+    """Pid and `url` of the other one; None: unknown."""
     url: str | None = None
 
 
 class DirectoryGuard:
-    """A lock on the state directory while a coordinator leads it; the kernel drops it when the process dies, and a coordinator that
-    was fenced lets go of it."""
+    """Lock on the state directory while a coordinator leads it; the kernel releases it when the process dies, and a fenced
+    coordinator releases it, too."""
 
     def __init__(self, state_dir: Path, *, takeover: bool, location: str | None = None) -> None:
-        """`location`: the state directory's name for people, if it is elsewhere; then only this machine's coordinators are seen."""
+        """`location`: the state directory's name in messages, if it is not `state_dir`; then only coordinators of this machine are
+        detected."""
         self._state_dir = state_dir
         self._location = location or str(state_dir)
         self._takeover = takeover
         self._descriptor: int | None = None
         self._takes_locks = True
         self.announced: RunRecord | None = None
-        """What the coordinator that is guarded has left for others to find it."""
+        """Address that the guarded coordinator has written for others."""
 
     def __enter__(self) -> DirectoryGuard:
         """Raises CoordinatorRunningError unless taking over, StorageUnavailableError if the directory can't be written."""
@@ -69,7 +70,7 @@ class DirectoryGuard:
         self._let_go()
 
     def _take(self) -> bool:
-        """Whether the lock is ours now; never waits for it."""
+        """Take the lock without waiting; whether it is ours now."""
         path = self._state_dir / GUARD_FILE
         try:
             descriptor = permissions_of(self._state_dir).create_file(str(path), os.O_RDWR | os.O_CREAT)
@@ -95,16 +96,17 @@ class DirectoryGuard:
 
     @contextmanager
     def kept_for(self, service: Coordinator) -> Iterator[None]:
-        """Until the end of the block the lock is with whoever leads: one that was fenced lets go of it, and one that took over then
-        takes it. Else the next start would be refused for a coordinator that leads nothing, long after its successor is gone."""
+        """Until the end of the block, keep the lock while the service leads: release it when the service was fenced, take it when
+        the service has taken over. Otherwise the next start would be refused for a coordinator that leads nothing, long after its
+        successor is gone."""
         stopped = threading.Event()
 
         def keep() -> None:
             while self._takes_locks and not stopped.wait(GUARD_ROUND_S):
                 try:
-                    self._look(service)
+                    self._check(service)
                 except (HoldfastError, OSError) as error:
-                    log.warning("the lock of %s can't be looked after: %s", self._location, error)
+                    log.warning("the lock of %s can't be checked: %s", self._location, error)
 
         keeper = threading.Thread(target=keep, name="holdfast-guard", daemon=True)
         keeper.start()
@@ -114,7 +116,7 @@ class DirectoryGuard:
             stopped.set()
             keeper.join()
 
-    def _look(self, service: Coordinator) -> None:
+    def _check(self, service: Coordinator) -> None:
         is_fenced = not service.is_leading and (service.is_referring or self._has_successor())
         if is_fenced and self.is_held:
             self._let_go()
@@ -123,18 +125,18 @@ class DirectoryGuard:
             log.info("the lock of %s is held from now on", self._location)
 
     def _has_successor(self) -> bool:
-        """Whether another coordinator has announced itself since the one that is guarded did."""
+        """Whether another coordinator has announced itself since the guarded one did."""
         record = read_run_record(self._state_dir)
         mine = self.announced
         return mine is not None and record is not None and (record.url, record.pid, record.host) != (mine.url, mine.pid, mine.host)
 
     @property
     def is_held(self) -> bool:
-        """The lock is ours."""
+        """Whether the lock is ours."""
         return self._descriptor is not None
 
     def doubt(self) -> str:
-        """Why holding the guard proves nothing; empty if the lock is held."""
+        """Why the guard proves nothing; empty if the lock is held."""
         return "" if self.is_held else f"{self._location} takes no locks"
 
     def _refused(self) -> CoordinatorRunningError:
@@ -151,10 +153,10 @@ class DirectoryGuard:
 
 @contextmanager
 def without_coordinator(directory: Path) -> Iterator[str]:
-    """Keep coordinators away from a state directory; gives the reason if one may be running nevertheless, else an empty text.
+    """Keep coordinators away from a state directory; yields the reason if one may run nevertheless, else an empty text.
 
-    A lock alone proves little: other machines may not see it, and a coordinator that took over from one that hung has none. So
-    the last one must have been of this machine, too, and its process gone."""
+    A lock alone proves little: other machines may not see it, and a coordinator that took over from one that hung has none. So the
+    last coordinator must have run on this machine, too, and its process must have ended."""
     with ExitStack() as held:
         try:
             guard = held.enter_context(DirectoryGuard(directory, takeover=False))
@@ -168,7 +170,7 @@ def without_coordinator(directory: Path) -> Iterator[str]:
 def _last_coordinator(directory: Path) -> str:
     record = read_run_record(directory)
     if record is None:
-        return f"{directory} does not say which coordinator it had last" if (directory / RUN_FILE).exists() else ""
+        return f"{directory} has no record of its last coordinator" if (directory / RUN_FILE).exists() else ""
     if record.host != socket.gethostname():
         return f"the last coordinator ran on {record.host}, and whether it still does can't be seen from here"
     if record.pid == os.getpid():
@@ -183,6 +185,6 @@ def _last_coordinator(directory: Path) -> str:
 
 
 def open_coordinator(settings: ServerSettings, url: str) -> Coordinator:
-    """The coordinator of a state directory; it leads the directory's live jobs on when it is told to `lead`."""
+    """Open the coordinator of a state directory; on `lead` it takes the lead of the directory's live jobs."""
 
     return CoordinatorService(ServiceConfig(state_directory=settings.location, url=url))

@@ -1,7 +1,7 @@
 """Errors on the wire: a HoldfastError becomes a status, a Flink-shaped body and headers, and is rebuilt by the client.
 
-The body is `{"errors": [...]}` and nothing else, as Flink's clients expect; the class and its fields travel in headers.
-It decides no status by route: the kind of error alone says it."""
+The body is `{"errors": [...]}` and nothing else, as Flink's clients expect; the class and its fields travel in headers. The kind of
+error alone decides the status; the route does not."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ FIELDS_BYTES_MAX = 4_096
 """Bytes of the fields header; larger fields are left out, largest first (HTTP clients refuse long header lines)."""
 
 MESSAGE_CHARACTERS_MAX = 16_384
-"""Characters of one message; a user's exception may hold anything."""
+"""Characters of one message; a user's exception may have any text."""
 
 
 RECOVERING_RETRY_S = 1
-"""Seconds after which to ask a coordinator again that has begun a moment ago."""
+"""Seconds until the next request to a coordinator that has just begun."""
 
 
 class BodyTooLargeError(InvalidConfigError):
-    """A request's body is larger than the service takes."""
+    """A request's body is larger than the service accepts."""
 
     size_max: int
 
 
 class BusyError(StorageUnavailableError):
-    """The service holds as much as it may: ask again."""
+    """The service holds as many bytes as its limit allows: ask again."""
 
     size: int
     """Bytes of the request."""
@@ -77,7 +77,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (CorruptStateError, 400),
     (ProtocolError, 400),
 )
-"""First match wins; anything else is 500."""
+"""Status by class; the first match counts, any other class is 500."""
 
 _KINDS: dict[str, type[HoldfastError]] = {
     name: value for name, value in vars(kinds).items() if isinstance(value, type) and issubclass(value, HoldfastError)
@@ -105,7 +105,7 @@ def error_body(*messages: str) -> bytes:
 
 
 def encode_error(error: HoldfastError) -> WireError:
-    """The response that stands for an error."""
+    """Encode an error as a response."""
     headers = {ERROR_HEADER: type(error).__name__, "Content-Type": "application/json"}
     if error.fields:
         headers[FIELDS_HEADER] = _encode_fields(error.fields)
@@ -124,7 +124,7 @@ def _encode_fields(fields: Mapping[str, Any]) -> str:
 
 
 def decode_error(status: int, body: bytes, headers: Mapping[str, str]) -> HoldfastError:
-    """The error that a response stands for; a RemoteError when the peer named no class that is known here."""
+    """Decode the error of a response; a RemoteError when the peer named no class that is known here."""
     message = _message_of(body) or f"the coordinator answered with status {status}"
     fields = decode_fields(headers.get(FIELDS_HEADER))
     kind = _KINDS.get(headers.get(ERROR_HEADER, ""))

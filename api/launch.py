@@ -1,7 +1,7 @@
-"""The Environment that users make: it finds its Spark session and its coordinator by itself.
+"""The Environment that users make: it finds its Spark session and its coordinator itself.
 
-Without a coordinator's URL one is embedded in the driver's process; all jobs of a driver on one state directory share
-it. How workers are started is for holdfast.operators.spark.launcher."""
+Without a coordinator's URL one is embedded in the driver's process; all jobs of a driver on one state directory share it.
+holdfast.operators.spark.launcher starts the workers."""
 
 from __future__ import annotations
 
@@ -36,47 +36,47 @@ if TYPE_CHECKING:
 class Environment(BaseEnvironment):
     """One job: settings, sources, and `execute`. Runs on the active SparkSession unless a launcher is given.
 
-    name: of the job, which is found by it when it is submitted again.
+    name: name of the job, by which a later submission finds it.
     parallelism (1): subtasks of each operator that has no parallelism of its own.
-    state_dir: folder or s3:// URL of checkpoints, which all workers see; a coordinator is embedded in this process over it.
+    state_dir: folder or s3:// URL of checkpoints, visible to all workers; a coordinator for it is embedded in this process.
     coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one.
-    config: a JobConfig for the settings that are not given here.
-    require_uids: True refuses a job with an operator that has no uid, which is else a warning.
+    config: a JobConfig with the settings that are not given here.
+    require_uids: True refuses a job with an operator without uid; False logs a warning.
     launcher, chaining: where workers run, if not on Spark; whether operators share subtasks (True).
 
     Settings, with their defaults; times in ms, sizes in bytes (hf.JobConfig):
 
-    checkpoint_interval_ms (10000): time between checkpoints; None: none but manual ones.
+    checkpoint_interval_ms (10000): time between checkpoints; None: only manual ones.
     checkpoint_timeout_ms (600000): a checkpoint that takes longer is aborted.
     min_pause_ms (0): between the end of a checkpoint and the start of the next.
     max_concurrent_checkpoints (1): checkpoints under way at a time.
     tolerable_failed_checkpoints (0): failures in a row that the job survives without a restart.
     retained_checkpoints (1): completed checkpoints that are kept.
     retain_on_finish (False): whether a job that FINISHED keeps them, too, to be restored.
-    retention_on_cancel ("delete"): what becomes of them when the job is cancelled; "retain" keeps them.
-    checkpointing_mode ("exactly_once"): the only one.
+    retention_on_cancel ("delete"): whether a cancelled job deletes them; "retain" keeps them.
+    checkpointing_mode ("exactly_once"): no other mode exists.
     state_backend ("memory"): "memory", "filesystem" or "rocksdb".
-    incremental_checkpoints (True): store only what the checkpoint before does not have, where the backend can.
+    incremental_checkpoints (True): store only changes since the checkpoint before, if the backend can.
     inline_threshold (20480): state smaller than this travels in the acknowledgement.
     pack_threshold (1048576): tables smaller than this share files; 0: each has its own.
     memory_snapshot_bytes_max (5242880): snapshot of one operator's subtask on the memory backend.
     rocksdb (None): an hf.RocksDBConfig.
     local_recovery (True): workers restore from copies on their own disk, where those are undamaged.
-    local_recovery_directory (None): of those copies; None: the worker's local disk as Spark has it.
+    local_recovery_directory (None): folder of those copies; None: the worker's local disk, as configured in Spark.
     savepoint_directory (None): where savepoints without a target go.
     restart (RestartStrategy()): whether, how often and how soon a failed job is restarted: "none", "fixed_delay",
         "exponential_delay" or an hf.RestartStrategy.
     skipped_rows_max (10000): rows that an operator with on_error="skip" may leave out in a subtask between two checkpoints.
     max_parallelism (None): key groups; None: derived from the parallelism, or adopted from the restored snapshot.
-    buffer_timeout_ms (10): how long a record may wait for others to travel with.
+    buffer_timeout_ms (10): how long a record may wait for a batch to fill.
     batch_rows_max (65536): rows of one batch.
-    channel_credit_bytes (4194304): that may be under way on one channel.
-    channel_credit_batches (16): that may be under way on one channel.
-    heartbeat_interval_ms (2000): between two signs of life of a worker.
-    heartbeat_timeout_ms (50000): a worker silent for so long is replaced.
+    channel_credit_bytes (4194304): bytes under way on one channel, at most.
+    channel_credit_batches (16): batches under way on one channel, at most.
+    heartbeat_interval_ms (2000): time between two heartbeats of a worker.
+    heartbeat_timeout_ms (50000): a worker without heartbeat for this time is replaced.
     reconcile_timeout_ms (10000): how long a restarted coordinator waits for workers before it fails the job over.
-    step_budget_ms (5): of input that a subtask processes before it looks at its mail.
-    cancellation_timeout_ms (30000): a subtask that can't be cancelled in that time ends its worker.
+    step_budget_ms (5): time of processing input before a subtask reads its mailbox.
+    cancellation_timeout_ms (30000): a subtask that can't be cancelled in this time ends its worker.
 
     Raises InvalidConfigError on a setting that is unknown, of a wrong type or out of bounds."""
 
@@ -95,10 +95,10 @@ class Environment(BaseEnvironment):
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
     ) -> PreflightReport:
-        """What `execute` with the same arguments would make of a snapshot; nothing is started and nothing changed.
+        """Check a snapshot as `execute` with the same arguments would; nothing is started and nothing changed.
 
         Asks the coordinator if there is one, else reads the state directory, else the snapshot alone. Raises GraphError and other
-        InvalidConfigErrors, NotFoundError, StorageUnavailableError; what would refuse the restore is in the report."""
+        InvalidConfigErrors, NotFoundError, StorageUnavailableError; reasons that would refuse the restore are in the report."""
         submission = Submission(
             self.build().graph,
             job_id=job_id,
@@ -115,7 +115,7 @@ class Environment(BaseEnvironment):
 
 
 class SessionLauncher:
-    """Implements Launcher on the SparkSession of the job's own DataFrames, else on whichever is active when it is launched."""
+    """Implements Launcher on the SparkSession of the job's own DataFrames, else on the one that is active at launch."""
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         """Raises InvalidConfigError without a session; else as SparkLauncher.launch."""
@@ -123,8 +123,8 @@ class SessionLauncher:
 
 
 def _session_of(plan: JobPlan) -> SparkSession:
-    """A session is active only in the thread that made it, and in its children by Spark's own means; in every other one the
-    process's default session stands in. Raises InvalidConfigError."""
+    """Session of the plan's DataFrames, else the active one. A session is active only in the thread that made it and its children
+    by Spark's own means; any other thread gets the process's default session. Raises InvalidConfigError."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -142,7 +142,7 @@ def _session_of(plan: JobPlan) -> SparkSession:
 
 
 _launchers: weakref.WeakKeyDictionary[Any, SparkLauncher] = weakref.WeakKeyDictionary()
-"""One for each SparkContext: a launcher knows how many slots its own jobs hold."""
+"""One for each SparkContext: a launcher counts the slots of its own jobs."""
 _making_launchers = threading.Lock()
 
 
@@ -161,7 +161,7 @@ def _launcher_of(session: SparkSession) -> SparkLauncher:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Where an embedded coordinator listens, and the host that executors are told; None: the listening one."""
+    """Address on which an embedded coordinator listens, and the host sent to executors; None: the listening one."""
 
     host: str
     advertised_host: str | None
@@ -176,7 +176,7 @@ def _exposure(context: Any) -> Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Gives a launcher its coordinator: the one at the URL, or an embedded one."""
+    """Connects a launcher to its coordinator: the one at the URL, or an embedded one."""
 
     exposure: Exposure
 
@@ -200,7 +200,7 @@ class Connector:
         shared = _embed(directory, options.token, self.exposure)
         client = RestClient(shared.coordinator.url, shared.coordinator.token)
 
-        release = weakref.finalize(client, _release, shared)  # called once, at the latest when nobody holds the client
+        release = weakref.finalize(client, _release, shared)  # called once, at the latest when the client is collected
 
         def close() -> None:
             client.close()
@@ -210,7 +210,7 @@ class Connector:
 
 
 def _local(directory: str | os.PathLike[str] | None) -> Path | str | None:
-    """A path for a path or a file:/// URL; an s3:// URL in one form. Raises InvalidConfigError for what is none of these."""
+    """A path for a path or a file:/// URL; an s3:// URL in normal form. Raises InvalidConfigError for any other location."""
     if directory is None:
         return None
     text = os.fspath(directory)
@@ -219,7 +219,7 @@ def _local(directory: str | os.PathLike[str] | None) -> Path | str | None:
 
 @dataclass(slots=True)
 class _Shared:
-    """An embedded coordinator and how many jobs of this driver use it."""
+    """An embedded coordinator and the number of this driver's jobs that use it."""
 
     directory: Path | str
     coordinator: EmbeddedCoordinator
@@ -247,7 +247,7 @@ def _embed(directory: Path | str, token: str | None, exposure: Exposure) -> _Sha
 
 
 def _release(shared: _Shared) -> None:
-    """The last job of the driver that used it ends an embedded coordinator."""
+    """Release the coordinator for one job; the last job ends it."""
     with _embedding:
         shared.users -= 1
         if shared.users > 0 or _embedded.get(shared.directory) is not shared:

@@ -1,8 +1,8 @@
-"""The coordinator's log: levels, text or JSON, and lines that nobody can forge.
+"""The coordinator's log: levels, text or JSON, and lines that can't be forged.
 
-One line is one event. Names of jobs, messages of errors and paths come from users: whatever is not printable in them is escaped and
-what is long is clipped, where our own lines are worded (`job_log.py`) and, for all that libraries say, here. The
-service's token is never written, whatever a message holds."""
+One line is one event. Names of jobs, messages of errors and paths come from users: unprintable characters in them are escaped and
+long texts are clipped, in our own lines where they are worded (`job_log.py`), in those of libraries here. The service's token is
+never written, whatever a message contains."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
 TRACEBACK_BYTES_MAX = 10 * MESSAGE_CHARACTERS_MAX
-"""Of the end of a traceback, which names the error."""
+"""Characters kept of a traceback's end, which names the error."""
 
 LOGGERS = ("holdfast",)
-"""Of all that a coordinator process says by itself."""
+"""Loggers of a coordinator process's own lines."""
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z WARNING holdfast.coordinator.jobs: message`; lines of a traceback follow, each behind a bar."""
+    """`2026-01-31T12:00:00.000Z WARNING holdfast.coordinator.jobs: message`; lines of a traceback follow, each after a bar."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_timestamp(record)} {record.levelname} {record.name}: {printable(self._message(record))}"
@@ -39,7 +39,7 @@ class LineFormatter(logging.Formatter):
         return self._without_secrets(record.getMessage())
 
     def _traceback(self, record: logging.LogRecord) -> str:
-        """Empty without one."""
+        """Traceback of a record; empty without one."""
         text = self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] is not None else ""
         return clip_front(self._without_secrets(text), TRACEBACK_BYTES_MAX)
 
@@ -50,7 +50,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(LineFormatter):
-    """One JSON object a line: time, level, logger, message, and the facts of the event by their names."""
+    """One JSON object a line: time, level, logger, message, and the event's fields by their names."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -64,9 +64,9 @@ class JsonFormatter(LineFormatter):
             line.update((name, self._field(value)) for name, value in fields.items() if name not in line)
         if traceback := self._traceback(record):
             line["traceback"] = traceback
-        written = json.dumps(line, default=str)  # which escapes line breaks
+        written = json.dumps(line, default=str)  # escapes line breaks
         for secret in _log.secrets:
-            written = written.replace(json.dumps(secret)[1:-1], "***")  # also in what is no text, but a list or an object
+            written = written.replace(json.dumps(secret)[1:-1], "***")  # also in values that are lists or objects
         return written
 
     def _field(self, value: Any) -> Any:
@@ -79,10 +79,10 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 class _Writer:
-    """What one block writes with, and the loggers that it changes meanwhile."""
+    """Handler of one block, and the loggers that it changes meanwhile."""
 
     def __init__(self, handler: logging.Handler, level: str, names: tuple[str | None, ...], secrets: tuple[str, ...]) -> None:
-        """`names`: of loggers, None being the root."""
+        """`names`: of loggers, None for the root."""
         self.secrets = tuple(secret for secret in secrets if secret)
         self._handler = handler
         self._level = level.upper()
@@ -104,12 +104,12 @@ class _Writer:
 
 
 class _Log:
-    """The one log of this process, whose loggers all its coordinators share: the oldest open writer writes it, so that a line is
-    there once, and the loggers are as they were when the last one has left, in whatever order they leave."""
+    """The one log of this process, shared by all its coordinators. The oldest open writer writes it, so that a line is written
+    once; the loggers are restored when the last one has closed, in any order."""
 
     def __init__(self) -> None:
         self.secrets: tuple[str, ...] = ()
-        """Texts that no line has, whoever's they are: replaced and never changed, since any thread reads them."""
+        """Texts removed from every line, from any source. Replaced and never changed, since any thread reads them."""
         self._lock = threading.Lock()
         self._open: list[_Writer] = []
 
@@ -141,11 +141,11 @@ _log = _Log()
 def writing_log(
     level: str, style: str, *, secrets: tuple[str, ...] = (), stream: TextIO | None = None, everything: bool = True
 ) -> Iterator[None]:
-    """Write the log until the end of the block, to standard error unless a stream is given; while several blocks are open, as the
-    first of them says. `secrets`: texts that no line has, of none of the blocks.
+    """Write the log until the end of the block, to standard error unless a stream is given; while several blocks are open, with the
+    arguments of the first. `secrets`: texts removed from every line of all blocks.
 
-    `level` and `style` as in LEVELS and FORMATS. `everything`: also what libraries say; else our own loggers alone, as inside
-    somebody else's process, whose own handlers get nothing of it then."""
+    `level` and `style` as in LEVELS and FORMATS. `everything`: also the lines of libraries; otherwise only our own loggers, as
+    inside a foreign process, whose own handlers then get none of it."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else LineFormatter())
     writer = _Writer(handler, level, (None,) if everything else LOGGERS, secrets)

@@ -17,19 +17,19 @@ from holdfast.statebackends.storage.permissions import permissions_of
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """Where a coordinator listens, or listened last."""
+    """Address on which a coordinator listens, or listened last."""
 
     url: str
     pid: int
     host: str
-    """The machine's name: a pid means nothing elsewhere."""
+    """The machine's name: a pid is meaningless elsewhere."""
     port: int
     token_file: str | None = None
-    """None: no token is needed, or the token was given in another way."""
+    """None: no token is needed, or it was given by other means."""
 
 
 def read_run_record(state_dir: Path) -> RunRecord | None:
-    """The last coordinator's record; None if there is none or it can't be understood."""
+    """Read the last coordinator's record; None if there is none or it can't be parsed."""
     try:
         return decode_json((state_dir / RUN_FILE).read_bytes(), RunRecord)
     except (OSError, *UNDECODABLE):

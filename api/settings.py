@@ -40,15 +40,15 @@ _PREFIX = "HOLDFAST_"
 
 
 class NeverServedError(InvalidConfigError):
-    """A state directory does not say where a coordinator of it listens: none was ever started there, or not on this machine."""
+    """The state directory has no address of a coordinator: none was ever started there, or not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What `holdfast serve` and the embedded coordinator run with."""
+    """Settings of `holdfast serve` and of the embedded coordinator."""
 
     state_dir: Path
-    """Absolute. Of a state directory on S3, the folder of this machine with its lock, token and last address."""
+    """Absolute. For a state directory on S3, the folder of this machine with its lock, token and last address."""
     host: str = DEFAULT_HOST
     """Address to listen on."""
     port: int | None = None
@@ -58,24 +58,24 @@ class ServerSettings:
     token: str | None = None
     """None: callers on loopback need none."""
     token_file: Path | None = None
-    """Where the token came from, for the CLI; None if it came from elsewhere."""
+    """File of the token, for the CLI; None if it came from elsewhere."""
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
     snapshot_dirs: tuple[str, ...] = ()
-    """Further directories and URLs whose snapshots are shown by REST; those of the state directory always are."""
+    """Further directories and URLs whose snapshots REST shows; those of the state directory are always shown."""
     body_bytes_max: int = BODY_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
     log_level: str | None = None
-    """One of logs.LEVELS; None: info for `holdfast serve`, and inside a driver whatever its own logging is set to."""
+    """One of logs.LEVELS; None: info for `holdfast serve`, the driver's own logging for an embedded coordinator."""
     log_format: str | None = None
     """One of logs.FORMATS; None: text."""
 
     @property
     def location(self) -> str:
-        """The state directory, as every worker has to see it."""
+        """The state directory in the form that every worker uses."""
         return self.state_url or str(self.state_dir)
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Where a client finds the coordinator."""
+    """Address and token of a client's coordinator."""
 
     url: str
     token: str | None
@@ -118,7 +118,7 @@ def _text(environment: Mapping[str, str], name: str) -> str | None:
 def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> tuple[Path, str | None]:
     """The state directory's folder on this machine, absolute, and its URL if it is elsewhere; the folder is created if missing.
 
-    Raises InvalidConfigError if it is none or can't be made. Nothing is asked of S3 yet."""
+    Raises InvalidConfigError if it is no folder or can't be created. S3 is not contacted yet."""
     chosen = flag or _text(environment, "STATE_DIR")
     if chosen is None:
         raise InvalidConfigError("no state directory: give --state-dir or HOLDFAST_STATE_DIR", setting="state_dir")
@@ -131,12 +131,12 @@ def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> 
 
 
 def state_url(state_dir: str | Path) -> str | None:
-    """The URL of a state directory on S3, in one form; None for a folder. Raises InvalidConfigError for a wrong one."""
+    """URL of a state directory on S3, in normal form; None for a folder. Raises InvalidConfigError for a wrong one."""
     return location_of(*parse_location(str(state_dir))) if is_s3(str(state_dir)) else None
 
 
 def local_folder(state_dir: str | Path, environment: Mapping[str, str]) -> Path:
-    """The folder of a state directory on this machine: itself, or where lock, token and address of one on S3 are kept.
+    """Folder of a state directory on this machine: itself, or where lock, token and address of one on S3 are kept.
 
     The latter is below HOLDFAST_LOCAL_DIR, else the user's state folder (XDG). Raises InvalidConfigError."""
     url = state_url(state_dir)
@@ -217,7 +217,7 @@ def _server_token(
 def _given_token(
     environment: Mapping[str, str], token: str | None, token_file: str | Path | None
 ) -> tuple[str, Path | None] | None:
-    """A token named by flag or environment, and its file; a flag of either form goes before the environment."""
+    """Token named by flag or environment, and its file; a flag of either form overrides the environment."""
     if token is not None:
         return check_token(token, origin="the token setting"), None
     if token_file is None and (text := _text(environment, "TOKEN")) is not None:
@@ -237,9 +237,9 @@ def client_settings(
     token_file: str | Path | None = None,
     state_dir: str | Path | None = None,
 ) -> ClientSettings:
-    """Where to call: by URL, else by what a coordinator wrote into its state directory.
+    """Address by URL, else as the coordinator wrote it into its state directory.
 
-    Raises InvalidConfigError if neither is given or nothing was ever served on the state directory."""
+    Raises InvalidConfigError if neither is given, NeverServedError if no coordinator was ever served on the state directory."""
     given = _given_token(environment, token, token_file)
     named = state_dir or _text(environment, "STATE_DIR")
     directory = local_folder(named, environment) if named is not None else None
@@ -256,7 +256,7 @@ def client_settings(
 
 
 def named_state_directory(environment: Mapping[str, str], *, url: str | None, state_dir: str | Path | None) -> str | None:
-    """The state directory that a client named: by flag, or by the environment where no URL goes before it."""
+    """State directory that a client named: by flag, or by the environment where no URL overrides it."""
     if state_dir is not None:
         return str(state_dir)
     if url is not None or _text(environment, "URL") is not None:

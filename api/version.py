@@ -15,6 +15,6 @@ def _installed() -> str:
 VERSION = _installed()
 
 DIALECT_VERSION = f"2.0.0+holdfast.{VERSION}"
-"""Flink's version whose REST dialect is spoken, with ours as build metadata: clients parse the first three numbers."""
+"""Flink's version whose REST dialect is implemented, with ours as build metadata: clients parse the first three numbers."""
 
 REVISION = f"holdfast-{VERSION}"

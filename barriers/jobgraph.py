@@ -96,7 +96,8 @@ class JobVertex(msgspec.Struct, frozen=True):
 
 
 class RestartStrategy(msgspec.Struct, frozen=True):
-    """Whether and when a failed job is started again: `none`, `fixed_delay` or `exponential_delay`; both allow so many attempts."""
+    """Whether and when a failed job is restarted: `none`, `fixed_delay` or `exponential_delay`; the last two allow `attempts_max`
+    restarts."""
 
     kind: str = "exponential_delay"
     """"none": the first failure ends the job. "fixed_delay": the same pause before each restart. "exponential_delay": a pause that
@@ -104,12 +105,13 @@ class RestartStrategy(msgspec.Struct, frozen=True):
     attempts_max: int = 2**31 - 1
     """Restarts of one submission; the failure after them ends the job."""
     delay_ms: int = 1_000
-    """Of `fixed_delay` the pause before each restart; of `exponential_delay` before the first, doubled by each failure that
-    follows. A completed checkpoint takes it back to the first."""
+    """`fixed_delay`: the pause before each restart. `exponential_delay`: the pause before the first, doubled by each further
+    failure; a completed checkpoint resets it."""
     immediate_first: bool = True
-    """The first failure after a completed checkpoint restarts at once, unless the user's code raised it: that would raise again."""
+    """The first failure after a completed checkpoint restarts at once, unless the user's code raised it, which would raise
+    again."""
     delay_max_ms: int = 60_000
-    """Of `exponential_delay`: the longest pause."""
+    """`exponential_delay`: the longest pause."""
 
     @staticmethod
     def of(setting: RestartStrategy | str) -> RestartStrategy:
@@ -137,7 +139,8 @@ class RestartStrategy(msgspec.Struct, frozen=True):
             )
 
     def delay_after(self, failures: int) -> int:
-        """The pause in ms before a restart that is not at once, when so many of them have come since the last checkpoint."""
+        """The pause in ms before a restart that is not immediate; `failures` counts earlier such restarts since the last completed
+        checkpoint."""
         if self.kind == "fixed_delay":
             return self.delay_ms
         doubled = self.delay_ms << min(failures, 62)
@@ -148,19 +151,20 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
 
     checkpoint_interval_ms: int | None = 10_000
-    """From the start of one periodic checkpoint to the next; at least 10. None: there are none (manual ones still work), and a
-    failure begins the job again at its start."""
+    """Time from the start of one periodic checkpoint to the start of the next; at least 10. None: no periodic checkpoints (manual
+    ones still work), and a failure restarts the job from its beginning."""
     checkpoint_timeout_ms: int = 600_000
-    """A checkpoint that is not complete after so long is aborted, which counts as a failed one. At least 1."""
+    """A checkpoint that is not complete after this time is aborted, and counts as failed. At least 1."""
     min_pause_ms: int = 0
     """Least time from the end of a periodic checkpoint to the start of the next. More than 0 needs max_concurrent_checkpoints=1."""
     max_concurrent_checkpoints: int = 1
-    """Checkpoints under way at the same time; at least 1. More than one lets the next begin before a slow one is complete."""
+    """Checkpoints under way at the same time, at most; at least 1. With more than one, the next can begin before a slow one is
+    complete."""
     tolerable_failed_checkpoints: int = 0
-    """So many checkpoints may fail in a row; one more fails the job over to the last completed one."""
+    """Checkpoints that may fail in a row; one more fails the job over to the last completed one."""
     retained_checkpoints: int = 1
-    """Completed checkpoints that are kept, at least 1; older ones are deleted as newer ones complete. A damaged newest one is
-    passed over for one before it only if that is kept."""
+    """Completed checkpoints that are kept, at least 1; older ones are deleted as newer ones complete. A restore can only skip a
+    damaged newest one if an older one is kept."""
     retention_on_cancel: str = "delete"
     """delete (keeps on failure) | retain (keeps on cancel and failure)."""
     retain_on_finish: bool = False
@@ -171,51 +175,51 @@ class JobConfig(msgspec.Struct, frozen=True):
     state_backend: str = "memory"
     """memory | filesystem | rocksdb."""
     incremental_checkpoints: bool = True
-    """Of backends that can (rocksdb, filesystem): a checkpoint stores only what the one before it does not have."""
+    """A checkpoint stores only the changes since the one before it (rocksdb, filesystem)."""
     inline_threshold: int = 20_480
-    """State files smaller than this lie inside the checkpoint's metadata instead of in a file of their own; 0..1 MiB."""
+    """State files smaller than this are stored in the checkpoint's metadata instead of in a file of their own; 0..1 MiB."""
     pack_threshold: int = 1024 * 1024
-    """Tables of a checkpoint that are smaller than this go into files together; 0..8 MiB, 0: each has its own."""
+    """Tables of a checkpoint that are smaller than this share files; 0..8 MiB, 0: each has its own."""
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
-    """Of the state backend `memory`: encoded keyed state of one subtask of one operator, above which its checkpoint fails. 1 KiB..2
+    """State backend `memory`: encoded keyed state of one subtask of one operator, above which its checkpoint fails. 1 KiB..2
     GiB."""
     rocksdb: RocksDBConfig | None = None
-    """Of the state backend `rocksdb`. None: its defaults."""
+    """Settings of the state backend `rocksdb`. None: its defaults."""
     local_recovery: bool = True
-    """Workers keep copies of their newest checkpoint's files on their own disk, and restore from them what is undamaged."""
+    """Workers keep copies of their newest checkpoint's files on their own disk, and restore from undamaged ones."""
     local_recovery_directory: str | None = None
-    """Where those copies lie: an absolute path on every worker's host. None: the worker's local disk as Spark has it."""
+    """Folder of those copies: an absolute path on every worker's host. None: the worker's local disk, as configured in Spark."""
     savepoint_directory: str | None = None
-    """Where savepoints without a target go: an absolute path or a URL. None: a target must be given."""
+    """Directory of savepoints without a target: an absolute path or a URL. None: a target must be given."""
     restart: RestartStrategy = RestartStrategy()
-    """Whether, how often and how soon a failed job is started again; a keyword may also be the strategy's kind alone."""
+    """Whether, how often and how soon a failed job is restarted; a keyword may also be the strategy's kind alone."""
     skipped_rows_max: int | None = 10_000
     """Rows that one operator with `on_error="skip"` may leave out in one subtask between two completed checkpoints; one more ends
     the job. None: any number; 0: none."""
     max_parallelism: int | None = None
-    """Key groups of each operator, 1..32768: the largest parallelism that its state can ever be restored at. None: derived from the
+    """Key groups of each operator, 1..32768: the largest parallelism at which its state can be restored. None: derived from the
     operator's parallelism, or adopted from the restored snapshot."""
     buffer_timeout_ms: int = 10
-    """How long a record waits, at most, for others to be sent with. 0: each piece of output is sent at once."""
+    """Longest time that a record waits for its batch to fill. 0: output is sent at once."""
     batch_rows_max: int = 65_536
     """Rows of one batch between operators; at least 1."""
     channel_credit_bytes: int = 4 * 1024 * 1024
     """Bytes that may be under way on one channel (a pair of subtasks) before its sender waits: the memory of an exchange, and the
-    bound of what a barrier stands behind. At least 1."""
+    bound of the data that a barrier waits for. At least 1."""
     channel_credit_batches: int = 16
     """Batches that may be under way on one channel before its sender waits; at least 1."""
     heartbeat_interval_ms: int = 2_000
-    """Between two signs of life of a worker; at least 1."""
+    """Time between two heartbeats of a worker; at least 1."""
     heartbeat_timeout_ms: int = 50_000
-    """A worker without a sign of life for so long counts as hung: its job fails over and it is replaced. Above
+    """A worker without heartbeat for this time counts as hung: its job fails over and it is replaced. Above
     heartbeat_interval_ms."""
     reconcile_timeout_ms: int = 10_000
-    """How long a new leader of the job (a coordinator that was started again) waits for its workers to report before it fails the
-    job over. 0: it does not wait."""
+    """How long a new leader of the job (such as a restarted coordinator) waits for its workers to report before it fails the job
+    over. 0: it does not wait."""
     step_budget_ms: int = 5
-    """How long a subtask works on its input before it looks at barriers, timers and commands again; at least 1."""
+    """Time that a subtask works on its input before it checks for barriers, timers and commands again; at least 1."""
     cancellation_timeout_ms: int = 30_000
-    """A subtask that does not end within this time after it was told to takes its worker process with it. 0..24 h."""
+    """A subtask that does not end within this time after it was cancelled ends its worker process. 0..24 h."""
 
     @property
     def is_incremental(self) -> bool:

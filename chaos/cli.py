@@ -82,14 +82,7 @@ def sim(
     from holdfast.chaos.campaign.campaign import Settings
     from holdfast.chaos.campaign.runner import cpu_count
 
-    _at_least("--seeds", seeds, 1)
-    _at_least("--start", start, 0)
-    _at_least("--jobs", jobs, 1)
-    _at_least("--stop-after", stop_after, 0)
-    if not SEED_TIMEOUT_MIN_S <= seed_timeout <= SEED_TIMEOUT_MAX_S:  # neither is a number that is none
-        raise InvalidConfigError(
-            f"--seed-timeout must be {SEED_TIMEOUT_MIN_S:g} to {SEED_TIMEOUT_MAX_S:g} seconds, got {seed_timeout:g}"
-        )
+    _check_bounds(seeds, start, jobs, stop_after, seed_timeout)
     settings = Settings(
         jobs=jobs or cpu_count(),
         limit_s=seed_timeout,
@@ -103,16 +96,21 @@ def sim(
         _prove(settings, seeds, start, names, faults, backend, as_json=as_json)
     campaign = make_campaign(seeds, start, names, faults, sabotage, backend)
     found, measured = _run(campaign, settings, coverage=coverage, quiet=as_json)
-    if as_json:
-        _show_json(found, measured)
-    else:
-        from holdfast.chaos import report
-        from holdfast.chaos.campaign import catalogue
-
-        report.show_finding(found, measured, catalogue.invariants())
+    _show(found, measured, as_json=as_json)
     if found.summary.interrupted:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(console.EXIT_FAILED if found.summary.violations else UNJUDGED if found.summary.unjudged else 0)
+
+
+def _check_bounds(seeds: int | None, start: int, jobs: int | None, stop_after: int | None, seed_timeout: float) -> None:
+    _at_least("--seeds", seeds, 1)
+    _at_least("--start", start, 0)
+    _at_least("--jobs", jobs, 1)
+    _at_least("--stop-after", stop_after, 0)
+    if not SEED_TIMEOUT_MIN_S <= seed_timeout <= SEED_TIMEOUT_MAX_S:  # also refuses NaN
+        raise InvalidConfigError(
+            f"--seed-timeout must be {SEED_TIMEOUT_MIN_S:g} to {SEED_TIMEOUT_MAX_S:g} seconds, got {seed_timeout:g}"
+        )
 
 
 def make_campaign(
@@ -157,11 +155,15 @@ def _run(campaign: Campaign, settings: Settings, *, coverage: bool | None, quiet
             return found, None
 
 
-def _show_json(found: Finding, measured: CoverageReport | None) -> None:
+def _show(found: Finding, measured: CoverageReport | None, *, as_json: bool) -> None:
     from holdfast.chaos import report
+    from holdfast.chaos.campaign import catalogue
 
-    coverage = None if measured is None else report.plain(measured)
-    console.show_json({**report.plain(found), "coverage": coverage})
+    if as_json:
+        coverage = None if measured is None else report.plain(measured)
+        console.show_json({**report.plain(found), "coverage": coverage})
+    else:
+        report.show_finding(found, measured, catalogue.invariants())
 
 
 def _prove(

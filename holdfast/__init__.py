@@ -1,7 +1,7 @@
 """Holdfast: `import holdfast as hf`. The facade and the command line.
 
-Importing it loads nothing else: every name is looked up when it is first used, so that a worker pays only for what its
-functions touch. It is a package, not a module, because type checkers look for `py.typed` in packages alone (PEP 561)."""
+Importing it loads nothing else: every name is imported when it is first used, so that a worker pays only for what its functions
+use. It is a package, not a module, because type checkers look for `py.typed` in packages alone (PEP 561)."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = ["chaos", "main", *sorted(set(_HOME) - {"VERSION"})]
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name in _PACKAGES_SHOWN:
@@ -238,7 +238,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is th
 
 
 def __dir__() -> list[str]:
-    """What users are given, and what Python itself gives a module; not the packages below that happen to be loaded."""
+    """Public names, and what Python itself gives a module; not the packages below that happen to be loaded."""
     of_python = {name for name in globals() if name.startswith("__")}
     return sorted({*of_python, *__all__, "VERSION", "__version__", "command_line"})
 
@@ -252,7 +252,7 @@ def main() -> None:
 
 
 def command_line() -> Any:
-    """Every command, those of the packages above the CLI's own included."""
+    """Every command, including those of packages above the CLI."""
     from holdfast.api.cli.main import app
     from holdfast.chaos.cli import app as chaos
 

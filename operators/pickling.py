@@ -1,7 +1,7 @@
-"""How user code travels to the workers: cloudpickle, and what it does not know of msgspec's records and dataclasses.
+"""Pickling of user code for the workers: cloudpickle, extended for msgspec's records and dataclasses.
 
-A class of the user's program goes by value. cloudpickle rebuilds ordinary classes and dataclasses, but not msgspec.Struct
-classes, nor the cache that msgspec leaves on a dataclass when it has looked at it."""
+Classes of the user's program are pickled by value. cloudpickle rebuilds ordinary classes and dataclasses, but not msgspec.Struct
+classes, nor the cache that msgspec attaches to a dataclass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import cloudpickle
 import msgspec
 
 NAME = "holdfast"
-"""The package that all modules of Holdfast are in."""
+"""Name of the package that contains all modules of Holdfast."""
 
 _CACHE = "__msgspec_cache__"
 _OPTIONS = (
@@ -39,12 +39,12 @@ _OWN = frozenset({"__module__", "__annotations__", "__slots__", "__dict__", "__w
 
 
 def is_own_module(name: str) -> bool:
-    """Whether a module of this name is Holdfast's: it is on every worker, and travels by name."""
+    """Whether a module of this name belongs to Holdfast: every worker has it, and it is pickled by name."""
     return name.partition(".")[0] == NAME
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """The value, with every function and class of `__main__` and of the registered modules by value."""
+    """Pickle a value, with every function and class of `__main__` and of the registered modules by value."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
     return buffer.getvalue()
@@ -60,28 +60,28 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _reduce_struct(obj)
             if _CACHE in vars(obj):
                 with contextlib.suppress(AttributeError):  # another thread pickles it, too
-                    delattr(obj, _CACHE)  # msgspec makes it again when it needs it
+                    delattr(obj, _CACHE)  # msgspec makes the cache again on use
         return super().reducer_override(obj)
 
 
 def travels_by_value(named: Any) -> bool:
-    """Of a class or a function: its module is `__main__`, or registered."""
+    """Whether a class or function is pickled by value: its module is `__main__` or registered."""
     return module_travels_by_value(named.__module__ or "")
 
 
 def module_travels_by_value(module: str) -> bool:
-    """Whether what a module of this name holds is sent along."""
+    """Whether the content of a module of this name is pickled by value."""
     registered = cloudpickle.list_registry_pickle_by_value()
     return module == "__main__" or any(module == name or module.startswith(f"{name}.") for name in registered)
 
 
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-"""Of functions, and of the bodies of classes in them."""
+"""Instructions of functions, and of bodies of classes in them, that read a global."""
 
 
 def globals_of(function: FunctionType) -> dict[str, Any]:
-    """The globals that a function reads, by name and in its order, those of functions and classes inside of it included. A name
-    that is no global yet is left out; that of an attribute is none, and a class that is defined inside reads `__name__`."""
+    """Globals that a function reads, by name, in the order of first use, including those of functions and classes inside of it.
+    Names not assigned yet and attributes are left out; a class defined inside reads `__name__`."""
     known = function.__globals__
     return {name: known[name] for name in sorted(_global_names(function.__code__) - {"__name__"}) if name in known}
 
@@ -93,7 +93,7 @@ def _global_names(code: CodeType) -> set[str]:
 
 
 def _reduce_struct(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
-    """A Struct class as its definition: fields and options first, then methods, which may refer to the class itself."""
+    """Reduce a Struct class to its definition: fields and options first, then methods, which may refer to the class itself."""
     inherited = {field.name for base in kind.__bases__ for field in _fields(base)}
     fields = [_field(field) for field in _fields(kind) if field.name not in inherited]
     options = {name: getattr(kind.__struct_config__, name) for name in _OPTIONS if hasattr(kind.__struct_config__, name)}
@@ -124,7 +124,7 @@ def _field(field: msgspec.structs.FieldInfo) -> tuple[str, Any, Any, Any, str | 
 def _define_struct(
     name: str, qualname: str, module: str, fields: Any, bases: tuple[type, ...], early: dict[str, Any], options: dict[str, Any]
 ) -> type:
-    """A Struct class of this definition. Keyword-only fields keep their order: rows are always made by keyword."""
+    """Define a Struct class. Keyword-only fields keep their order: rows are always made by keyword."""
     described: list[Any] = []
     for field, kind, default, factory, encoded in fields:
         arguments: dict[str, Any] = {} if encoded is None else {"name": encoded}
@@ -140,7 +140,7 @@ def _define_struct(
 
 
 def _mixed(fields: Any) -> bool:
-    """True when a field without a default follows one with: only keyword-only fields allow that."""
+    """Whether a field without a default follows one with a default, which only keyword-only fields allow."""
     seen = False
     for _, _, default, factory, _ in fields:
         if default or factory:

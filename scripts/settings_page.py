@@ -42,7 +42,7 @@ env = hf.Environment(
 )
 ```
 
-A restored job takes its settings from the `Environment` that restores it; from the snapshot none but the max parallelism.
+A restored job takes its settings from the `Environment` that restores it; from the snapshot only the max parallelism.
 
 ## Arguments of the Environment alone
 
@@ -50,7 +50,7 @@ A restored job takes its settings from the `Environment` that restores it; from 
 |---|---|---|
 """
 ARGUMENTS = (
-    ("`name`", "", "What the job is called; it is found by this name when it is submitted again."),
+    ("`name`", "", "Name of the job, by which a later submission finds it."),
     (
         "`parallelism`",
         "`1`",
@@ -61,15 +61,15 @@ ARGUMENTS = (
         "`state_dir`",
         "`None`",
         "Folder or `s3://bucket/prefix` of checkpoints, shared by driver, coordinator and workers; a coordinator runs in the "
-        "driver over it.",
+        "driver.",
     ),
-    ("`coordinator`, `token`", "`None`", "URL and token of a running `holdfast serve`, instead."),
+    ("`coordinator`, `token`", "`None`", "URL and token of a running `holdfast serve`, in place of `state_dir`."),
     ("`config`", "`None`", "A `JobConfig`."),
-    ("`require_uids`", "`False`", "Refuse a job with an operator that has no `uid`; else such operators are named in a warning."),
+    ("`require_uids`", "`False`", "Refuse a job with an operator without `uid`; False logs a warning that names such operators."),
     (
         "`chaining`",
         "`True`",
-        "Let operators share a subtask where nothing has to be exchanged between them ([operators](operators.md#chains)).",
+        "Let operators share a subtask where no exchange is needed between them ([operators](operators.md#chains)).",
     ),
     ("`launcher`", "Spark", "Where workers run."),
 )

@@ -30,23 +30,23 @@ class RocksDBConfig(msgspec.Struct, frozen=True):
     Sizes in bytes. A subtask has one database for each operator with keyed state."""
 
     front_tier_bytes_max: int = 64 * 1024 * 1024
-    """Per database: changed state in memory above this is written to it between barriers."""
+    """Per database: bytes of changed state in memory above which it is written to the database between barriers."""
     write_behind_rows: int = 2_000
-    """Per database: changed rows that a worker with nothing else to do begins to write."""
+    """Per database: changed rows from which an idle worker begins to write."""
     cache_bytes_max: int = 32 * 1024 * 1024
-    """Per database: values read or written lately, as Python objects."""
+    """Per database: recently read or written values, as Python objects."""
     write_buffer_bytes: int = 32 * 1024 * 1024
-    """One memtable."""
+    """Bytes of one memtable."""
     write_buffers_bytes_max: int = 128 * 1024 * 1024
-    """Per worker: all memtables, about."""
+    """Per worker: bytes of all memtables, approximately."""
     block_cache_bytes: int = 64 * 1024 * 1024
     """Per worker: uncompressed blocks, indexes and filters."""
     sorted_runs_max: int = 8
-    """At so many runs (a checkpoint adds one or more) neighbours are merged. More: smaller checkpoints, slower reads."""
+    """Sorted runs (a checkpoint adds one or more) at which neighbours are merged. More: smaller checkpoints, slower reads."""
     space_amplification_percent: int = 200
-    """What newer runs may add to the size of the oldest before all are merged. More: this is rarer."""
+    """Size of newer runs, in percent of the oldest, at which all are merged. More: merged less often."""
     background_compaction: bool = True
-    """Merge while the job runs; False: when a checkpoint is made."""
+    """Merge while the job runs; False: only when a checkpoint is made."""
 
     def check(self) -> None:
         """Raises InvalidConfigError naming the setting that is out of bounds, as rocksdb_<name>."""

@@ -1,4 +1,4 @@
-"""How the CLI speaks: tables for people, JSON for programs, one line on stderr for an error.
+"""Output of the CLI: tables for people, JSON for programs, one line on stderr for an error.
 
 It decides widths, units and exit codes; it knows no command."""
 
@@ -19,13 +19,13 @@ from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
-"""Wrong usage or settings, or refused before anything was started; of tools for snapshots, whatever keeps them from an answer."""
+"""Wrong usage or settings, or refused before anything was started; for snapshot tools, any reason that prevents an answer."""
 
 _TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999, the last that a calendar here knows."""
+"""End of the year 9999, the last that Python's calendar knows."""
 
 _PIPE_WIDTH = 240
-"""Columns of a table that goes to a file or pipe: cells there must not be cut."""
+"""Columns of a table written to a file or pipe, where cells must not be cut."""
 
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
@@ -33,11 +33,12 @@ _LINES_AND_DIRECTIONS = (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 
 _SURROGATES = range(0xD800, 0xE000)
 _ESCAPED_SURROGATES = {code: repr(chr(code))[1:-1] for code in _SURROGATES}
 _UNPRINTABLE = {code: repr(chr(code))[1:-1] for code in (*_CONTROLS, *_LINES_AND_DIRECTIONS, *_SURROGATES)}
-"""What steers a terminal, ends a line, turns text around or can't be encoded; names of files, states and jobs may hold it."""
+"""Characters that control a terminal, end a line, change the text's direction or can't be encoded; names of files, states and jobs
+may contain them."""
 
 
 def printable(text: str) -> str:
-    """The text in one line that does nothing to a terminal but show it."""
+    """Return the text on one line, with control characters escaped."""
     return text.translate(_UNPRINTABLE)
 
 
@@ -48,7 +49,7 @@ def exit_code(error: BaseException) -> int:
 
 @contextmanager
 def trouble() -> Iterator[None]:
-    """Every error of ours within is one line and EXIT_REFUSED: for commands whose 1 is a verdict."""
+    """Turn every typed error of the block into one line and EXIT_REFUSED: for commands whose exit code 1 is a result."""
     try:
         yield
     except HoldfastError as error:
@@ -57,12 +58,12 @@ def trouble() -> Iterator[None]:
 
 
 _first: list[Callable[[], None]] = []
-"""To be called before anything is shown."""
+"""Called before any output."""
 
 
 @contextmanager
 def before_output(call: Callable[[], None]) -> Iterator[None]:
-    """Whatever is shown within, `call` is called before, each time: it takes back what it has on the terminal."""
+    """Call `call` before each output within the block: it removes its own line from the terminal."""
     _first.append(call)
     try:
         yield
@@ -76,7 +77,7 @@ def _make_room() -> None:
 
 
 def show_error(error: BaseException) -> None:
-    """One line on stderr; the class at its end tells programs and searches what it was."""
+    """Print one line on stderr that ends with the error's class, for programs and searches."""
     _make_room()
     text = " ".join(str(error).split()) or type(error).__name__
     kind = f" [{type(error).__name__}]" if isinstance(error, HoldfastError) else ""
@@ -84,20 +85,20 @@ def show_error(error: BaseException) -> None:
 
 
 def show_note(text: str) -> None:
-    """One line on stderr, beside what was asked for."""
+    """Print one line on stderr, beside the requested output."""
     _make_room()
     typer.echo(printable(f"holdfast: {' '.join(text.split())}"), err=True)
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     _make_room()
     text = json.dumps(_keyed_by_text(value), indent=2, ensure_ascii=False, default=_plain)
-    typer.echo(text.translate(_ESCAPED_SURROGATES))  # of names that are no text; nothing else can't be encoded
+    typer.echo(text.translate(_ESCAPED_SURROGATES))  # surrogates of names that are no text; everything else can be encoded
 
 
 def _keyed_by_text(value: Any) -> Any:
-    """JSON's keys are texts; those of stored dicts may be anything."""
+    """Convert the keys of dicts to text, as JSON requires; keys of stored dicts may have any type."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else _text(key): _keyed_by_text(member) for key, member in value.items()}
     return [_keyed_by_text(member) for member in value] if isinstance(value, list | tuple) else value
@@ -108,12 +109,12 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what columns may hold beyond JSON's own types."""
+    """JSON form of column values beyond JSON's own types."""
     return value.hex() if isinstance(value, bytes | bytearray | memoryview) else str(value)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
-    """A table on stdout, or the line `empty`. Numbers are set to the right."""
+    """Print a table on stdout, or the line `empty`. Numbers are right-aligned."""
     _make_room()
     cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
@@ -136,13 +137,13 @@ def _cell(value: Any) -> str:
 
 
 def show_line(text: str) -> None:
-    """One line on stdout."""
+    """Print one line on stdout."""
     _make_room()
     typer.echo(printable(text))
 
 
 def size_text(count: int) -> str:
-    """Bytes in words: `1.5 MiB`."""
+    """Bytes as text: `1.5 MiB`."""
     if count < 0:
         return "-"
     value = float(count)
@@ -154,7 +155,7 @@ def size_text(count: int) -> str:
 
 
 def duration_text(duration_ms: int) -> str:
-    """Milliseconds in words: `12 ms`, `3.4 s`, `5m 07s`, `2h 03m`, `3d 04h`."""
+    """Milliseconds as text: `12 ms`, `3.4 s`, `5m 07s`, `2h 03m`, `3d 04h`."""
     if duration_ms < 0:
         return "-"
     if duration_ms < 1_000:
@@ -172,5 +173,5 @@ def duration_text(duration_ms: int) -> str:
 def time_text(timestamp_ms: int) -> str:
     """Milliseconds since 1970 as UTC, to the second."""
     if not 0 <= timestamp_ms <= _TIME_MS_MAX:
-        return "-"  # unknown, or no time at all: a snapshot from elsewhere may say anything
+        return "-"  # unknown or out of range: a snapshot from elsewhere may contain any number
     return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

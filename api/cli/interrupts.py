@@ -1,6 +1,7 @@
-"""Ctrl-C at any moment of a command that works for itself: it ends with EXIT_INTERRUPTED, and nothing of its target is left.
+"""Ctrl-C at any moment of a command that works in its own process: it ends with EXIT_INTERRUPTED and leaves nothing of its target.
 
-An interrupt is one whatever it is made into on its way: libraries turn it into errors, and users' functions swallow it."""
+The command counts as interrupted even if the KeyboardInterrupt is lost: libraries turn it into errors, and users' functions swallow
+it."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ from holdfast.api.cli import console
 from holdfast.statebackends.errors import HoldfastError
 
 EXIT_INTERRUPTED = 130
-"""128 and the number of the signal, as shells have it."""
+"""128 plus the number of the signal, as in shells."""
 _TARGETS = "holdfast.statebackends.state_processor.writing"
-"""Imported by commands that write: others need not wait for what it needs."""
+"""Imported only by commands that write; its imports take time."""
 
 
 class _Interrupts:
-    """What has become of the command that runs now."""
+    """Handler of SIGINT for the running command, and its state."""
 
     def __init__(self) -> None:
         self.interrupted = False
         self.ends = False
-        """It has done what it was told to, or deletes what it did: there is nothing to interrupt."""
+        """The command is complete, or deletes its target: there is nothing to interrupt."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler."""
+        """Handle the signal."""
         if self.ends or (self.interrupted and _is_left(frame)):
             return  # pressed again: the command ends already
         self.interrupted = True
@@ -45,10 +46,10 @@ _current = _Interrupts()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """What runs within is ended by an interrupt: `typer.Exit(EXIT_INTERRUPTED)`, once its target is deleted."""
+    """Let an interrupt end the block: raises `typer.Exit(EXIT_INTERRUPTED)` once its target is deleted."""
     global _current
     state = _current = _Interrupts()
-    if _TARGETS in sys.modules:  # those of commands before this one in the same process are no business of it
+    if _TARGETS in sys.modules:  # targets of earlier commands in the same process are not deleted
         importlib.import_module(_TARGETS).forget_newest()
     on_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, state) if on_main else None
@@ -60,7 +61,7 @@ def interruptible() -> Iterator[None]:
                 raise
             _clean_up(state)
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        if state.interrupted:  # and somebody swallowed it
+        if state.interrupted:  # and the exception was swallowed
             _clean_up(state)
             raise typer.Exit(EXIT_INTERRUPTED)
     finally:
@@ -73,7 +74,7 @@ _BLOCK = inspect.unwrap(interruptible).__code__
 
 
 def _is_left(frame: FrameType | None) -> bool:
-    """The block has been left: what is raised now would pass by its end."""
+    """Whether the block is being left: an exception raised now would bypass its end."""
     while frame is not None:
         leaving = frame.f_locals.get("self") if frame.f_code is _GeneratorContextManager.__exit__.__code__ else None
         if frame.f_code is _BLOCK or (leaving is not None and leaving.gen.gi_code is _BLOCK):
@@ -83,9 +84,9 @@ def _is_left(frame: FrameType | None) -> bool:
 
 
 def settle() -> None:
-    """The command has done what it was told to and is about to say so: from here on there is nothing to interrupt.
+    """Mark the command as complete: from here on there is nothing to interrupt. To be called before its result is printed.
 
-    Raises KeyboardInterrupt if it was before, and somebody has swallowed that."""
+    Raises KeyboardInterrupt if the command was interrupted before and the exception was swallowed."""
     if _current.interrupted:
         raise KeyboardInterrupt
     _current.ends = True

@@ -1,6 +1,6 @@
 """The command line: `holdfast serve | jobs | checkpoints | savepoint | stop | cancel | inspect | snapshot | preflight | bench`.
 
-Commands parse, call and print; what they print is in console.py, where they call in settings.py."""
+Commands parse, call and print: console.py formats the output, settings.py finds the coordinator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CANCEL_POLL_S = 0.05
 
 
 class _Group(TyperGroup):
-    """Typed errors become one line and an exit code, never a traceback."""
+    """Prints typed errors as one line with an exit code, never as a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -64,11 +64,11 @@ StateDir = Annotated[
     str | None,
     typer.Option(
         "--state-dir",
-        help="State directory, a folder or s3://bucket/prefix; says where its coordinator is. [env: HOLDFAST_STATE_DIR]",
+        help="State directory, a folder or s3://bucket/prefix; has its coordinator's address. [env: HOLDFAST_STATE_DIR]",
         show_default=False,
     ),
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Read the state directory itself; ask no coordinator.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Read the state directory itself, without a coordinator.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Target = Annotated[
     str | None, typer.Option("--target", help="Directory of the savepoint; the job's savepoint directory if left out.")
@@ -77,7 +77,7 @@ Format = Annotated[
     Literal["canonical", "native"],
     typer.Option("--format", help="canonical: every state backend reads it, and other tools. native: the backend's own files."),
 ]
-Timeout = Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds to wait for the outcome; no limit if left out.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds to wait for the outcome; no limit by default.")]
 
 
 def _version(*, shown: bool) -> None:
@@ -97,15 +97,16 @@ def holdfast(
 
 
 def connect(url: str | None, token_file: Path | None, state_dir: str | None) -> RestClient:
-    """A client that gives up at once: a person waits."""
+    """Client that gives up at the first lost connection, since a person waits."""
     settings = client_settings(os.environ, url=url, token_file=token_file, state_dir=state_dir)
     return RestClient(settings.url, settings.token, reconnect_timeout_s=0)
 
 
 def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | None, *, offline: bool) -> JobReader:
-    """The coordinator, or the state directory itself where none answers; that it is the latter stands on stderr.
+    """Client of the coordinator, or of the state directory itself where no coordinator answers; then a note on stderr says so.
 
-    `offline`: ask none. Raises ConnectionLostError where no state directory was named, and as `connect`."""
+    `offline`: read the state directory without asking. Raises ConnectionLostError where no state directory was named, and as
+    `connect`."""
     directory = named_state_directory(os.environ, url=None if offline else url, state_dir=state_dir)
     if offline and directory is None:
         raise InvalidConfigError("--offline reads a state directory: give --state-dir", setting="state_dir")
@@ -122,7 +123,7 @@ def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | N
             why = error.message
         else:
             return client
-    from holdfast.api.cli.stored_jobs import StoredJobs  # reading takes libraries that no other command needs
+    from holdfast.api.cli.stored_jobs import StoredJobs  # imports libraries that no other command needs
 
     assert directory is not None
     stored = StoredJobs(directory)
@@ -132,7 +133,7 @@ def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | N
 
 
 class JobReader(Protocol):
-    """What reading commands ask, a coordinator or the state directory."""
+    """Queries of the reading commands, answered by a coordinator or from the state directory."""
 
     def jobs(self) -> list[dict[str, Any]]: ...
 
@@ -142,7 +143,7 @@ class JobReader(Protocol):
 
 
 def resolve_job(client: JobReader, text: str) -> str:
-    """The id meant by an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError."""
+    """Job id for an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError."""
     jobs = client.jobs()
     named = [job for job in jobs if job["name"] == text]
     live = [job for job in named if job["state"] not in TERMINAL_STATES]
@@ -153,7 +154,7 @@ def resolve_job(client: JobReader, text: str) -> str:
             ids = ", ".join(sorted(str(job["jid"]) for job in found)[:5])
             raise InvalidConfigError(f"{text!r} stands for {len(found)} jobs ({ids}): give a whole id", job=text)
     if is_job_id(text):
-        return text  # it may be led by another coordinator, which lists it; this one says by which
+        return text  # another coordinator may lead and list it; this one answers by which
     raise NotFoundError(f"no job {text!r}: `holdfast jobs` lists them", job=text)
 
 
@@ -168,7 +169,7 @@ def serve(
         int | None, typer.Option("--port", help="Port; if left out, the one of the last start, or a free one.", min=0, max=65_535)
     ] = None,
     advertised_host: Annotated[
-        str | None, typer.Option("--advertised-host", help="Host in the URL that drivers and workers are given.")
+        str | None, typer.Option("--advertised-host", help="Host in the URL for drivers and workers.")
     ] = None,
     token_file: TokenFile = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Let every local user in; on loopback only.")] = False,
@@ -203,8 +204,8 @@ def serve(
 def jobs(
     url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, offline: Offline = False, as_json: Json = False
 ) -> None:
-    """List jobs, newest first, with the rows that they have read, written, dropped because they came too late, and skipped because
-    a function failed on them; of a state directory that no coordinator serves, what it holds."""
+    """List jobs, newest first, with the rows that they have read, written, dropped as late, and skipped because a function failed
+    on them; without a coordinator, the jobs recorded in the state directory."""
     client = connect_to_read(url, token_file, state_dir, offline=offline)
     found, totals = client.jobs(), client.totals()
     if as_json:
@@ -215,7 +216,7 @@ def jobs(
             job["jid"],
             job["name"],
             job["state"],
-            f"{job['tasks']['running']}/{job['tasks']['total']}" if "failure" not in job else "-",  # nobody was asked
+            f"{job['tasks']['running']}/{job['tasks']['total']}" if "failure" not in job else "-",  # no coordinator was asked
             console.time_text(job["start-time"]),
             console.duration_text(job["duration"]),
             *(_count(totals, job["jid"], name) for name in ("records_in", "records_out", "late_dropped", "rows_skipped")),
@@ -228,7 +229,7 @@ def jobs(
         if job.get("failure"):
             console.show_line(f"{job['jid']}: {job['state']} after {job['restarts']} restarts: {job['failure']}")
     if any(job["state"] == "UNKNOWN" for job in found):
-        console.show_note("UNKNOWN: no end is on record: it runs elsewhere, or goes on from its last checkpoint when started again")
+        console.show_note("UNKNOWN: no end recorded: it runs elsewhere, or goes on from its last checkpoint when started again")
 
 
 def _count(totals: dict[str, dict[str, Any]], job_id: str, name: str) -> str:
@@ -239,15 +240,15 @@ def _count(totals: dict[str, dict[str, Any]], job_id: str, name: str) -> str:
 @app.command()
 def checkpoints(
     job: Job,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only so many of the newest ones.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show at most this many, newest first.")] = None,
     url: Url = None,
     token_file: TokenFile = None,
     state_dir: StateDir = None,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
-    """Show a job's checkpoints and savepoints, newest first; where no coordinator answers, those that its state directory holds.
-    DISCARDED: was completed, and has made room for newer ones."""
+    """Show a job's checkpoints and savepoints, newest first; where no coordinator answers, those recorded in the state directory.
+    DISCARDED: completed, and deleted to make room for newer ones."""
     client = connect_to_read(url, token_file, state_dir, offline=offline)
     found = client.checkpoints(resolve_job(client, job))
     found["history"] = found["history"][:limit]
@@ -288,7 +289,7 @@ def savepoint(
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Take a savepoint and print where it is."""
+    """Take a savepoint and print its location."""
     client = connect(url, token_file, state_dir)
     job_id = resolve_job(client, job)
     location = client.savepoint(job_id, _absolute(target), format_type=format_type.upper(), timeout_s=timeout)
@@ -299,7 +300,7 @@ def savepoint(
 def stop(
     job: Job,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Fire all timers and windows first: the job is not meant to go on afterwards.")
+        bool, typer.Option("--drain", help="Fire all timers and windows first: for a job that will not go on afterwards.")
     ] = False,
     target: Target = None,
     format_type: Format = "canonical",
@@ -309,7 +310,7 @@ def stop(
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a job with a savepoint and print where it is."""
+    """Stop a job with a savepoint and print its location."""
     client = connect(url, token_file, state_dir)
     job_id = resolve_job(client, job)
     location = client.stop(job_id, _absolute(target), drain=drain, format_type=format_type.upper(), timeout_s=timeout)
@@ -317,7 +318,7 @@ def stop(
 
 
 def _absolute(target: str | None) -> str | None:
-    """A relative directory means the caller's working directory, not the coordinator's."""
+    """Resolve a relative directory against the caller's working directory, not the coordinator's."""
     return target if target is None or "://" in target else str(Path(os.path.expanduser(target)).absolute())
 
 
@@ -370,11 +371,11 @@ def preflight(
     state_dir: Annotated[
         str | None,
         typer.Option(
-            "--state-dir", help="State directory of the job, with its newer checkpoints and what lies outside a snapshot."
+            "--state-dir", help="State directory of the job, with its newer checkpoints and files outside a snapshot."
         ),
     ] = None,
-    job_id: Annotated[str | None, typer.Option("--job-id", help="Id of the job, if it is not that of its name.")] = None,
-    parallelism: Annotated[int | None, typer.Option("--parallelism", min=1, help="Instead of what the function sets.")] = None,
+    job_id: Annotated[str | None, typer.Option("--job-id", help="Id of the job; by default derived from its name.")] = None,
+    parallelism: Annotated[int | None, typer.Option("--parallelism", min=1, help="Instead of the function's own.")] = None,
     allow_non_restored_state: Annotated[
         bool, typer.Option("--allow-non-restored-state", help="State without an operator is dropped, not refused.")
     ] = False,
@@ -387,7 +388,7 @@ def preflight(
     ] = SinkMode.KEEP,
     as_json: Json = False,
 ) -> None:
-    """Judge a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if nobody can tell."""
+    """Check a snapshot against a job before it is started: exit code 0 if it fits, 1 if not, 2 if that is unknown."""
     from holdfast.api.cli.render import show_report
     from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline
     from holdfast.operators.datastream.pipelines import build_environment, load_function

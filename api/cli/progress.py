@@ -1,8 +1,8 @@
-"""A line on stderr that says how far a tool has come, once it takes long: for a person who waits, and nobody else.
+"""A line on stderr that shows the progress of a tool that takes long, for a person who waits.
 
     holdfast: diff: totals.count, 1,310,720 rows, 84.2 MiB read, 12.0 s
 
-It is gone when the tool says what it found. Nothing is shown with --json, or where stderr is no terminal."""
+It is removed before the tool prints its result. Nothing is shown with --json, or where stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from typer.core import TyperCommand
 from holdfast.api.cli import console
 
 SILENT_MS = 2_000
-"""A tool that takes less shows nothing."""
+"""A tool that takes less shows no progress."""
 _INTERVAL_MS = 500
 _WIDTH_MAX = 100
-"""Characters; a line that wraps could not be taken back."""
+"""Characters of the line, at most: a line that wraps could not be removed."""
 _ERASE = "\r\x1b[K"
 
 
 def progress_line(tool: str, rows: int, size: int, what: str, elapsed_ms: int) -> str:
-    """The line, without what a terminal needs to show it."""
+    """Text of the line, without terminal control sequences."""
     parts = [f"{rows:,} rows"] if rows else []
     parts += [f"{console.size_text(size)} read"] if size else []
     end = ", ".join([*parts, console.duration_text(elapsed_ms)])
@@ -39,7 +39,7 @@ def progress_line(tool: str, rows: int, size: int, what: str, elapsed_ms: int) -
 
 
 class ProgressLine:
-    """The line of one tool on one terminal; any thread."""
+    """Progress line of one tool on one terminal; thread-safe."""
 
     def __init__(self, tool: str, stream: TextIO, *, clock_ms: Callable[[], int], silent_ms: int = SILENT_MS) -> None:
         from holdfast.statebackends.state_processor.progress import Work
@@ -52,7 +52,7 @@ class ProgressLine:
         self._shown = self._ended = False
 
     def tick(self) -> None:
-        """Show how far it is, unless it is too early or over."""
+        """Show the progress, unless it is too early or the tool has ended."""
         elapsed_ms = self._clock_ms() - self._began_ms
         with self._lock:
             if elapsed_ms < self._silent_ms or self._ended:
@@ -62,7 +62,7 @@ class ProgressLine:
             self._shown = True
 
     def end(self) -> None:
-        """Take the line back, for good: the tool has something to say."""
+        """Remove the line for good, before the tool prints its result."""
         with self._lock:
             if self._shown and not self._ended:
                 self._write(_ERASE)
@@ -73,12 +73,12 @@ class ProgressLine:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            self._ended = True  # the terminal is gone; the tool need not be
+            self._ended = True  # the terminal is gone; the tool goes on
 
 
 @contextmanager
 def shown_progress(tool: str) -> Iterator[None]:
-    """A line for what is done within, from a thread of its own, until the console says something else."""
+    """Show progress of the block from a separate thread, until the console prints something else."""
     from holdfast.statebackends.state_processor.progress import noted
 
     line = ProgressLine(tool, sys.stderr, clock_ms=lambda: time.monotonic_ns() // 1_000_000, silent_ms=SILENT_MS)
@@ -100,7 +100,7 @@ def shown_progress(tool: str) -> Iterator[None]:
 
 
 class Tool(TyperCommand):
-    """A command that shows how far it is."""
+    """A command that shows its progress."""
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.params.get("as_json") or not sys.stderr.isatty():

@@ -1,6 +1,4 @@
-"""What the snapshot commands print: lines and tables for people, JSON for programs.
-
-What `holdfast preflight` prints: tables and lines for people, JSON for programs."""
+"""Output of the snapshot commands and of `holdfast preflight`: lines and tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from holdfast.statebackends.state_processor.verify import VerifyReport
 
 
 def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) -> None:
-    """A line a problem, then what was checked."""
+    """Print one line for each problem, then what was checked."""
     if as_json:
         console.show_json(describe_verified(snapshot, report))
         return
@@ -36,7 +34,7 @@ def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) ->
 
 
 def show_damaged_metadata(path: str, error: CorruptStateError, *, as_json: bool) -> None:
-    """A snapshot whose `_metadata` can't be believed: nothing else can be checked."""
+    """Print a snapshot whose `_metadata` is damaged, so that nothing else can be checked."""
     if as_json:
         named = {"kind": "metadata", "path": error.path, "operator": error.operator, "subtask": None}
         problem = {**named, "detail": error.message}
@@ -47,7 +45,7 @@ def show_damaged_metadata(path: str, error: CorruptStateError, *, as_json: bool)
 
 
 def show_diff(before: Snapshot, after: Snapshot, found: SnapshotDiff, *, as_json: bool) -> None:
-    """A row a state, then the differing keys that were asked for."""
+    """Print one row for each state, then the requested differing keys."""
     if as_json:
         console.show_json(
             {
@@ -109,7 +107,7 @@ def _described(meta: StateMeta | None) -> dict[str, Any] | None:
 
 
 def show_exported(report: ExportReport, *, as_json: bool) -> None:
-    """A row a dataset."""
+    """Print one row for each dataset."""
     if as_json:
         console.show_json({"location": report.location, "states": [asdict(state) for state in report.states]})
         return
@@ -119,7 +117,7 @@ def show_exported(report: ExportReport, *, as_json: bool) -> None:
 
 
 def show_summary(snapshot: Snapshot, *, verified: bool, as_json: bool) -> None:
-    """Print what is in a snapshot."""
+    """Print the content of a snapshot."""
     summary = summarise(snapshot)
     if as_json:
         console.show_json({**summary, "verified": verified})
@@ -157,7 +155,7 @@ def _rows_of(operator: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def show_rows(snapshot: Snapshot, uid: str, name: str, *, limit: int, as_json: bool) -> None:
-    """Print rows of one state. Raises NotFoundError naming what there is."""
+    """Print rows of one state. Raises NotFoundError naming the states that exist."""
     rows = list(islice(snapshot.rows(uid, name), limit + 1))
     shown = rows[:limit]
     columns = list(dict.fromkeys(column for row in shown for column in row))
@@ -171,11 +169,11 @@ def show_rows(snapshot: Snapshot, uid: str, name: str, *, limit: int, as_json: b
 
 
 TYPE_CHARACTERS_MAX = 32
-"""Of a state's type in the table."""
+"""Characters of a state's type in the table, at most."""
 
 
 def show_report(report: PreflightReport, *, as_json: bool) -> None:
-    """Operators and states first, then what is wrong, then the verdict."""
+    """Print operators and states, then the problems, then the result."""
     if as_json:
         console.show_json({"fits": report.fits, **msgspec.to_builtins(report)})
         return
@@ -228,7 +226,7 @@ def _rows(operator: OperatorFinding) -> Iterator[tuple[Any, ...]]:
 
 
 def _cut(text: str | None) -> str | None:
-    """A record's type fills a screen: notes, refusals and JSON have it whole, and the lines below the table what differs in it."""
+    """Shorten a type for the table: a record's type fills a screen. Notes, refusals and JSON have the full text."""
     return text if text is None or len(text) <= TYPE_CHARACTERS_MAX else f"{text[: TYPE_CHARACTERS_MAX - 1]}…"
 
 

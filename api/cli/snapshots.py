@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EXIT_UNCLEAN = 1
 EXIT_REFUSED = 2
 FILES_SHOWN_MAX = 20
-"""Of each kind, unless they are asked for as JSON."""
+"""Files shown of each kind; JSON has all."""
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -51,7 +51,7 @@ def fsck(
     checksums: Annotated[bool, typer.Option("--checksums", help="Read every file that retained checkpoints need.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
-    """Whose every file of a state directory is, what nothing owns, and what it adds up to; exit code 1 if something is wrong."""
+    """Find the owner of every file of a state directory, files without owner, and sizes; exit code 1 if something is wrong."""
     from holdfast.api.snapshots.maintenance import fsck as check
 
     report = check(state_dir, job=job, repair=repair, safety_age_ms=parse_duration(safety_age), checksums=checksums)
@@ -66,7 +66,7 @@ def fsck(
 
 
 def describe(report: FsckReport) -> dict[str, Any]:
-    """JSON-ready."""
+    """The report as JSON-ready data."""
     return {**asdict(report), "problems": [asdict(problem) for problem in report.problems], "clean": report.is_clean}
 
 
@@ -109,7 +109,7 @@ EXIT_DIFFERENT = 1
 
 
 class _Group(TyperGroup):
-    """Every error of a tool is trouble: 1 has a meaning of its own."""
+    """Maps every error of a tool to exit code 2, since 1 is a result."""
 
     def invoke(self, ctx: Any) -> Any:
         with console.trouble(), interruptible():
@@ -118,7 +118,7 @@ class _Group(TyperGroup):
 
 snapshots = typer.Typer(
     cls=_Group,
-    help="Look at, check, compare, export, copy and edit snapshots; whose files are whose. No coordinator is needed.",
+    help="Inspect, verify, compare, export, copy and edit snapshots; find the owners of files. No coordinator is needed.",
     no_args_is_help=True,
 )
 
@@ -140,7 +140,7 @@ def inspect(
 ) -> None:
     """Show a snapshot: its operators, states and sizes, or the rows of one state."""
     from holdfast.api.cli import render as rendering
-    from holdfast.api.snapshots import inspection  # pyarrow: a third of a second that other commands need not wait for
+    from holdfast.api.snapshots import inspection  # imports pyarrow: a third of a second that other commands save
     from holdfast.api.snapshots.snapshot import Snapshot
 
     with console.trouble(), interruptible():
@@ -159,14 +159,14 @@ snapshots.command(cls=Tool)(fsck)
 
 @snapshots.command(cls=Tool)
 def verify(path: Path, as_json: Json = False) -> None:
-    """Check length and checksum of every file: one line a problem; exit code 1 if there are any."""
+    """Check length and checksum of every file: one line for each problem; exit code 1 if there are any."""
     from holdfast.api.cli import render as rendering
     from holdfast.api.snapshots.snapshot import Snapshot
 
     try:
         snapshot = Snapshot(path)
     except UnsupportedVersionError:
-        raise  # of a newer version: nobody knows whether it is damaged
+        raise  # of a newer version: whether it is damaged is unknown
     except CorruptStateError as error:
         rendering.show_damaged_metadata(path, error, as_json=as_json)
         raise typer.Exit(EXIT_DIFFERENT) from error
@@ -221,7 +221,7 @@ def copy(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
     as_json: Json = False,
 ) -> None:
-    """Write a savepoint of its own with the same content elsewhere, every file checked; print where it is."""
+    """Write an independent savepoint with the same content elsewhere, checking every file; print its location."""
     from holdfast.api.snapshots.snapshot import Snapshot
 
     copied = Snapshot(path).copy(target)
@@ -233,26 +233,26 @@ def copy(
 def edit(
     path: Path,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New folder; a path or a URL.")],
-    uid: Annotated[str | None, typer.Option("--uid", metavar="UID", help="The operator whose state is made anew.")] = None,
+    uid: Annotated[str | None, typer.Option("--uid", metavar="UID", help="The operator whose state is replaced.")] = None,
     state: Annotated[str | None, typer.Option("--state", metavar="NAME", help="Its state.")] = None,
     function: Annotated[
         str | None,
         typer.Option("--function", metavar="NAME", help="FILE.py:function or module:function, from a batch of rows to others."),
     ] = None,
     rows: Annotated[
-        str | None, typer.Option("--rows", metavar="FILE", help="Parquet file of all rows that the state is to have.")
+        str | None, typer.Option("--rows", metavar="FILE", help="Parquet file with all rows of the new state.")
     ] = None,
     remove_operator: Annotated[list[str], typer.Option(metavar="UID", help="Leave out an operator.")] = [],  # noqa: B006
     remove_state: Annotated[list[str], typer.Option(metavar="UID/NAME", help="Leave out a state.")] = [],  # noqa: B006
     rename_state: Annotated[list[str], typer.Option(metavar="UID/NAME=NEW", help="Give a state another name.")] = [],  # noqa: B006
     rename_operator: Annotated[
-        list[str], typer.Option(metavar="UID=NEW", help="Give an operator another uid, after all else.")
+        list[str], typer.Option(metavar="UID=NEW", help="Give an operator another uid, after all other changes.")
     ] = [],  # noqa: B006
     max_parallelism: Annotated[int | None, typer.Option(min=1, help="Key groups of all operators that are kept.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a savepoint in which a function or a file of yours has made one state anew; or without some operators and states, with
-    others renamed, in another number of key groups. Print where it is."""
+    """Write a savepoint in which a function or a file replaces one state; or with some operators and states removed or renamed, or
+    another number of key groups. Print its location."""
     from holdfast.api.snapshots.frames import parquet_rows
     from holdfast.api.snapshots.savepoint import Savepoint
     from holdfast.api.snapshots.snapshot import Snapshot
@@ -280,7 +280,7 @@ def _arranged(
     operators_renamed: list[str],
     max_parallelism: int | None,
 ) -> Savepoint:
-    """Operators go by the uids of the snapshot throughout: they are renamed at last."""
+    """Change operators by their uids in the snapshot; they are renamed last."""
     for uid in operators_out:
         savepoint = savepoint.without_operator(uid)
     for given in states_out:
@@ -319,15 +319,15 @@ def bootstrap(
         ),
     ],
     max_parallelism: Annotated[
-        int | None, typer.Option("--max-parallelism", min=1, help="That of the job that is to start from it.")
+        int | None, typer.Option("--max-parallelism", min=1, help="Max parallelism of the job that will start from it.")
     ] = None,
     parallelism: Annotated[int, typer.Option("--parallelism", min=1, help="Files of each state.")] = 1,
     base: Annotated[
-        str | None, typer.Option("--from", metavar="PATH", help="Checkpoint or savepoint to add to; else nothing is there yet.")
+        str | None, typer.Option("--from", metavar="PATH", help="Checkpoint or savepoint to add to; else it begins empty.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a savepoint of rows that a function of yours gives it, for a job to start with history; print where it is."""
+    """Write a savepoint of rows that your function provides, for a job to start with history; print its location."""
     from holdfast.api.snapshots.savepoint import Savepoint, filled_by
     from holdfast.operators.datastream.pipelines import load_function
 

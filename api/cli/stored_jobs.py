@@ -1,7 +1,7 @@
-"""Jobs and checkpoints of a state directory, as its records tell them: no coordinator is asked, and nothing is written.
+"""Jobs and checkpoints of a state directory, read from its records: no coordinator is asked, and nothing is written.
 
-It never leads, so it may read beside a coordinator, on any machine that sees the directory. What only a leader knows (which tasks
-run, how long a checkpoint took) is not there, nor whether a job without an end on record still runs."""
+The reader never leads, so it may run beside a coordinator, on any machine that sees the directory. Records don't have what only a
+leader knows (which tasks run, how long a checkpoint took), nor whether a job without a recorded end still runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Flow, InParallel, StatFile, run_flow
 
 UNREADABLE_STATE = "UNREADABLE"
-"""Of a job of which a record is damaged."""
+"""State of a job with a damaged record."""
 
 READ_TRIES_MAX = 4
-"""A coordinator beside us may delete what was listed just before; each look takes a moment."""
+"""A coordinator beside us may delete what was listed just before; each try lists again."""
 
 
 class StoredJobs:
-    """The jobs of one state directory, each read once; the reading half of RestClient, with the same answers."""
+    """Jobs of one state directory, each read once; the reading half of RestClient, with the same answers."""
 
     def __init__(self, state_dir: str | Path) -> None:
         """Raises InvalidConfigError for a place that is no state directory, StorageUnavailableError."""
@@ -52,15 +52,16 @@ class StoredJobs:
         return run_flow(_read_all(), self._storage)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """As in GET /v1/jobs/overview, newest first, with `failure` (why it ended so, or can't be read) and `restarts`.
+        """As in GET /v1/jobs/overview, newest first, with `failure` (cause of the failed end, or of the unreadable record) and
+        `restarts`.
 
-        The state of a job without an end on record is UNKNOWN, that of one whose records are damaged UNREADABLE."""
+        The state of a job without a recorded end is UNKNOWN, that of one with damaged records UNREADABLE."""
         found = self._found
-        answers = [_damaged(job_id, each) if isinstance(each, HoldfastError) else _told(each) for job_id, each in found.items()]
+        answers = [_damaged(job_id, each) if isinstance(each, HoldfastError) else _entry(each) for job_id, each in found.items()]
         return sorted(answers, key=lambda job: (-int(job["start-time"]), str(job["jid"])))
 
     def totals(self) -> dict[str, dict[str, Any]]:
-        """Rows that each ended job read, wrote and dropped because they came too late, by job id, as far as its result tells."""
+        """Rows that each ended job read, wrote and dropped as late, by job id, as recorded in its result."""
         found = {job_id: each for job_id, each in self._found.items() if isinstance(each, RecordedJob) and each.result is not None}
         return {job_id: _totals(job) for job_id, job in found.items()}
 
@@ -96,7 +97,7 @@ def _read(job_id: str) -> Flow[RecordedJob]:
     return (yield from read_job(JobPaths(job_id)))
 
 
-def _told(job: RecordedJob) -> dict[str, Any]:
+def _entry(job: RecordedJob) -> dict[str, Any]:
     view = view_recorded_overview(job)
     is_over = view.state != UNKNOWN_STATE
     rendered = render_jobs.job_overview(view, now_ms=view.end_ms if is_over else view.last_modification_ms)

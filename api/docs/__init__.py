@@ -1,1 +1,1 @@
-"""The service's description of itself: OpenAPI as JSON, and a page that shows it without asking any other host."""
+"""Documentation of the service: OpenAPI as JSON, and a page that shows it without any request to another host."""

@@ -1,7 +1,7 @@
-"""`/openapi.json` and `/docs`: Swagger UI from files in the package, since a coordinator often sees no internet, and nobody else's
-script may run where people type their token.
+"""`/openapi.json` and `/docs`: Swagger UI from files in the package, since a coordinator often has no internet access, and no
+foreign script may run where people type their token.
 
-Open to all, so it is built once, and sent in pieces: who does not read holds one piece and not a megabyte."""
+Both are open to everybody, so they are built once and sent in blocks: a slow reader holds one block and not a megabyte."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Swagger UI styles its parts itself; beyond that, everything comes from here."""
+"""Swagger UI sets styles itself; everything else must come from this server."""
 
-_PIECE_BYTES = 64 * 1024
+_BLOCK_BYTES = 64 * 1024
 _FOLDER = "vendor/swagger-ui"
 _START = b"""window.addEventListener("load", () => SwaggerUIBundle({
   url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null, syntaxHighlight: false,
@@ -54,12 +54,12 @@ _PARTS = {
 }
 
 OPEN_PATHS = frozenset({OPENAPI_PATH, PAGE_PATH, *(f"{PAGE_PATH}/{name}" for name in _PARTS)})
-"""They tell nothing of any job."""
+"""Paths that need no token; they reveal nothing about jobs."""
 
 
 @router.get(OPENAPI_PATH)
 async def openapi(request: Request) -> Response:
-    """The description, built at the first request, and not on the event loop; who asks meanwhile waits without a thread."""
+    """The OpenAPI document, built at the first request in a thread; concurrent requests wait without a thread."""
     state = request.app.state
     async with state.describing:
         if not hasattr(state, "openapi"):
@@ -69,19 +69,19 @@ async def openapi(request: Request) -> Response:
 
 @router.get(PAGE_PATH)
 async def page(request: Request) -> Response:
-    """The page."""
+    """The HTML page."""
     return _answer(request, _PAGE, "text/html; charset=utf-8")
 
 
 @router.get(PAGE_PATH + "/start.js")
 async def start(request: Request) -> Response:
-    """What begins it: a script of its own, since the page may hold none."""
+    """The script that starts Swagger UI: a file of its own, since the page may not contain scripts."""
     return _answer(request, _START, _PARTS["start.js"])
 
 
 @router.get(PAGE_PATH + "/{name}")
 async def part(request: Request, name: str) -> Response:
-    """A file of Swagger UI."""
+    """One file of Swagger UI."""
     if name not in _PARTS:
         return Response(status_code=404)
     return _answer(request, await run_in_threadpool(_file, name), _PARTS[name])
@@ -108,9 +108,9 @@ def _answer(request: Request, body: bytes, media_type: str) -> Response:
     }
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return StreamingResponse(_pieces(body), headers={**headers, "Content-Length": str(len(body))}, media_type=media_type)
+    return StreamingResponse(_blocks(body), headers={**headers, "Content-Length": str(len(body))}, media_type=media_type)
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
+async def _blocks(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _BLOCK_BYTES):
+        yield body[start : start + _BLOCK_BYTES]

@@ -1,1 +1,1 @@
-"""Flink's dialect of REST: what its clients read beyond plain JSON."""
+"""Flink's dialect of REST: the forms that its clients need beyond plain JSON."""

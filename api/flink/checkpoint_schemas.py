@@ -1,6 +1,6 @@
-"""Flink's monitoring dialect, field by field, mixed spelling and all: checkpoints, savepoints and their triggers.
+"""Flink's monitoring dialect, field by field, with its mixed spelling: checkpoints, savepoints and their triggers.
 
-Note `target-directory` here and `targetDirectory` there, `failure-cause` here and `failureCause` there: Flink's own."""
+`target-directory` and `targetDirectory`, `failure-cause` and `failureCause` both occur in Flink's API."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CheckpointCounts(Record):
 
 
 class MinMaxAvg(Record):
-    """Statistics of one number; all -1 when nothing was counted."""
+    """Statistics of one number; all -1 without values."""
 
     min: int = UNKNOWN
     max: int = UNKNOWN
@@ -210,7 +210,7 @@ class OperationStatus(Record):
 
 
 class FailureCause(Record):
-    """`class` and `stack-trace` for people, and the same as a Java object in base64, which Flink's clients read alone."""
+    """`class` and `stack-trace` as text, and both as a Java object in base64, the only form that Flink's clients read."""
 
     class_: Annotated[str, Field(alias="class")]
     stack_trace: Annotated[str, Field(alias="stack-trace")]
@@ -218,7 +218,7 @@ class FailureCause(Record):
 
 
 class _Operation(BaseModel):
-    """A result or a cause; the other one is left out."""
+    """A result or a cause; the other one is omitted."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -264,7 +264,7 @@ class SavepointTriggerRequest(RequestBody):
 
 
 class DisposalOperation(_Operation):
-    """Of a disposal that has ended: empty, or a cause."""
+    """Result of a completed disposal: empty, or a cause."""
 
     failure_cause: Annotated[FailureCause | None, Field(alias="failure-cause")] = None
 

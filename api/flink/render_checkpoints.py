@@ -1,6 +1,6 @@
 """Checkpoints and triggers in Flink's dialect: pure functions from the coordinator's views to response records.
 
-Nothing is stored in flight by aligned checkpoints: buffered and persisted data are 0 or unknown throughout."""
+Aligned checkpoints store no in-flight data: buffered and persisted data are 0 or unknown throughout."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _CHECKPOINT_TYPES = {
 }
 
 MS_MAX = 2**63 - 1
-"""Flink says Long.MAX_VALUE for "no periodic checkpoints"."""
+"""Flink uses Long.MAX_VALUE for "no periodic checkpoints"."""
 
 
 def checkpoints(view: CheckpointStatsView, directory: str) -> schemas.Checkpoints:
-    """`directory`: the state directory, below which checkpoints lie. `tasks` are empty here, as Flink's are: see `checkpoint`."""
+    """`directory`: the state directory, below which checkpoints lie. `tasks` are empty, as in Flink; `checkpoint` has them."""
     counts = view.counts
     return schemas.Checkpoints(
         counts=schemas.CheckpointCounts(
@@ -81,7 +81,7 @@ def _completed(view: CheckpointView, directory: str) -> schemas.CompletedCheckpo
 
 
 def _external(location: str | None, directory: str) -> str | None:
-    """What `restore=` and every tool take: a checkpoint's own location is relative to the state directory."""
+    """Location in the form that `restore=` and every tool take: a checkpoint's own one is relative to the state directory."""
     if location is None or is_absolute_folder(location):
         return location
     return f"{directory.rstrip('/')}/{location}"
@@ -239,7 +239,7 @@ _REASONS: dict[str, str] = {
     FailureReason.MINIMUM_TIME_BETWEEN: "the last checkpoint ended less than min_pause_ms ago: try again later",
     FailureReason.EXPIRED: "it took longer than checkpoint_timeout_ms",
 }
-"""What users are told where the coordinator gives the bare reason."""
+"""Text for users in place of the coordinator's bare reason."""
 
 
 def _cause(view: TriggerView) -> schemas.FailureCause | None:

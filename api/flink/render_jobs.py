@@ -1,6 +1,6 @@
 """Jobs, tasks and failures in Flink's dialect: pure functions from the coordinator's views to response records.
 
-Spelling, letter case and which key stands where are decided here and in schemas.py; nothing here asks the service."""
+This module and schemas.py decide spelling, letter case and the place of each key; neither asks the service."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
 
 
 def _task_counts(counts: Mapping[TaskState, int]) -> dict[str, int]:
-    """Every state in upper case, 0 for those without tasks."""
+    """Count of each state in upper case, 0 for those without tasks."""
     known = {str(state): count for state, count in counts.items()}
     return {str(state): known.get(str(state), 0) for state in TASK_STATES}
 
@@ -80,7 +80,7 @@ def job_details(view: JobView) -> schemas.JobDetails:
 def _vertex(job_id: str, view: VertexView, now_ms: int) -> schemas.JobVertexDetails:
     return schemas.JobVertexDetails(
         id=view.vertex_id,
-        slotSharingGroupId=job_id,  # a slot holds a subtask of each vertex: there is one group, and it needs an id
+        slotSharingGroupId=job_id,  # a slot holds a subtask of each vertex, so there is one group, and it needs an id
         name=view.name,
         maxParallelism=view.max_parallelism,
         parallelism=view.parallelism,

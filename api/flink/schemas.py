@@ -1,7 +1,7 @@
-"""Flink's monitoring dialect, field by field, mixed spelling and all: cluster and jobs.
+"""Flink's monitoring dialect, field by field, with its mixed spelling: cluster and jobs.
 
-Response models live at the edge only; routes build them from the service's records. Times are ms since 1970, sizes
-bytes, and what is unknown is -1. Source: Flink's rest_api_v1 snapshot."""
+Response models live at the edge only; routes build them from the service's records. Times are ms since 1970, sizes bytes, and an
+unknown number is -1. Source: Flink's rest_api_v1 snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HexId = Annotated[str, Field(pattern=ID_PATTERN)]
 
 JOB_TYPE = "STREAMING"
 SCHEDULER_TYPE = "Default"
-"""Flink's word for one that deploys a job at the parallelism that it was given."""
+"""Flink's name for the scheduler that deploys a job at its configured parallelism."""
 
 
 def _dashed(name: str) -> str:
@@ -25,31 +25,31 @@ def _dashed(name: str) -> str:
 
 
 class Record(BaseModel):
-    """Fields as spelled."""
+    """Record whose fields keep their spelling."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
 
 class DashedRecord(BaseModel):
-    """Fields with dashes for underscores."""
+    """Record whose fields have dashes for underscores."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, alias_generator=_dashed)
 
 
 class RequestBody(BaseModel):
-    """A request body: unknown fields are refused, as Flink does; null in a field that may be left out is its default."""
+    """A request body: unknown fields are refused, as in Flink; null in an optional field is its default."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
 
 
 class VerifySnapshot(RequestBody):
-    """Which snapshot is to be verified."""
+    """Names the snapshot to verify."""
 
     path: Annotated[str, Field(min_length=1)]
 
 
 class Errors(Record):
-    """Body of every answer that is an error."""
+    """Body of every error response."""
 
     errors: list[str]
 
@@ -115,7 +115,7 @@ class JobOverview(DashedRecord):
     last_modification: int
     tasks: dict[str, int]
     pending_operators: int = 0
-    """Of batch jobs: operators that are no tasks yet. Flink's clients refuse an answer without it."""
+    """For batch jobs: operators that are no tasks yet. Flink's clients refuse an answer without it."""
 
 
 class JobsOverview(Record):

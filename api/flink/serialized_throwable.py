@@ -1,9 +1,9 @@
-"""A failure as the Java object that Flink's clients read it from: `org.apache.flink.util.SerializedThrowable`, serialized.
+"""A failure as the Java object from which Flink's clients read it: `org.apache.flink.util.SerializedThrowable`, serialized.
 
-Flink's `failure-cause` holds this object's bytes beside its text, and its clients read the bytes alone: without them a client of
+Flink's `failure-cause` has this object's bytes beside its text, and its clients read the bytes alone: without them a client of
 Flink 2.3 takes the answer for a lost connection and repeats its request for a minute. Source: Java Object Serialization
 Specification, section 6 (Object Serialization Stream Protocol); names, types and serialVersionUIDs as `serialver` and `javap -p`
-show them for Flink 2.3.0's and Java 17's classes. `make compat` has a JVM read it back."""
+print them for the classes of Flink 2.3.0 and Java 17. `make compat` lets a JVM read it back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import struct
 from dataclasses import dataclass
 
 CHARACTERS_MAX = 16_384
-"""Of a class name or a text; longer ones are cut."""
+"""Characters of a class name or text, at most; longer ones are cut."""
 SHORT_BYTES_MAX = 0xFFFF
-"""Of a string whose length is told in two bytes."""
+"""Bytes of a string whose length has two bytes, at most."""
 
 _HEADER = b"\xac\xed\x00\x05"
 """STREAM_MAGIC and STREAM_VERSION."""
@@ -33,7 +33,7 @@ _WITH_WRITE_METHOD = 0x01
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Of a class, in the order of the stream: by name."""
+    """Field of a class; fields are in the stream's order, by name."""
 
     name: str
     type: str
@@ -44,7 +44,7 @@ class _Field:
 class _Class:
     name: str
     version: int
-    """Its serialVersionUID."""
+    """serialVersionUID of the class."""
     flags: int
     fields: tuple[_Field, ...] = ()
 
@@ -74,7 +74,7 @@ _SERIALIZED_THROWABLE = _Class(
 
 
 class _Stream:
-    """Bytes of one stream; remembers where type names are, which later fields refer to."""
+    """Bytes of one stream, with the positions of type names, which later fields refer to."""
 
     def __init__(self) -> None:
         self._parts = [_HEADER]
@@ -85,7 +85,7 @@ class _Stream:
         self._parts += parts
 
     def string(self, text: str) -> None:
-        """A new String object."""
+        """Write a new String object."""
         encoded = modified_utf8(text)
         self._handles += 1
         if len(encoded) <= SHORT_BYTES_MAX:
@@ -94,7 +94,7 @@ class _Stream:
             self.put(_LONG_STRING, struct.pack(">Q", len(encoded)), encoded)
 
     def describe(self, described: _Class) -> None:
-        """A class, up to where its superclass follows."""
+        """Write a class description, up to its superclass."""
         self._handles += 1
         self.put(_CLASS, _utf(described.name), struct.pack(">qBH", described.version, described.flags, len(described.fields)))
         for field in described.fields:
@@ -126,16 +126,16 @@ def _utf(text: str) -> bytes:
 
 
 def serialize_throwable(class_name: str, text: str) -> bytes:
-    """The stream of a SerializedThrowable without cause, frames and original exception: it prints as `class_name: text`.
+    """Serialize a SerializedThrowable without cause, frames and original exception: it prints as `class_name: text`.
 
-    Both are cut at CHARACTERS_MAX; any characters do."""
+    Both texts are cut at CHARACTERS_MAX; every character is allowed."""
     class_name, text = class_name[:CHARACTERS_MAX], text[:CHARACTERS_MAX]
     stream = _Stream()
     stream.put(_OBJECT)
     for described in (_SERIALIZED_THROWABLE, _EXCEPTION, _THROWABLE):
         stream.describe(described)
-    stream.put(_NULL)  # Object is no serializable class: none follows
-    # Values go by class, the topmost first. A null stack trace is an empty one; null suppressed exceptions are none.
+    stream.put(_NULL)  # Object is not serializable: no description of it follows
+    # Values follow by class, the topmost first. A null stack trace is an empty one; null suppressed exceptions are none.
     stream.put(_NULL)
     stream.string(text)
     stream.put(_NULL, _NULL, _END_OF_BLOCK)

@@ -1,7 +1,6 @@
-"""Who may call: bearer tokens, where a token is kept, and which paths are open to all.
+"""Access to the service: bearer tokens, where a token is stored, and which paths need none.
 
-It decides access before any route runs; it knows nothing of jobs. Tokens are compared in constant time and never
-logged."""
+It decides access before any route runs; it knows nothing of jobs. Tokens are compared in constant time and never logged."""
 
 from __future__ import annotations
 
@@ -18,24 +17,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
 from holdfast.api.errors import encode_error
-from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.layout import TOKEN_FILE
 
 log = logging.getLogger("holdfast.auth")
 
-"""Name, in the state directory, of the file with a generated token; mode 0600."""
-
 OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
-"""Paths that need no token: they tell nothing of any job."""
+"""Paths that need no token; they reveal nothing about jobs."""
 
 _TOKEN_CHARACTERS_MIN = 16
 _TOKEN_CHARACTERS_MAX = 4_096
 
 
 def is_loopback(host: str) -> bool:
-    """True if a listener on this host can be reached from this machine alone."""
+    """Whether a listener on this host can be reached from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -55,7 +52,7 @@ def check_exposure(host: str, token: str | None) -> None:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file, stripped. Raises InvalidConfigError if the file is missing, unreadable or no token."""
+    """Read the token in a file, stripped. Raises InvalidConfigError if the file is missing, unreadable or no token."""
     try:
         text = path.read_text("utf-8").strip()
         mode = path.stat().st_mode
@@ -67,16 +64,16 @@ def read_token(path: Path) -> str:
 
 
 def check_token(token: str, *, origin: str) -> str:
-    """The token, if it may travel in a header and is long enough to be one; else InvalidConfigError."""
+    """Return the token if it fits into a header and is long enough. Raises InvalidConfigError."""
     if not _TOKEN_CHARACTERS_MIN <= len(token) <= _TOKEN_CHARACTERS_MAX:
         raise InvalidConfigError(f"the token in {origin} has {len(token)} characters, needs {_TOKEN_CHARACTERS_MIN} or more")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidConfigError(f"the token in {origin} holds characters that can't travel in a header")
+        raise InvalidConfigError(f"the token in {origin} has characters that are not allowed in a header")
     return token
 
 
 def load_or_create_token(state_dir: Path) -> str:
-    """The state directory's token, drawn at its first use; it survives restarts. Two starters agree on one token."""
+    """The state directory's token, drawn at its first use; it survives restarts. Two concurrent starts agree on one token."""
     path = state_dir / TOKEN_FILE
     if not path.exists():
         _create_token(path)
@@ -95,7 +92,7 @@ def _create_token(path: Path) -> None:
         try:
             os.link(temporary, path)
         except FileExistsError:
-            pass  # another starter was first: its token holds
+            pass  # another start was first: its token counts
         finally:
             temporary.unlink()
     except OSError as error:
@@ -103,10 +100,11 @@ def _create_token(path: Path) -> None:
 
 
 class BearerAuth:
-    """ASGI middleware: 401 unless a request carries the token, or asks for an open path; before any byte of its body is looked at.
+    """ASGI middleware: 401 unless a request carries the token or asks for an open path; decided before any byte of its body is
+    read.
 
-    `token=None` lets loopback callers in without one, if they name a loopback host: a web page that rebinds its
-    name to 127.0.0.1 still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
+    `token=None` lets loopback callers in without one, if they name a loopback host: a web page that rebinds its name to 127.0.0.1
+    still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, open_paths: Iterable[str] = OPEN_PATHS) -> None:
         self._app = app
@@ -117,7 +115,7 @@ class BearerAuth:
         is_open = scope["type"] != "http" or scope["path"] in self._open_paths
         if is_open or self._allowed(scope):
             if not is_open:
-                prove(scope, Standing.CLIENT)
+                prove(scope, CallerKind.CLIENT)
             await self._app(scope, receive, send)
             return
         wire = encode_error(AuthenticationError("missing or wrong bearer token"))
@@ -138,7 +136,8 @@ def _header(scope: Scope, name: bytes) -> bytes:
 
 
 def _from_here(origin: bytes) -> bool:
-    """No browser sent it, or a page of this machine did. Browsers add an origin to all that changes anything."""
+    """Whether no browser sent it, or a page of this machine did. Browsers add an origin to every request that may change
+    something."""
     return not origin or is_loopback(_host_of(origin.partition(b"://")[2]))
 
 

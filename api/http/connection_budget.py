@@ -1,12 +1,11 @@
-"""CORE: which connections may stay: deadlines for heads and bodies, a cap per address, and room kept for known callers.
+"""CORE: which connections may stay: deadlines for heads and bodies, a cap per address, and places reserved for known callers.
 
-Events in, actions out; the shell (`protocol.py`) owns the sockets and says what HTTP made of their bytes. It refuses to know
-what a request is about: who a caller is, is told as a `Standing`.
+Events in, actions out; the shell (`protocol.py`) owns the sockets and reports what HTTP made of their bytes. The core does not know
+what a request is about; a caller's identity is a `CallerKind`.
 
-A flood from the address of the workers can't be told from workers by its address (a local Spark, a proxy), and refusing newcomers
-would lock out those that belong here. So a newcomer is always taken, and what has shown nothing yet makes room for it: the oldest
-connection that waits for a caller who never proved who it is: for bytes, or to read an answer, which is only ever that of a path
-open to all."""
+A flood may come from the address of the workers (a local Spark, a proxy), and refusing newcomers would lock out legitimate callers.
+So a newcomer is always accepted, and replaces an unproven connection: the oldest one that waits for its caller, either for bytes or
+for the reading of an answer. The only answers without proof are those of open paths."""
 
 from __future__ import annotations
 
@@ -18,33 +17,33 @@ from typing import assert_never
 from holdfast.statebackends.errors import InvariantError
 
 
-class Standing(IntEnum):
-    """What the caller of a connection has proved. It only rises while the connection lives."""
+class CallerKind(IntEnum):
+    """Proof that the caller of a connection has given. It only rises while the connection lives."""
 
     UNKNOWN = 0
     CLIENT = 1
-    """A request with the token was taken."""
+    """A request with the token was accepted."""
     WORKER = 2
     """A request of the worker protocol was answered as one of a slot's own process."""
 
 
 class Phase(StrEnum):
-    """Where a connection is between two requests."""
+    """Phase of a connection between two requests."""
 
     HEAD = "head"
-    """New, or the first bytes of a request came: its head is not complete."""
+    """New, or the first bytes of a request have arrived: its head is not complete."""
     BODY = "body"
     """The head is complete, the body is not."""
     ANSWERING = "answering"
     """The request is complete, the answer is not: a command stream stays here."""
     DRAINING = "draining"
-    """Answered before its body was complete, which is read and thrown away, so that the caller reads the answer and no reset."""
+    """Answered before its body was complete; the rest is read and dropped, so that the caller reads the answer and no reset."""
     IDLE = "idle"
-    """Answered; nothing of a next request has come."""
+    """Answered; no byte of a next request has arrived."""
 
 
 class CloseReason(StrEnum):
-    """Why a connection was closed from here."""
+    """Why this side closed a connection."""
 
     HEAD_DEADLINE = "head_deadline"
     BODY_DEADLINE = "body_deadline"
@@ -60,29 +59,29 @@ class ConnectionLimits:
     """Bounds; each is at least 1."""
 
     connections_max: int = 8_192
-    """Of all callers together."""
+    """Connections of all callers together."""
     unknown_max: int = 2_048
-    """Of callers that have proved nothing: the rest of `connections_max` is kept for those that have."""
+    """Connections of unproven callers: the rest of `connections_max` is reserved for proven ones."""
     unknown_per_address_max: int = 1_024
-    """Of those, from one address. A server accepts far fewer before it reads what the accepted ones sent, or a caller with a token
-    would be closed unread."""
+    """Connections of unproven callers from one address. A server accepts far fewer before it reads what the accepted ones sent;
+    otherwise it would close a caller with a token unread."""
     head_timeout_ms: int = 5_000
-    """From the accept, or from the first byte of a later request, to the end of its head."""
+    """Time from the accept, or from the first byte of a later request, to the end of its head."""
     body_timeout_ms: int = 30_000
-    """From the end of the head to the end of the body, if it comes at less than `body_bytes_per_s_min`."""
+    """Time from the end of the head to the end of the body, if it arrives at less than `body_bytes_per_s_min`."""
     body_bytes_per_s_min: int = 128 * 1024
-    """Each so many bytes extend the time by a second: what moves may be large."""
+    """Each such number of bytes extends the time by a second, so that a large body that moves may take longer."""
     drain_timeout_ms: int = 5_000
     send_timeout_ms: int = 30_000
-    """That a caller may leave a full socket unread; one that reads some has it anew."""
+    """Time that a caller may leave a full socket unread; reading some of it restarts the time."""
     answer_timeout_ms: int = 60_000
-    """From the end of a request to where its answer is read, for a caller that has proved nothing: reading slowly buys no time."""
+    """Time from the end of a request until its answer is read, for an unproven caller: slow reading does not extend it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
     connection: int
-    """Never used again."""
+    """Number of the connection, never reused."""
     address: str
 
 
@@ -101,12 +100,12 @@ class BodyReceived:
 @dataclass(frozen=True, slots=True)
 class Proved:
     connection: int
-    standing: Standing
+    caller: CallerKind
 
 
 @dataclass(frozen=True, slots=True)
 class SendingStopped:
-    """The socket is full. Told again when its reader has read some."""
+    """The socket is full. Repeated when its reader has read some."""
 
     connection: int
 
@@ -118,7 +117,7 @@ class SendingResumed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """By either side. Also comes for what this core had closed."""
+    """Closed by either side; also sent for connections that this core had closed."""
 
     connection: int
 
@@ -138,82 +137,82 @@ class CloseConnection:
 
 
 class _Connection:
-    __slots__ = ("address", "answer_ms", "blocked_ms", "deadline_ms", "phase", "received", "standing", "was_blocked")
+    __slots__ = ("address", "answer_ms", "blocked_ms", "caller", "deadline_ms", "phase", "received", "was_blocked")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.phase = Phase.HEAD
-        self.standing = Standing.UNKNOWN
+        self.caller = CallerKind.UNKNOWN
         self.deadline_ms: int | None = None
         self.blocked_ms: int | None = None
-        """When a full socket has been left unread for too long."""
+        """Time at which a full socket has been left unread for too long."""
         self.answer_ms: int | None = None
-        """When a caller that has proved nothing must have read its answer."""
+        """Time at which an unproven caller must have read its answer."""
         self.was_blocked = False
-        """The answer of this phase did not fit into the socket. Reading a little of it wins no place back."""
+        """The answer of this phase did not fit into the socket. Reading a little of it does not restore the place in the order."""
         self.received = 0
 
     @property
     def makes_room(self) -> bool:
-        """Closing it breaks nothing that was taken from a caller who belongs here."""
-        return self.phase in _WAITING or (self.standing is Standing.UNKNOWN and self.was_blocked)
+        """Whether closing it breaks no request of a legitimate caller."""
+        return self.phase in _WAITING or (self.caller is CallerKind.UNKNOWN and self.was_blocked)
 
     @property
     def first_deadline_ms(self) -> int | None:
-        """Of those for sending."""
+        """The earlier of the deadlines for sending."""
         return min((each for each in (self.blocked_ms, self.answer_ms) if each is not None), default=None)
 
 
 _WAITING = frozenset({Phase.HEAD, Phase.DRAINING, Phase.IDLE})
-"""Phases of a connection that owes or is owed nothing but bytes of its caller: closing it breaks no request that was taken."""
+"""Phases of a connection that waits only for bytes of its caller: closing it breaks no accepted request."""
 
 Waiting = OrderedDict[int, None]
 
 
 class ConnectionBudget:
-    """All connections of one service. Constant time per event, but for a deadline, which looks at each connection that has one."""
+    """All connections of one service. Constant time per event, except for a deadline, which checks each connection that has one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._connections: dict[int, _Connection] = {}
         self._timed: set[int] = set()
-        """Those with a deadline."""
+        """Connections with a deadline."""
         self._unknown: Counter[str] = Counter()
-        """Address -> connections that have proved nothing."""
-        self._standings: Counter[Standing] = Counter()
-        self._waiting: dict[Standing, Waiting] = {standing: OrderedDict() for standing in Standing}
+        """Address -> connections of unproven callers."""
+        self._callers: Counter[CallerKind] = Counter()
+        self._waiting: dict[CallerKind, Waiting] = {caller: OrderedDict() for caller in CallerKind}
         """In the order in which they began to wait."""
         self._waiting_at: dict[str, Waiting] = {}
-        """Address -> those of them that have proved nothing."""
+        """Address -> waiting connections of unproven callers."""
         self.closed: Counter[CloseReason] = Counter()
-        """Connections closed from here since the start."""
+        """Connections closed by this side since the start."""
 
     # ----------------------------------------------------------------------------------------------------- interface
 
     def handle(self, event: Event, *, now_ms: int) -> list[CloseConnection]:
-        """Digest one event; what is to be closed counts as closed from here on."""
+        """Handle one event; connections to be closed count as closed from here on."""
         closing = self._digest(event, now_ms)
         self.check_invariants()
         return closing
 
     def check_invariants(self) -> None:
         """Raise InvariantError if the counts disagree; runs after every event, in constant time."""
-        unknown, waiting = self._standings[Standing.UNKNOWN], len(self._waiting[Standing.UNKNOWN])
-        if self._standings.total() != len(self._connections) or not waiting <= unknown:
-            raise InvariantError(f"{dict(self._standings)} of {len(self._connections)} connections, {waiting} unknown ones wait")
+        unknown, waiting = self._callers[CallerKind.UNKNOWN], len(self._waiting[CallerKind.UNKNOWN])
+        if self._callers.total() != len(self._connections) or not waiting <= unknown:
+            raise InvariantError(f"{dict(self._callers)} of {len(self._connections)} connections, {waiting} unknown ones wait")
 
     def check_lists(self) -> None:
-        """Raise InvariantError if the lists of connections disagree with one another. It looks at all of them: for tests."""
-        unknown = Counter(each.address for each in self._connections.values() if each.standing is Standing.UNKNOWN)
+        """Raise InvariantError if the lists of connections disagree with one another. Checks every connection: for tests."""
+        unknown = Counter(each.address for each in self._connections.values() if each.caller is CallerKind.UNKNOWN)
         listed = {address: set(waiting) for address, waiting in self._waiting_at.items()}
         room = {number: each for number, each in self._connections.items() if each.makes_room}
         if self._unknown != unknown or not self._timed <= self._connections.keys():
             raise InvariantError(f"{dict(self._unknown)} are counted, {dict(unknown)} are open")
-        for standing, waiting in self._waiting.items():
-            if set(waiting) != {number for number, each in room.items() if each.standing is standing}:
-                raise InvariantError(f"{list(waiting)} of standing {standing} make room, and not all of them")
-        if set().union(*listed.values()) != set(self._waiting[Standing.UNKNOWN]) or not all(listed.values()):
-            raise InvariantError(f"{listed} are listed by address, {list(self._waiting[Standing.UNKNOWN])} in all")
+        for caller, waiting in self._waiting.items():
+            if set(waiting) != {number for number, each in room.items() if each.caller is caller}:
+                raise InvariantError(f"{list(waiting)} of caller {caller} make room, and not all of them")
+        if set().union(*listed.values()) != set(self._waiting[CallerKind.UNKNOWN]) or not all(listed.values()):
+            raise InvariantError(f"{listed} are listed by address, {list(self._waiting[CallerKind.UNKNOWN])} in all")
 
     def _digest(self, event: Event, now_ms: int) -> list[CloseConnection]:
         match event:
@@ -237,9 +236,9 @@ class ConnectionBudget:
                 assert_never(event)
         return []
 
-    def count(self, standing: Standing) -> int:
-        """Connections whose callers have proved just so much."""
-        return self._standings[standing]
+    def count(self, caller: CallerKind) -> int:
+        """Connections whose callers are of exactly this kind."""
+        return self._callers[caller]
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -254,23 +253,23 @@ class ConnectionBudget:
             raise InvariantError(f"connection {event.connection} was accepted twice")
         self._connections[event.connection] = _Connection(event.address)
         self._unknown[event.address] += 1
-        self._standings[Standing.UNKNOWN] += 1
+        self._callers[CallerKind.UNKNOWN] += 1
         self._enter(event.connection, Phase.HEAD, now_ms)
         limits = self._limits
         closing = []
         if self._unknown[event.address] > limits.unknown_per_address_max:
             closing.append(self._evict(self._waiting_at[event.address], CloseReason.ADDRESS_CAP))
-        if self._standings[Standing.UNKNOWN] > limits.unknown_max:
-            closing.append(self._evict(self._waiting[Standing.UNKNOWN], CloseReason.UNKNOWN_CAP))
+        if self._callers[CallerKind.UNKNOWN] > limits.unknown_max:
+            closing.append(self._evict(self._waiting[CallerKind.UNKNOWN], CloseReason.UNKNOWN_CAP))
         if len(self._connections) > limits.connections_max:
             closing.append(self._evict(self._least(event.connection), CloseReason.CONNECTIONS_CAP))
         return closing
 
     def _least(self, newcomer: int) -> Waiting:
-        """Where to make room when all places are taken: callers that proved nothing before clients, and no worker.
+        """Connections to close when all places are taken: unproven callers before clients, and no worker.
 
-        The newcomer is among the first, and goes when there is nobody else: it is asked last, since it began to wait last."""
-        unknown, clients = self._waiting[Standing.UNKNOWN], self._waiting[Standing.CLIENT]
+        The newcomer is among the unproven ones. It began to wait last, so it is closed only if no other is."""
+        unknown, clients = self._waiting[CallerKind.UNKNOWN], self._waiting[CallerKind.CLIENT]
         return clients if clients and next(iter(unknown)) == newcomer else unknown
 
     def _evict(self, waiting: Waiting, reason: CloseReason) -> CloseConnection:
@@ -290,7 +289,7 @@ class ConnectionBudget:
         timeout_ms = timeouts.get(phase)
         connection.deadline_ms = None if timeout_ms is None else now_ms + timeout_ms
         connection.was_blocked = connection.blocked_ms is not None
-        if phase is Phase.ANSWERING and connection.standing is Standing.UNKNOWN:
+        if phase is Phase.ANSWERING and connection.caller is CallerKind.UNKNOWN:
             connection.answer_ms = now_ms + self._limits.answer_timeout_ms
         elif not connection.was_blocked:
             connection.answer_ms = None
@@ -307,15 +306,15 @@ class ConnectionBudget:
 
     def _prove(self, event: Proved) -> None:
         connection = self._connections.get(event.connection)
-        if connection is None or event.standing <= connection.standing:
+        if connection is None or event.caller <= connection.caller:
             return
         self._unlist(event.connection, connection)
-        if connection.standing is Standing.UNKNOWN:
+        if connection.caller is CallerKind.UNKNOWN:
             self._no_longer_unknown(connection)
-        self._standings[connection.standing] -= 1
-        connection.standing = event.standing
+        self._callers[connection.caller] -= 1
+        connection.caller = event.caller
         connection.answer_ms = None
-        self._standings[connection.standing] += 1
+        self._callers[connection.caller] += 1
         self._list(event.connection, connection)
 
     def _block(self, number: int, now_ms: int) -> None:
@@ -323,10 +322,10 @@ class ConnectionBudget:
         if connection is None:
             return
         connection.blocked_ms = now_ms + self._limits.send_timeout_ms
-        if connection.standing is Standing.UNKNOWN and connection.answer_ms is None:
+        if connection.caller is CallerKind.UNKNOWN and connection.answer_ms is None:
             connection.answer_ms = now_ms + self._limits.answer_timeout_ms
         if connection.was_blocked:
-            self._time(number, connection)  # its place among those that make room stays: reading a little makes none younger
+            self._time(number, connection)  # its place in the order stays: reading a little makes no connection younger
             return
         self._unlist(number, connection)
         connection.was_blocked = True
@@ -364,8 +363,8 @@ class ConnectionBudget:
             return
         self._unlist(number, connection)
         self._timed.discard(number)
-        self._standings[connection.standing] -= 1
-        if connection.standing is Standing.UNKNOWN:
+        self._callers[connection.caller] -= 1
+        if connection.caller is CallerKind.UNKNOWN:
             self._no_longer_unknown(connection)
 
     def _no_longer_unknown(self, connection: _Connection) -> None:
@@ -376,12 +375,12 @@ class ConnectionBudget:
     def _list(self, number: int, connection: _Connection) -> None:
         self._time(number, connection)
         if connection.makes_room:
-            self._waiting[connection.standing][number] = None
-            if connection.standing is Standing.UNKNOWN:
+            self._waiting[connection.caller][number] = None
+            if connection.caller is CallerKind.UNKNOWN:
                 self._waiting_at.setdefault(connection.address, OrderedDict())[number] = None
 
     def _unlist(self, number: int, connection: _Connection) -> None:
-        self._waiting[connection.standing].pop(number, None)
+        self._waiting[connection.caller].pop(number, None)
         at_address = self._waiting_at.get(connection.address)
         if at_address is not None:
             at_address.pop(number, None)
@@ -403,22 +402,22 @@ _DEADLINES = {
 
 
 class BodyBudget:
-    """Bytes of request bodies that are held at one time; a part of them is for workers alone.
+    """Bytes of request bodies held at one time; a part of them is reserved for workers.
 
-    What is refused is asked again later: an acknowledgement must not wait behind bodies that may never be complete."""
+    A refused caller asks again later: an acknowledgement must not wait behind bodies that may never be complete."""
 
     def __init__(self, bytes_max: int, *, kept_for_workers: int) -> None:
         """`kept_for_workers`: bytes, of `bytes_max`."""
-        self._bytes_max = {Standing.WORKER: bytes_max, Standing.CLIENT: bytes_max - kept_for_workers}
+        self._bytes_max = {CallerKind.WORKER: bytes_max, CallerKind.CLIENT: bytes_max - kept_for_workers}
         self._held: dict[int, int] = {}
         self.held = 0
         """Bytes."""
         self.refused = 0
-        """Requests, since the start."""
+        """Refused requests since the start."""
 
-    def take(self, request: int, size: int, standing: Standing) -> bool:
-        """Hold `size` bytes more for a request; False if there is no room. A caller that has proved nothing sends no body."""
-        if self.held + size > self._bytes_max.get(standing, 0):
+    def take(self, request: int, size: int, caller: CallerKind) -> bool:
+        """Hold `size` bytes more for a request; False if there is no room. Unproven callers may send no body."""
+        if self.held + size > self._bytes_max.get(caller, 0):
             self.refused += 1
             return False
         self._held[request] = self._held.get(request, 0) + size
@@ -426,5 +425,5 @@ class BodyBudget:
         return True
 
     def give_back(self, request: int) -> None:
-        """All that a request holds. Idempotent."""
+        """Release all bytes of a request. Idempotent."""
         self.held -= self._held.pop(request, 0)

@@ -1,7 +1,7 @@
-"""SHELL: uvicorn's HTTP/1.1 protocol with a connection budget: tells the core what h11 made of the bytes, closes what it says.
+"""SHELL: uvicorn's HTTP/1.1 protocol with a connection budget: reports the events of h11 to the core, closes what the core returns.
 
-uvicorn alone bounds nothing but idle connections: a head may take for ever, and silent connections fill its limit. h11 and not
-httptools, which holds a head of any length. One event loop, and its thread alone, owns all of this."""
+uvicorn alone bounds nothing but idle connections: a head may take any time, and silent connections fill its limit. h11 and not
+httptools, which buffers a head of any length. One event loop and its thread own all of this."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from holdfast.api.http.connection_budget import (
     Accepted,
     BodyBudget,
     BodyReceived,
+    CallerKind,
     Closed,
     CloseReason,
     ConnectionBudget,
@@ -31,22 +32,21 @@ from holdfast.api.http.connection_budget import (
     Proved,
     SendingResumed,
     SendingStopped,
-    Standing,
 )
 
 log = logging.getLogger("holdfast.api")
 
 TICK_S = 0.25
-"""Seconds between two looks at the deadlines: what a connection may get on top of its own."""
+"""Seconds between two checks of the deadlines, by which a connection may exceed its own."""
 
 REPORT_S = 10.0
-"""Seconds between two lines in the log about connections that were closed: a flood must not fill it."""
+"""Seconds between two log lines about closed connections: a flood must not fill the log."""
 
 _CONNECTION = "holdfast.connection"
 _ANSWERED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
 
 _quiet = logging.getLogger("holdfast.api.http")
-"""Stands for uvicorn's, which has a line for each request that is none."""
+"""Replaces uvicorn's logger, which writes a line for each malformed request."""
 _quiet.setLevel(logging.ERROR)
 
 
@@ -58,51 +58,51 @@ class ConnectionGuard:
         self.budget = ConnectionBudget(limits)
         self.bodies = bodies
         self.malformed = 0
-        """Requests that were no HTTP, since the start."""
+        """Requests that were not HTTP, since the start."""
         self._protocols: dict[int, GuardedProtocol] = {}
         self._unsent: dict[int, int] = {}
-        """Connection whose socket is full -> bytes that waited for it when last looked at."""
+        """Connection whose socket is full -> bytes that waited for it at the last check."""
         self._accepted = 0
         self._ticking: asyncio.TimerHandle | None = None
         self._reported: Counter[CloseReason] = Counter()
         self._reported_s = 0.0
 
     def accept(self, protocol: GuardedProtocol, address: str) -> int:
-        """Number of a new connection."""
+        """Register a new connection and return its number."""
         self._accepted += 1
         number = self._accepted
         self._protocols[number] = protocol
         if self._ticking is None:
             self._ticking = protocol.loop.call_later(TICK_S, self._tick, protocol.loop)
-        self.tell(Accepted(number, address), protocol.loop)
+        self.handle(Accepted(number, address), protocol.loop)
         return number
 
-    def tell(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
+    def handle(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
         for action in self.budget.handle(event, now_ms=int(loop.time() * 1000)):
             self._protocols[action.connection].transport.abort()
 
     def forget(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.tell(Closed(number), loop)
+        self.handle(Closed(number), loop)
         self._protocols.pop(number, None)
         self._unsent.pop(number, None)
 
     def stop_sending(self, protocol: GuardedProtocol) -> None:
         self._unsent[protocol.number] = protocol.transport.get_write_buffer_size()
-        self.tell(SendingStopped(protocol.number), protocol.loop)
+        self.handle(SendingStopped(protocol.number), protocol.loop)
 
     def resume_sending(self, protocol: GuardedProtocol) -> None:
         self._unsent.pop(protocol.number, None)
-        self.tell(SendingResumed(protocol.number), protocol.loop)
+        self.handle(SendingResumed(protocol.number), protocol.loop)
 
-    def _look_at_readers(self) -> None:
-        """One that reads slowly has its time anew."""
+    def _check_readers(self) -> None:
+        """Restart the time of a connection that was read from, however slowly."""
         for number, before in list(self._unsent.items()):
             if self._protocols[number].transport.get_write_buffer_size() < before:
                 self.stop_sending(self._protocols[number])
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._look_at_readers()
-        self.tell(DeadlineReached(), loop)
+        self._check_readers()
+        self.handle(DeadlineReached(), loop)
         self._report(loop.time())
         self._ticking = loop.call_later(TICK_S, self._tick, loop) if self._protocols else None
 
@@ -119,7 +119,7 @@ class ConnectionGuard:
             new.total(),
             causes,
             len(self.budget),
-            self.budget.count(Standing.UNKNOWN),
+            self.budget.count(CallerKind.UNKNOWN),
         )
 
 
@@ -141,16 +141,16 @@ class GuardedProtocol(H11Protocol):
         super().__init__(config, server_state, {**app_state, _CONNECTION: self}, _loop)
         self.logger = _quiet
         self.guard = guard
-        self.standing = Standing.UNKNOWN
+        self.caller = CallerKind.UNKNOWN
         self.number = 0
         self._phase = Phase.HEAD
         self._has_answered = False
 
-    def prove(self, standing: Standing) -> None:
-        """The caller is at least this."""
-        if standing > self.standing:
-            self.standing = standing
-            self.guard.tell(Proved(self.number, standing), self.loop)
+    def prove(self, caller: CallerKind) -> None:
+        """Note that the caller is at least of this kind."""
+        if caller > self.caller:
+            self.caller = caller
+            self.guard.handle(Proved(self.number, caller), self.loop)
 
     # ------------------------------------------------------------------------------------------- asyncio and uvicorn
 
@@ -161,14 +161,14 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         was = self._phase
         super().data_received(data)
-        self._look()
+        self._check_phase()
         if was is Phase.BODY and self._phase is Phase.BODY:
-            self.guard.tell(BodyReceived(self.number, len(data)), self.loop)
+            self.guard.handle(BodyReceived(self.number, len(data)), self.loop)
 
     def on_response_complete(self) -> None:
         self._has_answered = True
         super().on_response_complete()
-        self._look()
+        self._check_phase()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -184,7 +184,7 @@ class GuardedProtocol(H11Protocol):
         self.guard.forget(self.number, self.loop)
 
     def send_400_response(self, msg: str) -> None:
-        """What it is part of may be answered already, or about to be: there is one answer, and nothing is logged about it."""
+        """Send no second answer: the request may have been answered already, or be about to; nothing is logged about it."""
         self.guard.malformed += 1
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -196,11 +196,11 @@ class GuardedProtocol(H11Protocol):
 
     # -------------------------------------------------------------------------------------------------------- phases
 
-    def _look(self) -> None:
+    def _check_phase(self) -> None:
         phase = self._found()
         if phase is not self._phase:
             self._phase = phase
-            self.guard.tell(PhaseEntered(self.number, phase), self.loop)
+            self.guard.handle(PhaseEntered(self.number, phase), self.loop)
 
     def _found(self) -> Phase:
         answered = self.conn.our_state in _ANSWERED
@@ -212,13 +212,13 @@ class GuardedProtocol(H11Protocol):
 
 
 def connection_of(scope: Scope) -> GuardedProtocol | None:
-    """The connection that a request came on; None outside a server (an application under test)."""
+    """Connection that a request came on; None outside a server (an application under test)."""
     found = scope.get("state", {}).get(_CONNECTION)
     return found if isinstance(found, GuardedProtocol) else None
 
 
-def prove(scope: Scope, standing: Standing) -> None:
-    """The caller of this request is at least so known."""
+def prove(scope: Scope, caller: CallerKind) -> None:
+    """Note that the caller of this request is at least of this kind."""
     connection = connection_of(scope)
     if connection is not None:
-        connection.prove(standing)
+        connection.prove(caller)

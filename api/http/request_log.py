@@ -1,6 +1,6 @@
-"""ASGI middleware: one line of the log for each request that changes something: who asked for what, and what was answered.
+"""ASGI middleware: one log line for each request that changes something: caller, request and answer.
 
-The worker protocol is left out: what comes of it is in the lines about its job. So is what changes nothing."""
+The worker protocol is left out, as its effects are in the lines about its job; so are requests that change nothing."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _CHANGES = {
     ("POST", "/jobs/{jobid}/stop"): "stop",
     ("POST", "/savepoint-disposal"): "dispose of a savepoint",
 }
-"""By method and route. A changing request that is not here is told by its method and path, so that a new one is not forgotten."""
+"""By method and route. A changing request that is not listed is logged by method and path, so that a new one is not forgotten."""
 
 _CHARACTERS_MAX = TEXT_CHARACTERS_MAX // 2
-"""Of what was asked for, and of what it is about."""
+"""Characters of the request and of its subject, at most."""
 
 _QUIET = ("/v1/jobs/{jobid}/workers", "/v1/preflight", "/v1/snapshots")
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 SUBJECT = "holdfast.subject"
-"""Key of the scope under which a route says what a request is about, where its path does not: a job's name, a folder."""
+"""Key of the scope under which a route names its subject where the path does not: a job's name, a folder."""
 
 
 class LogChanges:
-    """Behind the check of tokens: a request that was not let in changed nothing."""
+    """Runs after the token check: a refused request changed nothing."""
 
     def __init__(self, app: ASGIApp, *, authenticated: bool) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class LogChanges:
             nonlocal answered
             if message["type"] == "http.response.start":
                 answered = True
-                self._write(scope, message["status"])  # before the caller hears of it
+                self._write(scope, message["status"])  # before the caller gets the answer
             await send(message)
 
         try:
@@ -59,7 +59,7 @@ class LogChanges:
                 self._write(scope, None)
 
     def _write(self, scope: Scope, status: int | None) -> None:
-        """`status` None: nobody was there to answer any more."""
+        """`status` None: the caller left before it was answered."""
         route = str(getattr(scope.get("route"), "path", ""))
         if route.startswith(_QUIET):
             return
@@ -81,6 +81,6 @@ class LogChanges:
         }
         level = logging.INFO if status is None or status < 400 else logging.WARNING
         outcome = "left before it was answered" if status is None else str(status)
-        told = (printable(what, _CHARACTERS_MAX), printable(about, _CHARACTERS_MAX) or "the service", printable(peer))
+        facts = (printable(what, _CHARACTERS_MAX), printable(about, _CHARACTERS_MAX) or "the service", printable(peer))
         extra = {"fields": printable_fields(fields)}
-        logger.log(level, "%s of %s by %s (%s): %s", *told, self._credential, outcome, extra=extra)
+        logger.log(level, "%s of %s by %s (%s): %s", *facts, self._credential, outcome, extra=extra)

@@ -1,7 +1,7 @@
-"""The command stream as an HTTP response: lines of JSON, fed without polling from a subscription.
+"""The command stream as an HTTP response: lines of JSON, pushed from a subscription without polling.
 
-It decides when to send a keep-alive and when to give up on a reader; what is sent, and which stream is the newest,
-the service decides. However the response ends, the subscription is closed: that is how a dead worker is seen."""
+It decides when to send a keep-alive and when to give up on a reader; the service decides which commands are sent and which stream
+is the newest. The subscription is closed however the response ends, from which the service detects a dead worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.coordinator.interface import CommandSubscription
 MEDIA_TYPE = "application/x-ndjson"
 
 SEND_TIMEOUT_S = 30.0
-"""Seconds that a reader may leave a full socket unread before its stream is ended."""
+"""Seconds that a reader may leave a full socket unread before its stream ends."""
 
 
 def encode_lines(commands: list[NumberedCommand]) -> bytes:
@@ -28,18 +28,18 @@ def encode_lines(commands: list[NumberedCommand]) -> bytes:
 
 
 async def command_lines(subscription: CommandSubscription, session: str, keep_alive_s: float) -> AsyncIterator[bytes]:
-    """Chunks of whole lines until the subscription closes; a keep-alive line after each silent interval."""
+    """Blocks of whole lines until the subscription closes; a keep-alive line after each silent interval."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
 
     def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody reads any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and with it the reader
             loop.call_soon_threadsafe(ready.set)
 
     subscription.add_listener(wake)
     while True:
         ready.clear()
-        closed = subscription.closed  # read first: what came before closing is taken below
+        closed = subscription.closed  # read first: commands that came before the close are taken below
         if commands := subscription.take():
             yield encode_lines(commands)
         if closed:

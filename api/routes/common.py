@@ -1,7 +1,7 @@
-"""What routes share: path parameters, the service behind them, request bodies, and answers encoded by msgspec.
+"""Parts that routes share: path parameters, the service behind them, request bodies, and answers encoded by msgspec.
 
-A body is bounded twice, each one and all that are held together, is decoded here, and is described here for OpenAPI. Content
-types are not looked at: `curl -d` says form data and means JSON, as Flink's users do."""
+Bodies are bounded one by one and in total, decoded, and described for OpenAPI here. Content types are ignored: `curl -d` says form
+data and means JSON, as Flink's users do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from holdfast.api.errors import BodyTooLargeError, BusyError
 from holdfast.api.flink import schemas
 from holdfast.api.flink.schemas import RequestBody
-from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import connection_of
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.served import SnapshotDirectories
@@ -38,16 +38,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.Errors, "description": text}
     for status, text in (
         (400, "Malformed"),
-        (401, "No token, or a wrong one"),
+        (401, "Missing or wrong token"),
         (404, "No such thing"),
-        (409, "Fenced, or in the way of what exists"),
+        (409, "Fenced, or in conflict with something that exists"),
         (503, "Try again"),
     )
 }
 
 
 async def service_of(request: Request) -> Coordinator:
-    """The coordinator that the application was made for. Asynchronous, or each request would go through the thread pool."""
+    """The coordinator of the application. Asynchronous, or each request would go through the thread pool."""
     service: Coordinator = request.app.state.service
     return service
 
@@ -72,7 +72,7 @@ KnownDisposals = Annotated[Disposals, Depends(_disposals)]
 
 
 def answer(record: msgspec.Struct, status: int = 200) -> Response:
-    """A record of the worker protocol as a response."""
+    """Response with a record of the worker protocol."""
     return Response(codec.encode(record), status_code=status, media_type="application/json")
 
 
@@ -84,37 +84,37 @@ REFERENCE = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What one kind of request may send. Never more than the service's `body_bytes_max`."""
+    """Bounds of one kind of request; never more than the service's `body_bytes_max`."""
 
     bytes_max: int
     pieces: str | None = None
-    """As of `codec.decode_large`."""
+    """`pieces` of `codec.decode_large`."""
 
 
 REQUEST = BodyLimits(64 * 1024)
-"""Of Flink's dialect: a handful of settings."""
+"""Flink's dialect: a handful of settings."""
 GRAPH = BodyLimits(16 * 1024 * 1024)
-"""Of a submission: two kilobytes a vertex."""
+"""Submissions: two kilobytes a vertex."""
 REPORT = BodyLimits(64 * 1024 * 1024)
 """States with their tracebacks, and counters, of all subtasks of a worker."""
 ACKNOWLEDGEMENTS = BodyLimits(1 << 62, "items")
-"""With the state of the memory backend: bounded by `body_bytes_max` alone."""
+"""Acknowledgements, with the state of the memory backend: bounded by `body_bytes_max` alone."""
 REGISTRATION = BodyLimits(1 << 62, "unanswered")
-"""With what was not answered."""
+"""Registrations, with unanswered acknowledgements."""
 
 SMALL_BYTES = 64 * 1024
-"""A body up to this is taken whatever is held: acknowledgements of files never wait for those of megabytes."""
+"""A body up to this size is read whatever is held: acknowledgements of files never wait for those of megabytes."""
 
 LARGE_BYTES = 1024 * 1024
-"""A body beyond this is decoded by a thread, one at a time."""
+"""A body above this size is decoded by a thread, one at a time."""
 
 _STEP_BYTES = 1024 * 1024
-"""Taken from the budget at a time for a body of unknown length."""
+"""Bytes taken from the budget at a time for a body of unknown length."""
 
 
 @contextlib.asynccontextmanager
 async def held_body(request: Request, limits: BodyLimits) -> AsyncIterator[bytearray]:
-    """The whole body, counted among those that are held until the block ends.
+    """Read the whole body, counted among the held ones until the block ends.
 
     Raises BodyTooLargeError as soon as it is known to exceed its bound, BusyError when others leave no room for it, and
     ClientDisconnect."""
@@ -124,13 +124,13 @@ async def held_body(request: Request, limits: BodyLimits) -> AsyncIterator[bytea
     if announced > size_max:
         raise _too_large(size_max)
     connection = connection_of(request.scope)
-    standing = Standing.CLIENT if connection is None else connection.standing
+    caller = CallerKind.CLIENT if connection is None else connection.caller
     held, number = 0, next(_numbers)
 
     def hold(size: int) -> None:
         nonlocal held
         if size > max(held, SMALL_BYTES):
-            if not state.bodies.take(number, size - held, standing):
+            if not state.bodies.take(number, size - held, caller):
                 raise BusyError(f"no room for a body of {size} bytes beside those of others: ask again", size=size)
             held = size
 
@@ -156,7 +156,7 @@ def _too_large(size_max: int) -> BodyTooLargeError:
 
 
 async def read_record(request: Request, kind: type[Record], limits: BodyLimits) -> Record:
-    """The body as a record of the worker protocol. Raises ProtocolError naming the path of the first wrong field."""
+    """Decode the body as a record of the worker protocol. Raises ProtocolError naming the path of the first wrong field."""
     async with held_body(request, limits) as body:
         if len(body) <= LARGE_BYTES:
             return codec.decode(body, kind)
@@ -165,7 +165,7 @@ async def read_record(request: Request, kind: type[Record], limits: BodyLimits) 
 
 
 def parse_model(body: bytes | bytearray, model: type[Model]) -> Model:
-    """A request body of Flink's dialect; an empty body stands for `{}`. Raises InvalidConfigError."""
+    """Parse a request body of Flink's dialect; an empty body means `{}`. Raises InvalidConfigError."""
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:

@@ -53,7 +53,7 @@ def overview(service: Service) -> schemas.Overview:
 
 @router.get("/config")
 def config() -> schemas.DashboardConfig:
-    """What a dashboard needs to know first."""
+    """Configuration that a dashboard reads first."""
     local = time.localtime()
     return schemas.DashboardConfig(
         refresh_interval=REFRESH_INTERVAL_MS,
@@ -67,13 +67,13 @@ def config() -> schemas.DashboardConfig:
 
 @router.get("/jobs")
 def jobs(service: Service) -> schemas.Jobs:
-    """Ids and states."""
+    """Jobs with ids and states."""
     return schemas.Jobs(jobs=[schemas.JobIdWithStatus(id=job.job_id, status=job.state) for job in service.jobs()])
 
 
 @router.get("/jobs/overview")
 def jobs_overview(service: Service) -> schemas.JobsOverview:
-    """Names, times and task counts."""
+    """Jobs with names, times and task counts."""
     now_ms = time.time_ns() // 1_000_000
     return schemas.JobsOverview(jobs=[render_jobs.job_overview(job, now_ms=now_ms) for job in service.jobs()])
 
@@ -143,7 +143,7 @@ def trigger_checkpoint(
     job_id: JobId,
     body: Annotated[checkpoints_of.CheckpointTriggerRequest, Depends(body_of(checkpoints_of.CheckpointTriggerRequest))],
 ) -> checkpoints_of.TriggerAccepted:
-    """Trigger a checkpoint. All checkpoints are what the job is configured for: FULL and INCREMENTAL change nothing."""
+    """Trigger a checkpoint. All checkpoints follow the job's configuration: FULL and INCREMENTAL change nothing."""
     return checkpoints_of.TriggerAccepted(request_id=service.request_checkpoint(job_id, body.triggerId))
 
 
@@ -162,7 +162,7 @@ def trigger_savepoint(
     job_id: JobId,
     body: Annotated[checkpoints_of.SavepointTriggerRequest, Depends(body_of(checkpoints_of.SavepointTriggerRequest))],
 ) -> checkpoints_of.TriggerAccepted:
-    """Take a savepoint, and then cancel if asked to."""
+    """Take a savepoint, and cancel the job afterwards if requested."""
     request_id = service.request_savepoint(
         job_id,
         _target(body.target_directory),

@@ -19,7 +19,8 @@ async def healthz() -> schemas.Empty:
 
 @router.get("/readyz", responses={503: {"model": schemas.Errors}})
 async def readyz(request: Request) -> schemas.Empty:
-    """Every live job of the state directory is led on. Workers and drivers may come before: they wait for their job alone."""
+    """Ready once every live job of the state directory is recovered. Workers and drivers may connect before, and wait for their own
+    job."""
     if not request.app.state.service.ready:
         raise RecoveringError("the coordinator is recovering the jobs of its state directory, or stopping")
     return schemas.Empty()

@@ -1,4 +1,4 @@
-"""Submission of jobs by their drivers, the report on what would become of one, and what all of them have counted."""
+"""Submission of jobs by their drivers, preflight reports, and counters of all jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def submit(request: Request, service: Service) -> Response:
 
 
 class JobNumbers(schemas.Record):
-    """Of the newest submission of a job: what was read again after a restart counts once."""
+    """Counters of a job's newest submission: records read again after a restart count once."""
 
     jid: schemas.HexId
     records_in: int
@@ -50,7 +50,7 @@ class Totals(schemas.Record):
 
 @router.get("/totals")
 def totals(service: Service) -> Totals:
-    """What each job has read, written and dropped."""
+    """Records read, written and dropped by each job."""
     return Totals(
         jobs=[
             JobNumbers(
@@ -70,6 +70,6 @@ def totals(service: Service) -> Totals:
     openapi_extra=describe_record(Submission),
 )
 async def preflight(request: Request, service: Service) -> Response:
-    """Judge a submission against the snapshot it names; nothing is started and nothing changed."""
+    """Check a submission against the snapshot it names; nothing is started and nothing changed."""
     submission = await read_record(request, Submission, GRAPH)
     return answer(await run_in_threadpool(service.preflight, submission))

@@ -1,6 +1,6 @@
 """Prometheus metrics: the coordinator's counters at the moment of a scrape, and counts of HTTP requests.
 
-A registry of its own, so that an embedding driver's metrics don't mix with it. Counters of jobs restart with the
+They have a registry of their own, so that an embedding driver's metrics don't mix with them. Counters of jobs restart with the
 coordinator, as Prometheus expects."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.http.connection_budget import CloseReason, Standing
+from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.barriers.messages import AckStatus
 from holdfast.coordinator.interface import Coordinator
@@ -24,20 +24,20 @@ from holdfast.coordinator.views import JobNumbersView
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 JOBS_MAX = 1_000
-"""Jobs that one scrape shows, live ones first: a label per job must stay bounded."""
+"""Jobs in one scrape, at most, live ones first: labels by job must stay bounded."""
 
 USER_COUNTERS_MAX = 10_000
-"""Counters of users' functions in one scrape."""
+"""Counters of users' functions in one scrape, at most."""
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 _MAY_SKIP = frozenset({"map", "filter", "flat_map", "timestamps"})
-"""Kinds of operators that have `on_error`."""
+"""Kinds of operators with the option `on_error`."""
 
 
 class JobMetrics:
-    """One scrape's families of jobs, filled job by job."""
+    """Metric families of jobs in one scrape, filled job by job."""
 
     def __init__(self) -> None:
         labels = ("job_id", "job_name")
@@ -51,7 +51,7 @@ class JobMetrics:
         self.records_out = CounterMetricFamily("holdfast_job_sink_records", "Records taken by the sinks.", labels=labels)
         self.late = CounterMetricFamily(
             "holdfast_operator_late_records_dropped",
-            "Records that came too late for the operator.",
+            "Records dropped as late by the operator.",
             labels=(*labels, "operator"),
         )
         self.skipped = CounterMetricFamily(
@@ -66,7 +66,7 @@ class JobMetrics:
         )
         self.frames_refused = CounterMetricFamily(
             "holdfast_job_frames_refused",
-            "Frames that data ports dropped: nobody of the job had a reason to send them.",
+            "Frames that data ports dropped because their sender had no reason to send them.",
             labels=labels,
         )
         self.checkpoints = CounterMetricFamily("holdfast_checkpoints", "Decided checkpoints.", labels=(*labels, "outcome"))
@@ -110,7 +110,7 @@ class JobMetrics:
         self.records_out.add_metric(labels, total.records_out)
         for operator in (each for vertex in job.graph.vertices for each in vertex.operators):
             entry = job.reached.get(operator.uid, NOTHING)
-            if operator.kind == "window" or entry.late_dropped:  # from 0 on, or an alarm would miss the first ones
+            if operator.kind == "window" or entry.late_dropped:  # shown from 0 on, or an alert would miss the first ones
                 self.late.add_metric((*labels, operator.uid), entry.late_dropped)
             if operator.kind in _MAY_SKIP or entry.rows_skipped:
                 self.skipped.add_metric((*labels, operator.uid), entry.rows_skipped)
@@ -123,7 +123,7 @@ class JobMetrics:
 
 
 class CoordinatorCollector(Collector):
-    """Reads the coordinator's counters at each scrape; it walks over no task and no history."""
+    """Reads the coordinator's counters at each scrape, without visiting tasks or history."""
 
     def __init__(self, service: Coordinator) -> None:
         self._service = service
@@ -145,28 +145,28 @@ def _live_first(job: JobNumbersView) -> tuple[bool, int]:
 
 
 class ConnectionCollector(Collector):
-    """Connections and bodies of one server, counted as they come; read from another thread, each number on its own."""
+    """Connections and bodies of one server, counted as they change; read from another thread, each number by itself."""
 
     def __init__(self, guard: ConnectionGuard) -> None:
         self._guard = guard
 
     def collect(self) -> Iterable[Metric]:
         budget, bodies = self._guard.budget, self._guard.bodies
-        opened = GaugeMetricFamily("holdfast_connections", "Open connections, by what their callers proved.", labels=("standing",))
-        for standing in Standing:
-            opened.add_metric((standing.name.lower(),), budget.count(standing))
+        opened = GaugeMetricFamily("holdfast_connections", "Open connections, by what their callers proved.", labels=("caller",))
+        for caller in CallerKind:
+            opened.add_metric((caller.name.lower(),), budget.count(caller))
         yield opened
         closed = CounterMetricFamily("holdfast_connections_closed", "Connections closed from here.", labels=("reason",))
         for reason in CloseReason:
             closed.add_metric((reason.value,), budget.closed[reason])
         yield closed
-        yield CounterMetricFamily("holdfast_requests_malformed", "Requests that were no HTTP.", value=self._guard.malformed)
+        yield CounterMetricFamily("holdfast_requests_malformed", "Requests that were not HTTP.", value=self._guard.malformed)
         yield GaugeMetricFamily("holdfast_request_body_bytes", "Bytes held of large request bodies.", value=bodies.held)
         yield CounterMetricFamily("holdfast_request_bodies_refused", "Bodies there was no room for.", value=bodies.refused)
 
 
 class HttpMetrics:
-    """Counts of requests, by route and status."""
+    """Counts requests by route and status."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -194,7 +194,7 @@ class HttpMetrics:
 
 
 class MeasureRequests:
-    """ASGI middleware that counts; routes by template, so that labels stay few."""
+    """ASGI middleware that counts requests; routes by template, so that labels stay few."""
 
     def __init__(self, app: ASGIApp, *, metrics: HttpMetrics) -> None:
         self._app = app
@@ -225,5 +225,5 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 def render(registry: CollectorRegistry) -> bytes:
-    """The registry in Prometheus' text format."""
+    """Format the registry as Prometheus text."""
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Snapshots that the service can see: what is in them, and whether they are whole."""
+"""Content and verification of snapshots that the service can see."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.statebackends.errors import StorageUnavailableError
 router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"], responses=ERRORS)
 
 VERIFICATIONS_MAX = 2
-"""At a time: each reads every byte of a snapshot."""
+"""Verifications at a time: each reads every byte of a snapshot."""
 PROBLEMS_MAX = 1_000
-"""In one answer, and as many files that were not checked; the number of each is told."""
+"""Problems in one answer, and unchecked files, at most; the answer has the full counts."""
 
 _verifying = threading.BoundedSemaphore(VERIFICATIONS_MAX)
 
@@ -34,7 +34,7 @@ def inspect(directories: Directories, path: Annotated[str, Query(min_length=1, m
 def verify(
     directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
 ) -> dict[str, Any]:
-    """Length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified."""
+    """Check length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified."""
     from holdfast.api.snapshots.inspection import describe_verified
 
     snapshot = directories.open(body.path)

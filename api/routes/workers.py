@@ -1,7 +1,7 @@
 """The worker protocol: register, command stream, acknowledgements, task states, heartbeats.
 
 Bodies are the frozen records of barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes. A caller whose
-request the job took is a worker from then on, and its connection makes room for no other."""
+request the job accepted counts as a worker from then on, and its connection is not closed to make room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.flink import schemas
-from holdfast.api.http.connection_budget import Standing
+from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.api.routes.command_stream import MEDIA_TYPE, CommandStream
 from holdfast.api.routes.common import (
@@ -51,19 +51,19 @@ class Worker(schemas.Record):
     task_attempt: int
     last_seen: int
     spawn: int
-    """Which worker of the slot its launcher started the process as, 1, 2, 3 ...; 0: not known."""
+    """Number of this start of the slot's worker by its launcher, 1, 2, 3 ...; 0: unknown."""
     timed_out: bool
-    """Nothing was heard from the process for `heartbeat_timeout_ms`, although its connection was never closed: its launcher
-    replaces it."""
+    """The process sent no heartbeat for `heartbeat_timeout_ms`, although its connection was never closed: its launcher replaces
+    it."""
     fingerprint: str
-    """Which process `pid` is, to a launcher on the same host; empty: not known."""
+    """Identity of process `pid` for a launcher on the same host; empty: unknown."""
     frames_refused: int
     """Frames that the slot's data port dropped: from strangers, unreadable, or for channels that are not their sender's."""
 
 
 class OperatorNumbers(schemas.Record):
-    """What one operator has counted over all of its subtasks since the submission began: what was read again after a restart counts
-    once, and right after one the numbers are back at the checkpoint that was restored."""
+    """Counters of one operator over all of its subtasks since the submission began. Records read again after a restart count once;
+    a restart sets the counters back to the restored checkpoint."""
 
     uid: str
     name: str
@@ -73,28 +73,28 @@ class OperatorNumbers(schemas.Record):
     late_dropped: int
     """Flink's numLateRecordsDropped."""
     late_ms_max: int
-    """How far the event time of the latest of these lay behind the watermark."""
+    """Largest distance in event time between a late record and the watermark."""
     counters: dict[str, int]
-    """Those of the user's function."""
+    """Counters of the user's function."""
     rows_skipped: int
     """Left out by on_error="skip"."""
     first_skipped: str
-    """Why the first of these was; empty if there is none."""
+    """Reason for the first of them; empty if there is none."""
 
 
 class Workers(schemas.Record):
     attempt: int
     submission: int
     state: str
-    """Of that submission."""
+    """State of that submission."""
     epoch: int
     restarts: int
     failure: str | None
     """Why the job is restarting or has ended; null once it runs again."""
     last_failure: str | None
-    """The newest failure on record, also when the job has recovered from it."""
+    """The newest recorded failure, even if the job has recovered from it."""
     late_dropped: int
-    """Records that came behind the watermark and were dropped, over all operators."""
+    """Records dropped as late, over all operators."""
     rows_skipped: int
     """Rows that functions with on_error="skip" have left out, over all operators."""
     restored_local_bytes: int
@@ -129,7 +129,7 @@ def _worker(view: WorkerView) -> Worker:
 
 @router.get("")
 def workers(service: Service, job_id: JobId) -> Workers:
-    """The slots of a job and who holds them."""
+    """The slots of a job and the workers that hold them."""
     view = service.job(job_id)
     metrics = [each.metrics for vertex in view.vertices for each in vertex.subtasks]
     return Workers(
@@ -169,7 +169,7 @@ def _operators(view: JobView) -> list[OperatorNumbers]:
     openapi_extra=describe_record(RegisterWorker),
 )
 async def register(request: Request, service: Service, job_id: JobId) -> Response:
-    """A full snapshot of a worker; the answer is its full desired state."""
+    """Register a worker with its full state; the answer is the full state that it should have."""
     message = await read_record(request, RegisterWorker, REGISTRATION)
     _match("job_id", message.job_id, job_id)
     try:
@@ -178,7 +178,7 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     except TimeoutError as error:
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return answer(registered)
 
 
@@ -191,9 +191,9 @@ async def commands(
     session: Annotated[str, Query(max_length=256)],
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
 ) -> Response:
-    """Commands of a session behind number `after`, one a line, without end; the newest stream wins."""
+    """Commands of a session after number `after`, one a line, without end; the newest stream wins."""
     subscription = await run_in_threadpool(service.commands, job_id, slot, session, after)
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return CommandStream(subscription, session, keep_alive_s=request.app.state.settings.keep_alive_interval_ms / 1000)
 
 
@@ -208,7 +208,7 @@ async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) ->
     batch = await read_record(request, AckBatch, ACKNOWLEDGEMENTS)
     _match("slot", batch.slot, slot)
     answers = await asyncio.wrap_future(service.acks_async(job_id, batch))
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     request.app.state.http_metrics.count_answers(answers.answers)
     return answer(answers)
 
@@ -219,17 +219,17 @@ async def states(request: Request, service: Service, job_id: JobId, slot: Slot) 
     batch = await read_record(request, StatusBatch, REPORT)
     _match("slot", batch.slot, slot)
     await asyncio.wrap_future(service.states_async(job_id, batch))
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return schemas.Empty()
 
 
 @router.post("/{slot}/heartbeat", openapi_extra=describe_record(Heartbeat))
 async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slot) -> LeaderEpoch:
-    """A worker lives; its counters."""
+    """Heartbeat of a worker, with its counters."""
     message = await read_record(request, Heartbeat, REPORT)
     _match("slot", message.slot, slot)
     epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
-    prove(request.scope, Standing.WORKER)
+    prove(request.scope, CallerKind.WORKER)
     return LeaderEpoch(epoch=epoch)
 
 

@@ -41,7 +41,7 @@ from holdfast.statebackends.errors import HoldfastError, NotLeaderError, Recover
 log = logging.getLogger("holdfast.api")
 
 EPOCH_DIGITS_MAX = 18
-"""Of an epoch in a header."""
+"""Digits of an epoch in a header, at most."""
 
 _RECORDS = (
     Submission,
@@ -64,7 +64,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
         title="Holdfast",
         version=VERSION,
         description="Coordinator of checkpoints: Flink's monitoring dialect, and the protocol of drivers and workers.",
-        openapi_url=None,  # the page and the description are our own: see holdfast.api.docs
+        openapi_url=None,  # the document and the page are our own: see holdfast.api.docs
         docs_url=None,
         redoc_url=None,
     )
@@ -97,7 +97,8 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
 
 
 _ASK_AGAIN = (RecoveringError, NotLeaderError, BusyError)
-"""Answers of a service that is well. Each caller repeats its request, anybody may ask `/readyz`: a line each would fill the log."""
+"""Errors of a healthy service. Callers repeat such requests, and `/readyz` is open to everybody: a line for each would fill the
+log."""
 
 
 async def _typed_error(request: Request, error: Exception) -> Response:
@@ -106,13 +107,13 @@ async def _typed_error(request: Request, error: Exception) -> Response:
         _note_unreachable(request, error)
     wire = encode_error(error)
     if wire.status >= 500 and not isinstance(error, _ASK_AGAIN):
-        told = printable(f"{type(error).__name__}: {error}", TEXT_CHARACTERS_MAX // 2)
-        log.warning("%s %s: %s", *_asked(request.scope), told)
+        text = printable(f"{type(error).__name__}: {error}", TEXT_CHARACTERS_MAX // 2)
+        log.warning("%s %s: %s", *_asked(request.scope), text)
     return Response(wire.body, status_code=wire.status, headers=wire.headers)
 
 
 def _note_unreachable(request: Request, error: NotLeaderError) -> None:
-    """A client that is about to be sent to a leader says whether it has been there in vain."""
+    """A client that is being sent to a leader reports in a header that this leader did not answer it."""
     epoch, job_id = request.headers.get(UNREACHABLE_HEADER, ""), error.job
     if job_id is not None and epoch.isdecimal() and len(epoch) <= EPOCH_DIGITS_MAX:
         request.app.state.service.leader_unreachable(job_id, int(epoch))
@@ -131,7 +132,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _asked(scope: Scope) -> tuple[str, str]:
-    """Method and path, as they may stand in a line of the log."""
+    """Method and path, clipped and escaped for a log line."""
     return str(scope.get("method", "")), printable(scope.get("path", ""), TEXT_CHARACTERS_MAX // 2)
 
 
@@ -154,7 +155,7 @@ class AnswerFailures:
         try:
             await self._app(scope, receive, watch)
         except ClientDisconnect:
-            log.debug("%s %s: the caller left before its request was complete", *_asked(scope))
+            log.debug("%s %s: the caller disconnected before its request was complete", *_asked(scope))
         except Exception as error:
             log.exception("%s %s failed", *_asked(scope))
             if started:
@@ -169,7 +170,7 @@ def _describe(app: FastAPI, *, authenticated: bool) -> None:
     lock = threading.Lock()
 
     def complete() -> dict[str, Any]:
-        with lock:  # FastAPI shows its part to all before ours is in it
+        with lock:  # other threads must not see FastAPI's document before ours is added
             if not hasattr(app.state, "description"):
                 schema = document()
                 _, components = msgspec.json.schema_components(_RECORDS, ref_template=REFERENCE)

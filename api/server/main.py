@@ -1,6 +1,6 @@
 """A coordinator as a process (`holdfast serve`) or inside a driver: start, announce, serve, stop.
 
-It decides the order of start and stop, and what is left behind for the next start; it knows no route and no job."""
+It decides the order of start and stop, and which files the next start finds; it knows no route and no job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ START_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Led:
-    """A coordinator that leads once its socket, which is bound, listens."""
+    """A coordinator that leads once its bound socket listens."""
 
     service: Coordinator
     listener: socket.socket
@@ -39,7 +39,7 @@ class _Led:
     guard: DirectoryGuard
 
     def announce(self, settings: ServerSettings) -> None:
-        """Tell the next start, workers and the CLI where it is."""
+        """Write its address for the next start, workers and the CLI."""
         token_file = None if settings.token_file is None else str(settings.token_file)
         port = int(self.listener.getsockname()[1])
         record = RunRecord(self.url, os.getpid(), socket.gethostname(), port, token_file)
@@ -49,7 +49,7 @@ class _Led:
 
 @contextlib.contextmanager
 def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterator[_Led]:
-    """Guard the directory, bind, open it; undone backwards. Raises CoordinatorRunningError, InvalidConfigError ..."""
+    """Guard the directory, bind, open; undone in reverse order. Raises CoordinatorRunningError, InvalidConfigError ..."""
     settings.check()
     with contextlib.ExitStack() as undo:
         guard = undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
@@ -62,7 +62,7 @@ def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterato
 
 
 def _logging(settings: ServerSettings, *, embedded: bool) -> contextlib.AbstractContextManager[None]:
-    """The log of a coordinator; inside a driver, whose logging is its own, only if a setting asks for it."""
+    """Log of a coordinator; inside a driver, which configures its own logging, only if a setting requests it."""
     if embedded and settings.log_level is None and settings.log_format is None:
         return contextlib.nullcontext()
     secrets = (settings.token,) if settings.token is not None else ()
@@ -98,7 +98,7 @@ def _welcome(settings: ServerSettings, url: str, *, as_json: bool) -> str:
 
 
 class EmbeddedCoordinator:
-    """A coordinator in a thread of this process; as durable as `holdfast serve`, and as replaceable."""
+    """A coordinator in a thread of this process; as durable and as replaceable as `holdfast serve`."""
 
     def __init__(self, settings: ServerSettings, *, open_service: OpenCoordinator = open_coordinator) -> None:
         self._settings = settings
@@ -123,7 +123,7 @@ class EmbeddedCoordinator:
 
     @property
     def holds_lock(self) -> bool:
-        """Of the state directory; False before `start`, and of one that was fenced."""
+        """Whether it holds the lock of the state directory; False before `start`, and once fenced."""
         return self._guard is not None and self._guard.is_held
 
     def start(self) -> None:

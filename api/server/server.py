@@ -1,6 +1,6 @@
 """uvicorn around a coordinator: a bound socket, an orderly start and an orderly stop.
 
-It decides the order: bind, listen, lead, announce; and backwards. It is the only place that knows uvicorn."""
+It decides the order: bind, listen, lead, announce; and the reverse. It is the only module that uses uvicorn."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than any heartbeat interval, so that workers never reconnect."""
 
 BODIES_HELD = 2
-"""Request bodies of the largest size that are held at one time; half of these bytes are kept for workers."""
+"""Request bodies of the largest size held at one time; half of these bytes are reserved for workers."""
 
 _BACKLOG = 2_048
-"""Connections that the system keeps until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 
 _ACCEPTED_AT_ONCE = 64
-"""Connections accepted before those that are open get their turn: a whole backlog at once is a fifth of a second's work."""
+"""Connections accepted before open ones get their turn: a whole backlog at once is a fifth of a second's work."""
 
 _UNKNOWN_MIN = 8
-"""The smallest cap of connections that have proved nothing: below it not even one could be accepted at a time."""
+"""Smallest cap of unproven connections: below it not even one could be accepted at a time."""
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """A bound socket: on the port asked for, else on the state directory's last port, else on a free one.
+    """Bind a socket: to the requested port, else to the state directory's last port, else to a free one.
 
-    Raises InvalidConfigError when the port is taken. A takeover moves on to a free port, since the old coordinator may
-    hold the last one."""
+    Raises InvalidConfigError when the port is taken. A takeover moves on to a free port, since the old coordinator may hold the
+    last one."""
     if settings.port is not None:
         return _bind(settings.host, settings.port)
     record = read_run_record(settings.state_dir)
@@ -82,7 +82,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def advertised_url(settings: ServerSettings, port: int) -> str:
-    """The URL that drivers and workers are given."""
+    """URL sent to drivers and workers."""
     host = settings.advertised_host or settings.host
     if host.strip("[]") in ("0.0.0.0", "::", ""):
         host = outward_address()
@@ -90,7 +90,7 @@ def advertised_url(settings: ServerSettings, port: int) -> str:
 
 
 def outward_address() -> str:
-    """The address of this machine's default route; loopback without one. No packet is sent."""
+    """Address of this machine's default route; loopback without one. No packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # documentation address: routed like any other, never reached
@@ -100,8 +100,8 @@ def outward_address() -> str:
 
 
 def connection_guard(settings: ServerSettings) -> ConnectionGuard:
-    """Budgets of one server: of connections a quarter, of one address an eighth, and never less than 8, may belong to callers that
-    proved nothing, and of the bytes of bodies half is for workers alone."""
+    """Budgets of one server. Unproven callers may have a quarter of the connections, an eighth from one address, and never less
+    than 8; half of the bytes of bodies is reserved for workers."""
     connections_max = sockets_allowed(settings.connections_max)
     limits = ConnectionLimits(
         connections_max=connections_max,
@@ -113,16 +113,16 @@ def connection_guard(settings: ServerSettings) -> ConnectionGuard:
 
 
 def accepted_at_once(limits: ConnectionLimits) -> int:
-    """So few that a caller with a token is heard before newcomers displace it, at least 1.
+    """Connections accepted at once, at least 1: so few that a caller with a token is read before newcomers displace it.
 
-    Three batches count as unknown at one time: while the bytes of one are read the next is open already, and the one before is
-    about to be judged. asyncio may take one more than it is told."""
+    Three batches count as unproven at one time: while the bytes of one are read the next is open already, and the one before is
+    about to prove itself. asyncio may take one more than requested."""
     smallest_cap = min(limits.unknown_max, limits.unknown_per_address_max)
     return max(1, min(_ACCEPTED_AT_ONCE, smallest_cap // 3 - 1))
 
 
 class RestServer(uvicorn.Server):
-    """Serves one coordinator until told to stop; signals stop it in an orderly way when it runs in the main thread."""
+    """Serves one coordinator until stopped; in the main thread, signals stop it in an orderly way."""
 
     def __init__(
         self,
@@ -132,13 +132,13 @@ class RestServer(uvicorn.Server):
         on_started: Callable[[], None],
         guard: ConnectionGuard | None = None,
     ) -> None:
-        """`guard` None: as the settings say."""
+        """`guard` None: made from the settings."""
         guard = guard or connection_guard(settings)
         super().__init__(
             uvicorn.Config(
                 create_app(service, settings, guard=guard),
                 http=functools.partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]
-                loop="asyncio",  # uvloop, if installed, would accept a whole backlog in one turn, whatever `backlog` says
+                loop="asyncio",  # uvloop, if installed, would accept a whole backlog in one turn, whatever `backlog` is
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -161,17 +161,17 @@ class RestServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the coordinator first: its command streams end, so that connections can close.
 
-        On the loop's thread: a driver that ends without closing its job comes here when no thread can be started any more."""
+        Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
         self._service.close()
         await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; a second interrupt stops at once. The signal is not raised again afterwards: the stop was orderly."""
+        """Stop; a second interrupt stops at once. The signal is not raised again afterwards, as the stop was orderly."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 
 def describe_exposure(settings: ServerSettings) -> str:
-    """Who can reach the service, in words."""
+    """Text that says who can reach the service."""
     reach = "this machine" if is_loopback(settings.host) else "the network"
     return f"{reach}, {'with the token' if settings.token else 'without a token'}, pid {os.getpid()}"

@@ -1,6 +1,6 @@
-"""Disposals of savepoints that clients asked for over REST: each runs once, in a thread of its own, and is remembered a while.
+"""Disposals of savepoints requested over REST: each runs once, in a thread of its own, and is remembered for a while.
 
-A disposal is crash-only: what a stopped service leaves of a savepoint is no snapshot, and asking again deletes the rest. So its
+A disposal is crash-only: the rest of a savepoint left by a stopped service is no snapshot, and another request deletes it. So
 trigger ids are kept in memory alone."""
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from holdfast.coordinator.dispatcher.job_log import printable
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, StorageUnavailableError
 
 DISPOSALS_MAX = 8
-"""Under way at one time; more are refused, to be asked for again later."""
+"""Disposals under way at one time, at most; more are refused and may be requested again later."""
 REMEMBERED_MAX = 1_000
-"""Disposals; beyond that the oldest that has ended is forgotten."""
+"""Disposals remembered, at most; the oldest ended one is forgotten first."""
 
 log = logging.getLogger("holdfast.disposals")
 
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """One request, and what became of it."""
+    """One request and its outcome."""
 
     trigger_id: str
     location: str
     in_progress: bool = True
     failure: str = ""
     failure_kind: str = ""
-    """Class of the error; both are empty as long as nothing has gone wrong."""
+    """Class of the error; both are empty unless it failed."""
 
 
 class Disposals:
-    """Of one service; any thread."""
+    """Disposals of one service; thread-safe."""
 
     def __init__(self, dispose: Callable[[str], object]) -> None:
-        """`dispose` deletes the savepoint at a location, again if it was cut off; raises HoldfastErrors."""
+        """`dispose` deletes the savepoint at a location, and can be repeated after an interruption; raises HoldfastErrors."""
         self._dispose = dispose
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Disposal] = OrderedDict()
 
     def begin(self, location: str, trigger_id: str | None) -> str:
-        """Start one, unless the trigger id is known: then nothing is done again. Returns the trigger id, new or given.
+        """Start a disposal, unless the trigger id is known, which does nothing. Returns the trigger id, new or given.
 
         Raises InvalidConfigError for an id that was another savepoint's, StorageUnavailableError when too many are under way."""
         chosen = trigger_id or secrets.token_hex(16)
@@ -63,14 +63,14 @@ class Disposals:
             self._forget()
         try:
             threading.Thread(target=self._run, args=(disposal,), name=f"disposal-{chosen[:8]}", daemon=True).start()
-        except RuntimeError as error:  # the system gives us no more threads: nobody would ever end it
+        except RuntimeError as error:  # the system has no more threads: the disposal would never end
             with self._lock:
                 del self._known[chosen]
             raise StorageUnavailableError(f"{location} can't be disposed of now: {error}", path=location) from error
         return chosen
 
     def status(self, trigger_id: str) -> Disposal:
-        """Raises NotFoundError for an id that is not known, or not any more."""
+        """Raises NotFoundError for an id that is unknown or forgotten."""
         with self._lock:
             known = self._known.get(trigger_id)
         if known is None:

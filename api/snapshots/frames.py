@@ -1,4 +1,4 @@
-"""Rows that people hold, as Arrow batches: of Arrow, pandas, Spark, and whatever speaks Arrow's C interface (Polars, DuckDB)."""
+"""Users' rows as Arrow batches: from Arrow, pandas, Spark, and any library with Arrow's C interface (Polars, DuckDB)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame as SparkDataFrame
 
 ROWS_MAX = 1 << 15
-"""Rows of a Spark DataFrame that are turned into Arrow at a time."""
+"""Rows of a Spark DataFrame converted to Arrow at a time."""
 
 
 def change_of(uid: str, state: str, wanted: Any) -> Change:
-    """How a state is made anew: by a function of a batch, or as a frame says. Raises InvalidConfigError for anything else."""
+    """Replacement of a state's rows: by a function of a batch, or by a frame. Raises InvalidConfigError for any other type."""
     if callable(wanted) and not is_frame(wanted):
         return _applied(uid, state, wanted)
     if not is_frame(wanted):
@@ -51,7 +51,7 @@ def _applied(uid: str, state: str, function: Callable[[pa.RecordBatch], Any]) ->
 
 
 def is_frame(wanted: Any) -> bool:
-    """Whether `batches_of` takes it."""
+    """Whether `batches_of` accepts it."""
     is_arrow = isinstance(wanted, pa.Table | pa.RecordBatch | pa.RecordBatchReader) or hasattr(wanted, "__arrow_c_stream__")
     return is_arrow or _library(wanted) in ("pandas", "pyspark")
 
@@ -61,18 +61,18 @@ def is_spark(frame: Any) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark takes it literally, dots and all."""
+    """A column's name quoted for Spark, which would interpret dots."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _library(frame: Any) -> str:
-    """Of a DataFrame; the libraries need not be there."""
+    """Library of a DataFrame, found without importing any."""
     kind = type(frame)
     return kind.__module__.partition(".")[0] if kind.__name__ == "DataFrame" else ""
 
 
 def batches_of(frame: Any, schema: pa.Schema, uid: str, state: str) -> Iterator[pa.RecordBatch | pa.Table]:
-    """The rows of a frame. `schema`: what the columns of plain Python objects are. Raises InvalidConfigError, StateValueError."""
+    """Rows of a frame. `schema`: types for columns of plain Python objects. Raises InvalidConfigError, StateValueError."""
     if isinstance(frame, pa.Table):
         yield from frame.to_batches()
     elif isinstance(frame, pa.RecordBatch):
@@ -92,7 +92,7 @@ def batches_of(frame: Any, schema: pa.Schema, uid: str, state: str) -> Iterator[
 
 
 def parquet_rows(path: str) -> pa.RecordBatchReader:
-    """The rows of a local Parquet file, as they are needed. Raises InvalidConfigError."""
+    """Rows of a local Parquet file, read on demand. Raises InvalidConfigError."""
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
@@ -109,13 +109,13 @@ def _parquet_batches(file: pq.ParquetFile, path: str) -> Iterator[pa.RecordBatch
 
 
 def _of_pandas(frame: Any, schema: pa.Schema, uid: str, state: str) -> pa.Table:
-    """Numbers keep pandas' own types, which are judged later; columns of Python objects are of the state's."""
+    """Numbers keep pandas' own types, which are checked later; columns of Python objects get the state's types."""
     arrays: dict[str, pa.Array] = {}
     for name in map(str, frame.columns):
         column = frame[name]
         declared = schema.field(name).type if name in schema.names and column.dtype == object else None
         if declared == pa.utf8() and any(isinstance(value, Decimal) for value in column):
-            declared = None  # Decimals become Arrow's own, which are judged later
+            declared = None  # Decimals become Arrow's own, which are checked later
         try:
             arrays[name] = pa.array(
                 column.tolist() if declared is not None else column, type=declared, from_pandas=declared is None
@@ -140,7 +140,7 @@ def _failing(column: Any, declared: pa.DataType | None) -> int:
 
 
 def _of_spark(frame: SparkDataFrame) -> Iterator[pa.RecordBatch]:
-    """A partition of the DataFrame at a time is held."""
+    """Rows of a Spark DataFrame; holds one partition at a time."""
     from holdfast.operators.sources.dataframe_write import arrow_schema_of
 
     schema = arrow_schema_of(frame)

@@ -1,6 +1,6 @@
-"""What is in a snapshot: its operators, states and sizes, and rows of one state; for people and as JSON.
+"""Content of a snapshot: operators, states and sizes, and rows of one state; for people and as JSON.
 
-Without a coordinator and without user code: nothing is unpickled and nothing is changed."""
+It needs no coordinator and no user code: nothing is unpickled and nothing is changed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _summarise_operator(operator: SnapshotOperator, operator_id: str) -> dict[st
 
 
 def describe_verified(snapshot: Snapshot, report: VerifyReport) -> dict[str, Any]:
-    """JSON-ready."""
+    """Result of a verification as JSON-ready data."""
     return {
         "location": snapshot.location,
         "sound": report.is_sound,

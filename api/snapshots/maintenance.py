@@ -1,6 +1,5 @@
-"""`hf.fsck`: whose every file of a state directory is, what nothing owns, and what it all adds up to; offline.
-
-`holdfast snapshot dispose`: delete a savepoint that nobody claims, and nothing else."""
+"""Offline maintenance of snapshots: `hf.fsck` finds the owner of every file of a state directory, files without owner, and sizes;
+`holdfast snapshot dispose` deletes a savepoint that no job has claimed, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from holdfast.statebackends.storage.port import ListFolder, StatFile, Storage, r
 
 SAFETY_AGE_MS = 3_600_000
 REPAIR_AGE_MS_MIN = 60_000
-"""No repair deletes younger files: clocks differ, and writers that are slow are not dead."""
+"""A repair deletes no younger file: clocks differ, and a slow writer is not dead."""
 
 
 def fsck(
@@ -36,9 +35,9 @@ def fsck(
     safety_age_ms: int = SAFETY_AGE_MS,
     checksums: bool = False,
 ) -> FsckReport:
-    """Look at every file of a state directory, or of one job (its id or its name).
+    """Check every file of a state directory, or of one job (its id or its name).
 
-    With `repair`, files are deleted that nothing owns and that are older than the safety age, but for jobs whose leader may be
+    With `repair`, deletes files that have no owner and are older than the safety age, except those of jobs whose leader may be
     alive. Raises NotFoundError, InvalidConfigError, StorageUnavailableError."""
     if safety_age_ms < (REPAIR_AGE_MS_MIN if repair else 0):
         least = f"{REPAIR_AGE_MS_MIN} ms for a repair" if repair else "0"
@@ -52,14 +51,14 @@ def fsck(
             doubt = (
                 held.enter_context(without_coordinator(Path(storage.root)))
                 if url is None
-                else f"coordinators on other machines can't be seen from here, and {url} says nothing of them"
+                else f"coordinators on other machines can't be seen from here, and {url} does not answer for them"
             )
         request = FsckRequest(job_id, safety_age_ms, checksums, repair, doubt, uuid.uuid4().hex)
         return run_flow(check_directory(request, storage.root, int(time.time() * 1_000)), RoutedStorage(storage))
 
 
 def _find_job(storage: Storage, job: str | None) -> str | None:
-    """Raises NotFoundError for a place that is no state directory, or a job that is not there."""
+    """Id of the job. Raises NotFoundError for a place that is no state directory, or an unknown job."""
     names: list[str] = storage.execute(ListFolder(""))
     jobs = [name.rstrip("/") for name in names if name.endswith("/") and is_job_id(name.rstrip("/"))]
     if not jobs and storage.execute(StatFile(DIRECTORY_FILE)) is None:
@@ -73,20 +72,20 @@ def _find_job(storage: Storage, job: str | None) -> str | None:
 
 
 def dispose_confined(folder: str) -> str:
-    """As `dispose_of`, of a place that was judged in its one form. Raises NotFoundError if a link has taken it since."""
+    """As `dispose_of`, for a resolved and permitted path. Raises NotFoundError if it is a link by now."""
     if "://" not in folder and os.path.realpath(folder) != folder:
         raise NotFoundError(f"{folder} is a link by now: it holds no snapshot of its own", path=folder)
     return dispose_of(folder)
 
 
 def dispose_of(location: Location) -> str:
-    """Delete the savepoint at a path or URL; where it was.
+    """Delete the savepoint at a path or URL and return its location.
 
     Raises SnapshotClaimedError where a job owns it, NotFoundError where there is none, StorageUnavailableError."""
     folder = folder_of_snapshot(absolute_location(location))
     if "://" not in folder:
-        # By another name a job's checkpoint would not be known for one, and no link is a folder. The real path of "" is where we
-        # happen to be.
+        # Under another name a job's checkpoint would not be recognised, and a link is no folder. The real path of "" is the working
+        # directory.
         folder = os.path.realpath(folder or "/").rstrip("/")
     parent = folder.rpartition("/")[0]
     if not parent:

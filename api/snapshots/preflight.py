@@ -22,43 +22,43 @@ from holdfast.statebackends.storage.port import Operation, ReadFile, StatFile, S
 
 
 def is_in_directory(restore: str) -> bool:
-    """`latest` or a checkpoint id: which one that is only the job's own directory tells."""
+    """Whether `restore` is `latest` or a checkpoint id, which only the job's own directory resolves."""
     return not is_path(restore)
 
 
 def named_snapshot(location: Location) -> str:
-    """What `Submission.restore` says of a location as people write it: relative paths are of their working directory."""
+    """Value of `Submission.restore` for a location: a relative path is resolved against the caller's working directory."""
     text = str(location)
     return text if is_in_directory(text) else absolute_location(location)
 
 
 def preflight_offline(submission: Submission, state_dir: str | None) -> PreflightReport:
-    """Judge against what lies in storage. Without a state directory the one around a checkpoint is taken; a savepoint needs none.
+    """Check a submission against storage. Without a state directory the one around a checkpoint is used; a savepoint needs none,
+    but then files outside it, and the job's own newer checkpoints, can't be found.
 
-    Files outside a savepoint, and the job's own newer checkpoints, can then not be looked for. Raises InvalidConfigError,
-    JobExistsError, NotFoundError, StorageUnavailableError."""
+    Raises InvalidConfigError, JobExistsError, NotFoundError, StorageUnavailableError."""
     if state_dir is not None:
         storage = open_storage(state_dir)
         if storage.execute(StatFile(DIRECTORY_FILE)) is None:
             raise InvalidConfigError(f"{state_dir} is no state directory: it has no {DIRECTORY_FILE}", setting="state_dir")
-        return _judge(submission, storage, external=True)
+        return _check(submission, storage, external=True)
     if submission.restore is None or is_in_directory(submission.restore):
         raise InvalidConfigError("which job's? Give --state-dir, or the path of the snapshot", setting="state_dir")
     folder = folder_of_snapshot(submission.restore)
     parent, _, name = folder.rpartition("/")
     above = parent.rpartition("/")[0]
     if name.startswith(CHECKPOINT_PREFIX) and open_storage(above or "/").execute(StatFile(DIRECTORY_FILE)) is not None:
-        return _judge(submission, open_storage(above or "/"), external=True)
-    return _judge(submission, open_storage(parent or "/"), external=False)
+        return _check(submission, open_storage(above or "/"), external=True)
+    return _check(submission, open_storage(parent or "/"), external=False)
 
 
-def _judge(submission: Submission, storage: Storage, *, external: bool) -> PreflightReport:
+def _check(submission: Submission, storage: Storage, *, external: bool) -> PreflightReport:
     flow = preflight(identify_job(submission), submission, external=external, now_ms=int(time.time() * 1_000))
     return run_flow(flow, _NotedStorage(storage))
 
 
 class _NotedStorage(RoutedStorage):
-    """Tells whoever shows how far a tool is what it reads: all files of a snapshot, to check them."""
+    """Reports reads to the tool's progress display: a check reads all files of a snapshot."""
 
     def execute(self, operation: Operation) -> Any:
         found = super().execute(operation)
@@ -68,7 +68,7 @@ class _NotedStorage(RoutedStorage):
 
 
 def preflight_online(submission: Submission, environment: Mapping[str, str], url: str, token: str | None) -> PreflightReport:
-    """Ask the coordinator at a URL. Raises as it does, and ConnectionLostError."""
+    """Ask the coordinator at a URL. Raises its errors, and ConnectionLostError."""
     settings = client_settings(environment, url=url, token=token)
     client = RestClient(settings.url, settings.token)
     try:

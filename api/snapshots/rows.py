@@ -1,4 +1,4 @@
-"""Rows of one state of a snapshot, as dicts, whatever the format: open tables, native RocksDB files, operator lists.
+"""Rows of one state of a snapshot, as dicts, in any format: open tables, native RocksDB files, operator lists.
 
 Types come from the snapshot; user classes are not needed and pickled values stay bytes."""
 

@@ -1,5 +1,5 @@
-"""`hf.Savepoint`: a savepoint made of DataFrames, for a job to start with history; or of a snapshot, in which operators and states
-are added, taken out, renamed or given another number of key groups."""
+"""`hf.Savepoint`: a savepoint made of DataFrames, for a job to start with history; or made of a snapshot, with operators and states
+added, removed, renamed or given another number of key groups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from holdfast.statebackends.state_processor.rows import JSON, SUBTASK
 
 @dataclass(frozen=True, slots=True)
 class _Timers:
-    """Stands for a descriptor, which timers have none of."""
+    """Takes the place of a descriptor, which timers don't have."""
 
     name: str
 
@@ -70,34 +70,34 @@ class _Given:
     key: tuple[str, ...]
     key_type: KeyType | None
     renamed: dict[str, str]
-    """Column of the state's table -> column of the frame, which may serve as several; those under their own names are left out."""
+    """Column of the state's table -> column of the frame, which may serve several; columns under their own names are omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """What a savepoint is to hold; each step gives another one, and `write` writes it."""
+    """Content of a savepoint to be written; each step returns another Savepoint, and `write` writes it."""
 
     _shape: Shape
     _states: tuple[_Given | _GivenEntries, ...] = ()
     _base: Arrangement | None = None
-    """What it takes from a snapshot."""
+    """Content taken from a snapshot."""
     _asks: bool = False
-    """Nobody said which max parallelism operators have that are added to it."""
+    """The max parallelism of added operators was not given."""
 
     @staticmethod
     def create(*, max_parallelism: int, parallelism: int = 1, job_name: str = "bootstrap") -> Savepoint:
-        """A savepoint without state. `max_parallelism` must be that of the operators that take it, which adopt it if they leave it
-        open; `parallelism` only says into how many files each state goes. Raises InvalidConfigError."""
+        """A savepoint without state. `max_parallelism` must be that of the operators that restore it, which adopt it if theirs is
+        not set; `parallelism` decides only into how many files each state is written. Raises InvalidConfigError."""
         shape = Shape(job_name, max_parallelism, parallelism, int(time.time() * 1_000))
         shape.check()
         return Savepoint(shape)
 
     @staticmethod
     def from_snapshot(snapshot: Snapshot | Location, *, max_parallelism: int | None = None, parallelism: int = 1) -> Savepoint:
-        """A savepoint with all that a checkpoint or savepoint holds, which itself stays as it is.
+        """A savepoint with the whole content of a checkpoint or savepoint, which itself is not changed.
 
-        `max_parallelism` and `parallelism` are those of operators that are added; without the first it is that of the snapshot's
-        operators, which then has to be one. Raises as `Snapshot` does, and InvalidConfigError."""
+        `max_parallelism` and `parallelism` are those of added operators; by default the first is that of the snapshot's operators,
+        which then have to agree. Raises as `Snapshot` does, and InvalidConfigError."""
         stored = (snapshot if isinstance(snapshot, Snapshot) else Snapshot(snapshot))._stored
         arrangement = Arrangement.of(stored)
         groups = max_parallelism or max((each.max_parallelism for each in stored.metadata.operators), default=parallelism)
@@ -106,21 +106,21 @@ class Savepoint:
         return Savepoint(shape, _base=arrangement, _asks=max_parallelism is None)
 
     def without_operator(self, uid: str) -> Savepoint:
-        """All but an operator, with all of its state. Raises NotFoundError, as all that follow do for what is not there.
+        """Remove an operator with all of its state. Raises NotFoundError if it does not exist, as do the methods below.
 
         Output that a sink has staged and not yet committed is lost with its state."""
         base = self._snapshot_part().without_operator(uid)
         return replace(self, _base=base, _states=tuple(state for state in self._states if state.uid != uid))
 
     def without_state(self, uid: str, state: str) -> Savepoint:
-        """All but one state of an operator. Raises InvalidConfigError for the output that a sink has yet to commit."""
+        """Remove one state of an operator. Raises InvalidConfigError for the output that a sink has yet to commit."""
         _refuse_committables(uid, state, state)
         return replace(self, _base=self._snapshot_part().without_state(uid, state))
 
     def with_operator_renamed(self, uid: str, to: str) -> Savepoint:
-        """An operator's state under another uid. Raises InvalidConfigError if there is one of that uid.
+        """Rename an operator. Raises InvalidConfigError if there is one of that uid.
 
-        A sink's output is known by its `sink_id`, which is the uid unless it has one of its own: give it the old uid then."""
+        A sink's output is known by its `sink_id`, by default its uid: then give the sink the old uid as `sink_id`."""
         base = self._snapshot_part().with_operator_renamed(uid, to)
         if any(state.uid == to for state in self._states):
             raise InvalidConfigError(f"operator {uid!r} can't become {to!r}: states were added to one of that uid", operator=uid)
@@ -128,7 +128,7 @@ class Savepoint:
         return replace(self, _base=base, _states=states)
 
     def with_state_renamed(self, uid: str, state: str, to: str) -> Savepoint:
-        """A state of an operator under another name.
+        """Rename a state of an operator.
 
         Raises InvalidConfigError if there is one of that name, for timers, and for the output that a sink has yet to commit."""
         _refuse_committables(uid, state, state, to)
@@ -137,7 +137,7 @@ class Savepoint:
         return replace(self, _base=self._snapshot_part().with_state_renamed(uid, state, to))
 
     def with_max_parallelism(self, max_parallelism: int, *, uid: str | None = None) -> Savepoint:
-        """Another number of key groups for the operators of the snapshot, or for one: each key's row goes to its new key group.
+        """Set another number of key groups for the snapshot's operators, or for one: each key's rows move to its new key group.
 
         Raises InvalidConfigError if it is out of bounds, or less than the parallelism at which the snapshot was taken."""
         base = self._snapshot_part().with_max_parallelism(max_parallelism, uid)
@@ -146,7 +146,7 @@ class Savepoint:
 
     def _snapshot_part(self) -> Arrangement:
         if self._base is None:
-            raise InvalidConfigError("nothing is there yet to be taken out or renamed: use Savepoint.from_snapshot")
+            raise InvalidConfigError("there is nothing yet to remove or rename: use Savepoint.from_snapshot")
         return self._base
 
     def with_state(
@@ -163,12 +163,12 @@ class Savepoint:
         position: str | None = None,
         stamp: str | None = None,
     ) -> Savepoint:
-        """Add the keyed state that a descriptor declares for the operator `uid`: a row a key (an element, an entry) of a frame.
+        """Add the keyed state that a descriptor declares for the operator `uid`: one row of a frame for each key (element, entry).
 
         `key`, `value`, `map_key`, `namespace`, `position` and `stamp` name columns of the frame (Arrow, pandas, Polars, Spark);
-        further columns are not looked at. `stamp`: when a value with a TTL was written, ms; without it, now. Several key columns
-        are a tuple. `key_type` as in `key_by`; without it, that of the columns. Columnar state has its accumulators under the
-        names that an export shows. Rows are read by `write`. Raises InvalidConfigError."""
+        further columns are ignored. `stamp`: when a value with a TTL was written, ms; by default now. Several key columns are a
+        tuple. `key_type` as in `key_by`; by default that of the columns. Columnar state has its accumulators under the names that
+        an export shows. `write` reads the rows. Raises InvalidConfigError."""
         _check_frame(uid, descriptor.name, frame)
         renamed = {}
         if not isinstance(descriptor, ColumnarStateDescriptor):
@@ -191,9 +191,10 @@ class Savepoint:
         namespace: str | None = None,
         processing_time: bool = False,
     ) -> Savepoint:
-        """Add timers of the operator `uid`, a row a timer: its key, and in the column `time` when it fires, in ms since 1970.
+        """Add timers of the operator `uid`, one row for each timer: its key, and in the column `time` when it fires, in ms since
+        1970.
 
-        Event time, unless `processing_time`. One that is due already fires at once. `key`, `key_type` and `namespace` as in
+        Event time, unless `processing_time`. A timer that is due already fires at once. `key`, `key_type` and `namespace` as in
         `with_state`. Raises InvalidConfigError."""
         timers = _Timers(PROCESSING_TIMERS if processing_time else EVENT_TIMERS)
         _check_frame(uid, timers.name, frame)
@@ -214,9 +215,9 @@ class Savepoint:
         """Add the list, union or broadcast state that a descriptor declares for the operator `uid`.
 
         `entries`: a sequence of bytes, as the operator encodes them, or a frame with them in the column `value`; with `json`, that
-        column has JSON texts instead, which are stored as msgpack. `subtask` and `position` name columns that say whose each entry
-        is (below `parallelism`), and their order; without, entries are dealt out evenly in the order of the rows. Of broadcast
-        state one copy is enough. Raises InvalidConfigError."""
+        column has JSON texts instead, which are stored as msgpack. `subtask` and `position` name columns with the subtask of each
+        entry (below `parallelism`), and its order; by default entries are dealt out evenly in the order of the rows. Broadcast
+        state needs one copy. Raises InvalidConfigError."""
         if not isinstance(descriptor, OperatorListStateDescriptor):
             raise InvalidConfigError(
                 f"operator {uid!r}, state {descriptor.name!r}: {type(descriptor).__name__} declares keyed state: use with_state",
@@ -249,10 +250,10 @@ class Savepoint:
         return replace(self, _states=(*self._states, _Given(uid, descriptor, frame, keys, declared, renamed)))
 
     def write(self, target: Location) -> Snapshot:
-        """Write the savepoint into a new folder; gives it. A job starts from it with `restore=`.
+        """Write the savepoint into a new folder and return it. A job starts from it with `restore=`.
 
-        Raises InvalidConfigError, InvalidKeyError and StateValueError naming operator, state and row; StorageUnavailableError.
-        Then the folder is as it was."""
+        Raises InvalidConfigError, InvalidKeyError and StateValueError naming operator, state and row; StorageUnavailableError. On
+        an error the folder is left as it was."""
         if self._base is None:
             place = target_of(target)
             return Snapshot._of(write_savepoint(self._prepared_states(), self._shape, place.storage, place.folder))
@@ -263,13 +264,13 @@ class Savepoint:
         return Snapshot._of(write_arranged(self._base, states, self._shape, place.storage, place.folder, graph=graph))
 
     def _check_added(self, base: Arrangement) -> None:
-        """Raises InvalidConfigError unless the max parallelism of operators that are added is known."""
+        """Raises InvalidConfigError unless the max parallelism of added operators is known."""
         groups = {kept.max_parallelism for kept in base.operators.values()}
         added = sorted({state.uid for state in self._states} - set(base.operators))
         if added and self._asks and len(groups) != 1:
-            said = f"those of the snapshot have {', '.join(map(str, sorted(groups)))}" if groups else "the snapshot has none"
+            known = f"those of the snapshot have {', '.join(map(str, sorted(groups)))}" if groups else "the snapshot has none"
             raise InvalidConfigError(
-                f"operator {added[0]!r}: of which max parallelism? {said}; give max_parallelism to from_snapshot",
+                f"operator {added[0]!r}: of which max parallelism? {known}; give max_parallelism to from_snapshot",
                 operator=added[0],
                 setting="max_parallelism",
             )
@@ -285,7 +286,7 @@ class Savepoint:
 
 
 def filled_by(function: Callable[[Savepoint], Any], name: str, empty: Savepoint) -> Savepoint:
-    """What a user's function makes of a savepoint without state. Raises InvalidConfigError, UserFunctionError."""
+    """Savepoint that a user's function makes of an empty one. Raises InvalidConfigError, UserFunctionError."""
     try:
         filled = function(empty)
     except HoldfastError:
@@ -303,7 +304,7 @@ def _refuse_committables(uid: str, state: str, *names: str) -> None:
     if COMMITTABLES in names:
         raise InvalidConfigError(
             f"operator {uid!r}: {COMMITTABLES!r} is output that a sink has staged and not yet committed; it is found by this name "
-            "alone, and goes with its operator: without_operator loses it",
+            "alone, and removed only with its operator, by without_operator",
             operator=uid,
             state=state,
         )
@@ -353,7 +354,7 @@ def _prepared(given: _Given, shape: Shape) -> NewState | SpreadState:
 
 
 def _gathered(given: _Given, shape: Shape) -> NewState:
-    """The state with its key type, which the first batch may have to tell."""
+    """The state with its key type, which may have to be taken from the first batch."""
     declared = given.key_type
     expected = _layout(given, declared or _any_key(given), shape)
     batches = iter(batches_of(given.frame, _as_given(expected, given), given.uid, given.descriptor.name))
@@ -379,7 +380,8 @@ def _key_type_of(given: _Given, schema: pa.Schema) -> KeyType:
 
 
 def _can_be_spread(given: _Given) -> bool:
-    """Spark's tasks write it. Elements of a list without a position have the order of the DataFrame, which a shuffle loses."""
+    """Whether Spark's tasks can write it. List elements without a position have the order of the DataFrame, which a shuffle
+    loses."""
     is_list = isinstance(given.descriptor, ListStateDescriptor)
     return is_spark(given.frame) and not (is_list and POSITION not in given.renamed)
 
@@ -402,12 +404,12 @@ def _spread(given: _Given, shape: Shape) -> SpreadState:
 
 
 def _any_key(given: _Given) -> KeyType:
-    """Stands for a key whose type is not known yet."""
+    """Placeholder for a key type that is not known yet."""
     return KeyType.parse("utf8" if len(given.key) == 1 else f"tuple<{','.join(['utf8'] * len(given.key))}>")
 
 
 def _as_given(layout: StateLayout, given: _Given) -> pa.Schema:
-    """The types of the frame's columns, as far as they are declared, under the frame's names."""
+    """Declared types of the frame's columns, under the frame's names."""
     keys = dict(zip(key_columns(layout.key_type), given.key, strict=False))
     fields: dict[str, pa.Field] = {}
     for field in layout.schema:
@@ -418,7 +420,7 @@ def _as_given(layout: StateLayout, given: _Given) -> pa.Schema:
 
 
 def _named(batches: Iterator[pa.RecordBatch | pa.Table], given: _Given, layout: StateLayout) -> Batches:
-    """The columns of the state, under its own names."""
+    """Columns of the state, under its own names."""
     return _selected(batches, _wanted(given, layout), given)
 
 
@@ -432,7 +434,7 @@ def _wanted(given: _Given, layout: StateLayout) -> dict[str, str]:
 
 
 def _selected(batches: Iterator[pa.RecordBatch | pa.Table], wanted: Mapping[str, str], given: _Given | _GivenEntries) -> Batches:
-    """The wanted columns alone, under the state's names."""
+    """Only the needed columns, under the state's names."""
     for batch in batches:
         note(rows=batch.num_rows, what=f"{given.uid}.{given.descriptor.name}")
         names = batch.schema.names

@@ -1,6 +1,6 @@
-"""Which snapshots the service shows: those below its state directory and the directories that it was given, no others.
+"""Snapshots that the service shows: those below its state directory and the configured directories, no others.
 
-A path comes from whoever has a token. It is brought into its one form first, symbolic links followed, and is judged then."""
+Any caller with a token may send a path. It is resolved first, symbolic links followed, and then compared with the directories."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 PATH_CHARACTERS_MAX = 4_096
 
 DIRECTORIES_NAMED_MAX = 10
-"""In the message that refuses a path."""
+"""Directories named by the message that refuses a path, at most."""
 
 
 class SnapshotDirectories:
-    """The directories below which snapshots may be looked at."""
+    """Directories below which snapshots may be read."""
 
     def __init__(self, directories: Iterable[str], *, folders: Iterable[str] = ()) -> None:
         """The first directory is the state directory; relative paths are below it. `folders`: of single snapshots, resolved."""
@@ -33,15 +33,17 @@ class SnapshotDirectories:
         self._folders = frozenset(folders)
 
     def with_savepoints(self, places: SavepointPlaces) -> SnapshotDirectories:
-        """These, and where jobs have savepoints: below the directories that they name, but for the root, and single folders."""
+        """These directories, and where jobs have savepoints: the directories that they name, except the root, and single
+        folders."""
         named = sorted(place for place in map(_resolved_place, places.directories) if place not in ("", "/"))
         directories = dict.fromkeys([*self._directories, *named])
         return SnapshotDirectories(directories, folders=frozenset(map(_resolved_place, places.folders)) - {""})
 
     def open(self, path: str) -> Snapshot:
-        """Raises InvalidConfigError for a path that leads out, also through a savepoint's pointer, or as `Snapshot` does."""
+        """Open a snapshot. Raises InvalidConfigError for a path that leads outside, also through a savepoint's pointer, or as
+        `Snapshot`."""
         from holdfast.api.snapshots.snapshot import (
-            Snapshot,  # pyarrow: a third of a second that a coordinator's start need not wait for
+            Snapshot,  # imports pyarrow: a third of a second that a coordinator's start saves
         )
 
         snapshot = Snapshot(self._confined(path))
@@ -49,7 +51,7 @@ class SnapshotDirectories:
         return snapshot
 
     def confine_savepoint(self, path: str, places: Callable[[], SavepointPlaces]) -> str:
-        """The folder of a savepoint in its one form. `places`: asked where no directory that is shown holds it.
+        """Resolved folder of a savepoint. `places`: called if no shown directory contains it.
 
         Raises InvalidConfigError unless it lies where snapshots are shown or jobs have savepoints."""
         try:
@@ -58,18 +60,19 @@ class SnapshotDirectories:
             return self.with_savepoints(places())._folder(path)
 
     def _folder(self, path: str) -> str:
-        """Of a snapshot, or the one that its `_metadata` is in. That has to be confined in its turn: a directory is no snapshot."""
+        """Folder of a snapshot, or of its `_metadata`. The result has to be confined again, as a directory itself is no
+        snapshot."""
         return self._confined(self._confined(path).removesuffix(f"/{METADATA_NAME}"))
 
     def _confined(self, path: str) -> str:
-        """As `confine`, of the snapshot's folder and of the file in it: that may be a link, too."""
+        """As `confine`, for the snapshot's folder and the file in it, which may be a link, too."""
         folder = self.confine(path)
         if not is_s3(folder) and os.path.basename(folder) != METADATA_NAME:
             self.confine(metadata_path(folder))
         return folder
 
     def confine(self, path: str) -> str:
-        """The path in its one form. Raises InvalidConfigError unless it lies below one of the directories."""
+        """Resolve a path. Raises InvalidConfigError unless it lies below one of the directories."""
         if not path or len(path) > PATH_CHARACTERS_MAX or "\0" in path or path.startswith("~"):
             raise InvalidConfigError("path is no path of a snapshot", setting="path")
         if "://" not in path and not path.startswith(("/", "file:")):
@@ -87,7 +90,7 @@ class SnapshotDirectories:
 
 
 def _resolved_place(location: str) -> str:
-    """As `_resolved`, of what a job names; empty for what is no absolute place, where no savepoint is."""
+    """As `_resolved`, for a place that a job names; empty for one that is not absolute and has no savepoints."""
     path = location.partition("://")[2] or location
     if not is_absolute_folder(location) or any(name in (".", "..") for name in path.split("/")):
         return ""
@@ -98,7 +101,7 @@ def _resolved_place(location: str) -> str:
 
 
 def _resolved(location: str) -> str:
-    """Without '..' and symbolic links; of an URL, without anything that is not literal. Raises InvalidConfigError."""
+    """Path without '..' and symbolic links; a URL must be literal. Raises InvalidConfigError."""
     if is_s3(location):
         return location_of(*parse_location(location))
     text = absolute_location(location)

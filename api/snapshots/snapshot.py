@@ -1,7 +1,7 @@
 """`hf.Snapshot`: a checkpoint or savepoint as an object, without a coordinator and without user code.
 
-A snapshot is opened where it is; a savepoint's pointer in its job is followed. Nothing in it is changed or unpickled. Paths may
-be URLs wherever a storage for them exists."""
+A snapshot is opened in place; a savepoint's pointer in its job is followed. Nothing in it is changed or unpickled. Paths may be
+URLs wherever a storage for them exists."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from holdfast.statebackends.storage.port import ListFolder, run_flow
 
 
 def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
-    """The snapshot in a folder, or whose `_metadata` file `location` is; a savepoint's pointer in its job is followed.
+    """Open the snapshot in a folder, or by its `_metadata` file; a savepoint's pointer in its job is followed.
 
     Raises NotFoundError, CorruptStateError, UnsupportedVersionError, StorageUnavailableError."""
     place = place_of_snapshot(location)
@@ -57,8 +57,8 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
     path = metadata_path(place.location)
     match decode_decision(content, path):
         case AbortRecord(checkpoint_id=number, reason=reason, message=message):
-            said = f"checkpoint {number} was aborted ({reason}){': ' + message if message else ''}: it has no state"
-            raise NotFoundError(said, path=place.location, checkpoint=number)
+            text = f"checkpoint {number} was aborted ({reason}){': ' + message if message else ''}: it has no state"
+            raise NotFoundError(text, path=place.location, checkpoint=number)
         case SavepointRecord(folder=pointed) if follow:
             is_whole = "://" in pointed or pointed.startswith("/")
             return open_snapshot(pointed if is_whole else f"{place.storage.root}/{pointed}", follow=False)
@@ -69,9 +69,9 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
 
 
 def target_of(location: Location) -> Place:
-    """Where something new is to be written. Raises InvalidConfigError for what is no folder, or a job's."""
+    """Place of a new snapshot or export. Raises InvalidConfigError for a location that is no folder, or a job's."""
     place = place_of(location)
-    if place.folder == METADATA_NAME:  # by its own path it would be taken for the file of that name in the folder above
+    if place.folder == METADATA_NAME:  # its path would be taken for the file of that name in the folder above
         raise InvalidConfigError(f"{place.location} is the name of a snapshot's own file: name another folder", path=place.location)
     real = place.location if "://" in place.location else os.path.realpath(place.location)
     run_flow(check_target(real), RoutedStorage(place.storage))
@@ -79,7 +79,7 @@ def target_of(location: Location) -> Place:
 
 
 def outside_of(source: str, location: Location) -> Place:
-    """As `target_of`, for what is made of the snapshot at `source`, in which it must not lie."""
+    """As `target_of`, for output made of the snapshot at `source`, which must not lie inside it."""
     place = target_of(location)
     if f"{_real(place.location)}/".startswith(f"{_real(source)}/"):
         raise InvalidConfigError(f"{place.location} lies in the snapshot itself", path=place.location)
@@ -87,7 +87,7 @@ def outside_of(source: str, location: Location) -> Place:
 
 
 def _real(location: str) -> str:
-    """Without symbolic links."""
+    """Path without symbolic links."""
     return location if "://" in location else os.path.realpath(location)
 
 
@@ -99,7 +99,7 @@ def _no_snapshot(place: Place) -> NotFoundError:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotState:
-    """One state of an operator, as the snapshot describes it."""
+    """One state of an operator, as described in the snapshot."""
 
     name: str
     kind: str
@@ -110,7 +110,7 @@ class SnapshotState:
     format: str
     """`parquet`, `arrow`, `rocksdb` (native files), or `list` for operator state."""
     size: int
-    """Bytes; -1 for native files, which hold all states of their operator."""
+    """Bytes; -1 for native files, which contain all states of their operator."""
     entries: int
     """Entries of operator state; -1 for keyed state."""
 
@@ -148,11 +148,12 @@ class Snapshot:
 
     @property
     def location(self) -> str:
+        """Absolute path or URL of its folder; of the snapshot itself, where a pointer was followed."""
         return self._stored.location
 
     @property
     def metadata(self) -> SnapshotMetadata:
-        """All that `_metadata` says: job, checkpoint id, kind, times, handles."""
+        """Content of `_metadata`: job, checkpoint id, kind, times, handles."""
         return self._stored.metadata
 
     @property
@@ -171,7 +172,7 @@ class Snapshot:
         }
 
     def states(self, uid: str) -> dict[str, SnapshotState]:
-        """States of one operator by name. Raises NotFoundError naming the operators that there are."""
+        """States of one operator by name. Raises NotFoundError naming the operators that exist."""
         return {name: _described(state) for name, state in states_of(self._stored.operator(uid)).items()}
 
     def schema(self, uid: str, state: str) -> pa.Schema:
@@ -186,7 +187,7 @@ class Snapshot:
 
         `columns`: only these, in this order.
 
-        Each file is checked before its first row is given out: CorruptStateError comes from reading. Raises NotFoundError."""
+        Each file is checked before its first row is returned: reading raises CorruptStateError. Raises NotFoundError."""
         stored = self._stored.state(uid, state)
         schema = self.schema(uid, state)
         chosen = schema if columns is None else choose_columns(stored, schema, columns)
@@ -208,42 +209,42 @@ class Snapshot:
             yield from rows_of(reader, stored)
 
     def verify(self) -> VerifyReport:
-        """Check length and checksum of every file; never raises for what is wrong with one.
+        """Check length and checksum of every file; a damaged file is in the report, and never raises.
 
-        Files outside its folder are asked of the storage that their path names."""
+        Files outside its folder are read from the storage that their path names."""
         return run_flow(verify_files(self._stored), RoutedStorage(self._stored.storage))
 
     def diff(self, other: Snapshot, *, uid: str | None = None, state: str | None = None, keys_max: int = 10) -> SnapshotDiff:
-        """What changed from this snapshot to another, at any parallelism and backend.
+        """Compare this snapshot with another, at any parallelism and backend.
 
         `keys_max`: differing keys that are listed for each state. Raises NotFoundError, CorruptStateError."""
         return diff_snapshots(self._stored, other._stored, uid, state, keys_max=keys_max)
 
     def changes(self, other: Snapshot, uid: str, state: str) -> pa.RecordBatchReader:
-        """The change feed of a state from this snapshot to another: a row for each key that was added, removed or changed.
+        """The change feed of a state from this snapshot to another: one row for each key that was added, removed or changed.
 
-        Columns: `change` (`added`, `removed`, `changed`), what the row is about (`key`, `namespace`, `map_key`, `time`), and the
-        value before and after (`before_value`, `after_value`; null where there was none; a list is one value). Of operator state
+        Columns: `change` (`added`, `removed`, `changed`), the row's identity (`key`, `namespace`, `map_key`, `time`), and the value
+        before and after (`before_value`, `after_value`; null where there was none; a list is one value). For operator state
         `change`, `value` and `json` of each entry. Raises NotFoundError, InvalidConfigError if the state is of another kind or key
-        type in the other; CorruptStateError comes from reading."""
+        type in the other; reading raises CorruptStateError."""
         feed = ChangeFeed.of(self._stored, other._stored, uid, state)
         return pa.RecordBatchReader.from_batches(feed.schema(), feed.batches())
 
     def metadata_table(self) -> pa.Table:
-        """Operators and states with their types and sizes, a row a state; `to_pandas()` is the DataFrame."""
+        """Operators and states with their types and sizes, one row for each state; `to_pandas()` gives a DataFrame."""
         return metadata_table(self._stored)
 
     def export(self, folder: Location, *, uid: str | None = None, state: str | None = None) -> ExportReport:
-        """Write one Parquet dataset a state into a new folder; all states, those of one operator, or one.
+        """Write one Parquet dataset for each state into a new folder; all states, those of one operator, or one.
 
-        Raises InvalidConfigError for a folder in use, NotFoundError, CorruptStateError, StorageUnavailableError; then the folder
-        is as it was."""
+        Raises InvalidConfigError for a folder in use, NotFoundError, CorruptStateError, StorageUnavailableError. On an error the
+        folder is left as it was."""
         states = list(self._stored.states(uid, state))
         place = outside_of(self.location, folder)
         return export_snapshot(self._stored, states, place.storage, place.folder)
 
     def copy(self, target: Location) -> Snapshot:
-        """Write a savepoint of its own with the same content into a new folder, checking every file; gives the copy.
+        """Write an independent savepoint with the same content into a new folder, checking every file, and return it.
 
         Raises as `export` does."""
         place = outside_of(self.location, target)
@@ -258,13 +259,13 @@ class Snapshot:
         state: str | None = None,
         function: Any = None,
     ) -> Snapshot:
-        """Write a canonical savepoint with some states made anew and all others as they are; gives it.
+        """Write a canonical savepoint with some states replaced and all others as they are, and return it.
 
         Each change, by (uid, state) or as the one `function` for `uid` and `state`, is a function or a frame. A function is called
-        with each batch of rows (`pyarrow.RecordBatch`, as `table` gives them) and returns the rows to have instead, or None for
-        none. A frame (Arrow, pandas, Polars, Spark) is all rows that the state is to have. Raises NotFoundError, InvalidKeyError,
-        StateValueError, InvalidConfigError and UserFunctionError naming operator, state and row, or as `export`; then the folder
-        is as it was."""
+        with each batch of rows (`pyarrow.RecordBatch`, as from `table`) and returns the rows that replace them, or None for none. A
+        frame (Arrow, pandas, Polars, Spark) has all rows of the new state. Raises NotFoundError, InvalidKeyError, StateValueError,
+        InvalidConfigError and UserFunctionError naming operator, state and row, or as `export`. On an error the folder is left as
+        it was."""
         wanted = dict(changes or {})
         if function is not None:
             if uid is None or state is None:

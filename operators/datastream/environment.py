@@ -1,6 +1,6 @@
-"""The Environment: where a job begins. It holds the settings, makes streams from sources, and hands the plan to a launcher.
+"""The Environment, where a job begins: it holds the settings, makes streams from sources, and hands the plan to a launcher.
 
-It knows how to build a job, not how to run one: the launcher comes from outside (see launcher.py)."""
+It builds a job and does not run one: the launcher comes from outside (launcher.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.environment")
 
 ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining", "require_uids")
-"""Arguments of an Environment that are no fields of its JobConfig."""
+"""Arguments of an Environment that are not fields of its JobConfig."""
 
 
 class Environment:
@@ -71,13 +71,13 @@ class Environment:
         self.require_uids = require_uids
         self.graph = StreamGraph()
         self._job: weakref.ref[JobHandle] | None = None
-        """The handle of the newest execution, weakly: one that nobody else holds lets go of its coordinator."""
+        """Handle of the newest execution. The reference is weak: a handle that the program dropped releases its coordinator."""
 
     def _default_launcher(self) -> Launcher | None:
         return None
 
     def __repr__(self) -> str:
-        """What the job is made of and, once it was executed, where it stands; asks nobody."""
+        """Streams and settings of the job and, once it was executed, its state as last seen; sends no request."""
         kinds = Counter("sink" if node.sink else "source" if node.source else "operator" for node in self.graph.nodes)
         counted = ((kinds[kind], kind) for kind in ("source", "operator", "sink"))
         parts = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in counted if count)
@@ -97,13 +97,14 @@ class Environment:
         return Stream(self, (StreamEdge(node.index),), row_type, node)
 
     def from_dataframe(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> Stream:
-        """The rows of a Spark DataFrame, in its order. It is written to the state directory once per job, then replayed."""
+        """Stream of the rows of a Spark DataFrame, in its order. They are written to the state directory once per job, then
+        replayed."""
         from holdfast.operators.sources.dataframe import DataFrameSource
 
         return self.from_source(DataFrameSource(dataframe, rows_per_second=rows_per_second, name=name))
 
     def from_parquet(self, path: Any, *, rows_per_second: float | None = None, name: str = "parquet", **options: Any) -> Stream:
-        """The rows of Parquet files: a file, a folder or a list of files. `options` as of ParquetSource."""
+        """Stream of the rows of Parquet files: a file, a folder or a list of files. `options` are those of ParquetSource."""
         from holdfast.operators.sources.parquet import ParquetSource
 
         return self.from_source(ParquetSource(path, rows_per_second=rows_per_second, name=name, **options))
@@ -111,9 +112,10 @@ class Environment:
     def from_collection(
         self, rows: Iterable[Any], *, returns: Any = None, rows_per_second: float | None = None, name: str = "collection"
     ) -> Stream:
-        """Rows that are at hand: dicts by column name, or records of one type. They travel with the job, 64 MiB at most.
+        """Stream of rows that the program has: dicts by column name, or records of one type. They travel with the job, 64 MiB at
+        most.
 
-        `returns`: pa.Schema, {column: type} or a record type; else the records' class, or what the values are.
+        `returns`: pa.Schema, {column: type} or a record type; by default the records' class, or types derived from the values.
         Raises GraphError, and SchemaMismatchError for a row that does not fit the others."""
         from holdfast.operators.sources.collection import collection_source
 
@@ -124,18 +126,18 @@ class Environment:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """The sinks of the job, in the order of `sink_to`; their ids are known once the job was built."""
+        """Sinks of the job, in the order of `sink_to`; their ids are known once the job was built."""
         return tuple(node.sink for node in self.graph.nodes if node.sink is not None)
 
     def build(self) -> JobPlan:
-        """The plan of the job. Raises GraphError and other InvalidConfigErrors."""
+        """Build the plan of the job. Raises GraphError and other InvalidConfigErrors."""
         plan = build_plan(self.graph, self.name, self.config, self.parallelism, chaining=self.chaining)
         if self.require_uids:
             check_uids(plan.graph)
         return plan
 
     def explain(self) -> str:
-        """The job as text: vertices, the operators chained in them, and the edges between."""
+        """Describe the job as text: vertices, the operators chained in them, and the edges between."""
         return explain_plan(self.build(), unused=[node.label for node in self.graph.unused()])
 
     def execute(
@@ -150,15 +152,15 @@ class Environment:
         allow_output_repeat: bool = False,
         progress: bool = True,
     ) -> JobHandle:
-        """Submit the job and return its handle; `handle.wait()` blocks until it ends. A job that this driver runs already is
-        attached to, or, if its plan is another one, taken over from a checkpoint.
+        """Submit the job and return its handle; `handle.wait()` blocks until it ends. If this driver runs the job already with the
+        same plan, its handle is returned; a different plan takes over from a checkpoint.
 
-        `restore`: `latest`, `latest-readable`, a checkpoint's id, or the path of a snapshot, also one relative to the working
-        directory; a folder that is called as one of these words is `./latest`.
-        `fresh`: forget what a job of this name has stored.
-        `claim_mode`: NO_CLAIM leaves a snapshot given by its path as it is; CLAIM makes it the job's, which deletes it in time.
+        `restore`: `latest`, `latest-readable`, the id of a checkpoint, or the path of a snapshot (relative to the working
+        directory); for a folder of such a name write `./latest`.
+        `fresh`: forget the stored state of an earlier job with this name.
+        `claim_mode`: NO_CLAIM never changes the restored snapshot; with CLAIM the job owns it and deletes it once it is subsumed.
         `sinks`: "keep" refuses a sink that writes elsewhere than before; "fork" begins a new log there; "abandon" does so, too,
-        where staged rows are then left over that nobody commits.
+        where this leaves staged rows that are never committed.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
             job = self._launch(
@@ -179,7 +181,8 @@ class Environment:
             self._job = weakref.ref(job)
             return job
         except HoldfastError as error:
-            # The message says what is wrong: the user's own line stands above it, not thirty of ours.
+            # The traceback of the user's program then shows the user's own line, not thirty of ours; the message says what is
+            # wrong.
             log.debug("job %r can't be started", self.name, exc_info=True)
             raise error.with_traceback(None) from error.__cause__
 
@@ -195,14 +198,14 @@ class Environment:
 
 
 RESTORE_WORDS = ("latest", "latest-readable")
-"""What `restore` may be beside a path and a checkpoint's id."""
+"""Values of `restore` besides a path and the id of a checkpoint."""
 
 
 def _restored_from(restore: Location | None) -> str | None:
-    """A path as the coordinator needs it: its own working directory is another one.
+    """Return the location in the form that the coordinator needs, whose working directory is a different one.
 
-    A text is a word, or the id of a checkpoint, or else a path, whatever lies in the working directory: a folder of such a name is
-    `./latest`, or a Path. Raises InvalidConfigError for what is no location."""
+    A text is one of RESTORE_WORDS, the id of a checkpoint, or else a path, whatever the working directory contains: write
+    `./latest`, or pass a Path, for a folder with such a name. Raises InvalidConfigError for any other type."""
     if restore is None or (isinstance(restore, str) and (restore in RESTORE_WORDS or restore.isdecimal())):
         return restore
     if not isinstance(restore, str | os.PathLike) or not os.fspath(restore):
@@ -229,7 +232,7 @@ def sink_mode_of(text: str) -> SinkMode:
 
 
 def _configured(config: JobConfig, settings: dict[str, Any]) -> JobConfig:
-    """The config with some fields replaced, of the right type and in bounds. Raises InvalidConfigError naming the setting."""
+    """Return the config with some fields replaced, types and bounds checked. Raises InvalidConfigError naming the setting."""
     known = JobConfig.__struct_fields__
     for setting in settings:
         if setting not in known:
@@ -245,7 +248,7 @@ def _configured(config: JobConfig, settings: dict[str, Any]) -> JobConfig:
 
 
 def unknown_setting(setting: str, known: Iterable[str]) -> InvalidConfigError:
-    """Names the settings that are spelled most like it, or all."""
+    """Return an error that names the known settings spelled most like this one, or all of them."""
     names = sorted({*known, *ENVIRONMENT_SETTINGS})
     near = difflib.get_close_matches(setting.lower().replace("-", "_"), names, n=3)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"settings are {', '.join(names)}"

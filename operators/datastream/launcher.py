@@ -1,4 +1,4 @@
-"""How a built job gets to run: protocols between the DSL, the Spark shell and the REST client.
+"""Protocols between the DSL, the Spark shell and the REST client, by which a built job is run.
 
 `operators` may not import `api`; `holdfast.api.launch` assembles a launcher from both and hands it to its `Environment`."""
 
@@ -15,7 +15,7 @@ from holdfast.statebackends.state_processor.contents import Location
 
 
 class CoordinatorClient(Protocol):
-    """What a driver needs of the coordinator's REST service. Errors are the typed kinds of holdfast.statebackends.errors."""
+    """The coordinator's REST service as a driver needs it. Errors are classes of holdfast.statebackends.errors."""
 
     url: str
     token: str | None
@@ -23,13 +23,13 @@ class CoordinatorClient(Protocol):
     def submit(self, submission: Submission) -> SubmissionAccepted: ...
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """GET /v1/jobs/:jobid, as Flink's dialect has it."""
+        """GET /v1/jobs/:jobid, in the form of Flink's REST API."""
 
     def job_state(self, job_id: str) -> str:
-        """RUNNING, RESTARTING, FINISHED ..."""
+        """State of the job: RUNNING, RESTARTING, FINISHED ..."""
 
     def exceptions(self, job_id: str) -> dict[str, Any]:
-        """GET /v1/jobs/:jobid/exceptions: the newest failures, with what is told of them."""
+        """GET /v1/jobs/:jobid/exceptions: the newest failures, each with its stack trace."""
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         """GET /v1/jobs/:jobid/checkpoints."""
@@ -43,12 +43,12 @@ class CoordinatorClient(Protocol):
         "workers": [{"slot", "pid", "nonce", "registered", "spawn", "timed_out", "fingerprint"}]}."""
 
     def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
-        """Trigger one checkpoint and wait until it is complete; its id. Raises CheckpointFailedError."""
+        """Trigger one checkpoint, wait until it is complete, and return its id. Raises CheckpointFailedError."""
 
     def savepoint(
         self, job_id: str, target: str | None = None, *, format_type: str = "CANONICAL", timeout_s: float | None = None
     ) -> str:
-        """Take a savepoint; its location."""
+        """Take a savepoint and return its location."""
 
     def stop(
         self,
@@ -59,14 +59,14 @@ class CoordinatorClient(Protocol):
         format_type: str = "CANONICAL",
         timeout_s: float | None = None,
     ) -> str:
-        """Stop with a savepoint; its location."""
+        """Stop with a savepoint and return its location."""
 
     def cancel(self, job_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What `Environment.execute` was asked for, beyond the plan."""
+    """Arguments of `Environment.execute` beside the plan."""
 
     job_id: str | None = None
     restore: str | None = None
@@ -79,13 +79,13 @@ class LaunchOptions:
     """None: a coordinator is embedded in the driver's process."""
     token: str | None = None
     state_directory: str | os.PathLike[str] | None = None
-    """Needed when the coordinator is embedded; else the coordinator says."""
+    """Needed when the coordinator is embedded; a remote coordinator names its own."""
     progress: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorProgress:
-    """One operator over all of its subtasks; totals as those of `Progress`."""
+    """Progress of one operator over all of its subtasks; totals as in `Progress`."""
 
     uid: str
     kind: str
@@ -93,31 +93,31 @@ class OperatorProgress:
     records_in: int = 0
     records_out: int = 0
     late_dropped: int = 0
-    """Of `records_in`: came too late, and were dropped."""
+    """Rows of `records_in` that were dropped as late."""
     late_ms_max: int = 0
-    """How far the event time of the latest of these lay behind the watermark."""
+    """Largest distance in event time between a late row and the watermark."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """The function's own: `ctx.counter(name)`."""
+    """Counters of the function: `ctx.counter(name)`."""
     rows_skipped: int = 0
-    """Left out by on_error="skip"."""
+    """Rows left out by on_error="skip"."""
     first_skipped: str = ""
-    """Why the first of these was."""
+    """Reason for the first skipped row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One look at a job; rates are over the last seconds.
+    """Progress of a job at one moment; rates are over the last seconds.
 
-    Totals are of this submission, from its start over all restarts, as far as its workers have told (every 2 s, and at their end).
-    Each record counts once, however often it was read: the counters are kept with every checkpoint, and right after a restart they
-    are back at the one that was restored. So those of a job that FINISHED are the totals of a run without failures. A job that was
+    Totals are of this submission, from its start over all restarts, as last reported by its workers (every 2 s, and at their end).
+    Each record counts once, however often it was read: counters are kept with every checkpoint, and a restart sets them back to
+    those of the restored one. The totals of a FINISHED job therefore equal those of a run without failures. A job that was
     submitted again, also with `restore=`, begins at 0."""
 
     state: str
     records_in: int
     """Total: read by the sources."""
     records_out: int
-    """Total: taken by the sinks, over all of them. They are committed, or will be with the next checkpoint."""
+    """Total: taken by the sinks, over all of them; committed, or to be committed with the next checkpoint."""
     records_in_per_second: float
     records_out_per_second: float
     last_checkpoint_id: int | None
@@ -125,13 +125,13 @@ class Progress:
     restarts: int
     """Failovers since the submission's start, over restarts of the coordinator, too."""
     late_dropped: int = 0
-    """Total: came too late for their windows, over all operators."""
+    """Total: dropped as late by windows, over all operators."""
     rows_skipped: int = 0
     """Total: left out by on_error="skip", over all operators."""
     checkpoints: int = 0
-    """Completed, savepoints among them, since the submission's start or since this driver watches, whichever is later."""
+    """Completed checkpoints and savepoints since the submission's start, or since this driver began to watch if that is later."""
     seconds: float = 0.0
-    """Since the submission was made, until its end."""
+    """Time from the start of the submission until its end."""
     operators: tuple[OperatorProgress, ...] = ()
 
 
@@ -145,14 +145,17 @@ class JobHandle(Protocol):
         """Block until a terminal state and return it. Raises JobFailedError on FAILED, TimeoutError on timeout, and FencedError
         when a newer submission took the job over. KeyboardInterrupt ends the wait; the job goes on."""
 
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """State of the job at the coordinator: RUNNING, RESTARTING, FINISHED ..."""
 
-    def progress(self) -> Progress: ...
+    def progress(self) -> Progress:
+        """Progress as last polled; sends no request."""
 
     def savepoint(self, target: Location | None = None, *, format_type: str = "CANONICAL") -> str:
-        """Take a savepoint in a folder of its own below `target`; its location. A relative target is below the working directory.
+        """Take a savepoint in a new folder below `target` and return its location. A relative target is below the working
+        directory.
 
-        `format_type`: CANONICAL for every state backend, NATIVE for this one's own files."""
+        `format_type`: CANONICAL is readable by every state backend, NATIVE has the files of the job's own backend."""
 
     def stop(self, target: Location | None = None, *, drain: bool = False, format_type: str = "CANONICAL") -> str:
         """Stop with a savepoint, wait for the end, return the savepoint's location."""

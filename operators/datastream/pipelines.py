@@ -1,7 +1,7 @@
-"""A user's pipeline by name: `FILE.py:function` or `module:function`, for tools that need a job and not its run.
+"""A user's pipeline by name, `FILE.py:function` or `module:function`, for tools that need a job and do not run it.
 
-The function gets an Environment and builds its job on it, with settings of its own if it likes (`env.parallelism`,
-`env.config`), or returns an Environment that it made itself."""
+The function gets an Environment and builds its job on it; it may change settings (`env.parallelism`, `env.config`), or return an
+Environment of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 
 def load_function(name: str, what: str, *, takes: str = "the Environment") -> tuple[Callable[[Any], Any], ModuleType]:
-    """The function that builds the pipeline, and its module; `what` it is for, and what it takes, are said in errors.
+    """Load the function that builds the pipeline, and its module. Errors mention `what` it is for and what it `takes`.
 
     Raises InvalidConfigError: no such file, module or function, or one that can't be called with one argument."""
     where, _, function_name = name.rpartition(":")
@@ -39,7 +39,7 @@ def load_function(name: str, what: str, *, takes: str = "the Environment") -> tu
 def build_environment(
     function: Callable[[Any], Any], name: str, what: str, *, parallelism: int | None = None, default_parallelism: int = 1
 ) -> Environment:
-    """The Environment with the job on it, at this parallelism if one is given. Raises InvalidConfigError naming the pipeline."""
+    """Build the job on an Environment, at this parallelism if given. Raises InvalidConfigError naming the pipeline."""
     given = Environment(name.rpartition(":")[2], parallelism=parallelism or default_parallelism)
     try:
         returned = function(given)
@@ -58,9 +58,9 @@ def refused(name: str, what: str, reason: str) -> InvalidConfigError:
 
 
 def _module(where: str, name: str, what: str) -> ModuleType:
-    """The module of a file or of a name."""
+    """Import the module of a file or of a module name."""
     is_file = where.endswith(".py")
-    # A program finds its neighbours, and a module is found from where one is.
+    # A program imports its neighbours from its own folder, a module from the working directory.
     folder = str(Path(where).resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -80,6 +80,6 @@ def _file_module(path: Path, name: str, what: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise refused(name, what, f"{path} is no Python module")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # type hints of its records are looked up there
+    sys.modules[module_name] = module  # type hints of its records are resolved there
     spec.loader.exec_module(module)
     return module

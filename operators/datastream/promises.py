@@ -1,4 +1,4 @@
-"""What a job's graph doesn't let Holdfast promise, told when it is submitted. Decides from the graph alone."""
+"""Guarantees that Holdfast can't give for a job's graph, reported when it is submitted. Decides from the graph alone."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from holdfast.barriers.jobgraph import JobGraph
 from holdfast.statebackends.errors import GraphError
 
 NAMED_MAX = 20
-"""Operators that one line names."""
+"""Most operators that one line names."""
 
 
 def operators_without_uid(graph: JobGraph) -> list[str]:
-    """Generated uids, in the order of the graph; a sink once, though its committer is an operator of its own."""
+    """Generated uids, in the order of the graph; a sink counts once, although its committer is an operator of its own."""
     operators = (operator for vertex in graph.vertices for operator in vertex.operators)
     return [operator.uid for operator in operators if operator.uid_generated and operator.kind != "sink_committer"]
 
 
 def promises_not_kept(graph: JobGraph) -> list[str]:
-    """One line each, for the user to read before the job runs."""
+    """One line for each guarantee that does not hold, for the user to read before the job runs."""
     notes = []
     if graph.config.checkpoint_interval_ms is None:
         notes.append(
@@ -33,7 +33,7 @@ def promises_not_kept(graph: JobGraph) -> list[str]:
 
 
 def check_uids(graph: JobGraph) -> None:
-    """Raises GraphError naming the operators that have none."""
+    """Raise GraphError naming the operators without a uid."""
     found = operators_without_uid(graph)
     if found:
         raise GraphError(f"{_named(found)}, and require_uids is set: give each of them .uid(\"...\")", operators=tuple(found))

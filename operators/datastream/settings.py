@@ -1,6 +1,6 @@
-"""The settings of a job as keywords of `Environment`: what type checkers and editors see of them.
+"""Settings of a job as keywords of `Environment`, in the form that type checkers and editors read.
 
-JobConfig is the home of their defaults, bounds and meaning. A test compares its fields with these."""
+JobConfig defines their defaults, bounds and meaning; a test compares its fields with these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.barriers.jobgraph import JobConfig, RestartStrategy, RocksDBConfig
 
 
 class Settings(TypedDict, total=False):
-    """Any of these may be given; those that are not have JobConfig's defaults."""
+    """Keyword settings, all optional; JobConfig has the defaults."""
 
     checkpoint_interval_ms: int | None
     checkpoint_timeout_ms: int
@@ -49,7 +49,7 @@ class Settings(TypedDict, total=False):
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:
-    """What `help()` and notebooks show of a constructor that takes `**settings`: each of them, with its default."""
+    """Signature that `help()` and notebooks show for a constructor that takes `**settings`: each setting with its default."""
     own = list(inspect.signature(constructor).parameters.values())
     settings = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)

@@ -1,4 +1,4 @@
-"""Which variable of which function can't travel to the workers, which state can't be stored there, and what to do about it."""
+"""Finds the variable of a function that can't be pickled for the workers, and state that can't be stored there, with a remedy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.statebackends.errors import GraphError, HoldfastError
 from holdfast.statebackends.state import Pickled
 
 DEPTH_MAX = 8
-"""Steps from an operator to the variable: an object in an object in a closure."""
+"""Most steps from an operator to the variable: an object in an object in a closure."""
 CHILDREN_MAX = 500
-"""Of one object, that are looked at."""
+"""Most members of one object that are searched."""
 
 _SPARK = {
     "SparkSession": "It exists in the driver alone: read what the function needs before, and let it use the result",
@@ -25,22 +25,22 @@ _SPARK = {
     "DataFrame": "It exists in the driver alone: make it a stream with env.from_dataframe(...), or collect() it into a dict first",
     "RDD": "It exists in the driver alone: make a DataFrame and a stream of it, or collect() it into a dict first",
 }
-"""What is Spark's, and can't be used where Spark runs the functions."""
+"""Kinds of Spark objects, which can't be used where Spark runs the functions, with the remedy for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The smallest thing found that can't be pickled."""
+    """The smallest object found that can't be pickled."""
 
     value: Any
     name: str
-    """As the user's code names it: `conn`, `self.conn`, `clients['eu']`; empty for the function itself."""
+    """Name in the user's code: `conn`, `self.conn`, `clients['eu']`; empty for the function itself."""
     function: Any
-    """The innermost function that it was found in."""
+    """Innermost function in which it was found."""
 
 
 def check_picklable(plan: JobPlan) -> None:
-    """Raise GraphError naming operator, function and variable, before anything is started."""
+    """Raise GraphError naming operator, function and variable if the plan can't be pickled, before anything is started."""
     for found in (plan.operators, plan.selectors, plan.sources):
         for uid, value in found.items():
             error = _failure(value)
@@ -50,8 +50,8 @@ def check_picklable(plan: JobPlan) -> None:
 
 
 def check_pickled_states(plan: JobPlan) -> None:
-    """Raise GraphError for state that is declared `Pickled` of a class that travels with the job. Pickle stores a class by its
-    name, and workers have no module of that name, or one with another class."""
+    """Raise GraphError for state declared `Pickled` of a class that travels with the job: pickle stores a class by its name, and
+    workers have no module of that name, or one with a different class."""
     for uid, operator in plan.operators.items():
         for state in operator.declared_states():
             for kind in _pickled_classes(getattr(state, field.name) for field in dataclasses.fields(state)):
@@ -70,7 +70,7 @@ def _not_importable(uid: str, state: str, kind: type) -> GraphError:
 
 
 def _pickled_classes(declared: Iterable[Any], *, inside: bool = False) -> Iterator[type]:
-    """The classes that types name inside of `Pickled[...]`."""
+    """Classes named inside of `Pickled[...]` in types."""
     for each in declared:
         if inside and isinstance(each, type):
             yield each
@@ -88,7 +88,7 @@ def _failure(value: Any) -> Exception | None:
 
 
 def find_culprit(value: Any, name: str = "", function: Any = None, depth: int = DEPTH_MAX) -> Culprit:
-    """Follow what can't be pickled down to what holds nothing else that can't."""
+    """Follow an object that can't be pickled down to its innermost part that can't."""
     if _spark_kind(value) is None and depth:
         for count, (child, child_name, inside) in enumerate(_children(value, name, function)):
             if count >= CHILDREN_MAX:
@@ -99,7 +99,7 @@ def find_culprit(value: Any, name: str = "", function: Any = None, depth: int = 
 
 
 def _children(value: Any, name: str, function: Any) -> Iterator[tuple[Any, str, Any]]:
-    """(value, name, innermost function) of what an object holds."""
+    """(value, name, innermost function) of each part of an object."""
     if isinstance(value, types.MethodType):
         yield value.__self__, "self", value
         return
@@ -117,7 +117,8 @@ def _children(value: Any, name: str, function: Any) -> Iterator[tuple[Any, str, 
 
 
 def _attributes(value: Any, name: str, function: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Those of an operator of ours have no names that the user gave; an object that is the function itself says `self`."""
+    """As `_children`. Attributes of our own operators have no names that the user gave; an object that is the function itself is
+    `self`."""
     is_ours = is_own_module(type(value).__module__)
     if not is_ours and not name:
         name, function = "self", type(value)
@@ -134,7 +135,7 @@ def _members(kind: type, function: Any) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables of the surrounding functions and of the module that a function uses, and its defaults."""
+    """Variables of the enclosing functions and of the module that a function uses, and its defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.barriers.messages import COUNTER_NAME_CHARS_MAX, COUNTER_NAME_PATTERN, COUNTERS_MAX
 from holdfast.operators.base import Counter, Operator, OperatorContext
-from holdfast.operators.task.user_failures import raise_told
+from holdfast.operators.task.user_failures import raise_located
 from holdfast.statebackends.errors import InvalidConfigError
 
 LOGGER = "holdfast.user"
@@ -120,7 +120,7 @@ class UserFunctionOperator(Operator):
         try:
             call(*arguments)
         except Exception as error:
-            raise_told(error, operator=self.context.uid, subtask=self.context.subtask, function=call)
+            raise_located(error, operator=self.context.uid, subtask=self.context.subtask, function=call)
 
 
 def _method(function: Callable[..., Any], name: str) -> Callable[..., Any] | None:

@@ -15,7 +15,7 @@ from holdfast.operators.functions.context import FunctionContext
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.task.timers import InternalTimerService
-from holdfast.operators.task.user_failures import NO_RECORD, Described, raise_told, shown
+from holdfast.operators.task.user_failures import NO_RECORD, Described, raise_located, shown
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
 from holdfast.statebackends.state import (
@@ -297,6 +297,6 @@ class ProcessOperator(Operator):
     def _raise(self, error: Exception, function: Callable[..., Any], record: Any, *, keyed: bool = False) -> NoReturn:
         """`keyed`: of a record whose key is current."""
         key = shown(self._context.key) if keyed else ""
-        raise_told(
+        raise_located(
             error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=record, key=key
         )

@@ -1,6 +1,7 @@
-"""Functions of one row: map, filter, flat_map. Rows are made from columns at most once per batch and keep their timestamps.
+"""Functions of rows: map, filter, flat_map on single rows, map_batches on record batches.
 
-Functions of one record batch: Arrow in, Arrow out. The function must not depend on where a batch begins or ends."""
+Rows are made from columns at most once per batch and keep their timestamps. A function of a batch is Arrow in, Arrow out, and must
+not depend on where a batch begins or ends."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ from holdfast.barriers.rows import misfit_error, misfits, nulls_hint
 from holdfast.operators.functions.context import UserFunctionOperator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.task.user_failures import STOPPED, Described, function_name, raise_told, returned_none
+from holdfast.operators.task.user_failures import STOPPED, Described, function_name, raise_located, returned_none
 from holdfast.statebackends.errors import HoldfastError, SchemaMismatchError
 
 _NONE = type(None)
 _MISSING: Any = object()
-"""In the place of a row that is left out."""
+"""Marks a row that is left out."""
 
 
 class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
-    """Base: applies `function` to each row of a batch. `skips`: a row on which it raises is left out."""
+    """Base class: applies `function` to each row of a batch. With `skips`, a row on which it raises is left out."""
 
     def __init__(
         self, function: Callable[[Any], Any], input_type: RowType, output_type: RowType, *, skips: bool = False
@@ -38,12 +39,13 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
         self.skips = skips
 
     def _apply(self, rows: Sequence[Any]) -> list[Any]:
-        """function(row) of each row, _MISSING for one that is left out. Raises UserFunctionError naming the row."""
+        """function(row) of each row, _MISSING for a row that is left out. Raises UserFunctionError naming the row."""
         results: list[Any] = []
         left = iter(rows)
         while True:
             try:
-                results.extend(map(self.function, left))  # keeps what it got before the exception: its length is the row's
+                # on an exception the list has the results before it, so that its length is the index of the row
+                results.extend(map(self.function, left))
                 if len(results) == len(rows):
                     return results
                 raise RuntimeError(STOPPED)
@@ -58,8 +60,8 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
         )
 
     def _emit(self, rows: list[Any], timestamps: npt.NDArray[np.int64] | None) -> None:
-        """The rows but for those that are left out. Of declared columns those that don't fit are found here, while they can still
-        be left out: else they would be where somebody needs columns."""
+        """Emit the rows except those left out. Rows that don't fit declared columns are found here, where they can still be left
+        out, and not where a later operator converts them."""
         if self._skipped is None:
             if rows:
                 self.output.collect(self._batch(rows, timestamps))
@@ -94,7 +96,7 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
 
 
 class MapOperator(RowFunctionOperator):
-    """One row in, one row out."""
+    """Emits one row for each row."""
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if batch.num_rows:
@@ -105,7 +107,7 @@ class MapOperator(RowFunctionOperator):
             self._emit(rows, batch.timestamps)
 
     def _refuse_none(self, rows: list[Any], records: Sequence[Any]) -> None:
-        """Where columns are declared None is no row: the next function would be blamed for it."""
+        """Refuse None where columns are declared; otherwise the next function would be blamed for it."""
         for position, row in enumerate(rows):
             if row is None:
                 self._refuse(partial(self._returned_none, records[position], "a row"))
@@ -113,7 +115,7 @@ class MapOperator(RowFunctionOperator):
 
 
 class FilterOperator(RowFunctionOperator):
-    """Keeps the rows for which the function is true; columns stay columns."""
+    """Keeps the rows for which the function returns true; columns stay columns."""
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:
@@ -127,9 +129,9 @@ class FilterOperator(RowFunctionOperator):
             self.output.collect(batch.filter(mask))
 
     def _mask(self, verdicts: list[Any], records: Sequence[Any]) -> npt.NDArray[np.bool_]:
-        """Whether each row is kept; the truth of a verdict may raise, as that of an array."""
+        """Convert verdicts to a mask. The truth value of a verdict may raise, as that of an array does."""
         if self._skipped is None:
-            with contextlib.suppress(Exception):  # whose it was is found below
+            with contextlib.suppress(Exception):  # the loop below finds the row
                 return np.fromiter(map(bool, verdicts), np.bool_, len(verdicts))
         mask = np.zeros(len(verdicts), np.bool_)
         for position, verdict in enumerate(verdicts):
@@ -144,7 +146,7 @@ class FilterOperator(RowFunctionOperator):
 
 
 class FlatMapOperator(RowFunctionOperator):
-    """One row in, any number out: the function returns or yields an iterable of rows."""
+    """Emits any number of rows for each row: the function returns or yields an iterable of them."""
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         results: list[Any] = []
@@ -156,14 +158,14 @@ class FlatMapOperator(RowFunctionOperator):
                 results.extend(function(row))
             except Exception as error:
                 self._failed_iterable(error, row)
-                del results[before:]  # all that one row gives, or nothing
+                del results[before:]  # either all rows made of one row are emitted, or none
             counts.append(len(results) - before)
         if results:
             stamps = None if batch.timestamps is None else np.repeat(batch.timestamps, counts)
             self._emit(results, stamps)
 
     def _failed_iterable(self, error: Exception, row: Any) -> None:
-        """As `_failed`; a function that returned None is not blamed in Python's words for iterating over it."""
+        """As `_failed`; a function that returned None gets an error of its own instead of Python's "not iterable"."""
         if isinstance(error, TypeError) and str(error) == "'NoneType' object is not iterable" and error.__traceback__ is not None:
             raised_here = error.__traceback__.tb_next is None  # and in no frame of the user's
             error = self._returned_none(row, "the rows that it makes of one") if raised_here else error
@@ -171,7 +173,7 @@ class FlatMapOperator(RowFunctionOperator):
 
 
 class MapBatchesOperator(UserFunctionOperator):
-    """Applies a function to columns. With event times assigned it must keep the number and the order of rows."""
+    """Applies a function to columns. Once event times are assigned it must keep the number and the order of rows."""
 
     def __init__(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], input_type: RowType, output_type: RowType) -> None:
         self.function = function
@@ -186,7 +188,7 @@ class MapBatchesOperator(UserFunctionOperator):
             result = self.function(columns)
         except Exception as error:
             summary = Described(f"a batch of {columns.num_rows} rows: {columns.schema.names}")
-            raise_told(error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=summary)
+            raise_located(error, operator=self.context.uid, subtask=self.context.subtask, function=self.function, record=summary)
         result = self._checked(result)
         if batch.timestamps is not None and result.num_rows != columns.num_rows:
             raise self._misfit(
@@ -197,7 +199,7 @@ class MapBatchesOperator(UserFunctionOperator):
             self.output.collect(Batch(columns=result, timestamps=batch.timestamps, row_factory=self.output_type.record))
 
     def _checked(self, result: Any) -> pa.RecordBatch:
-        """The result with exactly the declared schema. Raises SchemaMismatchError."""
+        """Return the result with exactly the declared schema. Raises SchemaMismatchError."""
         declared: Any = self.output_type.schema
         if not isinstance(result, pa.RecordBatch):
             got = "None" if result is None else type(result).__name__

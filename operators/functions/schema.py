@@ -1,6 +1,6 @@
-"""What the rows of a stream are: declared columns, and perhaps a record type. Decided when the graph is built, never from data.
+"""Row types of streams: declared columns and an optional record type, decided when the graph is built and never from data.
 
-It knows types and annotations; it knows nothing of streams, batches or operators."""
+It knows types and annotations, and nothing of streams, batches or operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from holdfast.statebackends.errors import GraphError, UnknownColumnError
 
 EVENT_TIME_TYPE = pa.timestamp("us", tz="UTC")
-"""Type of the times that Holdfast itself puts into columns."""
+"""Type of the timestamps that Holdfast itself writes into columns."""
 
 _SCALARS: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
@@ -45,7 +45,7 @@ _ITERABLES = (
 
 @dataclass(frozen=True, slots=True)
 class RowType:
-    """The declared type of a stream's rows. Without a schema, rows are any objects and can't become columns."""
+    """Declared type of a stream's rows. Without a schema, rows are any objects and can't become columns."""
 
     schema: pa.Schema | None = None
     record: Callable[..., Any] | None = None
@@ -56,11 +56,11 @@ class RowType:
         return [] if self.schema is None else list(self.schema.names)
 
     def described(self) -> str:
-        """Record type and columns, for people."""
+        """Record type and columns as text."""
         return "undeclared rows" if self.schema is None else _text(self)
 
     def column(self, name: str, operator: str) -> pa.Field:
-        """The field called `name`. Raises GraphError (undeclared rows) or UnknownColumnError, naming the operator."""
+        """Return the field called `name`. Raises GraphError (undeclared rows) or UnknownColumnError, naming the operator."""
         if self.schema is None:
             raise undeclared_error(operator, f"the column {name!r}")
         if self.names.count(name) != 1:
@@ -73,7 +73,7 @@ class RowType:
         return self.schema.field(name)
 
     def check_rows(self, operator: str) -> None:
-        """Refuse columns that have no Python values, before a row function asks for them."""
+        """Raise GraphError for columns without Python values, before a row function asks for them."""
         for field in self.schema or ():
             if _holds_nanoseconds(field.type):
                 raise GraphError(
@@ -88,7 +88,7 @@ UNDECLARED = RowType()
 
 
 def undeclared_error(operator: str, wanted: str) -> GraphError:
-    """For an operator that needs columns behind a function whose rows were not declared."""
+    """Return the error of an operator that needs columns after a function whose rows were not declared."""
     return GraphError(
         f"operator {operator!r} needs {wanted}, but the rows that reach it have no declared columns: "
         "give the function before it returns= or a return annotation",
@@ -97,7 +97,7 @@ def undeclared_error(operator: str, wanted: str) -> GraphError:
 
 
 def declared_type(returns: Any, operator: str) -> RowType:
-    """The row type that `returns=` declares: pa.Schema, {name: type}, or a record type. Raises GraphError."""
+    """Return the row type that `returns=` declares: pa.Schema, {name: type}, or a record type. Raises GraphError."""
     if isinstance(returns, RowType):
         return returns
     if isinstance(returns, pa.Schema):
@@ -115,7 +115,7 @@ def declared_type(returns: Any, operator: str) -> RowType:
 
 
 def annotated_type(function: Callable[..., Any], operator: str, *, each: bool = False) -> RowType:
-    """The row type that a function's return annotation declares, if it names a record type; else UNDECLARED.
+    """Row type declared by a function's return annotation, if it names a record type; else UNDECLARED.
 
     `each`: the function returns an iterable of rows."""
     annotation = return_annotation(function)
@@ -126,7 +126,7 @@ def annotated_type(function: Callable[..., Any], operator: str, *, each: bool = 
 
 
 def return_annotation(function: Callable[..., Any]) -> Any:
-    """The resolved return annotation of a function or callable object; None when there is none that resolves."""
+    """Resolved return annotation of a function or callable object; None if there is none or it does not resolve."""
     target = function if hasattr(function, "__annotations__") else type(function).__call__
     try:
         return typing.get_type_hints(target, include_extras=False).get("return")
@@ -162,7 +162,7 @@ def arrow_type(declared: Any, operator: str, column: str) -> tuple[pa.DataType, 
 
 
 def merged_type(left: RowType, right: RowType, operator: str) -> RowType:
-    """The row type of a union: equal columns, nullable where either is. Raises GraphError."""
+    """Row type of a union: equal columns, nullable if either side is. Raises GraphError."""
     if left.schema is None or right.schema is None:
         if left.schema is None and right.schema is None:
             return UNDECLARED
@@ -184,7 +184,7 @@ def _text(row_type: RowType) -> str:
 
 
 def record_type(declared: Any, operator: str) -> RowType | None:
-    """The row type of a record class; None for what is no such class. Raises GraphError for a field without a column type."""
+    """Row type of a record class; None for any other object. Raises GraphError for a field without a column type."""
     if not isinstance(declared, type):
         return None
     if issubclass(declared, msgspec.Struct) or dataclasses.is_dataclass(declared):
@@ -223,7 +223,7 @@ def _schema_of(columns: Mapping[Any, Any], operator: str) -> pa.Schema:
 
 
 def _checked(schema: pa.Schema, operator: str) -> pa.Schema:
-    """A schema with distinct names and without metadata, which would make equal schemas differ."""
+    """Return the schema without metadata, which would make equal schemas differ. Raises GraphError for a repeated name."""
     if len(set(schema.names)) != len(schema.names):
         raise GraphError(f"operator {operator!r}: two columns have one name: {', '.join(schema.names)}", operator=operator)
     return schema.remove_metadata()

@@ -1,7 +1,7 @@
-"""How the key of a stream is found: in columns, or by a function of the row. Keys are recomputed at the receiver.
+"""Key selectors: the key of a row, taken from columns or computed by a function. Keys are recomputed at the receiver.
 
-A key has a declared type, and equal keys are equal bytes everywhere; what a key may be is decided in
-statebackends.serialization.keys."""
+A key has a declared type, and equal keys have equal bytes everywhere; statebackends.serialization.keys decides which types can be
+keys."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.functions.schema import RowType, return_annotation
-from holdfast.operators.task.user_failures import STOPPED, check_returns, function_name, place_of_function, raise_told, shown
+from holdfast.operators.task.user_failures import STOPPED, check_returns, function_name, place_of_function, raise_located, shown
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType
 
 Key: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
-"""What `key_by` takes: a column, several columns, or a function of the row."""
+"""Argument of `key_by`: a column, several columns, or a function of the row."""
 
 
 class ColumnKeySelector:
-    """The key is one column, or a tuple of columns."""
+    """Takes the key from one column, or from several as a tuple."""
 
     def __init__(self, columns: Sequence[str], key_type: KeyType) -> None:
         self.columns: tuple[str, ...] | None = tuple(columns)
@@ -33,11 +33,11 @@ class ColumnKeySelector:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Columns of the key in results."""
+        """Column names of the key in results."""
         return self._names
 
     def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> ArrowKeyColumn:
-        """The key of each row. Raises InvalidKeyError naming the operator."""
+        """Keys of all rows. Raises InvalidKeyError naming the operator."""
         columns = batch.columns()
         arrays = [columns.column(name) for name in self._names]
         try:
@@ -56,7 +56,7 @@ class ColumnKeySelector:
 
 
 class FunctionKeySelector:
-    """The key is computed from the row; the function must be deterministic."""
+    """Computes the key from the row; the function must be deterministic."""
 
     def __init__(self, function: Callable[[Any], Any], key_type: KeyType, input_type: RowType) -> None:
         self.columns: tuple[str, ...] | None = None
@@ -67,21 +67,22 @@ class FunctionKeySelector:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Columns of the key in results: `key`, or `key_0`, `key_1` ... of a tuple."""
+        """Column names of the key in results: `key`, or `key_0`, `key_1` ... of a tuple."""
         if not self.key_type.is_tuple:
             return ("key",)
         return tuple(f"key_{position}" for position in range(len(self.key_type.fields)))
 
     def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> ArrowKeyColumn:
-        """The key of each row. Raises UserFunctionError naming operator, subtask and record; InvalidKeyError."""
+        """Keys of all rows. Raises UserFunctionError naming operator, subtask and record; InvalidKeyError."""
         rows = batch.rows(self.input_type.record)
         values: list[Any] = []
         try:
-            values.extend(map(self.function, rows))  # keeps what it got before an exception: its length is the row's
+            # on an exception the list has the results before it, so that its length is the index of the row
+            values.extend(map(self.function, rows))
             if len(values) < len(rows):
                 raise RuntimeError(STOPPED)
         except Exception as error:
-            raise_told(error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)])
+            raise_located(error, operator=operator, subtask=subtask, function=self.function, record=rows[len(values)])
         try:
             return self.key_type.column_of_values(values, max_parallelism=max_parallelism, operator=operator)
         except InvalidKeyError as error:
@@ -112,7 +113,7 @@ Selector: TypeAlias = ColumnKeySelector | FunctionKeySelector
 
 
 def key_selector(key: Key, key_type: Any, input_type: RowType, operator: str) -> Selector:
-    """The selector of `key_by(key, key_type=)` on rows of `input_type`. Raises GraphError, UnknownColumnError.
+    """Return the selector of `key_by(key, key_type=)` on rows of `input_type`. Raises GraphError, UnknownColumnError.
 
     `key_type`: a Python class, an Arrow type or a canonical text; needed for a function without a return annotation."""
     try:

@@ -1,7 +1,7 @@
-"""What becomes of a row on which a function raises: the job fails, or the row is left out, counted, and told of, up to a limit.
+"""Handling of a row on which a function raises: the job fails, or the row is left out, counted and logged, up to a limit.
 
-Only functions of one row have the choice: they leave nothing behind. A function with state is not asked for one row less, since
-what it had already put into its state for that row would stay."""
+Only functions of one row have the choice, as they keep nothing. A function with state has not: its changes to state for that row
+would stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.barriers.messages import SKIPPED_REASON_BYTES_MAX, clip, printable
 from holdfast.operators.base import Operator, OperatorContext, Output
-from holdfast.operators.task.user_failures import error_line, raise_told, told_error
+from holdfast.operators.task.user_failures import error_line, located_error, raise_located
 from holdfast.statebackends.errors import GraphError, HoldfastError, TooManyRowsSkippedError, UserFunctionError
 
 log = logging.getLogger("holdfast.functions")
@@ -20,7 +20,7 @@ ON_ERROR = ("fail", "skip")
 
 
 def is_skipping(on_error: str, operator: str) -> bool:
-    """Whether `on_error=` says to leave the row out. Raises GraphError for what is no choice."""
+    """Whether `on_error=` asks to leave such rows out. Raises GraphError for an unknown value."""
     if on_error not in ON_ERROR:
         choices = " or ".join(map(repr, ON_ERROR))
         message = f"operator {operator!r}: on_error is {on_error!r}, must be {choices}"
@@ -29,30 +29,31 @@ def is_skipping(on_error: str, operator: str) -> bool:
 
 
 class SkippedRows:
-    """Counts the rows that one operator of one subtask leaves out.
+    """Counts the rows left out by one operator of one subtask.
 
-    The limit is for those since the last completed checkpoint: a trickle goes on for ever, and an input of which nothing fits
-    ends the job. A restart goes back to that checkpoint, and so does the count."""
+    The limit applies to rows since the last completed checkpoint: a few bad rows now and then never reach it, an input in which no
+    row fits ends the job. A restart goes back to that checkpoint, and the count to 0."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._context = context
         self._since_checkpoint = 0
 
-    def skip(self, tell: Callable[[], HoldfastError]) -> None:
-        """A row is left out; `tell` makes its story, and is called for the few that are told. Raises TooManyRowsSkippedError."""
+    def skip(self, describe: Callable[[], HoldfastError]) -> None:
+        """Count a row that is left out; `describe` makes its error and is called only for rows that are reported. Raises
+        TooManyRowsSkippedError beyond the limit."""
         counters, limit = self._context.counters, self._context.skipped_rows_max
         counters.rows_skipped += 1
         self._since_checkpoint += 1
         if limit is not None and self._since_checkpoint > limit:
-            error = tell()
+            error = describe()
             raise self._too_many(limit, error) from error
-        if _is_told(counters.rows_skipped):
-            self._tell(tell(), counters.rows_skipped)
+        if _is_reported(counters.rows_skipped):
+            self._report(describe(), counters.rows_skipped)
 
-    def _tell(self, error: HoldfastError, count: int) -> None:
+    def _report(self, error: HoldfastError, count: int) -> None:
         frames = error.fields.get("frames")
-        told = f"{error_line(error)}\n{frames}" if frames else error_line(error)
-        log.warning("on_error='skip' left out a row, %d by now: %s", count, told)
+        text = f"{error_line(error)}\n{frames}" if frames else error_line(error)
+        log.warning("on_error='skip' left out a row, %d by now: %s", count, text)
         if count == 1:
             self._context.counters.first_skipped = clip(printable(error.message), SKIPPED_REASON_BYTES_MAX)
 
@@ -60,7 +61,7 @@ class SkippedRows:
         context = self._context
         return TooManyRowsSkippedError(
             f"operator {context.uid!r}, subtask {context.subtask}: on_error='skip' has left out {limit} rows since the last "
-            f"checkpoint, which is all that skipped_rows_max allows; the next one: {error.message}",
+            f"checkpoint, the limit of skipped_rows_max; the next one: {error.message}",
             operator=context.uid,
             subtask=context.subtask,
             limit=limit,
@@ -72,7 +73,7 @@ class SkippedRows:
 
 
 class SkippingOperator(Operator):
-    """Base of operators of one row at a time, which may leave rows out."""
+    """Base class of operators on single rows that can leave rows out."""
 
     skips: bool = False
     _skipped: SkippedRows | None = None
@@ -81,28 +82,28 @@ class SkippingOperator(Operator):
         super().setup(context, output)
         self._skipped = SkippedRows(context) if self.skips else None
 
-    def _refuse(self, tell: Callable[[], HoldfastError], cause: Exception | None = None) -> None:
-        """A row can't be taken, for the reason that `tell` makes. Returns if it is left out; else raises that error."""
+    def _refuse(self, describe: Callable[[], HoldfastError], cause: Exception | None = None) -> None:
+        """Leave a row out, or raise the error that `describe` makes if this operator skips none."""
         if self._skipped is None:
-            raise tell() from cause
-        self._skipped.skip(tell)
+            raise describe() from cause
+        self._skipped.skip(describe)
 
     def _failed(self, error: Exception, function: Callable[[Any], Any], record: Any) -> None:
-        """`function` raised on a row. Returns if the row is left out: what is no row's fault never is."""
+        """`function` raised on a row: leave the row out, or raise. An error that no row causes is always raised."""
         where = {"operator": self.context.uid, "subtask": self.context.subtask, "function": function, "record": record}
         if self._skipped is None or (isinstance(error, HoldfastError) and not isinstance(error, UserFunctionError)):
-            raise_told(error, **where)
-        self._skipped.skip(lambda: told_error(error, **where))
+            raise_located(error, **where)
+        self._skipped.skip(lambda: located_error(error, **where))
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         if self._skipped is not None:
             self._skipped.checkpoint_completed()
 
 
-def _is_told(count: int) -> bool:
-    """The 1st, 10th, 100th ...: a log of each would be as long as the input."""
-    return count in _TOLD
+def _is_reported(count: int) -> bool:
+    """True for the 1st, 10th, 100th ... row: a log entry for each would be as long as the input."""
+    return count in _REPORTED
 
 
-_TOLD: frozenset[int] = frozenset(10**exponent for exponent in range(19))
+_REPORTED: frozenset[int] = frozenset(10**exponent for exponent in range(19))
 

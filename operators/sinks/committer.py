@@ -1,13 +1,14 @@
-"""The committing half of a two-phase sink, at parallelism 1: keeps committables by checkpoint id, commits what is complete.
+"""The committing half of a two-phase sink, at parallelism 1: keeps committables by checkpoint id and commits those of completed
+checkpoints.
 
-All decisions about names and races are in log.py; this is their place in the life of a subtask. Committables stay in state
-until their commit is known to be done.
+log.py decides everything about names and races; this module places it in the life of a subtask. Committables stay in state until
+their commit is known to be done.
 
-Once, after the restored commits, an attempt sweeps: it deletes staged files that nothing can refer to any more, a courtesy that
-correctness never needs. A file goes only if it is of this sink and job, of a lower attempt, not in the restored committables, and
-no snapshot other than the restored one can name it. The last is read from the write-once registers of the job: only a snapshot
-taken by the file's own attempt, with an id not below the file's, could have it in its committables before a later attempt either
-committed it or never knew it. An id that is undecided or unreadable protects the file."""
+Once, after the restored commits, an attempt sweeps: it deletes staged files that nothing can refer to any more. Correctness never
+depends on it. A file is deleted only if it belongs to this sink and job, to a lower attempt, is not in the restored committables,
+and no snapshot other than the restored one can name it. The job's write-once registers answer the last: only a snapshot taken by
+the file's own attempt, with an id not below the file's, could have it in its committables before a later attempt either committed
+it or never knew it. An id that is undecided or unreadable protects the file."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ DECLARED = OperatorListStateDescriptor(COMMITTABLES)
 
 @dataclass(slots=True)
 class _Ending:
-    """A log of this job at another place that still has to get something."""
+    """A log of this job at another place, to which commits are still due."""
 
     known: LogPosition | None = None
     pending: dict[int, list[StagedFile]] = field(default_factory=dict)
@@ -71,11 +72,11 @@ class FileCommitter(Operator):
         self._settings = settings
         self._arrow_schema = arrow_schema
         self.allow_output_repeat = False
-        """Set by the launcher when the job was submitted so: a rewind below committed output is then accepted."""
+        """Set by the launcher when the job was submitted so: a restore from before the committed output is then accepted."""
 
     def check_fresh_start(self, beside: Storage | None = None) -> None:
-        """Of a job that is to forget all it stored, before it does: raise OutputMayRepeatError if this sink has committed
-        rows, which the job would write once more beside them. `beside` as in `SinkSettings.storage`; called on the driver."""
+        """For a job that is to forget its stored state: raise OutputMayRepeatError if this sink has committed rows, which the job
+        would write once more beside them. Called on the driver, before state is dropped. `beside` as in `SinkSettings.storage`."""
         if self.allow_output_repeat:
             return
         settings = self._settings
@@ -99,10 +100,10 @@ class FileCommitter(Operator):
         self._storage = self._settings.storage(context.storage)
         self._pending: dict[int, list[StagedFile]] = {}
         self._settled: dict[int, list[StagedFile]] = {}
-        """Committed by an earlier attempt, in the log behind `_known`: whoever reads on from there must know them for its own."""
+        """Files committed in log entries after `_known`: a restore that reads the log from there must recognise them."""
         self._known: LogPosition | None = None
         self._endings: dict[str, _Ending] = {}
-        """Place -> what is committed there before our own log begins; they stay in state until that is done."""
+        """Place -> commits due there before our own log begins; they stay in state until they are done."""
         self._log: OpenLog | None = None
         self._released = context.restored_checkpoint_id
         """Every pending id up to this one may be committed."""
@@ -116,17 +117,17 @@ class FileCommitter(Operator):
             restored = decode_committer_state(entry, self.context.uid)
             place = restored.place or (fork.unnamed if fork is not None else "")
             if fork is None or place == self._settings.place:
-                # Without a fork of whatever place: is it the same log, moved along with its folder? Opening it tells.
-                # With one, what is of no known place is not of this log: the coordinator has judged it as another one's.
+                # Without a fork the place is not compared: opening the log finds whether it is the same one, moved with its folder.
+                # With a fork, an unknown place is not of this log: the coordinator's compatibility check decided so.
                 self._known = self._take(restored, self._pending, self._known)
             elif place in fork.ends:
                 ending = self._endings.setdefault(place, _Ending())
                 ending.known = self._take(restored, ending.pending, ending.known)
 
     def _fork(self) -> SinkFork | None:
-        """None: this sink goes on with its log."""
-        told = self.context.properties.get(FORK_PROPERTY)
-        return None if told is None else msgspec.convert(told, SinkFork)
+        """Change of place that the coordinator decided; None: this sink goes on with its log."""
+        stored = self.context.properties.get(FORK_PROPERTY)
+        return None if stored is None else msgspec.convert(stored, SinkFork)
 
     @staticmethod
     def _take(
@@ -145,7 +146,7 @@ class FileCommitter(Operator):
         self._start(flow, self._log_changed)
 
     def _end_next(self) -> None:
-        """Commit what a log elsewhere still has to get, one log at a time, then open our own."""
+        """Commit what is due in another log, one log at a time, then open our own."""
         place, ending = next(iter(self._endings.items()))
         settings = self._settings.at(place)
         flow = end_log_flow(SinkPaths(settings.sink_id), ending.known, _checkpoints(ending.pending), self._claimant())
@@ -198,8 +199,8 @@ class FileCommitter(Operator):
         self._log = log
         pending = {file.name for file in _files(self._pending_checkpoints())}
         if not log.committed & pending:
-            # Else the entries that committed them lie before this position: a job restored from a snapshot that had both
-            # would not read them again, and commit those files a second time.
+            # Otherwise the entries that committed them lie before this position: a job restored from a snapshot with both would not
+            # read these entries again and would commit the files a second time.
             self._known = log.position
             self._settled.clear()
         self._commit_next()
@@ -219,7 +220,7 @@ class FileCommitter(Operator):
         self.context.submit_flow(flow, self._storage if storage is None else storage, done)
 
     def _sweep_once(self) -> None:
-        """After the restored commits: delete what earlier attempts staged and nothing can refer to."""
+        """After the restored commits, delete files staged by earlier attempts that nothing can refer to."""
         if self._swept:
             return
         self._swept = True
@@ -236,7 +237,7 @@ class FileCommitter(Operator):
         return _checkpoints(self._pending)
 
     def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
-        """Absolute locations: the sink's path is not below the state directory."""
+        """Absolute locations, since the sink's path is not below the state directory."""
         found = list(_locations(self._storage, self._paths, self._pending_checkpoints()))
         for place, ending in self._endings.items():
             settings = self._settings.at(place)
@@ -260,7 +261,7 @@ def _files(checkpoints: Iterable[PendingCheckpoint]) -> Iterable[StagedFile]:
 
 
 def _entries(place: str, known: LogPosition | None, files: Mapping[int, list[StagedFile]]) -> list[CommitterState]:
-    """What is stored of one log; what names another place is of a log that was moved along with its folder."""
+    """Stored form of one log's state; an entry that names another place is of a log that was moved with its folder."""
     entries: list[CommitterState] = [] if known is None else [known]
     return [replace(entry, place=place) for entry in (*entries, *_checkpoints(files))]
 
@@ -268,7 +269,7 @@ def _entries(place: str, known: LogPosition | None, files: Mapping[int, list[Sta
 def _locations(storage: Storage, paths: SinkPaths, checkpoints: Iterable[PendingCheckpoint]) -> Iterable[str]:
     root = storage.root.rstrip("/")
     for file in _files(checkpoints):
-        # staged now; a later commit leaves the file in its place for good only
+        # The file is staged now; a later commit leaves it at its final place only.
         yield f"{root}/{paths.staged(file.name)}|{root}/{paths.data(file.name)}"
 
 
@@ -298,18 +299,18 @@ class Orphans:
         self._context.submit_flow(flow, self._storage, self._found)
 
     def _found(self, candidates: dict[str, FileName] | None, error: BaseException | None) -> None:
-        # A failed sweep is tried again by the next attempt; the job goes on.
+        # A failed sweep is repeated by the next attempt; the job goes on.
         if error is not None or not candidates:
             return
         first = min(name.first_checkpoint for name in candidates.values())
         flow = living_snapshots_flow(self._context.job_id, first, self._context.restored_checkpoint_id)
 
-        def looked(living: list[tuple[int, int | None]] | None, error: BaseException | None) -> None:
+        def found(living: list[tuple[int, int | None]] | None, error: BaseException | None) -> None:
             if error is None and living is not None:
                 doomed = [path for path, name in candidates.items() if not is_protected(name, living)]
                 self._context.submit_flow(delete_flow(self._paths, doomed), self._storage, lambda result, error: None)
 
-        self._context.submit_flow(flow, self._context.storage, looked)
+        self._context.submit_flow(flow, self._context.storage, found)
 
 
 def candidates_flow(paths: SinkPaths, tag: str, attempt: int, kept: frozenset[str]) -> Flow[dict[str, FileName]]:
@@ -323,7 +324,8 @@ def candidates_flow(paths: SinkPaths, tag: str, attempt: int, kept: frozenset[st
 
 
 def living_snapshots_flow(job_id: str, first: int, restored: int) -> Flow[list[tuple[int, int | None]]]:
-    """(id, attempt that took it, or None if unknown) of every snapshot from `first` on that is not ABORTED, except the restored."""
+    """(id, attempt that took it, or None if unknown) of every snapshot from `first` on that is not ABORTED, except the restored
+    one."""
     living: list[tuple[int, int | None]] = []
     paths = JobPaths(job_id)
     for folder in (yield ListFolder(job_id)):
@@ -337,7 +339,7 @@ def living_snapshots_flow(job_id: str, first: int, restored: int) -> Flow[list[t
 
 
 def _read(path: str, decode: Callable[[bytes], R], read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[R | None]:
-    """What a file of a register says, or None when it is missing or can't be read."""
+    """Decoded content of a register's file, or None if it is missing or can't be read."""
     try:
         return decode((yield from read(path)))
     except (ObjectMissingError, CorruptStateError, *UNDECODABLE):
@@ -345,10 +347,10 @@ def _read(path: str, decode: Callable[[bytes], R], read: Callable[[str], Flow[by
 
 
 def is_protected(name: FileName, living: Iterable[tuple[int, int | None]]) -> bool:
-    """Can one of these snapshots name the file?"""
+    """Whether one of these snapshots can name the file."""
     return any(number >= name.first_checkpoint and attempt in (None, name.attempt) for number, attempt in living)
 
 
 def delete_flow(paths: SinkPaths, names: Iterable[str]) -> Flow[int]:
-    """Files deleted."""
+    """Delete staged files; returns how many were deleted."""
     return delete_files(paths.staged(name) for name in names)

@@ -7,7 +7,7 @@ Order of a commit, and what a crash after each step leaves:
 1. link staged -> data: nothing names it yet; done again, a no-op.
 2. put the log entry: the commit point. All files it names are at their final place, so readers never wait or fall back.
 3. link data -> published: plain readers lag behind ours until the commit is run again, from state that still holds it.
-4. delete the staged name: only now, since until 2 it is all that a repeated commit can link from."""
+4. delete the staged name: only now, since until 2 a repeated commit can link only from it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from holdfast.statebackends.storage.port import DeleteFile, Flow, LinkFile, PutI
 
 
 class Committable(msgspec.Struct, frozen=True):
-    """What one writer staged for one checkpoint: travels to the committer before the barrier."""
+    """Files that one writer staged for one checkpoint; sent to the committer before the barrier."""
 
     version: int
     checkpoint_id: int
@@ -56,36 +56,36 @@ class Committable(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class SinkSettings:
-    """What a sink's operators share; the sink id may be set after they were made, until the plan is shipped."""
+    """Settings that a sink's operators share. The sink id may be set after they were made, until the plan is shipped."""
 
     path: str
-    """The sink's own storage root: a folder or a URL."""
+    """Storage root of the sink: a folder or a URL."""
     sink_id: str
     file_size_max: int
-    """Bytes of rows in memory, after which a file is closed."""
+    """Bytes of rows in memory at which a file is closed."""
     open_storage: Callable[[str], Storage] | None = None
-    """None: beside the state directory in a worker, by the path's own form elsewhere."""
+    """None: the worker opens the sink beside the state directory, other programs by the form of the path."""
 
     def storage(self, beside: Storage | None = None) -> Storage:
-        """The sink's storage. `beside`: the storage whose reach it shares; None: whatever the path names."""
+        """Open the sink's storage. `beside`: the storage whose reach it shares; None: any storage that the path names."""
         if self.open_storage is not None:
             return self.open_storage(self.path)
         return open_output(self.path, beside)
 
     @property
     def place(self) -> str:
-        """Where its log is."""
+        """Location of its log."""
         return place_of(self.path, self.sink_id)
 
     def at(self, place: str) -> SinkSettings:
-        """The same sink where it was before."""
+        """The same sink at an earlier place."""
         path, sink_id = split_place(place)
         return replace(self, path=path, sink_id=sink_id)
 
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """What the name of a staged file says; names are never used twice."""
+    """Parsed name of a staged file; names are never used twice."""
 
     sink_id: str
     job: str
@@ -93,7 +93,7 @@ class FileName:
     attempt: int
     subtask: int
     first_checkpoint: int
-    """The lowest checkpoint id that can refer to the file."""
+    """Lowest checkpoint id that can refer to the file."""
     nonce: str
     sequence: int
 
@@ -108,7 +108,7 @@ _NAME = re.compile(r"part-(.+)-([0-9a-f]{8})-a(\d+)-s(\d+)-c(\d+)-([^-]+)-(\d+)\
 
 
 def job_tag(job_id: str) -> str:
-    """8 hex digits that stand for a job in file names."""
+    """8 hex digits that represent a job in file names."""
     return xxhash.xxh3_64_hexdigest(job_id.encode())[:8]
 
 
@@ -118,7 +118,7 @@ def nonce_tag(nonce: str) -> str:
 
 
 def parse_name(name: str) -> FileName | None:
-    """None for a name that is not ours."""
+    """Parse a file name; None if it is not of this form."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -127,12 +127,12 @@ def parse_name(name: str) -> FileName | None:
 
 
 APPEND_TRIES_MAX = 5
-"""Ambiguous answers in a row before an append gives up (the job then fails over and finds out)."""
+"""Ambiguous answers in a row before an append gives up; the job then fails over and reads what was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who wants to write: one committer of one attempt."""
+    """The committer that wants to write: one attempt of one job."""
 
     job_id: str
     attempt: int
@@ -145,11 +145,11 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class OpenLog:
-    """A log that this job may append to, as far as it is known."""
+    """A log that this job may append to, as last read."""
 
     position: LogPosition
     committed: frozenset[str]
-    """Files of pending checkpoints that are committed already: by an attempt that did not live to forget them."""
+    """Files of pending checkpoints that an earlier attempt committed without living to forget them."""
 
 
 def read_log_flow(paths: SinkPaths, sequence: int = 0) -> Flow[list[LogEntry]]:
@@ -164,14 +164,14 @@ def read_log_flow(paths: SinkPaths, sequence: int = 0) -> Flow[list[LogEntry]]:
 
 
 def _append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
-    """Put one entry at its sequence; False when that number is somebody else's. Reads back before it believes anything."""
+    """Put one entry at its sequence; False if another writer has that number. Reads back before it trusts an answer."""
     path, data = paths.log(entry.sequence), msgspec.json.encode(entry)
     for _ in range(APPEND_TRIES_MAX):
         try:
             if (yield PutIfAbsent(path, data)):
                 return True
         except AmbiguousWriteError:
-            continue  # what can be read there need not stay: only an answer says so
+            continue  # an entry that can be read is not yet durable: only a clear answer counts
         try:
             return bool((yield ReadFile(path, 0, len(data) + 1)) == data)
         except ObjectMissingError:
@@ -182,15 +182,15 @@ def _append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
 def open_log_flow(
     paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...], claimant: Claimant
 ) -> Flow[OpenLog]:
-    """Find the end of the log and make sure that this job owns the sink. The job that owns it goes on; a job restored from
-    the newest state of the owner inherits it; any other is refused.
+    """Find the end of the log and make sure that this job owns the sink. The owning job goes on; a job restored from the owner's
+    newest state inherits it; any other job is refused.
 
-    Raises FencedError when another job owns the sink, OutputMayRepeatError when output beyond the restored checkpoint is
-    already committed (unless allowed), CommittableLostError when the log at this path is not the one that the state knows."""
+    Raises FencedError when another job owns the sink, OutputMayRepeatError when output beyond the restored checkpoint is already
+    committed (unless allowed), CommittableLostError when the log at this path is not the one recorded in the state."""
     known = yield from _check_known(paths, known, pending)
     while True:
         start = known.next_sequence if known is not None else 0
-        entries = yield from _standing_entries(paths, start)
+        entries = yield from _durable_entries(paths, start)
         position = _advance(known, entries)
         if position is not None and not _must_claim(paths, position, known, entries, pending, claimant):
             return OpenLog(position, _committed(entries))
@@ -214,7 +214,7 @@ def _owner_entry(sequence: int, owner: int, claimant: Claimant) -> OwnerEntry:
 
 
 def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...]) -> Flow[LogPosition | None]:
-    """The restored position, or None when the log at this path is another one (the sink's path was changed)."""
+    """The restored position, or None when the log at this path is a different one (the sink's path was changed)."""
     if known is None or known.next_sequence == 0:
         return None
     path = paths.log(known.next_sequence - 1)
@@ -227,7 +227,7 @@ def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[Pen
     if pending:
         raise CommittableLostError(
             f"sink {paths.sink_id}: checkpoint {pending[0].checkpoint_id} has files to commit, but the log here is not the sink's "
-            f"(looked for {path}): was its path changed?",
+            f"(searched for {path}): was its path changed?",
             sink=paths.sink_id,
             path=path,
             checkpoint=pending[0].checkpoint_id,
@@ -235,10 +235,10 @@ def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[Pen
     return None
 
 
-def _standing_entries(paths: SinkPaths, sequence: int) -> Flow[list[LogEntry]]:
-    """As read_log_flow, of what stays: who wrote the last one may have died before it was durable, and what it says is acted on.
+def _durable_entries(paths: SinkPaths, sequence: int) -> Flow[list[LogEntry]]:
+    """As read_log_flow, made durable first: the writer of the last entry may have died before it was, and the caller acts on it.
 
-    One name is enough: it makes all names of the folder durable, and numbers have no gaps."""
+    Syncing one name is enough: it makes all names of the folder durable, and numbers have no gaps."""
     entries = yield from read_log_flow(paths, sequence)
     if entries:
         yield from make_durable(paths.log(entries[-1].sequence))
@@ -260,7 +260,7 @@ def _must_claim(
     pending: tuple[PendingCheckpoint, ...],
     claimant: Claimant,
 ) -> bool:
-    """Does this job have to take the sink over before it may commit? Raises when it may not."""
+    """Whether this job has to take the sink over before it may commit. Raises if it may not."""
     foreign = position.owner_job != claimant.job_id
     taken = any(isinstance(entry, OwnerEntry) for entry in entries)
     if foreign and (known is None or taken):
@@ -280,7 +280,7 @@ def _must_claim(
             restored=claimant.restored_checkpoint_id,
             committed=max(beyond),
         )
-    # A job without state of this log starts anew: an older self of it that is still alive must not commit any more.
+    # A job without state of this log begins a new run: an older attempt of it that still lives must no longer commit.
     return foreign or bool(beyond) or known is None
 
 
@@ -293,7 +293,7 @@ def _names(files: Iterable[StagedFile]) -> frozenset[str]:
 
 
 def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, claimant: Claimant) -> Flow[OpenLog]:
-    """Commit one checkpoint's files, once, however often it is called; the log as known afterwards.
+    """Commit one checkpoint's files, once, however often it is called; returns the log as known afterwards.
 
     Raises FencedError when another job took the sink, CommittableLostError when a file is missing and was not committed."""
     names = _names(checkpoint.files)
@@ -304,8 +304,8 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
             if missing is None and (yield from _append_flow(paths, entry)):
                 log = OpenLog(msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1), log.committed | names)
                 break
-            # The number is taken, or a file is gone: somebody wrote to the log since, perhaps an older self this very commit.
-            entries = yield from _standing_entries(paths, log.position.next_sequence)
+            # The number is taken or a file is gone: another writer appended since, perhaps an earlier try of this very commit.
+            entries = yield from _durable_entries(paths, log.position.next_sequence)
             log = _follow(paths, log, entries, claimant)
             if missing is not None and not names <= log.committed:
                 raise CommittableLostError(
@@ -322,23 +322,23 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
 def end_log_flow(
     paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...], claimant: Claimant
 ) -> Flow[None]:
-    """Commit what a log of this very job still has to get; the job writes to another one from here on.
+    """Commit what is due in another log of this job, which writes to a new one from here on.
 
-    Raises FencedError where another job took the sink over and has not committed all of it: whether that one lives to do so can't
-    be seen here, and the new log begins when the old one has everything. OutputMayRepeatError when the log went on with other files
-    than these, which would then be committed twice over; CommittableLostError when one is gone."""
+    Raises FencedError where another job took the sink over and has not committed all of it: the new log may only begin when the old
+    one is complete, and whether the other job will complete it is unknown here. Raises OutputMayRepeatError when the log went on
+    with files other than these, which would then be committed twice; CommittableLostError when one is gone."""
     try:
         log = yield from open_log_flow(paths, known, pending, replace(claimant, allow_output_repeat=False))
         for checkpoint in pending:
             log = yield from commit_flow(paths, log, checkpoint, claimant)
     except FencedError as error:
-        entries = yield from _standing_entries(paths, known.next_sequence if known is not None else 0)
+        entries = yield from _durable_entries(paths, known.next_sequence if known is not None else 0)
         left = [each for each in pending if not _names(each.files) <= _committed(entries)]
         if left:
             raise FencedError(
                 f"{error.message}, and has not committed {sum(each.rows for each in left)} rows of checkpoint "
                 f"{left[0].checkpoint_id} that this job had staged there. Let that one commit them, or start this one again, "
-                "which tells what becomes of them",
+                "with the `sinks` argument to decide about them",
                 **error.fields,
             ) from error
 
@@ -360,9 +360,10 @@ def _commit_entry(position: LogPosition, checkpoint: PendingCheckpoint, claimant
 
 
 def _follow(paths: SinkPaths, log: OpenLog, entries: list[LogEntry], claimant: Claimant) -> OpenLog:
-    """Take in what others appended. Raises FencedError when the sink has a new owner: another job, or a later self of this one.
+    """Take in entries appended by others. Raises FencedError when the sink has a new owner: another job, or a later attempt of this
+    one.
 
-    An older attempt of this job that was late to open the log has nothing to commit, and takes nothing away."""
+    An older attempt of this job that opened the log late has nothing to commit and takes nothing away."""
     for entry in entries:
         late = entry.job_id == claimant.job_id and entry.attempt < claimant.attempt
         if isinstance(entry, OwnerEntry) and not late:
@@ -377,7 +378,7 @@ def _follow(paths: SinkPaths, log: OpenLog, entries: list[LogEntry], claimant: C
 
 
 def _check_attempt(paths: SinkPaths, left: frozenset[str], entries: list[LogEntry], claimant: Claimant) -> None:
-    """Raise FencedError when a later attempt of this job commits already: what is left here is its to commit, or dead."""
+    """Raise FencedError when a later attempt of this job commits already: files left here are its to commit, or orphans."""
     newest = max((entry.attempt for entry in entries if entry.job_id == claimant.job_id), default=0)
     if left and newest > claimant.attempt:
         raise FencedError(
@@ -389,7 +390,7 @@ def _check_attempt(paths: SinkPaths, left: frozenset[str], entries: list[LogEntr
 
 
 def _link_data(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[str | None]:
-    """Step 1 of a commit; the path of the first file that is gone, if one is."""
+    """Step 1 of a commit; returns the path of the first missing file, if any."""
     for file in checkpoint.files:
         try:
             yield LinkFile(paths.staged(file.name), paths.data(file.name))
@@ -404,7 +405,7 @@ def _publish(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[None]:
         try:
             yield LinkFile(paths.data(file.name), paths.published(file.name))
         except ObjectMissingError:
-            # Committed before and deleted since by whoever owns the output: nothing to publish.
+            # Committed before, and deleted since by the owner of the output: nothing to publish.
             continue
     for file in checkpoint.files:
         yield DeleteFile(paths.staged(file.name))

@@ -1,6 +1,6 @@
-"""The exactly-once Parquet sink: what a user names, and how the committed output is read back.
+"""The exactly-once Parquet sink: its public class, and readers of the committed output.
 
-`<path>/part-*.parquet` are for readers of plain Parquet; ours read the log and the files it names, and nothing else."""
+`<path>/part-*.parquet` are for plain Parquet readers; our readers use the log and the files it names, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILE_SIZE_MAX = 128 * 1024 * 1024
-"""Bytes of rows in memory, after which a writer closes a file between two checkpoints."""
+"""Bytes of rows in memory at which a writer closes a file between two checkpoints."""
 
 
 class ParquetSink:
-    """Rows become visible as a whole when the checkpoint that covers them is complete, and once.
+    """Writes rows to Parquet files, exactly once: all rows of a checkpoint become visible together when it is complete.
 
-    sink_id: identity of the output over restarts, restores and renamed jobs; "" takes the operator's uid. Two sinks may share
-    a path if their ids differ. The rows must have a declared schema without nanoseconds."""
+    sink_id: identity of the output over restarts, restores and renamed jobs; "" takes the operator's uid. Two sinks may share a
+    path if their ids differ. The rows must have a declared schema without nanoseconds."""
 
     needs_columns = True
 
@@ -53,7 +53,7 @@ class ParquetSink:
         if not text:
             raise InvalidConfigError("a sink needs a path", setting="path")
         if has_control_characters(text) or ("://" in text and ".." in text.split("/")):
-            # Its staged files would be refused when a checkpoint names them.
+            # Staged files below such a path would be refused when a checkpoint names them.
             raise InvalidConfigError(f"a sink's path has no control characters, and no `..` in a URL: {text!r}", setting="path")
         self.name = name
         self._settings = SinkSettings(text if "://" in text else os.path.abspath(text), sink_id, file_size_max, open_storage)
@@ -64,20 +64,22 @@ class ParquetSink:
 
     @property
     def path(self) -> str:
+        """Absolute path or URL of the output."""
         return self._settings.path
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Of its rows; None until its job was built."""
+        """Schema of its rows; None until its job was built."""
         return self._schema
 
     @property
     def log_path(self) -> str:
-        """What its log and its output lie below, for the job graph: a restore is judged by it."""
+        """Folder of its log and output, recorded in the job graph: a restore compares it."""
         return self._settings.path
 
     @property
     def sink_id(self) -> str:
+        """Identity of the output; "" until its job was built, if none was given."""
         return self._settings.sink_id
 
     @sink_id.setter
@@ -85,7 +87,7 @@ class ParquetSink:
         self._settings.sink_id = value
 
     def create_writer(self, schema: pa.Schema | None) -> Operator:
-        """Raises GraphError when there is no schema, or one that Parquet readers would not give back."""
+        """Raises GraphError without a schema, or with one that Parquet does not preserve."""
         if schema is None:
             raise GraphError(f"sink {self.name} at {self.path} needs columns: declare returns= on the function before it")
         for field in schema:
@@ -99,6 +101,7 @@ class ParquetSink:
 
     @property
     def storage(self) -> Storage:
+        """Storage of the output, opened by the form of its path."""
         return self._settings.storage()
 
     def committed_files(self) -> list[str]:
@@ -106,13 +109,13 @@ class ParquetSink:
         return committed_files(self.storage, self._known_id())
 
     def _known_id(self) -> str:
-        """Of a sink that was made to read what another program wrote: that of the only sink there."""
+        """Sink id; for a sink made to read the output of another program, that of the only sink there."""
         return self.sink_id or _only_sink(self.storage, self.path)
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
-        """Committed rows only, as of now; also while the job runs. Empty, with the sink's columns, when nothing is.
+        """Committed rows only, as of now; also while the job runs. Empty, with the sink's columns, if nothing is committed.
 
-        Of another program's job the sink is found by its path; where several write to it, by `sink_id`, its uid there. Raises
+        The sink of another program's job is found by its path, and, where several write to it, by `sink_id`, its uid there. Raises
         NotFoundError when there is none, InvalidConfigError when there are several."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -121,7 +124,7 @@ class ParquetSink:
         schema = _schema_of(entries) or self._schema
         if schema is None:
             raise NotFoundError(
-                f"sink {sink_id} at {self.path} has written nothing, and its columns are not known", sink=sink_id
+                f"sink {sink_id} at {self.path} has written nothing, and its columns are unknown", sink=sink_id
             )
         spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         files = _files_of(entries, storage, sink_id)
@@ -141,7 +144,7 @@ def committed_files(storage: Storage, sink_id: str) -> list[str]:
 
 
 def sink_ids(storage: Storage) -> list[str]:
-    """Sinks that ever wrote to this path."""
+    """Ids of the sinks that ever wrote to this path."""
     names = storage.execute(ListFolder(ROOT_FOLDER))
     return [unquote(name.rstrip("/")) for name in names if name.endswith("/")]
 
@@ -149,7 +152,7 @@ def sink_ids(storage: Storage) -> list[str]:
 def _only_sink(storage: Storage, path: str) -> str:
     found = sink_ids(storage)
     if len(found) > 1:
-        raise InvalidConfigError(f"{path} holds the sinks {', '.join(found)}: say which, by its sink_id", sinks=found)
+        raise InvalidConfigError(f"{path} holds the sinks {', '.join(found)}: give the sink_id of one", sinks=found)
     if not found:
         raise NotFoundError(f"no sink has written to {path}", path=path)
     return found[0]
@@ -158,7 +161,7 @@ def _only_sink(storage: Storage, path: str) -> str:
 def read_committed(
     path: str | os.PathLike[str], sink_id: str | None = None, *, open_storage: Callable[[str], Storage] = open_storage
 ) -> pa.Table:
-    """The committed rows of a sink, without Spark. sink_id may be left out when the path has one sink.
+    """Read the committed rows of a sink, without Spark. sink_id may be omitted when the path has one sink.
 
     Raises NotFoundError when there is none, InvalidConfigError when there are several."""
     text = os.fspath(path)
@@ -178,7 +181,7 @@ def read_committed(
 
 
 def _schema_of(entries: list[LogEntry]) -> pa.Schema | None:
-    """Columns as the last owner declared them."""
+    """Columns declared by the last owner."""
     texts = [entry.arrow_schema for entry in entries if isinstance(entry, OwnerEntry) and entry.arrow_schema]
     return schema_from_text(texts[-1]) if texts else None
 

@@ -1,6 +1,6 @@
 """Sinks without commits: one that only counts, for benchmarks, one that keeps rows in this process, for tests, and one that prints.
 
-None is exactly-once: after a failure what they saw is seen again."""
+None is exactly-once: after a failure rows arrive again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 
 class Blackhole:
-    """Takes everything, keeps a count (`blackhole` among the operator's named counters)."""
+    """Drops all rows and counts them (`blackhole` among the operator's named counters)."""
 
     needs_columns = False
     discards = True
-    """Nobody ever sees what it took: nothing of it repeats."""
+    """Its rows are never visible, so that no output repeats."""
 
     def __init__(self, sink_id: str = "", *, name: str = "blackhole") -> None:
         self.sink_id = sink_id
@@ -45,7 +45,7 @@ _COLLECTED: dict[str, list[Any]] = {}
 
 
 class CollectSink:
-    """Keeps rows in the process that runs the subtask: `CollectSink.rows(sink_id)` finds them there and nowhere else."""
+    """Keeps rows in the process that runs the subtask; `CollectSink.rows(sink_id)` returns them in that process only."""
 
     needs_columns = False
 
@@ -64,11 +64,12 @@ class CollectSink:
 
     @staticmethod
     def rows(sink_id: str) -> list[Any]:
-        """What has arrived so far, in order of arrival; includes what a failure made arrive twice."""
+        """Rows so far, in order of arrival; rows repeated after a failure are included."""
         return list(_COLLECTED.get(sink_id, ()))
 
     @staticmethod
     def clear(sink_id: str) -> None:
+        """Drop the rows kept in this process."""
         _COLLECTED.pop(sink_id, None)
 
 
@@ -85,7 +86,7 @@ PRINTED_ROWS_MAX = 1_000
 
 class PrintSink:
     """Writes rows to the standard output of their worker, which Spark passes on to its executor's standard error: on `local[N]` the
-    driver's terminal. For a look; each subtask stops, and says so, after `limit` rows (None: never)."""
+    driver's terminal. Meant for inspection: each subtask stops after `limit` rows (None: never) and prints that it does."""
 
     needs_columns = False
 

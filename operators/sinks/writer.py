@@ -1,6 +1,7 @@
-"""The writing half of the two-phase Parquet sink: rows become staged files, whose names go to the committer.
+"""The writing half of the two-phase Parquet sink: rows become staged files, whose names are sent to the committer.
 
-A file's name is fixed at the barrier or when it is full; its bytes are durable before the acknowledgement. It never deletes."""
+A file's name is fixed at the barrier or when it is full; its bytes are durable before the acknowledgement. The writer deletes
+nothing."""
 
 from __future__ import annotations
 
@@ -15,23 +16,24 @@ from holdfast.operators.sinks.log import Committable, FileName, SinkSettings, jo
 from holdfast.statebackends.storage.port import Flow, Storage, WriteFile
 
 _COMPRESSED_BYTES_MIN = 8 * 1024
-"""Of a file's rows in memory. A compressor takes as long as all else about a smaller one, and so does who reads it."""
+"""Bytes of a file's rows in memory from which it is compressed. For a smaller file the compressor alone takes as long as everything
+else, when writing and when reading."""
 
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary(), nullable=False)])
 
 
 class _StagedWrite:
-    """Rows on their way to one file; may be written twice (eagerly, and again for a barrier), to the same bytes."""
+    """Rows on their way to one file; may be written twice, to the same bytes: eagerly, and again for a barrier."""
 
     def __init__(self, path: str, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
         self._path = path
         self._batches = batches
         self._schema = schema
         self.durable = False
-        """Set by the pool when the bytes are safe; read on the loop thread."""
+        """Set by the pool once the bytes are safe; read on the loop thread."""
 
     def flow(self) -> Flow[None]:
-        batches = self._batches  # taken before the look at `durable`: another run of this flow lets them go after it set that
+        batches = self._batches  # taken before `durable` is read: another run of this flow drops them after it set that
         if self.durable:
             return
         yield WriteFile(self._path, [_encode(batches, self._schema)])
@@ -48,7 +50,7 @@ def _encode(batches: list[pa.RecordBatch], schema: pa.Schema) -> memoryview:
 
 
 class ParquetSinkWriter(Operator):
-    """Operator kind `sink_writer`. Emits one committable per checkpoint that has rows, and nothing else."""
+    """Operator kind `sink_writer`. Emits one committable per checkpoint with rows, and nothing else."""
 
     def __init__(self, settings: SinkSettings, schema: pa.Schema) -> None:
         self._settings = settings
@@ -61,12 +63,12 @@ class ParquetSinkWriter(Operator):
         self._held: list[pa.RecordBatch] = []
         self._held_size = 0
         self._files: list[StagedFile] = []
-        """Named since the last committable."""
+        """Files named since the last committable."""
         self._writes: list[_StagedWrite] = []
-        """Named, and not known to be durable."""
+        """Writes whose file has a name and is not known to be durable."""
         self._sequence = 0
         self._next_checkpoint = context.restored_checkpoint_id + 1
-        """The lowest checkpoint id that rows arriving now can belong to."""
+        """Lowest checkpoint id that rows arriving now can belong to."""
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if batch.num_rows == 0:
@@ -107,7 +109,7 @@ class ParquetSinkWriter(Operator):
             self.output.collect(Batch(columns=pa.RecordBatch.from_arrays([column], schema=COMMITTABLE_SCHEMA)))
 
     def snapshot_work(self, checkpoint_id: int) -> Flow[None] | None:
-        # A write that failed or still runs for an earlier checkpoint is part of this one: its rows are in front of the cut.
+        # A write for an earlier checkpoint that failed or still runs belongs to this one, too: its rows are before the cut.
         self._writes = [write for write in self._writes if not write.durable]
         return self._write_all(list(self._writes)) if self._writes else None
 

@@ -1,4 +1,4 @@
-"""Rows that the program has at hand, as a rewindable source: they travel with the job, and are replayed by their index."""
+"""Rows given by the program, as a rewindable source: they travel with the job and are replayed by their index."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import GraphError
 
 COLLECTION_BYTES_MAX = 64 * 1024 * 1024
-"""Of the rows as columns: each worker gets them all."""
+"""Bytes of the rows as columns, at most: each worker gets them all."""
 
 
 @dataclass(frozen=True)
 class RowsAt:
-    """`make_batch` of a GeneratorSource: the rows of these indices."""
+    """`make_batch` of a GeneratorSource: returns the rows at these indices."""
 
     columns: pa.RecordBatch
 
@@ -32,10 +32,11 @@ class RowsAt:
 def collection_source(
     rows: Iterable[Any], returns: Any, name: str, rows_per_second: float | None
 ) -> tuple[GeneratorSource, RowType]:
-    """The source of these rows, and what they are. `returns`: as of `map`; None: the type of the records, or what the values say.
+    """Make the source of these rows, and their type. `returns`: as for `map`; None: the records' type, or one derived from the
+    values.
 
-    Raises GraphError for rows that are no dicts and no records of one type, of no type, or too large, SchemaMismatchError for one
-    that does not fit."""
+    Raises GraphError if the rows are neither dicts nor records of one type, have no type, or are too large; SchemaMismatchError for
+    a row that does not fit."""
     given = list(rows)
     row_type = _type_of(given, name) if returns is None else declared_type(returns, name)
     assert row_type.schema is not None
@@ -52,9 +53,9 @@ def collection_source(
 
 
 def _type_of(rows: list[Any], name: str) -> RowType:
-    """Declared by the records' class, or found in all values of the dicts, which are here and will not change."""
+    """Type declared by the records' class, or derived from all values of the dicts, which are complete and constant."""
     if not rows:
-        raise GraphError(f"source {name!r}: of no rows the columns are unknown: give returns=", operator=name)
+        raise GraphError(f"source {name!r}: without rows the columns are unknown: give returns=", operator=name)
     kinds: set[Callable[..., Any]] = {type(row) for row in rows}
     if len(kinds) == 1:
         declared = record_type(next(iter(kinds)), name)

@@ -1,6 +1,7 @@
 """A Spark DataFrame as a rewindable source: written once per job in its own order, replayed by row index.
 
-Readers run in workers and need no Spark. Row i belongs to stripe i mod S, S = the source's max parallelism at its start."""
+Readers run in workers and need no Spark. Row i belongs to stripe i mod S, S = the source's max parallelism at its start.
+Q35: docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PREFETCH_CHUNKS = 2
-"""Chunks that a reader holds or loads: the one it reads and the next."""
+"""Most chunks that a reader holds or loads: the current one and the next."""
 
 WAIT_MS = 2
-"""Between two looks at a chunk that is being loaded."""
+"""Interval at which a reader polls a chunk that is being loaded."""
 
 _UNKNOWN_TOTAL = 2**62
 
 
 class DataFrameSource:
-    """Any Spark DataFrame, with all of Spark SQL before it. rows_per_second is the rate of the whole source."""
+    """Source of any Spark DataFrame, with all of Spark SQL before it. rows_per_second is the rate of the whole source."""
 
     def __init__(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> None:
-        """Raises InvalidConfigError naming the column when a type can't cross (nanoseconds, intervals), or on duplicate names."""
+        """Raises InvalidConfigError naming the column for an unsupported type (nanoseconds, intervals) or for duplicate names."""
         from holdfast.operators.sources.dataframe_write import arrow_schema_of
 
         check_rate(rows_per_second)
@@ -56,7 +57,7 @@ class DataFrameSource:
 
     @property
     def session(self) -> SparkSession | None:
-        """The one that the DataFrame is of; None in a worker."""
+        """Session of the DataFrame; None in a worker."""
         return None if self._dataframe is None else self._dataframe.sparkSession
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class DataFrameSource:
     ) -> str:
         """Write the DataFrame below the state directory, unless the job has it already; returns the manifest's path.
 
-        Sealed input is reused, never rewritten; `fresh` (the job was told to start anew) makes a new input beside it."""
+        Sealed input is reused and never rewritten; `fresh` (the job forgets its state) makes a new input beside it."""
         from holdfast.operators.sources.dataframe_write import materialise
 
         if self._dataframe is None:
@@ -84,7 +85,7 @@ class DataFrameSource:
 
 
 class DataFrameReader:
-    """SourceReader over a sealed input: merges its stripes by row index, loads chunks ahead on the pool."""
+    """SourceReader of a sealed input: merges its stripes by row index, and loads chunks ahead on the pool."""
 
     def __init__(self, source: DataFrameSource, subtask: int, parallelism: int, max_parallelism: int) -> None:
         self._input = source.manifest_path
@@ -152,7 +153,7 @@ class DataFrameReader:
         return self._manifest.files[bisect_right(self._first_rows, row) - 1]
 
     def _prefetch(self) -> pa.RecordBatch | None:
-        """Load the chunk of the next row and those after it; drop those behind. Returns the chunk of the next row, if here."""
+        """Load the chunk of the next row and those after it; drop earlier ones. Returns the chunk of the next row, if loaded."""
         row = self._cursor.peek()
         if row is None or self._manifest is None or self._closed:
             self._chunks.clear()

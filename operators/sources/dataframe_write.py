@@ -1,7 +1,7 @@
-"""SHELL: write a Spark DataFrame once, in its own order, as chunk files below the state directory, and seal it.
+"""SHELL: writes a Spark DataFrame once, in its own order, as chunk files below the state directory, and seals it.
 
-One pass: each task writes the chunks of its partition and says what it wrote; the order of partitions is the order of the
-DataFrame. What a failed or repeated task left is named by no manifest."""
+One pass: each task writes the chunks of its partition and reports them; the order of partitions is the order of the DataFrame.
+Files left by a failed or repeated task are in no manifest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 32 * 1024 * 1024
-"""A chunk is closed when it reaches either; of uncompressed Arrow."""
+"""A chunk is closed when it reaches CHUNK_ROWS, or this many bytes of uncompressed Arrow."""
 
 _REPORT = "partition int, sequence int, name string, rows bigint, length bigint, checksum string"
 _REPORT_SCHEMA = pa.schema(
@@ -44,7 +44,7 @@ _REPORT_SCHEMA = pa.schema(
 
 
 def arrow_schema_of(dataframe: DataFrame) -> pa.Schema:
-    """Arrow schema of a DataFrame: timestamps as us, UTC. Raises InvalidConfigError naming the column."""
+    """Arrow schema of a DataFrame, timestamps as us in UTC. Raises InvalidConfigError naming the column."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
@@ -78,7 +78,7 @@ def materialise(
     *,
     fresh: bool,
 ) -> str:
-    """Path of the sealed manifest; writes only when the job has none, or was told to start anew."""
+    """Return the path of the sealed manifest; writes only when the job has none, or with `fresh`."""
     storage = open_storage(storage_root)
     path = JobPaths(job_id).input_manifest(uid, submission)
     if not fresh:
@@ -97,7 +97,7 @@ def materialise(
 
 
 def map_in_arrow(dataframe: DataFrame, function: Callable[[Any], Any], schema: Any) -> DataFrame:
-    """DataFrame.mapInArrow without its needless check for pandas, and for column names with dots in them."""
+    """DataFrame.mapInArrow without its check for pandas, which is not needed, and with support for dots in column names."""
     from pyspark.sql import DataFrame as ClassicDataFrame
     from pyspark.sql.udf import UserDefinedFunction
     from pyspark.util import PythonEvalType
@@ -110,7 +110,7 @@ def map_in_arrow(dataframe: DataFrame, function: Callable[[Any], Any], schema: A
 def _chunk_writer(
     storage_root: str, folder: str, schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that runs in Spark's tasks."""
+    """Make the function that runs in Spark's tasks."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -121,7 +121,7 @@ def _chunk_writer(
         storage = open_storage(storage_root)
         for sequence, chunk in enumerate(_chunks(batches, schema)):
             data = _encode(chunk)
-            # The attempt id keeps a repeated task away from the files of the first.
+            # The attempt id keeps a repeated task from writing to the files of the first.
             name = f"p{partition:06d}-{sequence:06d}-{context.taskAttemptId()}.arrow"
             storage.execute(WriteFile(f"{folder}/{name}", [data]))
             report = [partition, sequence, name, chunk.num_rows, len(data), checksum_of(data)]

@@ -1,9 +1,9 @@
-"""A source that makes its records from their index, and what it shares with other sources: their pace and their order.
+"""A source that makes its records from their index, and the pace and order that it shares with other sources.
 
-CORE, except for the reader: a token bucket paces a source, time in, rows out; a cursor says which records of a totally ordered
+CORE, except for the reader: a token bucket paces a source, time in, rows out; a cursor decides which records of a totally ordered
 input a subtask reads next. Record i belongs to stripe i mod S. A subtask owns whole stripes and merges them by i, so that its own
-records keep the total order whatever the parallelism is or was, and event time advances together. The cursor knows of no file and
-no rate."""
+records keep the total order whatever the parallelism is or was, and event time advances together. The cursor knows neither files
+nor rates."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext, Poll
-from holdfast.operators.task.user_failures import Described, raise_told
+from holdfast.operators.task.user_failures import Described, raise_located
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 
 BURST_MS = 250
-"""Longest run of unused tokens that is kept: what a subtask may emit at once after a pause."""
+"""Longest period of unused tokens that is kept: bounds the burst of a subtask after a pause."""
 
 
 class RateLimit:
-    """At most `rows_per_second` rows, evenly; None means no limit."""
+    """Token bucket: at most `rows_per_second` rows, evenly spread; None means no limit."""
 
     def __init__(self, rows_per_second: float | None) -> None:
         self._rate = rows_per_second
@@ -34,7 +34,7 @@ class RateLimit:
         self._filled_ms: int | None = None
 
     def allowed(self, rows_max: int, now_ms: int) -> int:
-        """Rows that may be emitted now, 0..rows_max; `spend` what was emitted."""
+        """Rows that may be emitted now, 0..rows_max; call `spend` with the number emitted."""
         if self._rate is None:
             return rows_max
         if self._filled_ms is None:
@@ -51,7 +51,7 @@ class RateLimit:
             self._tokens -= rows
 
     def ready_at_ms(self, now_ms: int) -> int:
-        """When the next run of rows is worth a poll: at least one row, and some 10 ms of them at high rates."""
+        """Time at which polling again is worthwhile: for at least one row, and for some 10 ms of rows at high rates."""
         if self._rate is None:
             return now_ms
         wanted = max(1.0, self._rate / 100)
@@ -59,12 +59,12 @@ class RateLimit:
 
 
 def rate_of_subtask(rows_per_second: float | None, parallelism: int) -> RateLimit:
-    """The equal share of one subtask in the rate of the whole source: a rescale leaves the job's rate as it is."""
+    """Equal share of one subtask in the rate of the whole source, so that a rescale keeps the job's rate."""
     return RateLimit(None if rows_per_second is None else rows_per_second / parallelism)
 
 
 def check_rate(rows_per_second: float | None) -> None:
-    """Raise InvalidConfigError unless it is None or above 0."""
+    """Raise InvalidConfigError unless the rate is None or above 0."""
     if rows_per_second is not None and not rows_per_second > 0:
         raise InvalidConfigError(f"rows_per_second must be above 0, got {rows_per_second}", setting="rows_per_second")
 
@@ -73,24 +73,24 @@ Indices = npt.NDArray[np.int64]
 
 
 class StripePosition(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of a striped source's split state; says all that a reader needs, whoever gets it."""
+    """One entry of a striped source's split state; self-contained, so that any subtask can go on from it."""
 
     version: int
     stripe_count: int
     stripe: int
     next_index: int
-    """Global index of the stripe's first record that was not read: congruent to `stripe` mod `stripe_count`."""
+    """Global index of the stripe's first unread record: congruent to `stripe` mod `stripe_count`."""
     input: str = ""
     """Storage-relative path of the input's manifest; empty for a generator."""
 
 
 def encode_position(position: StripePosition) -> bytes:
-    """msgpack of one entry."""
+    """Encode one entry as msgpack."""
     return msgspec.msgpack.encode(position)
 
 
 def decode_positions(entries: Iterable[bytes], operator: str) -> list[StripePosition]:
-    """Entries as restored. Raises CorruptStateError when one can't be read or they are of different inputs."""
+    """Decode restored entries. Raises CorruptStateError when one can't be read or they are of different inputs."""
     try:
         positions = [decode_msgpack(entry, StripePosition) for entry in entries]
     except UNDECODABLE as error:
@@ -108,15 +108,15 @@ def decode_positions(entries: Iterable[bytes], operator: str) -> list[StripePosi
 
 
 def stripe_count_for(parallelism: int, max_parallelism: int) -> int:
-    """The largest multiple of `parallelism` up to `max_parallelism`: subtask s then reads exactly the records i = s mod p."""
+    """Largest multiple of `parallelism` up to `max_parallelism`: subtask s then reads exactly the records i = s mod p."""
     return parallelism * max(1, max_parallelism // parallelism)
 
 
 class StripeCursor:
-    """The next records of the stripes that one subtask owns, in global order, out of `total` records."""
+    """Yields the next records of the stripes that one subtask owns, in global order, out of `total` records."""
 
     def __init__(self, stripe_count: int, owned: Iterable[int], total: int, *, next_indices: dict[int, int] | None = None) -> None:
-        """`next_indices`: stripe -> first unread index, for restored stripes; a stripe without one starts at its first record."""
+        """`next_indices`: stripe -> first unread index, for restored stripes; any other stripe starts at its first record."""
         self.stripe_count = stripe_count
         self._owned: Indices = np.array(sorted(owned), dtype=np.int64)
         if len(self._owned) and not 0 <= self._owned[0] <= self._owned[-1] < stripe_count:
@@ -125,11 +125,11 @@ class StripeCursor:
         starts = next_indices or {}
         self._next: Indices = np.array([starts.get(int(stripe), int(stripe)) for stripe in self._owned], dtype=np.int64)
         self._cursor = int(self._next.min()) if len(self._next) else total
-        # From here on every stripe is read; before it some stripes are ahead, as they were read further elsewhere.
+        # From this index on every stripe is read; before it some stripes are ahead, as another subtask read them further.
         self._even_from = int(self._next.max()) if len(self._next) else total
 
     def set_total(self, total: int) -> None:
-        """Records in the input, once known; nothing may have been taken before."""
+        """Set the number of records in the input once it is known, before anything is taken."""
         self._total = total
 
     def peek(self) -> int | None:
@@ -142,7 +142,8 @@ class StripeCursor:
         return self._cursor
 
     def take(self, count: int, stop: int | None = None) -> Indices:
-        """Up to `count` next indices, ascending, all below `stop`; the cursor moves behind them. Empty at `stop` or the end."""
+        """Take up to `count` next indices, ascending, all below `stop`; the cursor moves behind them. Empty at `stop` or the
+        end."""
         limit = self._total if stop is None else min(stop, self._total)
         indices = self._window(count, limit)
         self._cursor = int(indices[-1]) + 1 if len(indices) else max(self._cursor, limit)
@@ -157,7 +158,7 @@ class StripeCursor:
         while first * step < limit:
             rounds = min(count // len(owned) + 2, (limit - 1) // step + 1 - first)
             indices = (np.arange(first, first + rounds, dtype=np.int64)[:, None] * step + owned).ravel()
-            # Only the first and the last round can stick out.
+            # Only the first and the last round can reach outside.
             low, high = np.searchsorted(indices, (self._cursor, limit))
             indices = indices[low:high]
             if self._cursor < self._even_from:
@@ -168,7 +169,7 @@ class StripeCursor:
         return np.empty(0, dtype=np.int64)
 
     def positions(self) -> list[tuple[int, int]]:
-        """(stripe, first unread index) of every owned stripe, whether it has ended or not."""
+        """(stripe, first unread index) of every owned stripe, ended or not."""
         behind = (self._owned - self._cursor) % self.stripe_count
         unread = np.maximum(self._next, self._cursor + behind)
         return list(zip(self._owned.tolist(), unread.tolist(), strict=True))
@@ -181,10 +182,10 @@ MakeBatch = Callable[[npt.NDArray[np.int64]], pa.RecordBatch]
 
 @dataclass
 class GeneratorSource:
-    """`rows` records; `make_batch(indices)` must depend on the indices alone, and be picklable.
+    """Generates `rows` records; `make_batch(indices)` must depend on the indices alone, and be picklable.
 
     rows_per_second: of the whole source, shared equally by its subtasks; None for full speed. Rows with an index below
-    `unpaced_rows` are not paced: a job loads its state at full speed first."""
+    `unpaced_rows` are not paced, so that a job can load its state at full speed first."""
 
     make_batch: MakeBatch
     rows: int
@@ -249,7 +250,7 @@ class GeneratorReader:
             columns = self._source.make_batch(indices)
         except Exception as error:
             record = Described(f"indices {indices[0]}..{indices[-1]}")
-            raise_told(error, operator=self._uid, subtask=self._subtask, function=self._source.make_batch, record=record)
+            raise_located(error, operator=self._uid, subtask=self._subtask, function=self._source.make_batch, record=record)
         if columns is None:
             raise InvalidConfigError(f"source {self._uid}: make_batch returned None, not a record batch", operator=self._uid)
         if columns.num_rows != len(indices) or not columns.schema.equals(self._source.schema):

@@ -1,6 +1,6 @@
 """A materialised input: its manifest, its paths, and the flows that seal and load it.
 
-The manifest is written once, by put-if-absent, after all chunk files are durable: it is the only proof that they exist.
+The manifest is written once, by put-if-absent, after all chunk files are durable: a chunk file counts only if a manifest names it.
 Layout: `<job>/sources/<uid>/<submission>/manifest.json`, with the chunk files in a folder of their writer beside it."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ChunkFile(msgspec.Struct, frozen=True):
 
 
 class InputManifest(msgspec.Struct, frozen=True):
-    """What a materialised input consists of; files in row order, without a gap."""
+    """Contents of a materialised input: files in row order, without a gap."""
 
     version: int
     arrow_schema: str
@@ -63,7 +63,7 @@ def checksum_of(data: bytes | memoryview) -> str:
 
 
 def make_manifest(schema: pa.Schema, files: list[ChunkFile], writer: str) -> InputManifest:
-    """The manifest of these files, in their order; first_row is set here."""
+    """Make the manifest of these files, in their order; sets first_row."""
     placed: list[ChunkFile] = []
     row = 0
     for file in files:
@@ -73,12 +73,12 @@ def make_manifest(schema: pa.Schema, files: list[ChunkFile], writer: str) -> Inp
 
 
 def decode_manifest(data: bytes, path: str) -> InputManifest:
-    """Raises CorruptStateError, UnsupportedVersionError."""
+    """Decode a manifest. Raises CorruptStateError, UnsupportedVersionError."""
     return decode_versioned(data, InputManifest, path, supported=MANIFEST_VERSION, what="an input manifest")
 
 
 def find_sealed_flow(job_id: str, uid: str) -> Flow[str | None]:
-    """Path of the newest sealed manifest of a source, or None."""
+    """Path of a source's newest sealed manifest, or None."""
     folder = JobPaths(job_id).inputs(uid)
     names = yield ListFolder(folder)
     for name in sorted((name for name in names if name.endswith("/")), reverse=True):
@@ -90,9 +90,9 @@ def find_sealed_flow(job_id: str, uid: str) -> Flow[str | None]:
 
 
 def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
-    """Seal an input, or adopt what another writer sealed first; the losers' chunk files are deleted.
+    """Seal an input, or adopt the one that another writer sealed first; the chunk files of losers are deleted.
 
-    Result: the manifest in force. Safe to repeat after a crash at any point."""
+    Returns the manifest in force. Safe to repeat after a crash at any point."""
     data = msgspec.json.encode(manifest)
     folder = path.rsplit("/", 1)[0]
     try:
@@ -104,7 +104,7 @@ def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
         try:
             sealed = decode_manifest((yield from read_whole(path)), path)
         except ObjectMissingError:
-            # The answer was ambiguous and nothing was written: the second answer stands.
+            # The first answer was ambiguous and nothing was written: the second answer counts.
             yield PutIfAbsent(path, data)
             sealed = decode_manifest((yield from read_whole(path)), path)
     for name in (yield ListFolder(folder)):
@@ -114,7 +114,7 @@ def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
 
 
 def load_manifest_flow(path: str, operator: str) -> Flow[InputManifest]:
-    """Raises CorruptStateError naming file and operator."""
+    """Read a manifest. Raises CorruptStateError naming file and operator."""
     try:
         return decode_manifest((yield from read_whole(path)), path)
     except ObjectMissingError as error:
@@ -124,7 +124,7 @@ def load_manifest_flow(path: str, operator: str) -> Flow[InputManifest]:
 
 
 def load_chunk_flow(folder: str, file: ChunkFile, schema: pa.Schema, operator: str) -> Flow[pa.RecordBatch]:
-    """One chunk as one batch, checked against the manifest. Raises CorruptStateError naming the file."""
+    """Read one chunk as one batch, checked against the manifest. Raises CorruptStateError naming the file."""
     path = f"{folder}/{file.name}"
 
     def corrupt(reason: str) -> CorruptStateError:
@@ -135,11 +135,11 @@ def load_chunk_flow(folder: str, file: ChunkFile, schema: pa.Schema, operator: s
     except ObjectMissingError as error:
         raise corrupt("missing") from error
     if len(data) != file.length:
-        raise corrupt(f"{len(data)} bytes, the manifest says {file.length}")
+        raise corrupt(f"{len(data)} bytes, the manifest has {file.length}")
     if checksum_of(data) != file.checksum:
         raise corrupt("checksum differs from the manifest's")
     table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
     if table.num_rows != file.rows or not table.schema.equals(schema):
-        raise corrupt(f"{table.num_rows} rows of {table.schema.names}, the manifest says {file.rows} of {schema.names}")
+        raise corrupt(f"{table.num_rows} rows of {table.schema.names}, the manifest has {file.rows} of {schema.names}")
     batches = table.to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)

@@ -1,6 +1,6 @@
 """Parquet files as a rewindable source: files in sorted order, dealt round robin to subtasks; position = file and row.
 
-The list of files is fixed when the graph is built. A file whose footer changes after that is refused, never read on."""
+The list of files is fixed when the graph is built. A file whose footer changes afterwards is refused, not read on."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from holdfast.statebackends.storage.failures import unavailable
 BATCH_ROWS = 65_536
 
 PREFETCH_BATCHES = 2
-"""Batches held ahead of the one that is being read."""
+"""Most batches held ahead of the current one."""
 
 WAIT_MS = 2
-"""Between two looks at a batch that is being read."""
+"""Interval at which a reader polls a batch that is being read."""
 
 _FOOTER_TAIL = 8
 """Length of the footer (4 bytes, little endian) and the magic."""
@@ -40,14 +40,14 @@ class FilePosition(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     index: int
-    """Place of the file in the sorted list; entries are read in this order."""
+    """Index of the file in the sorted list; entries are read in this order."""
     path: str
     size: int
     """Bytes."""
     footer: str
     """`xxh3_128:<32 hex>` of the file's footer; empty until a reader has opened the file."""
     row: int
-    """First row that was not read."""
+    """First unread row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class _FileEntry:
 
 
 class ParquetSource:
-    """Parquet files of a path (a file, or a folder read recursively) or a list of paths or URLs.
+    """Source of the Parquet files at a path (a file, or a folder read recursively) or at a list of paths or URLs.
 
-    columns: the columns to read, in this order; None for all. rows_per_second: of the whole source, shared equally by its
-    subtasks. Raises InvalidConfigError when there is no file, UnknownColumnError on an unknown column."""
+    columns: columns to read, in this order; None for all. rows_per_second: of the whole source, shared equally by its subtasks.
+    Raises InvalidConfigError when there is no file, UnknownColumnError on an unknown column."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ParquetSource:
 
 
 def _discover(path: str | os.PathLike[str] | Sequence[str]) -> tuple[pafs.FileSystem, list[_FileEntry], pa.Schema]:
-    """Filesystem, files in sorted order, and the schema that all files are read with (unified by pyarrow.dataset)."""
+    """File system, files in sorted order, and the schema that all files are read with (unified by pyarrow.dataset)."""
     paths = [os.fspath(path)] if isinstance(path, (str, os.PathLike)) else [os.fspath(item) for item in path]
     if not paths:
         raise InvalidConfigError("a Parquet source needs at least one path", setting="path")
@@ -132,7 +132,7 @@ def _select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
 
 
 class ParquetReader:
-    """SourceReader: reads its files one after the other, a bounded number of batches ahead, on the pool."""
+    """SourceReader: reads its files one after the other on the pool, a bounded number of batches ahead."""
 
     def __init__(self, source: ParquetSource, subtask: int, parallelism: int) -> None:
         self._source = source
@@ -255,7 +255,7 @@ def _read_file(source: ParquetSource, split: FilePosition, operator: str) -> Ite
 
 
 def _check_unchanged(filesystem: pafs.FileSystem, split: FilePosition, operator: str) -> str:
-    """Checksum of the file's footer. Raises InputChangedError when the file is missing or not what it was."""
+    """Return the checksum of the file's footer. Raises InputChangedError when the file is missing or has changed."""
     try:
         with filesystem.open_input_file(split.path) as handle:
             size = handle.size()
@@ -276,7 +276,7 @@ def _changed(split: FilePosition, operator: str, reason: str) -> InputChangedErr
 
 
 def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
-    """Row groups that hold rows from `row` on, and the rows to skip in the first."""
+    """Row groups with rows from `row` on, and the rows to skip in the first of them."""
     first = 0
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group).num_rows
@@ -287,7 +287,7 @@ def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema, split: FilePosition, operator: str) -> pa.RecordBatch:
-    """The batch with the source's columns and types; a column that the file lacks is null."""
+    """Convert a batch to the source's columns and types; a column that the file lacks is null."""
     try:
         columns = [
             batch.column(field.name).cast(field.type) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)

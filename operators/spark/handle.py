@@ -1,6 +1,8 @@
-"""A job submitted from this driver: watches it, keeps its workers going, shows its progress, and lets go of all at the end.
+"""SHELL: handle of a job submitted from this driver. It watches the job, keeps its workers running, shows progress, and releases
+everything at the end.
 
-CORE: what a look at a job means to the driver of one of its submissions. Pure; the same in production and in the simulator."""
+supervisor.py decides about workers, the coordinator about everything else. `submission_status` is pure, and the same in production
+and in the simulator."""
 
 from __future__ import annotations
 
@@ -60,11 +62,11 @@ from holdfast.statebackends.state_processor.contents import Location, absolute_l
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
 ENDING_STATES = frozenset({"CANCELLING", "FAILING"})
-"""Nothing leads out of them but a terminal one."""
+"""States followed only by a terminal one."""
 
 
 class SubmissionStatus(StrEnum):
-    """What a look at a job means to the driver of one submission of it."""
+    """Status of a job for the driver of one submission of it."""
 
     OURS = "ours"
     """Our submission runs."""
@@ -73,11 +75,12 @@ class SubmissionStatus(StrEnum):
     SUPERSEDED = "superseded"
     """A newer submission took the job over: it is another driver's."""
     STALE = "stale"
-    """Whoever answered knows only an older submission: not the leader, or not any more. It says nothing of ours."""
+    """The coordinator that answered knows only an older submission: it does not lead the job, or no longer. Its answer has no facts
+    about ours."""
 
 
 def submission_status(*, ours: int, seen: int, state: str) -> SubmissionStatus:
-    """`ours` is the number of the driver's submission, `seen` the one that the coordinator speaks of, in `state`."""
+    """Compare the driver's submission number `ours` with the one `seen` at the coordinator, which is in `state`."""
     if seen != ours:
         return SubmissionStatus.SUPERSEDED if seen > ours else SubmissionStatus.STALE
     return SubmissionStatus.ENDED if state in TERMINAL_STATES else SubmissionStatus.OURS
@@ -87,26 +90,27 @@ T = TypeVar("T")
 
 log = logging.getLogger("holdfast.spark")
 COORDINATOR_LOGGER = "holdfast.coordinator.jobs"
-"""What a coordinator inside of this process says of its jobs."""
+"""Logger of a coordinator inside of this process, for events of its jobs."""
 
 POLL_S = 0.25
 RATE_POLLS = 12
-"""Looks over which rates are taken: some seconds, since workers report their counters every other second."""
+"""Polls over which rates are taken: some seconds, since workers report their counters every other second."""
 
 SIGNAL_SEEN_S = 0.5
-"""After which Ctrl-C is seen at the latest."""
+"""Longest time until Ctrl-C takes effect."""
 
 WORKERS_LEAVE_S = 17.0
 """A little more than the supervisor's own limits for a cooperative stop and a cancellation together."""
 
 
 REFUSALS = (CheckpointFailedError, InvalidConfigError, NotFoundError, FencedError, AuthenticationError)
-"""By which the coordinator says that it does not end a job. After any other error the job may end all the same."""
+"""Errors by which the coordinator refuses to end a job. After any other error the job may still end."""
 
 
-class _ToldToDriver(logging.Filter):
-    """Keeps from Python's last resort, which writes to stderr what no handler takes, what the driver is told anyway of one job: its
-    end, as the error of `wait`, and with `restarts` each failure, in the job's own lines. Handlers get all of it."""
+class _ReportedByDriver(logging.Filter):
+    """Keeps what the driver itself reports of one job out of Python's last resort, which writes records without a handler to
+    stderr: the job's end, raised by `wait`, and with `restarts` each failure, shown in the job's own lines. Handlers get every
+    record."""
 
     def __init__(self, job_id: str, *, restarts: bool) -> None:
         super().__init__()
@@ -115,10 +119,10 @@ class _ToldToDriver(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         fields = getattr(record, "fields", {})
-        told = fields.get("job_id") == self._job_id and self._is_told(fields)
-        return not told or logging.getLogger(record.name).hasHandlers()
+        reported = fields.get("job_id") == self._job_id and self._is_reported(fields)
+        return not reported or logging.getLogger(record.name).hasHandlers()
 
-    def _is_told(self, fields: Mapping[str, Any]) -> bool:
+    def _is_reported(self, fields: Mapping[str, Any]) -> bool:
         match fields.get("event"):
             case "state_changed":
                 return True
@@ -130,21 +134,21 @@ class _ToldToDriver(logging.Filter):
 
 
 class _Ending(Future[T]):
-    """The outcome of one `stop` or `cancel`."""
+    """Outcome of one `stop` or `cancel`."""
 
     forgotten_at = math.inf
-    """When an outcome that is not known has come about, on the monotonic clock in seconds."""
+    """Time at which an unknown outcome must have taken effect, on the monotonic clock in seconds."""
 
     @property
     def may_come(self) -> bool:
-        """Whether the job may still end by it: not if it was never asked for, or refused."""
+        """Whether this call may still end the job: false if it was never sent, or was refused."""
         if self.cancelled() or time.monotonic() >= self.forgotten_at:
             return False
         return not self.done() or not isinstance(self.exception(), REFUSALS)
 
 
 class SparkJobHandle:
-    """Implements JobHandle. A thread polls the coordinator; a coordinator that is away for a while is waited for."""
+    """Implements JobHandle. A thread polls the coordinator and tolerates its absence."""
 
     def __init__(
         self,
@@ -163,7 +167,7 @@ class SparkJobHandle:
         self._slots = slots
         self._submission = submission
         self._release = release
-        """Called once, when the handle lets go: an embedded coordinator ends here."""
+        """Called once, when the handle is closed: ends an embedded coordinator."""
         self._shows_progress = progress
         self._line = ProgressLine(enabled=progress)
         self._unsilence = _silence_last_resort(self, job_id, restarts=progress)
@@ -173,7 +177,7 @@ class SparkJobHandle:
         self._nonces: frozenset[str] = frozenset()
         self._failure: str | None = None
         self._newer = 0
-        """The submission that took the job over from ours; 0: none."""
+        """Submission that took the job over from ours; 0: none."""
         self._hinted = False
         self._polls: deque[ObservedJob] = deque(maxlen=RATE_POLLS)
         self._completed = CompletedCheckpoints()
@@ -185,7 +189,7 @@ class SparkJobHandle:
         self._is_released = False
         self._is_left = False
         self._is_scoped = False
-        """Somebody is in a `with` block of it."""
+        """Whether the program is in a `with` block of this handle."""
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="holdfast-job", daemon=True)
 
@@ -209,54 +213,54 @@ class SparkJobHandle:
 
     @property
     def is_running(self) -> bool:
-        """Not over, and not left by this driver."""
+        """Whether the job is neither over nor left by this driver."""
         return self.slots_held > 0 and not self._terminal.is_set() and not self._is_left
 
     def attach(self) -> None:
-        """Somebody executed the job once more."""
+        """Report that the program executed the job once more and got this handle."""
         self.say(describe_attached(self._graph.name, self._progress))
 
     def await_ending(self) -> bool:
-        """Whether the job is over, another driver's, or left: then nobody attaches to it. The coordinator is asked, since its
-        answer is newer than the last look; a job that is ending is waited for, as long as `stop` waits."""
+        """Whether the job is over, another driver's, or left, so that it can't be attached to. Asks the coordinator, whose answer
+        is newer than the last poll; waits for a job that is ending, as long as `stop` does."""
         seen = self.client.workers(self.job_id)
         state = str(seen["state"])
-        standing = submission_status(ours=self._submission, seen=int(seen["submission"]), state=state)
-        is_over = standing in (SubmissionStatus.ENDED, SubmissionStatus.SUPERSEDED)
-        will_end = is_over or (standing is SubmissionStatus.OURS and state in ENDING_STATES)
+        status = submission_status(ours=self._submission, seen=int(seen["submission"]), state=state)
+        is_over = status in (SubmissionStatus.ENDED, SubmissionStatus.SUPERSEDED)
+        will_end = is_over or (status is SubmissionStatus.OURS and state in ENDING_STATES)
         if not (will_end or self._is_ending):
             return False
         if not is_over:
             self.say(describe_ending(self._graph.name))
         while not self._terminal.wait(SIGNAL_SEEN_S):
             if self._is_left:
-                break  # closed meanwhile: the handle sees no end any more
+                break  # closed meanwhile: the handle sees no further end
             if not (will_end or self._is_ending):
-                return False  # what was to end it was refused
+                return False  # the call that would have ended it was refused
         self._let_workers_go()
         return True
 
     @property
     def _is_ending(self) -> bool:
-        """`stop` or `cancel` was called, also if that was interrupted, and not refused."""
+        """Whether `stop` or `cancel` was called, even if interrupted, and not refused."""
         return any(ending.may_come for ending in self._endings)
 
     @property
     def worker_nonces(self) -> frozenset[str]:
-        """Of the processes that were the job's workers at the last look: no other job has one of them."""
+        """Nonces of the processes that were the job's workers at the last poll; workers of other jobs have different ones."""
         return self._nonces
 
     def say(self, line: str) -> None:
-        """For whoever watches the job."""
+        """Write a line to the progress display."""
         self._line.say(line)
 
     @property
     def respawns(self) -> int:
-        """Workers that were started again."""
+        """Number of workers started again."""
         return self._runner.respawns if self._runner is not None else 0
 
     def __repr__(self) -> str:
-        """As the job was seen last, a quarter of a second ago at most while it runs; asks nobody."""
+        """Job as last polled, at most a quarter of a second ago while it runs; sends no request."""
         seen = self._progress
         checkpoint = "no checkpoint yet" if seen.last_checkpoint_id is None else f"checkpoint {seen.last_checkpoint_id}"
         failure = printable((self._failure or "").strip().partition("\n")[0])
@@ -278,12 +282,13 @@ class SparkJobHandle:
         """Block until a terminal state and all workers have left. Raises JobFailedError, TimeoutError, and FencedError when a newer
         submission took the job over: it goes on, and belongs to another driver.
 
-        Ctrl-C ends the wait, not the job: a line on stderr says so. The coordinator can be asked about the job until `close`."""
+        Ctrl-C ends the wait, not the job, and a line on stderr says so. The coordinator can be asked about the job until
+        `close`."""
         try:
             ended = self._await_end(timeout_s)
         except KeyboardInterrupt as interrupt:
             self._say_interrupted()
-            # The user's own line stands above it, not those of ours.
+            # The traceback then shows the user's own line, not ours.
             raise interrupt.with_traceback(None) from None
         if not ended:
             raise TimeoutError(f"job {self.job_id} is {self._progress.state} after {timeout_s} s; it goes on")
@@ -291,11 +296,11 @@ class SparkJobHandle:
         self._let_workers_go()
         error = self._bad_end()
         if error is not None:
-            raise error  # here: the user's own line stands above it, and one of ours
+            raise error  # raised here, so that the traceback shows the user's line and one of ours
         return state
 
     def _await_end(self, timeout_s: float | None = None) -> bool:
-        """Whether the job has ended. In slices: a signal that comes just before a thread waits is only seen when it wakes."""
+        """Whether the job has ended. Waits in slices: a signal just before a wait takes effect only when the thread wakes."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._terminal.wait(max(0.0, min(SIGNAL_SEEN_S, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -303,13 +308,14 @@ class SparkJobHandle:
         return True
 
     def _say_interrupted(self) -> None:
-        """Whoever pressed Ctrl-C is there to read it, also if the job's progress is not shown."""
+        """Print what Ctrl-C did, even if progress is not shown: the person who pressed it reads stderr."""
         is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started Spark, and then this program
         text = describe_interrupted(self._graph.name, is_scoped=self._is_scoped, is_submitted=is_submitted)
         (self._line if self._shows_progress else ProgressLine(enabled=True)).say(text)
 
     def wait_for_workers(self, timeout_s: float) -> None:
-        """Block until every slot's worker is registered; says who is there. Raises TimeoutError, JobFailedError, FencedError."""
+        """Block until every slot's worker is registered. Raises TimeoutError naming the workers that are, JobFailedError,
+        FencedError."""
         deadline = time.monotonic() + timeout_s
         said: frozenset[int] = frozenset()
         with self._changed:
@@ -325,18 +331,18 @@ class SparkJobHandle:
             raise error
 
     def _bad_end(self) -> HoldfastError | None:
-        """Why the job did not end well, if it did not."""
+        """Error of a job that did not end well, else None."""
         if self._newer:
             message = f"submission {self._newer} took job {self.job_id} over from submission {self._submission}"
             return FencedError(message, job=self.job_id, held=self._submission, newer=self._newer)
         if self._progress.state != "FAILED":
             return None
         cause = with_frames(self._failure or "see its exceptions", self._frames(self._failure or ""))
-        told = printable(cause, keep="\n\t")
-        return JobFailedError(f"job {self.job_id} failed: {told}", job_id=self.job_id, cause=self._failure)
+        text = printable(cause, keep="\n\t")
+        return JobFailedError(f"job {self.job_id} failed: {text}", job_id=self.job_id, cause=self._failure)
 
     def _frames(self, error: str) -> str:
-        """The user's lines of a failure, as far as the coordinator can still be asked."""
+        """The user's frames of a failure, if the coordinator still answers."""
         try:
             return frames_of_failure(error, self.client.exceptions(self.job_id)) if error else ""
         except HoldfastError as failure:
@@ -367,8 +373,8 @@ class SparkJobHandle:
         self._let_workers_go()
 
     def _end_by(self, ask: Callable[[], T]) -> T:
-        """What the coordinator answers. A thread asks: an interrupt ends the wait for the answer, and what was asked for goes on;
-        whoever executes the job then must know whether it ends."""
+        """Ask the coordinator to end the job and return its answer. A thread asks: an interrupt ends only the wait for the answer,
+        and the next execution of the job must know whether it ends."""
         outcome: _Ending[T] = _Ending()
 
         def run() -> None:
@@ -385,14 +391,15 @@ class SparkJobHandle:
                 self._endings = (*(each for each in self._endings if each.may_come), outcome)
             threading.Thread(target=run, name="holdfast-end", daemon=True).start()
         except BaseException:
-            outcome.cancel()  # unless the thread has begun to ask
+            outcome.cancel()  # without effect once the thread has begun to ask
             raise
         while not wait([outcome], SIGNAL_SEEN_S).done:
             pass
         return outcome.result()
 
     def close(self) -> None:
-        """An interrupt ends the wait for the workers, which were told to go; whoever calls again waits again."""
+        """Let the workers go and release the coordinator. An interrupt ends the wait for the workers, which were asked to leave;
+        another call waits again."""
         with self._lock:
             is_left, self._is_left = self._is_left, True
         if not is_left and self._runner is not None and not self._terminal.is_set():
@@ -419,8 +426,8 @@ class SparkJobHandle:
     # ---------------------------------------------------------------------------------------------------------- thread
 
     def give_up(self, slot: int, error: str) -> None:
-        """The workers can't start: its waiters learn why. The coordinator keeps the job, and all of its state, for a driver
-        whose workers do."""
+        """Fail the waiters, as the workers can't start. The coordinator keeps the job and all of its state for a driver whose
+        workers can."""
         self._failure = f"worker {slot} can't start: {error}"
         self._end("FAILED")
 
@@ -429,10 +436,10 @@ class SparkJobHandle:
             try:
                 self._poll()
             except HoldfastError as error:
-                # The coordinator may be restarting: the workers go on without it, and so do we.
+                # The coordinator may be restarting: workers and driver go on without it.
                 log.debug("job %s: %s", self.job_id, error)
             except Exception:
-                # Whoever waits for the job waits for this thread.
+                # An error must not end this thread: `wait` waits for it.
                 log.warning("job %s can't be watched just now", self.job_id, exc_info=True)
             self._closing.wait(POLL_S)
 
@@ -440,35 +447,35 @@ class SparkJobHandle:
         self._question.ask(_now_ms())
         workers = self.client.workers(self.job_id)
         number, state = int(workers["submission"]), str(workers["state"])
-        standing = submission_status(ours=self._submission, seen=number, state=state)
-        if standing is SubmissionStatus.STALE:
-            log.debug("job %s: who answers knows only submission %d, not our %d", self.job_id, number, self._submission)
+        status = submission_status(ours=self._submission, seen=number, state=state)
+        if status is SubmissionStatus.STALE:
+            log.debug("job %s: the answer knows only submission %d, not our %d", self.job_id, number, self._submission)
             return
-        if standing is SubmissionStatus.SUPERSEDED:
+        if status is SubmissionStatus.SUPERSEDED:
             self._newer = number
             self._end("SUSPENDED")
             return
         assert self._runner is not None
-        # First of all: somebody may have to be replaced.
+        # Posted first: a worker may have to be replaced.
         self._runner.post(WorkersSeen(seen_workers(workers), self._question.answered(_now_ms())))
         observed = ObservedJob(_now_ms(), self.client.job(self.job_id), self.client.checkpoints(self.job_id), workers)
         before = self._polls[-1] if self._polls else None
         progress = self._note(observed, before)
         name = str(observed.job.get("name", self.job_id))
         self._say_changes(name, observed, before)
-        if standing is SubmissionStatus.ENDED:
+        if status is SubmissionStatus.ENDED:
             try:
                 self._say_totals(name, progress)
             finally:
-                self._end(state)  # whoever waits for the job waits for this
+                self._end(state)  # `wait` waits for this
         else:
             self._line.show(format_progress(name, progress, len(self._registered), self._slots), progress.state)
 
     def _note(self, observed: ObservedJob, before: ObservedJob | None) -> Progress:
-        """What the handle knows of the job from now on."""
+        """Update what the handle knows of the job."""
         workers = observed.workers
         if before is not None and before.workers.get("attempt") != workers.get("attempt"):
-            self._polls.clear()  # totals fall back to the cut that the attempt began with
+            self._polls.clear()  # totals go back to the cut that the attempt began with
         counts = observed.checkpoints.get("counts") or {}
         self._completed.note(int(workers.get("epoch") or 0), int(counts.get("completed") or 0))
         progress = derive_progress(observed, self._polls[0] if self._polls else None, checkpoints=self._completed.count)
@@ -484,13 +491,14 @@ class SparkJobHandle:
     def _say_changes(self, name: str, observed: ObservedJob, before: ObservedJob | None) -> None:
         restart = describe_restart(name, observed, before)
         if restart is not None:
-            self._line.say(self._told(restart, str(observed.workers.get("failure") or observed.workers.get("last_failure") or "")))
+            error = str(observed.workers.get("failure") or observed.workers.get("last_failure") or "")
+            self._line.say(self._restart_text(restart, error))
         restored = describe_restored(name, observed, before)
         if restored is not None:
             self._line.say(restored)
 
     def _say_totals(self, name: str, progress: Progress) -> None:
-        """What is read at the end; rows that were dropped are told whether progress is shown or not."""
+        """Show the totals at the end; warn about dropped rows even if progress is not shown."""
         self._line.finish(format_totals(name, progress))
         counters = format_counters(name, progress)
         if counters is not None:
@@ -498,12 +506,12 @@ class SparkJobHandle:
         for warning in (*describe_late(name, progress), *describe_skipped(name, progress)):
             log.warning("%s", warning)
 
-    def _told(self, restart: str, error: str) -> str:
-        """A restart with the user's lines; how to end them, once."""
-        told = with_frames(restart, self._frames(error))
+    def _restart_text(self, restart: str, error: str) -> str:
+        """Text of a restart with the user's frames, and, once, with the settings that change restarts."""
+        text = with_frames(restart, self._frames(error))
         hint = "" if self._hinted else restart_hint(error, self._graph.config.restart)
         self._hinted = self._hinted or bool(hint)
-        return f"{told}\n{hint}" if hint else told
+        return f"{text}\n{hint}" if hint else text
 
     def _end(self, state: str) -> None:
         with self._changed:
@@ -515,14 +523,15 @@ class SparkJobHandle:
 
 
 def _silence_last_resort(handle: SparkJobHandle, job_id: str, *, restarts: bool) -> Callable[[], object]:
-    """Until what is returned is called, or nobody holds the handle."""
-    logger, told = logging.getLogger(COORDINATOR_LOGGER), _ToldToDriver(job_id, restarts=restarts)
-    logger.addFilter(told)
-    return weakref.finalize(handle, logger.removeFilter, told)
+    """Install the filter; it is removed by calling the result, or when the handle is collected."""
+    logger, reported = logging.getLogger(COORDINATOR_LOGGER), _ReportedByDriver(job_id, restarts=restarts)
+    logger.addFilter(reported)
+    return weakref.finalize(handle, logger.removeFilter, reported)
 
 
 def _seen_from_here(target: Location | None) -> str | None:
-    """A relative path is of the driver's working directory: the coordinator's is another one. An empty one is refused there."""
+    """Resolve a relative path against the driver's working directory, as the coordinator's is a different one. Keeps an empty one,
+    which the coordinator refuses."""
     return absolute_location(target) if target else None if target is None else ""
 
 

@@ -1,11 +1,11 @@
-"""SHELL: keeps workers out of reach of Ctrl-C, which reaches them in two ways.
+"""SHELL: protects workers from Ctrl-C, which reaches them in two ways.
 
 PySpark's handler of SIGINT cancels every Spark job of the driver. It calls `cancelAllJobs` of its SparkContext, whichever thread
-runs it, so that is what is replaced, on the one context; no signal handler is touched: a program may have its own, and only the
-main thread may install one.
+runs it, so this method is replaced, on the one context. No signal handler is touched: a program may have its own, and only the main
+thread may install one.
 
-And py4j, when an interrupt ends a call of any thread, closes the connections of all threads, which then send their commands once
-more. A worker's command must not be sent twice: its Spark job is submitted, and then waited for."""
+When an interrupt ends a py4j call of any thread, py4j closes the connections of all threads, which then send their commands again.
+A worker's command must not be sent twice: its Spark job is submitted once, and then waited for."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.spark")
 
 WORKER_TAG = "holdfast-worker"
-"""On every Spark job that is a worker: what cancels all the others knows them by it."""
+"""Tag on every Spark job that is a worker, by which cancellation of the other jobs spares it."""
 
 CANCEL_WAIT_S = 5.0
-"""Seconds that an interrupt waits until the other Spark jobs are told; it is raised then, whatever became of that."""
+"""Seconds that an interrupt waits for the cancellation of other Spark jobs; it is raised then, with or without success."""
 
 CONNECTION_LOSSES_MAX = 100
-"""In a row, none of which stood for CONNECTION_STANDS_S; behind so many Spark has gone."""
+"""Most connections lost in a row, each within CONNECTION_STANDS_S; then Spark is taken to have stopped."""
 
 CONNECTION_STANDS_S = 5.0
-"""Behind an interrupt connections are refused for less; from a Spark that has gone no answer takes so long."""
+"""Connection losses caused by an interrupt come in shorter intervals than this; one that lasted as long starts the count again."""
 
 RECONNECT_S = 0.05
-"""Between two tries."""
+"""Pause between two tries."""
 
 LISTENERS_WAIT_MS = 2_000
-"""Until Spark's status tracker has heard of the jobs that were just started."""
+"""Time for Spark's status tracker to learn of jobs that were just started."""
 
 
 def spare_workers(context: SparkContext) -> None:
-    """From now on `cancelAllJobs` of this context, and so Ctrl-C, cancels all Spark jobs but those of workers. Idempotent."""
+    """Make `cancelAllJobs` of this context, and so Ctrl-C, spare the Spark jobs of workers. Idempotent."""
     context.cancelAllJobs = functools.partial(_cancel_other_jobs, context)
 
 
 def mark_worker(context: SparkContext) -> None:
-    """The Spark jobs of this thread are workers."""
+    """Tag the Spark jobs of this thread as workers."""
     context.addJobTag(WORKER_TAG)
 
 
 def _cancel_other_jobs(context: SparkContext) -> None:
-    """From a thread of its own: a signal handler may run inside a call of the main thread, whose connection to Spark waits for that
-    call's answer. One that `threading` knows nothing of, since the main thread may hold any of its locks."""
+    """Cancel from a separate thread: a signal handler may run inside a call of the main thread, whose connection to Spark waits for
+    that call's answer. The thread is unknown to `threading`, since the main thread may hold any of that module's locks."""
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -70,24 +70,24 @@ def _cancel_other_jobs(context: SparkContext) -> None:
 
 
 def cancel_other_jobs(context: SparkContext) -> None:
-    """Cancel the Spark jobs that are no workers, as far as Spark's status tracker has heard of them. Raises Py4JError."""
+    """Cancel the Spark jobs that are no workers, as far as Spark's status tracker knows them. Raises Py4JError."""
     from py4j.protocol import Py4JError
 
     scala = context._jsc.sc()
     try:
         scala.listenerBus().waitUntilEmpty(LISTENERS_WAIT_MS)
-    except Py4JError:  # listeners are busy: what is known already is cancelled
+    except Py4JError:  # listeners are busy: jobs that are known already are cancelled
         log.debug("Spark's listeners have not heard of all of its jobs", exc_info=True)
     tracker = scala.statusTracker()
-    active = set(tracker.getActiveJobIds())  # first: whatever is in here already has its tags
+    active = set(tracker.getActiveJobIds())  # read first: a job in this set already has its tags
     for job in sorted(active - set(tracker.getJobIdsForTag(WORKER_TAG))):
         scala.cancelJob(job, "all Spark jobs but Holdfast's workers were cancelled, as by Ctrl-C")
 
 
 def collect(rdd: RDD[Any]) -> list[Any]:
-    """As `rdd.collect()`, in one Spark job, however often the connection to Spark is lost while it runs. Raises Py4JError.
+    """`rdd.collect()` in one Spark job, however often the connection to Spark is lost while it runs. Raises Py4JError.
 
-    For a moment behind an interrupt Spark closes new connections, too: then it seems to have gone, and is asked again."""
+    After an interrupt Spark closes new connections, too, for a moment, and seems to have stopped; the call is repeated."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     running = rdd._jrdd.collectAsync()
@@ -95,7 +95,7 @@ def collect(rdd: RDD[Any]) -> list[Any]:
     while True:
         asked = time.monotonic()
         try:
-            return [row for batch in running.get() for row in pickle.loads(batch)]  # as Python workers write them: lists of rows
+            return [row for batch in running.get() for row in pickle.loads(batch)]  # written by Python workers: lists of rows
         except Py4JJavaError:  # the job failed
             raise
         except Py4JError:

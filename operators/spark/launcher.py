@@ -1,7 +1,7 @@
-"""SHELL: runs plans on Spark: checks the session, submits, materialises DataFrames, ships code, starts one job per worker.
+"""SHELL: runs plans on Spark: checks the session, submits, materialises DataFrames, ships code, starts one Spark job per worker.
 
-It decides nothing about checkpoints or failover; supervisor.py decides about workers. It reaches the coordinator through a
-client that holdfast.api.launch makes, since operators may not import api."""
+It decides nothing about checkpoints or failover; supervisor.py decides about workers. It reaches the coordinator through a client
+that holdfast.api.launch makes, since operators may not import api."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.spark")
 
 WORKERS_START_S = 120.0
-"""How long `launch` waits until every slot's worker is registered."""
+"""Time that `launch` waits until every slot's worker is registered."""
 
 
 _shipping = threading.Lock()
-"""Held while the path of the whole process is changed for a moment."""
+"""Held while `sys.path`, which the whole process shares, is changed for a moment."""
 
 DAEMON_SETTING = "spark.python.daemon.module"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A coordinator, and how to let go of it (the embedded one ends; a remote one is left alone)."""
+    """A coordinator, and how to release it: an embedded one ends, a remote one is left alone."""
 
     client: CoordinatorClient
     close: Callable[[], None]
@@ -67,8 +67,8 @@ Connect = Callable[[LaunchOptions], Connection]
 
 
 class _SlotCount:
-    """Spark slots of one session's jobs: of those that threads are starting just now, and then of their handles. Any thread may
-    ask; none waits with the lock held."""
+    """Counts the Spark slots of one session's jobs: those that threads are starting, and those of running handles. Thread-safe;
+    never waits with the lock held."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class _SlotCount:
         self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
 
     def take(self, slots: int, room: int, *, leaving: SparkJobHandle | None = None) -> int:
-        """Slots that other jobs hold; so many for ours are taken if there is room for all. `leaving`: holds none that count."""
+        """Slots that other jobs hold; takes `slots` more for ours if all fit in `room`. The slots of `leaving` don't count."""
         with self._lock:
             occupied = self._starting + sum(handle.slots_held for handle in self._handles if handle is not leaving)
             if occupied + slots <= room:
@@ -84,20 +84,20 @@ class _SlotCount:
             return occupied
 
     def give_back(self, slots: int) -> None:
-        """The job did not start."""
+        """Release slots of a job that did not start."""
         with self._lock:
             self._starting -= slots
 
     def pass_on(self, slots: int, handle: SparkJobHandle) -> None:
-        """The job's handle tells from now on what it holds."""
+        """Replace taken slots by those of the job's handle."""
         with self._lock:
             self._starting -= slots
             self._handles.add(handle)
 
 
 class SparkLauncher:
-    """Implements Launcher on a classic SparkSession. `advertised_host`: address of the workers' data ports, if the route's
-    address is not the right one."""
+    """Implements Launcher on a classic SparkSession. `advertised_host`: address of the workers' data ports, where the address of
+    the route to the coordinator is wrong."""
 
     def __init__(self, spark: SparkSession, connect: Connect, *, advertised_host: str | None = None) -> None:
         self._spark = spark
@@ -107,8 +107,8 @@ class SparkLauncher:
         self._slots = _SlotCount()
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
-        """Submit and start; returns when every worker is registered. A job that this driver runs already is not started twice:
-        its handle is returned, or, if the plan is another one, the new plan takes over (running_jobs.py).
+        """Submit and start; returns when every worker is registered. A job that this driver runs already is not started twice: its
+        handle is returned, or, if the plan is a different one, the new plan takes over (running_jobs.py).
 
         Raises InvalidConfigError, NotEnoughSlotsError, JobExistsError, RestoreError, JobFailedError, TimeoutError."""
         context = self._spark.sparkContext
@@ -128,7 +128,8 @@ class SparkLauncher:
     def _launch(
         self, plan: JobPlan, options: LaunchOptions, execution: Execution, running: RunningJob | None, difference: str | None
     ) -> SparkJobHandle:
-        """`running`: of the same job in this driver, and what is another in the new plan; it ends when that is submitted."""
+        """`running`: the same job in this driver, which ends when the new plan is submitted; `difference`: how the new plan
+        differs."""
         context = self._spark.sparkContext
         _say_start(plan, options, context.master)
         with modules_by_value(user_modules()):
@@ -155,7 +156,7 @@ class SparkLauncher:
         return handle
 
     def _submit(self, plan: JobPlan, options: LaunchOptions) -> SparkJobHandle:
-        """The job's handle, once its workers are being started."""
+        """Submit and start the workers; returns the job's handle."""
         connection = self._connect(options)
         try:
             submission = _submission(plan, options)
@@ -179,7 +180,7 @@ class SparkLauncher:
         try:
             self._start(plan, options, accepted, handle, submission.launch_key)
         except BaseException:
-            # The job is not cancelled, which could delete its checkpoints: it waits for a driver that brings workers.
+            # The job is not cancelled, as that could delete its checkpoints: it waits for a driver that brings workers.
             handle.close()
             raise
         return handle
@@ -214,7 +215,7 @@ class SparkLauncher:
 
 
 def _prepare_sinks(plan: JobPlan, options: LaunchOptions) -> None:
-    """Raises OutputMayRepeatError before a fresh start drops the old job's checkpoints."""
+    """Raise OutputMayRepeatError before a fresh start drops the old job's checkpoints."""
     for operator in plan.operators.values():
         if isinstance(operator, FileCommitter):
             operator.allow_output_repeat = options.allow_output_repeat
@@ -238,7 +239,7 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
 
 
 def _say_start(plan: JobPlan, options: LaunchOptions, master: str) -> None:
-    """At once: writing a DataFrame down, and waiting for executors, may take a while."""
+    """Written first, since materialising a DataFrame and waiting for executors may take a while."""
     slots, where = plan.graph.slots_required, options.coordinator_url or options.state_directory
     workers = f"{slots} worker" + ("" if slots == 1 else "s")
     place = "" if where is None else f", {'coordinator' if options.coordinator_url else 'state'} {where}"
@@ -246,29 +247,30 @@ def _say_start(plan: JobPlan, options: LaunchOptions, master: str) -> None:
 
 
 def _restored_text(name: str, checkpoint_id: int, restore: str | None) -> str:
-    """`restore`: as it was asked for; a location is named."""
+    """`restore`: the argument as given; a location is named."""
     where = f" in {restore}" if restore is not None and "/" in restore else ""
     return f"{name} restored from checkpoint {checkpoint_id}{where}"
 
 
 def _at_exit(action: Callable[[], None]) -> None:
-    """While thread pools still take work, which an embedded coordinator needs to end in order: they refuse it when `atexit` begins.
-    concurrent.futures uses the same means, and was imported before: who registered last comes first."""
+    """Register an action that runs at exit while thread pools still accept work, which an embedded coordinator needs to end in
+    order: `atexit` is too late. concurrent.futures uses the same hook and registered before; the last one registered runs first."""
     getattr(threading, "_register_atexit", atexit.register)(action)
 
 
 def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
-    """A driver that ends without closing its job takes its workers with it, while Spark can still be told; so does a kill."""
+    """End the workers of a driver that exits without closing its job, while Spark still takes commands. A kill ends them, too."""
     alive = handle()
     if alive is not None:
-        with contextlib.suppress(KeyboardInterrupt):  # pressed again: the workers were told, and nobody waits for them
+        # pressed again: the workers were asked to leave, and the exit does not wait for them
+        with contextlib.suppress(KeyboardInterrupt):
             alive.close()
 
 
 def ship_package(context: SparkContext) -> None:
     """Give the executors our packages, once per SparkContext: the driver's own code, whatever is installed there."""
     folder = _package_folder(os.getpid())
-    if not folder.is_dir():  # whoever tidies temporary folders up took it for an old one
+    if not folder.is_dir():  # removed by a cleaner of temporary folders
         _package_folder.cache_clear()
         folder = _package_folder(os.getpid())
     path = write_package(folder)
@@ -276,7 +278,7 @@ def ship_package(context: SparkContext) -> None:
         return
     before = list(sys.path)
     context.addPyFile(str(path))
-    # Spark puts the zip on the driver's path too, where it would shadow the modules that are not imported yet.
+    # Spark puts the zip on the driver's path, too, where it would shadow modules that are not imported yet.
     sys.path[:] = [entry for entry in sys.path if entry in before]
     if preload_workers(context, path):
         log.debug("Spark's Python daemon imports Holdfast once, for all workers")
@@ -284,8 +286,8 @@ def ship_package(context: SparkContext) -> None:
 
 @functools.cache
 def _package_folder(process: int) -> Path:
-    """The one folder of this process for what it ships: Spark's executors fetch it from there as long as the process lives. What
-    drivers that were killed left is deleted."""
+    """Folder in which this process keeps what it ships: Spark's executors fetch it from there as long as the process lives. Deletes
+    the folders of drivers that were killed."""
     root = tempfile.gettempdir()
     folder = OwnedFolder(root, f"holdfast-package-{uuid4().hex[:16]}")
     atexit.register(_delete_package, folder, process)
@@ -296,14 +298,14 @@ def _package_folder(process: int) -> Path:
 
 
 def _delete_package(folder: OwnedFolder, process: int) -> None:
-    if os.getpid() == process:  # and not a child that it forked
+    if os.getpid() == process:  # not in a child that it forked
         folder.delete()
 
 
 def preload_workers(context: SparkContext, package: Path) -> bool:
-    """On local[N], where the daemon can find the zip, let it import our packages before it forks workers.
+    """On local[N], where the daemon finds the zip, let it import our packages before it forks workers.
 
-    Elsewhere the user may set spark.python.daemon.module, if Holdfast is installed on the nodes; a choice is respected."""
+    Elsewhere the user may set spark.python.daemon.module, if Holdfast is installed on the nodes; an existing setting is kept."""
     live = context._jsc.sc().conf()
     if not context.master.startswith("local") or context.master.startswith("local-cluster") or live.contains(DAEMON_SETTING):
         return False

@@ -1,6 +1,5 @@
-"""CORE: what a driver tells its user when it stops waiting for a job, leaves it, or finds it running. Pure texts, a line each.
-
-What a driver says of a failure of its job: the cause, the user's lines under it, and what changes what follows. Pure."""
+"""CORE: lines that a driver prints for its user: failures of a job with the user's frames and a hint, and notices about a job that
+the driver attaches to, waits for, replaces or leaves. Pure texts."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ from holdfast.operators.datastream.launcher import Progress
 from holdfast.operators.task.user_failures import with_source_lines
 
 _ROWS = ("UserFunctionError", "SchemaMismatchError", "InvalidKeyError", "InvalidTimestampError", "StateValueError")
-"""Kinds of error that are of one row: the restarted job comes to it again."""
+"""Kinds of error caused by one row, which the restarted job reads again."""
 
 
 def frames_of_failure(error: str, exceptions: Mapping[str, Any]) -> str:
-    """The user's frames of a failure `ErrorClass: message`, as lines below it; empty if it has none, or is no longer on record.
+    """The user's frames of a failure `ErrorClass: message`, as lines; empty if it has none or is no longer on record.
 
-    `exceptions`: GET /jobs/:jobid/exceptions. A traceback of ours is for the log and for REST."""
+    `exceptions`: GET /jobs/:jobid/exceptions. Tracebacks of Holdfast's own code are left to the log and to REST."""
     for entry in exceptions.get("exceptionHistory", {}).get("entries", ()):
-        told = str(entry.get("stacktrace") or "")
-        if told.startswith(error):
-            return with_source_lines(told[len(error) :].strip("\n"))
+        trace = str(entry.get("stacktrace") or "")
+        if trace.startswith(error):
+            return with_source_lines(trace[len(error) :].strip("\n"))
     return ""
 
 
@@ -31,7 +30,7 @@ def with_frames(error: str, frames: str) -> str:
 
 
 def restart_hint(error: str, strategy: RestartStrategy) -> str:
-    """What follows the failure of a row, and the settings that change it; empty for any other failure."""
+    """Hint after the failure of a row: when it repeats, and the settings that change this; empty for any other failure."""
     if error.partition(":")[0] not in _ROWS or strategy.kind == "none":
         return ""
     if strategy.kind == "fixed_delay":
@@ -49,7 +48,7 @@ def _seconds(delay_ms: int) -> str:
 
 
 def describe_interrupted(name: str, *, is_scoped: bool, is_submitted: bool) -> str:
-    """For who pressed Ctrl-C in `wait`. `is_scoped`: inside of `with`; `is_submitted`: spark-submit gets the same signal from a
+    """Printed after Ctrl-C in `wait`. `is_scoped`: inside of `with`; `is_submitted`: spark-submit gets the same signal from a
     terminal, and Spark ends with it."""
     if is_submitted:
         return f"{name} ends if Ctrl-C ended spark-submit, too: submitted again it goes on from its newest checkpoint"
@@ -58,23 +57,23 @@ def describe_interrupted(name: str, *, is_scoped: bool, is_submitted: bool) -> s
 
 
 def describe_left(name: str, progress: Progress) -> str:
-    """For who leaves a job that is not over. A checkpoint may have been completed since the last look."""
+    """Printed when a driver leaves a job that is not over. A checkpoint may have been completed since the last poll."""
     newest = progress.last_checkpoint_id
     where = "where it started, or its first checkpoint" if newest is None else f"its newest checkpoint, {newest} or later"
     return f"{name} is left, and its workers go: execute() goes on from {where}"
 
 
 def describe_attached(name: str, progress: Progress) -> str:
-    """For who executes a job that this program runs already."""
+    """Printed when a program executes a job that it runs already."""
     checkpoint = "" if progress.last_checkpoint_id is None else f", checkpoint {progress.last_checkpoint_id}"
     return f"{name} runs already in this program, with this plan ({progress.state}{checkpoint}): attached to it"
 
 
 def describe_ending(name: str) -> str:
-    """For who executes a job that this program runs, and that was told to end."""
+    """Printed when a program executes a job that it runs and has asked to end."""
     return f"{name} runs already in this program, and is ending: execute() waits for its end"
 
 
 def describe_replaced(name: str, difference: str) -> str:
-    """For who executes a job that this program runs with another plan."""
+    """Printed when a program executes a job that it runs with a different plan."""
     return f"{name} runs already in this program, with another plan: {difference}; the new plan takes over"

@@ -1,4 +1,4 @@
-"""What travels to the executors: our packages as a zip of compiled modules, and the user's modules by value.
+"""Packaging for executors: our packages as a zip of compiled modules, and the user's modules by value.
 
 A worker imports only statebackends, barriers and operators. Thirty `.py` files in a zip cost every fresh worker 275 ms of
 compilation; as `.pyc` 12 ms."""
@@ -31,17 +31,17 @@ WORKER_PACKAGES = ("statebackends", "barriers", "operators")
 FACADE = ("__init__", "__main__")
 """Modules of the top package itself."""
 DECLARATIONS = ("__init__", "expectations")
-"""Modules of `chaos` that go along: a user's module that says `hf.chaos.expect` may be imported on an executor, too."""
+"""Modules of `chaos` in the zip: a user's module that calls `hf.chaos.expect` may be imported on an executor, too."""
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
-"""Of every entry, so that the same code gives the same bytes."""
+"""Modification time of every entry, fixed so that equal code gives equal bytes."""
 
 
 def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
-    """A zip of the packages' modules, compiled for this interpreter; works from a checkout, a wheel or a zip."""
+    """Build a zip of the packages' modules, compiled for this interpreter; works from a checkout, a wheel or a zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         root = files(NAME)
-        # User code says `import holdfast as hf`; the facade is lazy, so it costs a worker nothing.
+        # User code says `import holdfast as hf`; the facade imports lazily, so it costs a worker nothing.
         for name in FACADE:
             archive.writestr(zipfile.ZipInfo(f"{NAME}/{name}.pyc", _TIMESTAMP), _module(root, NAME, name))
         for package in packages:
@@ -55,12 +55,12 @@ def build_package(packages: Iterable[str] = WORKER_PACKAGES) -> bytes:
 
 @functools.cache
 def _own_package() -> bytes:
-    """What this process has imported does not change, and compiling it takes half a second: once for all jobs."""
+    """Our zip, built once for all jobs: imported code does not change, and compiling takes half a second."""
     return build_package()
 
 
 def write_package(folder: Path) -> Path:
-    """The zip as `holdfast-<hash>.zip` in a folder; the name says the content."""
+    """Write the zip as `holdfast-<hash of the content>.zip` to a folder."""
     data = _own_package()
     path = folder / f"holdfast-{xxhash.xxh3_64_hexdigest(data)}.zip"
     if not path.exists():
@@ -92,13 +92,13 @@ def _module(folder: Traversable, prefix: str, name: str) -> bytes:
 
 
 def _compile(source: bytes, name: str) -> bytes:
-    """A `.pyc` that is never compared with a source: unchecked hash (flags 1), then a hash of no consequence."""
+    """Compile to a `.pyc` that is never compared with its source: unchecked hash (flags 1), and any hash value."""
     code = compile(source, name, "exec", dont_inherit=True, optimize=0)
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
 
 
 def user_modules() -> list[ModuleType]:
-    """Imported modules that executors can't be expected to have: not installed, not ours, not Python's own."""
+    """Imported modules that executors can't be expected to have: not installed, not ours, not of Python's library."""
     return [module for name, module in sorted(sys.modules.items()) if is_user_module(name, module)]
 
 
@@ -112,26 +112,26 @@ def is_user_module(name: str, module: ModuleType) -> bool:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _is_installed(path: str) -> bool:
-    """Of the file of a module, which stays where it is: a program with pandas has two thousand, looked at for each submission."""
+    """Whether a module's file is installed. Cached: a program with pandas has two thousand modules, checked for each submission."""
     real = os.path.realpath(path)
     return any(real.startswith(f"{folder}{os.sep}") for folder in _installed()) or "site-packages" in real
 
 
 @functools.cache
 def _installed() -> frozenset[str]:
-    """Folders of Python's own modules and of installed ones."""
+    """Folders of Python's library and of installed packages."""
     return frozenset(os.path.realpath(path) for key, path in sysconfig.get_paths().items() if key != "data" and path)
 
 
 _registering = threading.Lock()
 _registered: Counter[str] = Counter()
-"""Names of modules that are registered for a block alone -> blocks that run."""
+"""Name of a module registered for the duration of a block -> number of such blocks."""
 
 
 @contextmanager
 def modules_by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """Pickle what these modules define by value, for as long as the block runs, in any thread; blocks of several threads may
-    overlap. The user's own registrations stay."""
+    """Pickle these modules' definitions by value while the block runs, in any thread; blocks of several threads may overlap. The
+    user's own registrations stay."""
     added: list[ModuleType] = []
     try:
         with _registering:

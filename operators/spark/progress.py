@@ -1,6 +1,6 @@
-"""What a driver sees of its job: rates, the last checkpoint, restarts, and the live line that shows them.
+"""Progress of a job as its driver shows it: rates, the last checkpoint, restarts, and the live line.
 
-The numbers are a pure function of two looks at the coordinator's REST service; the line goes to stderr."""
+The numbers are a pure function of two polls of the coordinator's REST service; the line goes to stderr."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holdfast.operators.datastream.launcher import OperatorProgress, Progress
 from holdfast.operators.spark.supervisor import SeenWorker
 
 PLAIN_INTERVAL_S = 10.0
-"""Between two lines of a job that changes nothing, where stderr is no terminal."""
+"""Pause between two lines of an unchanged job, where stderr is no terminal."""
 COUNTERS_SHOWN_MAX = 20
-"""Of the user's, in the line at the end."""
+"""Most of the user's counters in the last line."""
 
 _STYLES = {"RUNNING": "green", "FINISHED": "green", "FAILED": "red", "CANCELED": "yellow"}
 
@@ -43,12 +43,12 @@ def registered_slots(workers: dict[str, Any]) -> frozenset[int]:
 
 
 def worker_nonces(workers: dict[str, Any]) -> frozenset[str]:
-    """Of the processes that hold the job's slots; a worker of no other job has one of these."""
+    """Nonces of the processes that hold the job's slots; workers of other jobs have different ones."""
     return frozenset(str(worker["nonce"]) for worker in workers.get("workers", ()) if worker.get("nonce"))
 
 
 def seen_workers(workers: dict[str, Any]) -> tuple[SeenWorker, ...]:
-    """What GET .../workers says of the slots, as the slot supervisor takes it; a coordinator of an older version says less."""
+    """Slots in the answer of GET .../workers, for the slot supervisor; an older coordinator omits some fields."""
     return tuple(
         SeenWorker(
             slot=int(worker["slot"]),
@@ -63,7 +63,7 @@ def seen_workers(workers: dict[str, Any]) -> tuple[SeenWorker, ...]:
 
 
 def operators_of(workers: dict[str, Any]) -> tuple[OperatorProgress, ...]:
-    """What GET .../workers says of the operators; a coordinator of an older version says nothing."""
+    """Operators in the answer of GET .../workers; empty from an older coordinator."""
     return tuple(
         OperatorProgress(
             uid=str(each["uid"]),
@@ -90,7 +90,7 @@ def records(operators: Iterable[OperatorProgress]) -> tuple[int, int]:
 
 
 class CompletedCheckpoints:
-    """Counts over coordinators: each counts from 0 when it begins to lead the job."""
+    """Counts completed checkpoints over several coordinators: each counts from 0 when it begins to lead the job."""
 
     def __init__(self) -> None:
         self._by_epoch: dict[int, int] = {}
@@ -104,7 +104,8 @@ class CompletedCheckpoints:
 
 
 def derive_progress(now: ObservedJob, before: ObservedJob | None, *, checkpoints: int = 0) -> Progress:
-    """Rates are over the time between the two looks; 0 when an attempt began between them. `checkpoints`: completed so far."""
+    """Progress from two polls. Rates are over the time between them, and 0 when an attempt began between them. `checkpoints`:
+    completed so far."""
     operators = operators_of(now.workers)
     read, written = records(operators)
     read_rate = written_rate = 0.0
@@ -133,17 +134,17 @@ def derive_progress(now: ObservedJob, before: ObservedJob | None, *, checkpoints
 
 
 def describe_restart(name: str, now: ObservedJob, before: ObservedJob | None) -> str | None:
-    """The newest failure's first line, when the job was restarted between two looks."""
+    """The newest failure's first line, when the job was restarted between two polls."""
     restarts = int(now.workers.get("restarts") or 0)
     if before is None or restarts <= int(before.workers.get("restarts") or 0):
         return None
     failure = str(now.workers.get("failure") or now.workers.get("last_failure") or "").strip()
     first, _, _ = failure.partition("\n")
-    return f"{name} restart {restarts}: {first or 'its cause is not on record'}"
+    return f"{name} restart {restarts}: {first or 'cause unknown'}"
 
 
 def describe_restored(name: str, now: ObservedJob, before: ObservedJob | None) -> str | None:
-    """Where an attempt behind a failure went on from, when it began between two looks."""
+    """Checkpoint or savepoint from which the attempt after a failure was restored, when that happened between two polls."""
     restored, known = _restored(now), _restored(before) if before is not None else None
     if before is None or not restored or restored == known or not int(now.workers.get("restarts") or 0):
         return None
@@ -156,7 +157,7 @@ def _restored(observed: ObservedJob) -> dict[str, Any]:
 
 
 def format_progress(name: str, progress: Progress, registered: int, slots: int) -> str:
-    """One line for people."""
+    """The live line."""
     read, written = _count(progress.records_in_per_second), _count(progress.records_out_per_second)
     parts = [f"{name} {progress.state}", f"in {read}/s", f"out {written}/s"]
     if progress.last_checkpoint_id is not None:
@@ -173,7 +174,7 @@ def format_progress(name: str, progress: Progress, registered: int, slots: int) 
 
 
 def format_totals(name: str, progress: Progress) -> str:
-    """The last line: what the job has done altogether."""
+    """The last line: totals of the whole job."""
     sinks = [operator for operator in progress.operators if operator.kind == "sink_writer"]
     parts = [f"{_rows(progress.records_in)} in"]
     parts += [f"{_rows(sink.records_in)} out to {sink.uid}" for sink in sinks]
@@ -185,7 +186,7 @@ def format_totals(name: str, progress: Progress) -> str:
 
 
 def format_counters(name: str, progress: Progress) -> str | None:
-    """The user's own, at the end; None if there are none."""
+    """The user's counters, for the end; None if there are none."""
     counted = [
         f"{operator.uid} {counter} {count:,}"
         for operator in progress.operators
@@ -196,7 +197,7 @@ def format_counters(name: str, progress: Progress) -> str | None:
 
 
 def describe_late(name: str, progress: Progress) -> list[str]:
-    """A warning for each operator that dropped rows: nobody looks for what is not there."""
+    """One warning for each operator that dropped late rows, which are missing in the output without a trace."""
     return [
         f"{name}: operator {operator.uid!r} dropped {operator.late_dropped:,} of {_rows(operator.records_in)} because they came "
         f"too late, the latest {_duration(operator.late_ms_max)} behind the watermark. A larger max_out_of_orderness_ms of "
@@ -207,7 +208,7 @@ def describe_late(name: str, progress: Progress) -> list[str]:
 
 
 def describe_skipped(name: str, progress: Progress) -> list[str]:
-    """A warning for each operator that left rows out: what is wrong with the first may be wrong with all."""
+    """One warning for each operator that left rows out, with the first reason: it may apply to all."""
     return [
         f"{name}: operator {operator.uid!r} left out {_rows(operator.rows_skipped)} of {operator.records_in:,} (on_error='skip'), "
         f"the first since: {operator.first_skipped}"
@@ -225,7 +226,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _duration(duration_ms: int) -> str:
-    """In at most two units: `2 d 3 h`, `5 min 7 s`, `1.250 s`."""
+    """At most two units: `2 d 3 h`, `5 min 7 s`, `1.250 s`."""
     if duration_ms < 60_000:
         return f"{duration_ms / 1000:.3f}".rstrip("0").rstrip(".") + " s"
     left, texts = duration_ms // 1000, []
@@ -244,14 +245,14 @@ def _count(value: float) -> str:
 
 
 class _Console(Console):
-    """Falls silent when the reader of its pipe has gone; rich would end the thread, and redirect the program's stdout."""
+    """Stops writing when the reader of its pipe has gone; rich would end the thread, and redirect the program's stdout."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 class ProgressLine:
-    """SHELL: the live line; plain lines, and few, when stderr is not a terminal; nothing once nobody reads them."""
+    """SHELL: the live line; without a terminal a few plain lines; nothing once the reader of stderr has gone."""
 
     def __init__(self, *, enabled: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._enabled = enabled
@@ -276,16 +277,16 @@ class ProgressLine:
         self._live.update(Text(line, style=_STYLES.get(state, "cyan"), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, line: str) -> None:
-        """A line that stays. A text of a row moves no cursor; nobody fails for a display that can't be written."""
+        """Write a line that stays. Control characters of a row are escaped; a display that can't be written raises nothing."""
         if not self._enabled:
             return
         try:
             self._console.print(printable(line, keep="\n\t"), highlight=False, markup=False, soft_wrap=True)
-        except (OSError, ValueError):  # a full disk; closed
+        except (OSError, ValueError):  # disk full; closed
             self._enabled = False
 
     def finish(self, line: str) -> None:
-        """The last line, in the place of the live one."""
+        """Write the last line in place of the live one."""
         if self._live is not None:
             self._live.transient = True
         self.close()

@@ -1,6 +1,6 @@
-"""The jobs that a driver runs, by what they were executed with: whoever executes one of them again means that one.
+"""Jobs that a driver runs, by what they were executed with, so that a repeated `execute` finds the running job.
 
-The same cell of a notebook comes again and again. With the same plan its job goes on; with another plan, or a wish to begin
+A notebook's cell is run again and again. With the same plan its job goes on; with a different plan, or a request to begin
 elsewhere, the new plan takes over as a newer submission, from a checkpoint that is taken first."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.spark")
 
 CHECKPOINT_WAIT_S = 60.0
-"""How long a new plan waits for the checkpoint that it begins with; without one it begins with the newest."""
+"""Time that a takeover waits for the checkpoint that it begins with; without one it begins with the newest."""
 
 
 class _Connection(Protocol):
@@ -39,14 +39,14 @@ class _Connection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a job is executed with."""
+    """Arguments that a job is executed with."""
 
     name: str
     job_id: str | None
-    """As asked for; None: that of the name."""
+    """Job id as given; None: derived from the name."""
     digest: PlanDigest
     begins_with: str | None = None
-    """The argument that asks for another beginning than where the job stands; None: there is none."""
+    """Argument that asks to begin elsewhere than at the job's current position; None: there is none."""
 
     @classmethod
     def of(cls, plan: JobPlan, options: LaunchOptions) -> Execution:
@@ -69,7 +69,7 @@ class RunningJob:
 
 
 class RunningJobs:
-    """Those of one session; any thread may ask. A handle that nobody else holds is of no job that runs."""
+    """Running jobs of one session; thread-safe. A handle that the program dropped belongs to no running job."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -78,7 +78,7 @@ class RunningJobs:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """One thread at a time executes a job of this name: two would take it from each other."""
+        """Let one thread at a time execute a job of this name; two would take it from each other."""
         with self._lock:
             while name in self._turns:
                 self._lock.wait()
@@ -96,7 +96,8 @@ class RunningJobs:
             self._jobs = [*running, (execution, weakref.ref(handle))]
 
     def find(self, execution: Execution, connect: Callable[[], _Connection]) -> RunningJob | None:
-        """The job that this one is, if it runs; one that ends is waited for. `connect`: to the coordinator that is to run it."""
+        """The running job with the same identity, or None; waits for one that is ending. `connect`: to the coordinator of this
+        execution."""
         with self._lock:
             named = [job for job in self._running() if _is_same(job, execution)]
         if not named:
@@ -109,7 +110,7 @@ class RunningJobs:
         return next((job for job in same if not job.handle.await_ending()), None)
 
     def _running(self) -> list[RunningJob]:
-        """The newest first: one that another plan took over learns of that a moment later."""
+        """Newest first: a job that another plan took over learns of it a moment later."""
         held = ((execution, handle()) for execution, handle in reversed(self._jobs))
         return [RunningJob(execution, handle) for execution, handle in held if handle is not None and handle.is_running]
 
@@ -121,8 +122,8 @@ def _is_same(job: RunningJob, execution: Execution) -> bool:
 
 
 def _is_at(handle: SparkJobHandle, client: CoordinatorClient) -> bool:
-    """Whether this coordinator runs the job. One coordinator has several addresses (`localhost`, 127.0.0.1, the host's name), so it
-    is the processes that it knows as the job's workers which tell."""
+    """Whether this coordinator runs the job. One coordinator has several addresses (`localhost`, 127.0.0.1, the host's name), so
+    the worker processes that it knows are compared."""
     if handle.client.url == client.url:
         return True
     try:
@@ -132,7 +133,7 @@ def _is_at(handle: SparkJobHandle, client: CoordinatorClient) -> bool:
 
 
 def checkpoint_before_takeover(job: RunningJob, execution: Execution) -> None:
-    """So that the new plan repeats nothing; it need not succeed."""
+    """Take a checkpoint, so that the new plan repeats nothing; may fail."""
     if execution.begins_with is not None:
         return
     try:

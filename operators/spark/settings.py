@@ -1,4 +1,4 @@
-"""Which Spark settings a job of long-lived workers can live with: forced, refused, warned about; and how many slots there are.
+"""Spark settings that long-lived workers need: forced, refused, or warned about; and the number of slots.
 
 Each rule names the failure that it prevents."""
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 FORCED = {"spark.python.task.killTimeout": "100ms"}
-"""A cancelled worker's process must go at once; by default it would live on for 2 s beside its successor."""
+"""A cancelled worker's process must end at once; by default it would live on for 2 s beside its successor."""
 
 _REFUSED = (
     ("spark.speculation", "it would start a second copy of every worker"),
@@ -28,11 +28,12 @@ _REFUSED = (
 )
 
 SLOTS_WAIT_S = 30.0
-"""How long executors may take to register when there are too few slots."""
+"""Time to wait for executors to register when there are too few slots."""
 
 
 def check_settings(get: Callable[[str, str], str]) -> list[str]:
-    """Warnings about Spark's settings; `get(name, default)` reads one. Raises InvalidConfigError on one that can't work."""
+    """Check Spark's settings and return warnings; `get(name, default)` reads one. Raises InvalidConfigError on one that can't
+    work."""
     for name, why in _REFUSED:
         if get(name, "false").strip().lower() == "true":
             raise InvalidConfigError(f"{name}=true can't be used with Holdfast: {why}. Set it to false", setting=name)
@@ -56,21 +57,21 @@ def check_settings(get: Callable[[str, str], str]) -> list[str]:
 
 
 def apply_settings(context: SparkContext) -> list[str]:
-    """Check a running context's settings and force what must be; returns the warnings."""
+    """Check a running context's settings, set those that are forced, and return warnings."""
     configuration = context.getConf()
     warnings = check_settings(lambda name, default: configuration.get(name, default) or default)
-    live = context._jsc.sc().conf()  # what tasks read; getConf() is a copy
+    live = context._jsc.sc().conf()  # the conf that tasks read; getConf() is a copy
     for name, value in FORCED.items():
         live.set(name, value)
     if is_local(context.master) and not os.environ.get("PYSPARK_PYTHON") and not configuration.get("spark.pyspark.python"):
-        # Spark would start whichever python3 is first on the PATH: seldom the virtual environment that this driver runs in.
+        # Spark would start the first python3 on the PATH, which is seldom the virtual environment of this driver.
         context.pythonExec = sys.executable
     return warnings
 
 
 def hide_progress_bar(context: SparkContext) -> None:
-    """Switch Spark's own bar off, as long as the context lives: it runs across our line, and shows the workers, whose Spark jobs
-    never come to an end, in the place of what is of interest."""
+    """Switch off Spark's own progress bar for the life of the context: it overwrites our line, and shows the workers' Spark jobs,
+    which never end."""
     bar = context._jsc.sc().progressBar()
     if bar.isDefined():
         bar.get().finishAll()
@@ -93,8 +94,8 @@ def await_slots(
 ) -> None:
     """Wait until there is a slot for each worker and one for Spark SQL. Raises NotEnoughSlotsError.
 
-    `take` is given the slots that workers may have in all, takes ours if they are free, and says how many other jobs' workers of
-    this driver hold. On local[N] the number never changes: no wait."""
+    `take` gets the number of slots that workers may use in all, takes ours if they are free, and returns how many the workers of
+    this driver's other jobs hold. On local[N] the number never changes: no wait."""
     local = context.master.startswith("local") and not context.master.startswith("local-cluster")
     deadline = time.monotonic() + (0.0 if local else timeout_s)
     while True:

@@ -1,7 +1,8 @@
-"""SHELL: workers in Spark tasks: what runs inside a task, and the driver's thread and one-partition job for each living worker.
+"""SHELL: workers in Spark tasks: the function that runs inside a task, and the driver's thread and one-partition job for each
+worker.
 
-A job of its own makes a worker's death its own: Spark starts the successor of one slot and leaves the others alone. Spark's Python
-workers import this module from the zip."""
+Each worker has a Spark job of its own, so that its death affects it alone: the successor of one slot is started, the others go on.
+Spark's Python workers import this module from the zip."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ ROOT_NAME = "holdfast-workers"
 
 @dataclass(frozen=True)
 class WorkerTemplate:
-    """A WorkerSpec without what only the task knows."""
+    """A WorkerSpec without the fields that only the task knows."""
 
     job_id: str
     submission: int
@@ -62,7 +63,7 @@ class WorkerTemplate:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a task returns when its worker left by itself."""
+    """Returned by a task whose worker left by itself."""
 
     reason: str
     respawn: bool
@@ -100,7 +101,7 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
 
 
 def local_directory() -> str:
-    """I/O. Local disk of this executor: Spark's own, which it deletes when the executor ends, else the system's. Raises OSError."""
+    """I/O. Local disk of this executor: Spark's own, deleted by Spark when the executor ends, else the system's. Raises OSError."""
     folders = [folder for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if folder]
     return os.path.join(folders[0], ROOT_NAME) if folders else root_of_user(tempfile.gettempdir(), ROOT_NAME)
 
@@ -111,16 +112,16 @@ Ended = Callable[[WorkerEnd, str], None]
 
 
 class WorkerBackend(Protocol):
-    """Where workers run: Spark's classic API now; anything that starts one process per slot."""
+    """Place where workers run: Spark's classic API, or anything else that starts one process per slot."""
 
     def start(self, slot: int, spawn: int, ended: Ended) -> None:
-        """Start a worker; `ended` is called once, from any thread. Raises when no worker can ever be started again."""
+        """Start a worker; `ended` is called once, from any thread. Raises when no worker can be started any more."""
 
     def cancel(self, slot: int, spawn: int) -> None: ...
 
 
 class RddBackend:
-    """Each worker is a task of an RDD job of its own, submitted from its own thread with its own job group."""
+    """Runs each worker as a task of an RDD job of its own, submitted from its own thread with its own job group."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class RddBackend:
         *,
         launch_key: str = "",
     ) -> None:
-        """`launch_key`: of the submission; it never leaves the driver, workers get their own proofs."""
+        """`launch_key`: key of the submission; it never leaves the driver, workers get their own proofs."""
         self._launch_key = launch_key
         self._context = context
         self._task = task
@@ -156,7 +157,7 @@ class RddBackend:
         InheritableThread(target=run, name=f"holdfast-worker-{slot}-{spawn}", daemon=True).start()
 
     def _launched(self, slot: int, spawn: int) -> WorkerTemplate:
-        """The template of one worker, with the proof that it was started here."""
+        """Template of one worker, with the proof that it was started here."""
         job_id, submission = self._template.job_id, self._template.submission
         token = launch_token(self._launch_key, job_id=job_id, submission=submission, slot=slot, spawn=spawn)
         return replace(self._template, spawn=spawn, launch_token=token)
@@ -174,7 +175,7 @@ def _outcome(reports: list[WorkerReport]) -> tuple[WorkerEnd, str]:
 
 
 def _why(error: BaseException) -> tuple[WorkerEnd, str]:
-    """Did the task raise in Python, or was its process or executor lost? Spark tells them apart only in its text."""
+    """Distinguish a task that raised in Python from one whose process or executor was lost: only Spark's text says which."""
     text = str(error)
     if "Traceback (most recent call last)" in text:
         lines = [line for line in text.splitlines() if line and not line.startswith((" ", "\t"))]
@@ -193,7 +194,7 @@ class SlotRunner:
         self._gave_up = gave_up
         self._inbox: queue.Queue[Event] = queue.Queue()
         self.ended = threading.Event()
-        """Set when no worker runs or will run."""
+        """Set once no worker runs or will run."""
         self.abandoned: tuple[int, ...] = ()
         self._thread = threading.Thread(target=self._run, name="holdfast-slots", daemon=True)
 
@@ -202,7 +203,7 @@ class SlotRunner:
         self._thread.start()
 
     def post(self, event: Event) -> None:
-        """Tell the supervisor something; from any thread."""
+        """Post an event to the supervisor; from any thread."""
         self._inbox.put(event)
 
     @property
@@ -241,7 +242,8 @@ class SlotRunner:
                 assert_never(action)
 
     def _cancel(self, slot: int, spawn: int, process: SeenWorker | None) -> None:
-        """The task first, else Spark would run it again when its process dies. Spark kills the process too, up to 5 s later."""
+        """Cancel the task first, or Spark would run it again when its process dies. Spark kills the process too, up to 5 s
+        later."""
         try:
             self._backend.cancel(slot, spawn)
         except Exception:
@@ -258,7 +260,7 @@ class SlotRunner:
         try:
             self._backend.start(slot, spawn, lambda end, error: self.post(WorkerEnded(slot, spawn, end, error)))
         except Exception as error:
-            # Only a stopped SparkContext refuses a new thread: no worker will ever run again here.
+            # Only a stopped SparkContext refuses a new thread: no worker can run here any more.
             log.warning("worker %d can't be started, Spark has stopped: %s", slot, error)
             self.post(WorkerEnded(slot, spawn, WorkerEnd.DIED, str(error)))
             self.post(StopRequested())

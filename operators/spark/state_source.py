@@ -1,12 +1,12 @@
-"""State and Spark, both ways: `spark.read.format("holdfast-state")`, and the rows of a DataFrame as the files of a savepoint.
+"""State and Spark, both ways: `spark.read.format("holdfast-state")`, and the rows of a DataFrame written as files of a savepoint.
 
-Reading gives the rows of one state of a snapshot, a task a range of key groups, or what changed in them since another snapshot;
-`holdfast-metadata` gives operators and states with types and sizes. Each task opens the snapshot for itself and checks the files
-that it reads; nothing is unpickled. PySpark tells a Python data source nothing of the columns that a query uses, so those to read
-are an option; nor may it push filters down unless the session was set to, so the key groups to read are one, too.
+Reading gives the rows of one state of a snapshot, a task for each range of key groups, or the changes since another snapshot;
+`holdfast-metadata` gives operators and states with types and sizes. Each task opens the snapshot itself and checks the files that
+it reads; nothing is unpickled. PySpark does not pass a Python data source the columns of a query, so the columns to read are an
+option; it pushes filters down only if the session is configured so, therefore the key groups to read are an option, too.
 
-SHELL: writing happens in Spark's tasks, none of it on the driver. Two passes: one says whose subtask each row is, and Spark brings
-the rows of a subtask together; the other sorts and writes them."""
+SHELL: writing happens in Spark's tasks, none of it on the driver, in two passes: one computes the subtask of each row, so that
+Spark brings the rows of a subtask together; the other sorts and writes them."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _OPTIONS = ("path", "uid", "state", "columns", "key_groups", "partitions", "chan
 
 
 class _Pointer(msgspec.Struct):
-    """A `_metadata` that is no snapshot but the decision on an id."""
+    """A `_metadata` file that holds the decision on an id in place of a snapshot."""
 
     decision: str
     folder: str = ""
 
 
 def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
-    """The snapshot in a folder; a savepoint's pointer in its job is followed. Raises NotFoundError, CorruptStateError ..."""
+    """Open the snapshot in a folder, following a savepoint's pointer in its job. Raises NotFoundError, CorruptStateError ..."""
     place = place_of_snapshot(location)
     path = metadata_path(place.folder)
     try:
@@ -83,7 +83,7 @@ def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is to be read, as the options of a `spark.read` say it."""
+    """Options of a `spark.read`, parsed."""
 
     path: str
     uid: str
@@ -91,16 +91,16 @@ class ReadOptions:
     columns: tuple[str, ...] | None = None
     key_groups: KeyGroupRange | None = None
     partitions: int = 0
-    """0: one for each subtask that the state was taken from."""
+    """0: one for each subtask that wrote the state."""
     changes_from: str = ""
-    """An older snapshot: what changed in the state from there, and not the state, is read."""
+    """An older snapshot; the changes of the state since then are read in place of the state."""
 
     @staticmethod
     def parse(options: Mapping[str, str]) -> ReadOptions:
-        """Raises InvalidConfigError naming the option."""
+        """Parse options. Raises InvalidConfigError naming the option."""
         for name in options:
             if name.lower() not in _OPTIONS:
-                raise _wrong(name, f"is not known; there are: {', '.join(_OPTIONS)}")
+                raise _wrong(name, f"is unknown; known are: {', '.join(_OPTIONS)}")
         missing = [name for name in ("path", "uid", "state") if not options.get(name)]
         if missing:
             raise _wrong(missing[0], "is missing")
@@ -133,7 +133,7 @@ def _parse_range(text: str) -> KeyGroupRange:
 
 
 class StateRange(InputPartition):  # type: ignore[misc]
-    """The key groups that one task reads; None for operator state, which has none."""
+    """Key groups read by one task; None for operator state, which has none."""
 
     def __init__(self, key_groups: KeyGroupRange | None) -> None:
         super().__init__(key_groups)
@@ -155,7 +155,7 @@ class StateDataSource(DataSource):  # type: ignore[misc]
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
-    """Raises InvalidConfigError for a column that Spark has no type for."""
+    """Convert a schema. Raises InvalidConfigError for a column type that Spark lacks."""
     from pyspark.errors import PySparkException
 
     for field in schema:
@@ -170,14 +170,14 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 
 
 class StateReader(DataSourceReader):  # type: ignore[misc]
-    """Reads what the options name. `arrow_schema`: the columns as Spark wants them; None: as they are stored."""
+    """Reads the state that the options name. `arrow_schema`: columns as Spark wants them; None: as stored."""
 
     def __init__(self, options: ReadOptions, arrow_schema: pa.Schema | None = None) -> None:
         self._options = options
         self._arrow_schema = arrow_schema
 
     def schema(self) -> pa.Schema:
-        """Of the rows that are read, as stored."""
+        """Schema of the rows, as stored."""
         if self._options.changes_from:
             return self._feed().schema()
         snapshot, state = self._open()
@@ -187,14 +187,14 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         return schema if columns is None else choose_columns(state, schema, columns)
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges of key groups: those of the old subtasks, or so many of equal length."""
+        """Ranges of key groups: those of the old subtasks, or `partitions` of equal length."""
         if self._options.changes_from:
             feed = self._feed()
             if feed.max_parallelism is None and self._options.key_groups is None:
                 return [StateRange(None)]
             state = feed.sides[1] or feed.sides[0]
             assert state is not None
-            least = state.operator.parallelism  # some key group of the other side may be in no file of this one
+            least = state.operator.parallelism  # a key group of the other side may be in no file of this one
         else:
             _, state = self._open()
             least = 0
@@ -246,7 +246,7 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
 
 class MetadataDataSource(DataSource):  # type: ignore[misc]
-    """What `_metadata` says of operators and states; its one option is `path`."""
+    """Operators and states of a snapshot, from `_metadata`; its one option is `path`."""
 
     @classmethod
     def name(cls) -> str:
@@ -259,13 +259,13 @@ class MetadataDataSource(DataSource):  # type: ignore[misc]
         unknown = [name for name in self.options if name.lower() != "path"]
         if unknown or not self.options.get("path"):
             wrong = unknown[0] if unknown else "path"
-            reason = "is not known; there is: path" if unknown else "is missing"
+            reason = "is unknown; known is: path" if unknown else "is missing"
             raise InvalidConfigError(f"{METADATA_FORMAT}: option {wrong!r} {reason}", setting=wrong)
         return MetadataReader(self.options["path"])
 
 
 class MetadataReader(DataSourceReader):  # type: ignore[misc]
-    """One task reads it all: it is one file."""
+    """Reads the one file in one task."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -275,7 +275,8 @@ class MetadataReader(DataSourceReader):  # type: ignore[misc]
 
 
 def register_state_source(spark: SparkSession) -> None:
-    """Make the formats "holdfast-state" and "holdfast-metadata" known to a session, our packages to its executors. Idempotent."""
+    """Register the formats "holdfast-state" and "holdfast-metadata" in a session, and ship our packages to its executors.
+    Idempotent."""
     from holdfast.operators.spark.launcher import ship_package
 
     ship_package(spark.sparkContext)
@@ -302,7 +303,8 @@ _shipped: WeakSet[SparkContext] = WeakSet()
 
 
 def spread_over_tasks(frame: DataFrame) -> Callable[[RangeTask], list[WrittenRange]]:
-    """What has the rows of a frame, whose columns have the state's names, written by tasks: `bootstrapping.SpreadState.write`.
+    """Make the function that writes the rows of a frame, whose columns have the state's names, in tasks:
+    `bootstrapping.SpreadState.write`.
 
     It raises StorageUnavailableError when Spark gives up."""
 
@@ -318,13 +320,13 @@ def spread_over_tasks(frame: DataFrame) -> Callable[[RangeTask], list[WrittenRan
         subtasks = numbered[SUBTASK_COLUMN]
         if hasattr(numbered, "repartitionById"):
             spread = numbered.repartitionById(task.parallelism, subtasks)
-        else:  # before PySpark 4.1: by hash, so that some tasks get the rows of several subtasks and others none
+        else:  # before PySpark 4.1: by hash, so that some tasks get rows of several subtasks and others none
             spread = numbered.repartition(task.parallelism, subtasks)
         try:
             rows = map_in_arrow(spread, _writing(task, schema), _REPORT).collect()
-        except (PySparkException, Py4JError) as error:  # of Python code, and of what Spark itself meets
-            told = str(error).strip().splitlines() or [type(error).__name__]
-            cause = next((line.strip() for line in reversed(told) if "holdfast.statebackends.errors." in line), told[0])
+        except (PySparkException, Py4JError) as error:  # of Python code, and of Spark itself
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            cause = next((line.strip() for line in reversed(lines) if "holdfast.statebackends.errors." in line), lines[0])
             raise StorageUnavailableError(
                 f"operator {task.uid!r}, state {task.meta.name!r}: Spark could not write it: {cause}", path=task.location
             ) from error
@@ -334,7 +336,7 @@ def spread_over_tasks(frame: DataFrame) -> Callable[[RangeTask], list[WrittenRan
 
 
 def _ship_once(context: SparkContext) -> None:
-    """Each state of a savepoint asks; packing takes half a second."""
+    """Ship once: each state of a savepoint calls this, and packing takes half a second."""
     from holdfast.operators.spark.launcher import ship_package
 
     if context not in _shipped:
@@ -345,7 +347,7 @@ def _ship_once(context: SparkContext) -> None:
 def _numbering(task: RangeTask, schema: pa.Schema) -> Callable[[_Batches], _Batches]:
     def number(batches: _Batches) -> _Batches:
         for batch in batches:
-            # Spark labels timestamps with the session's zone, and wants them back so; the instants are the same.
+            # Spark labels timestamps with the session's zone, and expects them so; the instants are the same.
             for numbered in task.numbered([batch.cast(schema)]):
                 yield batch.append_column(SUBTASK_COLUMN, numbered.column(SUBTASK_COLUMN))
 
@@ -360,7 +362,7 @@ def _writing(task: RangeTask, schema: pa.Schema) -> Callable[[_Batches], _Batche
         assert context is not None
         wanted = schema.append(pa.field(SUBTASK_COLUMN, pa.int32(), nullable=False))
         rows: Iterator[Any] = (batch.cast(wanted) for batch in batches)
-        # The id is that of this try, of all stages: a repeated or speculative one has another.
+        # Task attempt ids are unique over all stages: a repeated or speculative task has another.
         for written in task.write(rows, str(context.taskAttemptId())):
             yield pa.RecordBatch.from_pylist([as_row(written)], schema=_REPORT_SCHEMA)
 

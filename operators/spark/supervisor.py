@@ -1,8 +1,9 @@
-"""CORE: the slots of one submission, seen from the driver: which worker to start, when, and when to give up.
+"""CORE: the worker slots of one submission, seen from the driver: decides which worker to start or cancel, when, and when to give
+up.
 
 A worker that dies is started again in its slot, alone, for as long as the job lives: the restart strategy belongs to the
-coordinator. One that hangs never ends by itself: it is cancelled, and gets a successor whether it then ends or not. It knows
-nothing of Spark, threads or HTTP; `slots.py` performs its actions and reports what happened."""
+coordinator. One that hangs never ends by itself: it is cancelled, and gets a successor whether or not it then ends. The core knows
+nothing of Spark, threads or HTTP; `slots.py` performs its actions and reports outcomes."""
 
 from __future__ import annotations
 
@@ -14,61 +15,62 @@ from holdfast.barriers.jobgraph import JobConfig
 from holdfast.statebackends.errors import InvariantError
 
 QUICK_RESPAWNS = 2
-"""Deaths in a row that are answered at once; from the next on with backoff."""
+"""Deaths in a row after which a worker is started again at once; further ones wait for a backoff."""
 
 BACKOFF_FIRST_MS = 100
 BACKOFF_MAX_MS = 10_000
 
 START_FAILURES_MAX = 5
-"""Times in a row that a worker which never registered may raise before the launch is given up: it is not going to work."""
+"""Failures in a row of a worker that never registered, after which the launch is given up: it is not going to work."""
 
 COOPERATIVE_STOP_MS = 10_000
-"""At the end of a job the coordinator tells its workers to leave; those still there after this are cancelled."""
+"""At the end of a job the coordinator asks its workers to leave; those that still run after this time are cancelled."""
 
 CANCEL_WAIT_MS = 6_000
-"""A cancelled Spark task's process lives up to about 5 s more; then the driver no longer waits for it."""
+"""A cancelled Spark task's process lives up to about 5 s more; after this time the driver no longer waits for it."""
 
 LOSS_GRACE_MS = 400
-"""How long the coordinator has to say that a worker is silent before it is cancelled: one that lives, and that only the
-coordinator's own pause made silent, is back within a tenth of that."""
+"""How long the coordinator must report a worker as silent before it is cancelled. A live worker that only the coordinator's own
+pause made silent reports again within a tenth of that."""
 
 ABSENCE_MS_MIN = 30_000
 ABSENCE_MS_MAX = 600_000
-"""How long a worker may be unknown to a coordinator that answers until it is cancelled: it hangs before it registers, its host
-stands still, or the coordinator that knew it has gone. Doubled each time in a row: a cluster may be slow to give a slot."""
+"""Longest time that a worker may be unregistered at a coordinator that answers, until it is cancelled: it hangs before it
+registers, its host stands still, or the coordinator that knew it has gone. The time is doubled with each cancellation in a row, up
+to this bound: a cluster may be slow to give a slot."""
 
 ABSENCE_MARGIN_MS = 10_000
-"""Beyond the time that the coordinator itself waits for the workers of a job: it fails the job over first, and tells them."""
+"""Time beyond the coordinator's own wait for the workers of a job, so that it fails the job over first, and notifies them."""
 
 ABSENCE_FIRST_MS = 90_000
-"""The same for the first worker of a slot, which may have to fetch and load everything."""
+"""Least time for the first worker of a slot, which may have to fetch and load everything."""
 
-LOOK_GAP_MS = 5_000
-"""A coordinator that leaves the question unanswered for longer was away: nobody's absence counts. Between two looks no more than
-this counts, whatever else took the time: this driver may have stood still, and all that it looks at too."""
+POLL_GAP_MS = 5_000
+"""A coordinator that leaves a poll unanswered for longer was away, and no absence counts. Between two polls at most this much
+counts: the driver may have stood still, and everything that it watches, too."""
 
 GAP_SILENCE_MS = LOSS_GRACE_MS // 2
-"""What such a long time between two looks adds to a worker's silence: one that lives is back at one of the next."""
+"""Added to a worker's silence after such a long gap: a live worker reports again at one of the next polls."""
 
 
 class SlotState(StrEnum):
     RUNNING = "running"
     """A worker was started and has not ended."""
     CANCELLING = "cancelling"
-    """It is lost and was cancelled; its successor waits for its end, for a while."""
+    """The worker is lost and was cancelled; its successor waits for its end, for a limited time."""
     BACKING_OFF = "backing_off"
     ENDED = "ended"
 
 
 class WorkerEnd(StrEnum):
-    """How a worker's task ended."""
+    """End of a worker's task."""
 
     LEFT = "left"
-    """The job is over, or the worker was told to go."""
+    """The job is over, or the worker was asked to leave."""
     SUPERSEDED = "superseded"
     """A newer submission runs this job: another driver's."""
     RESPAWN = "respawn"
-    """The worker asks for a fresh process in its slot: another one took it, which no driver of the job has to have started."""
+    """The worker asks for a new process in its slot: another process took it, perhaps one that no driver of the job started."""
     DIED = "died"
     """Process or executor lost."""
     RAISED = "raised"
@@ -76,7 +78,8 @@ class WorkerEnd(StrEnum):
 
 
 def derive_end(*, respawn: bool, superseded: bool) -> WorkerEnd:
-    """Of a worker that left by itself, as the coordinator's order says. Its text says nothing: others write into it."""
+    """End of a worker that left by itself, from the coordinator's order. The text of the order is not parsed: it may contain
+    foreign text."""
     if superseded:
         return WorkerEnd.SUPERSEDED
     return WorkerEnd.RESPAWN if respawn else WorkerEnd.LEFT
@@ -97,32 +100,32 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
-    """What the coordinator says of one slot."""
+    """One slot as the coordinator reports it."""
 
     slot: int
     spawn: int
-    """Of the process that holds the slot, or held it last; 0: it knows of none, or not which one."""
+    """Spawn of the process that holds the slot, or held it last; 0: unknown."""
     registered: bool
     timed_out: bool = False
-    """The process was given up because nothing was heard from it, although its connection was never closed."""
+    """The process was given up because its heartbeats stopped, although its connection was never closed."""
     pid: int = 0
     fingerprint: str = ""
-    """Which process `pid` is: see worker/working_folders.py."""
+    """Identity of the process with this `pid`: see worker/working_folders.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersSeen:
-    """A look at this submission: what the coordinator says of its slots now."""
+    """Answer to a poll: the submission's slots as the coordinator reports them now."""
 
     workers: tuple[SeenWorker, ...]
     unanswered_ms: int = 0
-    """Since the coordinator was first asked for it: see `Question`."""
+    """Time since the coordinator was first asked for it: see `Question`."""
 
 
 @dataclass(slots=True)
 class Question:
-    """How long the coordinator leaves the question for a job's workers unanswered, failures and repetitions included; other
-    questions and this driver's own pauses are no affair of it."""
+    """Measures how long the coordinator leaves the poll for a job's workers unanswered, failures and repetitions included, and
+    other requests and the driver's own pauses excluded."""
 
     _asked_at_ms: int | None = None
 
@@ -130,7 +133,8 @@ class Question:
         self._asked_at_ms = now_ms if self._asked_at_ms is None else self._asked_at_ms
 
     def answered(self, now_ms: int) -> int:
-        """Milliseconds that it took. Not for an answer about another submission: that one is no answer."""
+        """Milliseconds since the first `ask`. Not to be called for an answer about another submission, which does not count as
+        one."""
         asked_at_ms, self._asked_at_ms = self._asked_at_ms, None
         return 0 if asked_at_ms is None else now_ms - asked_at_ms
 
@@ -142,7 +146,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The driver is leaving a job that is not over: nobody tells the workers, and all their state is crash-only."""
+    """The driver leaves a job that is not over. Workers get no notice: all their state is crash-only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ class SpawnWorker:
 
 @dataclass(frozen=True, slots=True)
 class CancelWorker:
-    """End a worker's task; `process` too, if that can be reached from here: the task's end may take seconds."""
+    """End a worker's task; `process` too, if it can be reached from here: the task's end may take seconds."""
 
     slot: int
     spawn: int
@@ -171,7 +175,7 @@ class CancelWorker:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job can't start: cancel it and tell the user why."""
+    """The job can't start: cancel it and report the reason to the user."""
 
     slot: int
     error: str
@@ -197,14 +201,14 @@ class _Slot:
     retry_at_ms: int = 0
     last_error: str = ""
     process: SeenWorker | None = None
-    """As the current worker was last seen registered."""
+    """The current worker as last seen registered."""
     silent_ms: int | None = None
-    """How long the looks have found it silent; None: the newest one has not."""
+    """Time for which polls have found it silent; None: at the newest poll it was not."""
     absent_ms: int | None = None
     absences: int = 0
-    """Workers in a row that were cancelled because nobody knew them."""
+    """Workers in a row that were cancelled because the coordinator did not know them."""
     abandon_at_ms: int = 0
-    """When the successor of a worker that was cancelled waits no longer."""
+    """Time at which the successor of a cancelled worker stops waiting."""
     abandoned: set[int] = field(default_factory=set)
     """Spawns that were cancelled and did not end in time; they may still run, fenced by their successor's registration."""
 
@@ -215,16 +219,16 @@ class _Slot:
 
 @dataclass
 class SlotSupervisor:
-    """All slots of one submission, 0..slot_count-1."""
+    """Supervises all slots of one submission, 0..slot_count-1."""
 
     slot_count: int
     absence_ms_min: int = ABSENCE_MS_MIN
-    """Least time that a worker may be unknown."""
+    """Least time that a worker may be unregistered."""
     _slots: list[_Slot] = field(init=False)
     _launched: bool = False
     _stopping_at_ms: int | None = None
     _cancelled_at_ms: int | None = None
-    _looked_at_ms: int | None = None
+    _polled_at_ms: int | None = None
     _over: bool = False
 
     def __post_init__(self) -> None:
@@ -232,7 +236,7 @@ class SlotSupervisor:
 
     @classmethod
     def of(cls, slot_count: int, config: JobConfig) -> SlotSupervisor:
-        """It never gives a worker up that the job's coordinator still waits for."""
+        """Supervisor with limits that never give up a worker for which the job's coordinator still waits."""
         return cls(slot_count, max(ABSENCE_MS_MIN, config.reconcile_timeout_ms + ABSENCE_MARGIN_MS, config.heartbeat_timeout_ms))
 
     def handle(self, event: Event, *, now_ms: int) -> list[Action]:
@@ -245,7 +249,7 @@ class SlotSupervisor:
             case WorkerEnded():
                 actions = self._ended(event, now_ms)
             case WorkersSeen():
-                actions = self._looked(event, now_ms)
+                actions = self._polled(event, now_ms)
             case JobEnded():
                 actions = self._stop(now_ms)
             case StopRequested():
@@ -260,7 +264,7 @@ class SlotSupervisor:
         return actions
 
     def next_deadline_ms(self) -> int | None:
-        """When DeadlineReached is due, or None."""
+        """Time at which DeadlineReached is due, or None."""
         if self._over or not self._launched:
             return None
         if self._cancelled_at_ms is not None:
@@ -282,7 +286,7 @@ class SlotSupervisor:
 
     @property
     def last_errors(self) -> dict[int, str]:
-        """slot -> why its last worker ended, for those that ended badly."""
+        """slot -> why its last worker ended, for those that failed."""
         return {index: slot.last_error for index, slot in enumerate(self._slots) if slot.last_error}
 
     def _spawn_due(self, now_ms: int) -> list[Action]:
@@ -319,11 +323,12 @@ class SlotSupervisor:
         slot.retry_at_ms = now_ms + _backoff_ms(slot.failures)
         return self._spawn_due(now_ms)
 
-    def _looked(self, event: WorkersSeen, now_ms: int) -> list[Action]:
-        """Note who is there; cancel who is silent, or not there for too long. News of an older worker are no news of this one."""
-        was_away = self._looked_at_ms is None or event.unanswered_ms > LOOK_GAP_MS
-        between_ms = 0 if self._looked_at_ms is None else now_ms - self._looked_at_ms
-        self._looked_at_ms = now_ms
+    def _polled(self, event: WorkersSeen, now_ms: int) -> list[Action]:
+        """Note registered workers; cancel those that are silent, or absent for too long. A report of an older spawn counts as
+        absence."""
+        was_away = self._polled_at_ms is None or event.unanswered_ms > POLL_GAP_MS
+        between_ms = 0 if self._polled_at_ms is None else now_ms - self._polled_at_ms
+        self._polled_at_ms = now_ms
         if self._stopping_at_ms is not None:
             return []
         seen = {worker.slot: worker for worker in event.workers}
@@ -342,17 +347,17 @@ class SlotSupervisor:
         return actions
 
     def _miss(self, index: int, now_ms: int, between_ms: int, *, is_silent: bool) -> list[Action]:
-        """The worker of a slot is not there. One that died is no affair of this: its task ends."""
+        """The worker of a slot is absent or silent. Deaths are not handled here: the task's end reports them."""
         slot = self._slots[index]
-        absent_ms = slot.absent_ms = 0 if slot.absent_ms is None else slot.absent_ms + min(between_ms, LOOK_GAP_MS)
+        absent_ms = slot.absent_ms = 0 if slot.absent_ms is None else slot.absent_ms + min(between_ms, POLL_GAP_MS)
         if not is_silent:
             slot.silent_ms = None
         elif slot.silent_ms is None:
             slot.silent_ms = 0
         else:
-            slot.silent_ms += between_ms if between_ms <= LOOK_GAP_MS else GAP_SILENCE_MS
+            slot.silent_ms += between_ms if between_ms <= POLL_GAP_MS else GAP_SILENCE_MS
         if slot.silent_ms is not None and slot.silent_ms >= LOSS_GRACE_MS:
-            slot.last_error = "nothing was heard from it for the heartbeat timeout: it hung, and was cancelled"
+            slot.last_error = "it sent no heartbeat within the timeout: it hung, and was cancelled"
         elif absent_ms >= self._absence_ms_max(slot):
             slot.last_error = f"it was not registered for {absent_ms / 1000:.0f} s, and was cancelled"
             slot.absences += 1
@@ -366,7 +371,7 @@ class SlotSupervisor:
         return int(max(least_ms, min(ABSENCE_MS_MAX, least_ms * 2 ** min(slot.absences, 30))))
 
     def _abandon_due(self, now_ms: int) -> None:
-        """Cancelled workers that did not end in time are left to themselves: their successors wait no longer."""
+        """Give up cancelled workers that did not end in time: their successors wait no longer."""
         for slot in self._slots:
             if slot.state is SlotState.CANCELLING and slot.abandon_at_ms <= now_ms and self._stopping_at_ms is None:
                 slot.abandoned.add(slot.spawn)
@@ -415,7 +420,7 @@ class SlotSupervisor:
 
 
 def _register(slot: _Slot, worker: SeenWorker) -> None:
-    """The slot's worker is there."""
+    """Note that the slot's worker is registered."""
     slot.failures = slot.absences = 0
     slot.ever_registered = True
     slot.silent_ms = slot.absent_ms = None
@@ -423,6 +428,6 @@ def _register(slot: _Slot, worker: SeenWorker) -> None:
 
 
 def _backoff_ms(failures: int) -> int:
-    """Delay before the next worker of a slot after that many deaths in a row."""
+    """Delay before the next worker of a slot after this many deaths in a row."""
     late = failures - QUICK_RESPAWNS
     return 0 if late <= 0 else int(min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS * 2 ** min(late - 1, 30)))

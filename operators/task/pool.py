@@ -1,4 +1,4 @@
-"""SHELL: the threads that blocking work runs on, and the machine's clocks. They decide nothing."""
+"""SHELL: threads for blocking work, and the machine's clocks. They decide nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SystemClock:
 
 
 class ThreadPool:
-    """Implements `context.Pool`. Threads are daemons: a process that must end does not wait for a stuck upload."""
+    """Implements `context.Pool`. Threads are daemons: a stuck upload does not keep a process from ending."""
 
     def __init__(self, threads: int = POOL_THREADS, name: str = "holdfast-pool") -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -50,7 +50,7 @@ class ThreadPool:
         self.run(lambda: drive(flow, storage, token), ended)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Let the threads end behind the work that waits; those that don't in time are left to die with the process."""
+        """Let the threads end after the queued work; those that don't in time end with the process."""
         for _ in self._threads:
             self._tasks.put(None)
         deadline = time.monotonic() + timeout_s

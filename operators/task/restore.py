@@ -1,6 +1,7 @@
-"""From a deployment's handles to the backends of one subtask. `load` blocks and runs on the pool; its result runs on the loop.
+"""Restore of one subtask: from a deployment's handles to the backends. `load` blocks and runs on the pool; its result runs on the
+loop.
 
-It decides which state is read from where. What the bytes mean is the backends' business."""
+It decides which state is read from where; the backends interpret the bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ log = logging.getLogger("holdfast.restore")
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """State of one operator, ready to be handed to its context."""
+    """State of one operator, ready for its context."""
 
     node: ChainNode
     description: OperatorDescription
@@ -57,9 +58,9 @@ class StateLoader:
         settings: StateBackendSettings,
         copies: LocalCopies | None = None,
     ) -> None:
-        """`copies`: of this subtask's life, on this host."""
+        """`copies`: kept on this host by this subtask or by an earlier attempt of it."""
         self.restored = RestoredBytes()
-        """Grows as the state is read."""
+        """Counts bytes as the state is read."""
         self._copies = copies
         self._chain = chain
         self._vertex = vertex
@@ -68,7 +69,7 @@ class StateLoader:
         self._folder = deployment.restored_folder
         own = bool(self._folder) and not is_absolute_folder(self._folder) and is_checkpoint_folder(self._folder)
         self._restored_id = deployment.restored_checkpoint_id if own else None
-        """Of a checkpoint in the job's own directory: its files may be shared by the next ones."""
+        """Restored checkpoint in the job's own directory, whose files the next ones may share; None for a foreign snapshot."""
         self._attempt = deployment.attempt
         self._config: JobConfig = deployment.graph.config
         self._storage = storage
@@ -81,7 +82,7 @@ class StateLoader:
         )
 
     def load(self) -> Callable[[], None]:
-        """Pool thread: open and restore; the callable gives everything to the contexts. Raises CorruptStateError and others."""
+        """Pool thread: open and restore; the result hands everything to the contexts. Raises CorruptStateError and others."""
         loaded: list[_Loaded] = []
         began_s = time.perf_counter()
         if self._copies is not None:
@@ -131,7 +132,8 @@ class StateLoader:
             operator=description.uid,
             subtask=self._subtask,
             local_dir=os.path.join(self._local_directory, name),
-            allow_unclaimed_state=True,  # the coordinator has judged the snapshot; what it lets through is to be dropped
+            # the coordinator's compatibility check passed the snapshot; state that it let through is to be dropped
+            allow_unclaimed_state=True,
             now_ms=node.context.now_ms(),
             settings=self._settings,
         )

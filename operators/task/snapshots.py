@@ -1,7 +1,7 @@
 """One subtask's checkpoints from the barrier on: synchronous part, asynchronous part, acknowledgement or decline.
 
-It decides which ids are dead here and what an outcome means. It refuses to know how barriers are aligned, and it never
-deletes what it wrote: a checkpoint without an acknowledgement is swept by the coordinator."""
+It decides which ids are dead here and how each outcome is answered. It does not know how barriers are aligned, and never deletes
+what it wrote: the coordinator sweeps files of a checkpoint without acknowledgement. Numbers such as K12: docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint
 
 
 class _OperatorPart(msgspec.Struct, frozen=True):
-    """What one operator froze at the barrier."""
+    """Result of one operator's synchronous part."""
 
     node: ChainNode
     keyed: PendingSnapshot | None
@@ -55,9 +55,9 @@ class _RunningSnapshot(msgspec.Struct):
     sync_duration_ms: float
     began_s: float
     counted: tuple[OperatorMetrics, ...]
-    """The operators' counters at the cut."""
+    """Counters of the operators at the cut."""
     kept_folder: str | None = None
-    """The checkpoint's folder, if its files are also kept on this host."""
+    """Folder of the checkpoint, if its files are also kept on this host."""
     token: CancelToken = msgspec.field(default_factory=CancelToken)
 
 
@@ -79,7 +79,7 @@ class SubtaskCheckpointCoordinator:
         report: Callable[[Answerable], None],
         copies: LocalCopies | None = None,
     ) -> None:
-        """`copies`: where the files of checkpoints are also kept, on this host."""
+        """`copies`: local copies of checkpoint files, on this host."""
         self._copies = copies
         self._key = key
         self._attempt = attempt
@@ -108,9 +108,9 @@ class SubtaskCheckpointCoordinator:
     # ------------------------------------------------------------------------------------------------------- barrier
 
     def admits(self, checkpoint_id: int) -> bool:
-        """Claim an id for this subtask; False if it is old, repeated, or was aborted before it came (K01, K12, K13).
+        """Claim an id for this subtask; False if it is old, repeated, or was aborted before its barrier (K01, K12, K13).
 
-        An id that was aborted before gets its cancel marker here, so that nobody downstream waits for it."""
+        For an id aborted before, the cancel marker is sent here, so that downstream subtasks don't wait for it."""
         if checkpoint_id <= self._newest_id:
             return False
         self._newest_id = checkpoint_id
@@ -120,7 +120,8 @@ class SubtaskCheckpointCoordinator:
         return True
 
     def perform(self, barrier: CheckpointBarrier, alignment: AlignmentMetrics) -> None:
-        """Hooks, barrier, synchronous part, then hand the rest to the pool (K06). An error fails the subtask (K07)."""
+        """Run hooks, emit the barrier, take the synchronous part, then hand the rest to the pool (K06). An error fails the subtask
+        (K07)."""
         began = self._clock.seconds()
         chain = self._chain
         chain.prepare_snapshot(barrier.checkpoint_id)
@@ -136,14 +137,14 @@ class SubtaskCheckpointCoordinator:
         finally:
             chain.sealed = False
         now = self._clock.seconds()
-        counted = chain.metrics()  # as of the cut: nothing was taken since
+        counted = chain.metrics()  # as of the cut: no record was processed since
         sync_ms = max(0.0, (now - began) * 1000)
         running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, sync_ms, now, counted)
         self._running[barrier.checkpoint_id] = running
         self._store(running, barrier)
 
     def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
-        """Operators' own work first, storage by storage, then state, which a savepoint keeps in a storage of its own."""
+        """Queue the operators' own writes, storage by storage, then the state, which a savepoint keeps in a storage of its own."""
         storage, folder = resolve_folder(barrier.folder, self._storage)
         if self._copies is not None and barrier.kind not in SAVEPOINT_KINDS:
             running.kept_folder = folder
@@ -156,7 +157,7 @@ class SubtaskCheckpointCoordinator:
         self._run_in_turn(running, flows)
 
     def _run_in_turn(self, running: _RunningSnapshot, flows: list[tuple[Storage, Flow[Any]]]) -> None:
-        """One flow after the other; the last one's result is the states."""
+        """Run the flows one after the other; the result of the last is the states."""
         (storage, flow), rest = flows[0], flows[1:]
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -186,7 +187,7 @@ class SubtaskCheckpointCoordinator:
     def _state_flow(
         self, running: _RunningSnapshot, barrier: CheckpointBarrier, folder: str
     ) -> Flow[dict[str, OperatorSubtaskState]]:
-        """Every operator's state becomes durable, in data order: keyed state, then lists."""
+        """Make every operator's state durable, in data order: keyed state, then lists."""
         states: dict[str, OperatorSubtaskState] = {}
         for index, part in enumerate(running.parts):
             uid = part.node.uid
@@ -203,7 +204,7 @@ class SubtaskCheckpointCoordinator:
                 pack_threshold=0 if is_savepoint else self._pack_threshold,
                 base=barrier.base,
             )
-            # The tables of a savepoint are for other tools too: files, however small, never bytes within `_metadata`.
+            # Other tools read the tables of a savepoint, too: files, however small, never bytes within `_metadata`.
             tables = msgspec.structs.replace(target, inline_threshold=0) if is_savepoint else target
             keyed = () if part.keyed is None else (yield from part.keyed.flow(tables))
             lists = () if part.lists is None else (yield from part.lists.flow(target))
@@ -213,7 +214,7 @@ class SubtaskCheckpointCoordinator:
     def _ended(
         self, running: _RunningSnapshot, states: dict[str, OperatorSubtaskState] | None, error: BaseException | None
     ) -> None:
-        """The pool is done with a snapshot. An aborted one is answered by nobody (K03, K11)."""
+        """Handle the end of a snapshot on the pool. An aborted one gets no answer (K03, K11)."""
         self._running.pop(running.checkpoint_id, None)
         _release(running.parts)
         if running.token.cancelled:
@@ -244,7 +245,7 @@ class SubtaskCheckpointCoordinator:
     # --------------------------------------------------------------------------------------------------- dead ids
 
     def refuse(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
-        """This subtask can't take part: decline, and let nobody downstream wait (K05)."""
+        """Decline: this subtask can't take part; downstream subtasks get the cancel marker (K05)."""
         if checkpoint_id <= self._newest_id:
             return
         self._newest_id = checkpoint_id
@@ -252,14 +253,14 @@ class SubtaskCheckpointCoordinator:
         self._decline(checkpoint_id, reason, message)
 
     def abandon(self, checkpoint_id: int, reason: FailureReason | None, message: str) -> None:
-        """The gate gave an id up: cancel marker downstream, and a decline unless the coordinator knows already."""
+        """Give up an id that the gate abandoned: cancel marker downstream, and a decline unless the coordinator knows already."""
         self._newest_id = max(self._newest_id, checkpoint_id)
         self._chain.broadcast(CancelMarker(checkpoint_id))
         if reason is not None:
             self._decline(checkpoint_id, reason, message)
 
     def abort(self, checkpoint_id: int, *, remember: bool) -> None:
-        """ABORTED(id) is stored: stop its asynchronous part, and refuse it if it is still to come by mail (`remember`)."""
+        """ABORTED(id) is stored: stop its asynchronous part, and refuse its trigger if that is still to come (`remember`)."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.token.cancel()
@@ -271,12 +272,12 @@ class SubtaskCheckpointCoordinator:
     # -------------------------------------------------------------------------------------------------------- copies
 
     def completed(self, checkpoint_id: int) -> None:
-        """COMPLETED(id) is stored: copies that only older ones hold go."""
+        """COMPLETED(id) is stored: drop local copies that only older ones hold."""
         if self._copies is not None and self._copies.confirm(checkpoint_id):
             self._pool.submit(self._copies.sweep, _ignore)
 
     def close(self) -> None:
-        """Nothing is under way any more, and nothing will come: what was kept is for whoever restores next."""
+        """Close when no snapshot runs or will run: local copies stay for the next restore."""
         if self._copies is not None:
             self._copies.close()
 
@@ -289,7 +290,7 @@ class SubtaskCheckpointCoordinator:
 
 
 def _ignore(result: Any, error: BaseException | None) -> None:
-    """Of a sweep: what it could not delete, it tries again next time, or another worker does."""
+    """Result of a sweep is ignored: a file that it could not delete is left to the next sweep, or to another worker's."""
 
 
 def _release(parts: list[_OperatorPart] | tuple[_OperatorPart, ...]) -> None:

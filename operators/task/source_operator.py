@@ -1,6 +1,6 @@
-"""The head of a source chain: a rewindable reader seen as an operator, its positions as split operator state.
+"""The head of a source chain: a rewindable reader as an operator, with its positions as split operator state.
 
-It decides nothing about pace: the subtask says how many rows one slice may have."""
+It decides nothing about pace: the subtask bounds the rows of one slice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
 
 SOURCE_POSITIONS = OperatorListStateDescriptor("positions")
-"""One entry per split: what the reader needs to go on behind the last record that it gave."""
+"""One entry per split: the position behind the last record that the reader returned."""
 
 
 class SourceOperator(Operator):
@@ -18,7 +18,7 @@ class SourceOperator(Operator):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.is_restored = False
-        """Set by the deployment: the snapshot holds this operator, so no split may be read from its start."""
+        """Set by the deployment: the snapshot contains this operator, so that no split may be read from its start."""
         self._reader: SourceReader | None = None
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
@@ -31,7 +31,7 @@ class SourceOperator(Operator):
         self._reader.open(context, list(entries) if self.is_restored else None)
 
     def poll(self, rows_max: int, now_ms: int) -> Poll:
-        """Take up to rows_max records and emit them; what the reader said is returned for its times."""
+        """Take up to rows_max records and emit them; the reader's answer is returned for its times."""
         polled = self.reader.poll(rows_max, now_ms)
         if polled.batch is not None:
             self.output.collect(polled.batch)

@@ -30,7 +30,7 @@ from holdfast.operators.task.chain import OperatorChain, ResultPort
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SubtaskPool
 from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
-from holdfast.operators.task.user_failures import error_line, told_traceback
+from holdfast.operators.task.user_failures import error_line, stack_trace
 from holdfast.statebackends.local_recovery.storage import RestoredBytes
 from holdfast.statebackends.rocksdb.database import failure_of
 
@@ -145,7 +145,7 @@ class Subtask:
         text = trace = ""
         if error is not None:
             text = error_line(error)
-            trace = clip_front(told_traceback(error), TRACEBACK_BYTES_MAX)
+            trace = clip_front(stack_trace(error), TRACEBACK_BYTES_MAX)
         key, now_ms = self.key, self._clock.wall_ms()
         metrics = self.metrics() if self.is_drained or self.state in TERMINAL else None
         self._ports.report(

@@ -1,7 +1,7 @@
-"""How an exception of user code is reported: which operator, which subtask, which record, and the user's own frames.
+"""Reports of exceptions in user code: operator, subtask, record, and the user's own frames.
 
 Frames are printed as Python prints them, without ours. A worker gives file and line; the driver adds the source line where the
-worker could not read the file (a notebook's cell, a program that is on the driver alone)."""
+worker could not read the file (a notebook's cell, a program that exists on the driver alone)."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from holdfast.statebackends.errors import (
 )
 
 FRAMES_MAX = 12
-"""Frames that are shown of one exception: a recursion has a thousand."""
+"""Most frames shown of one exception: a recursion has a thousand."""
 CAUSES_MAX = 3
-"""Exceptions that are shown behind the first one."""
+"""Most exceptions shown as causes of the first."""
 MESSAGE_CHARACTERS_MAX = 2_000
-"""Of each exception that is shown with its frames."""
+"""Most characters of the message of each exception that is shown with its frames."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$')
 _LIBRARIES = tuple(path for key in ("stdlib", "platstdlib") if (path := sysconfig.get_path(key)))
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Frames of the exception that are not ours, outermost first; empty if a function of C raised it."""
+    """Frames of the exception that are not ours, outermost first; empty if a C function raised it."""
     return [summary for summary, is_ours in _frames(error.__traceback__) if not is_ours]
 
 
@@ -58,7 +58,7 @@ def _frames(trace: TracebackType | None) -> list[tuple[traceback.FrameSummary, b
 
 
 def place_of_error(error: BaseException, function: Callable[..., object] | None = None) -> str:
-    """`spending.py:24`: the user's innermost line, which is not a library's; else where `function` is defined; else empty."""
+    """`spending.py:24`: the user's innermost line, not a library's; else where `function` is defined; else empty."""
     frames = user_frames(error)
     own = [frame for frame in frames if not _is_library(frame.filename)] or frames
     if own:
@@ -67,13 +67,13 @@ def place_of_error(error: BaseException, function: Callable[..., object] | None 
 
 
 def place_of_function(function: Callable[..., object] | None) -> str:
-    """`spending.py:20`: where it is defined; empty for what is not written in Python."""
+    """`spending.py:20`: where the function is defined; empty if it is not written in Python."""
     code = getattr(function, "__code__", None)
     return "" if code is None else f"{_basename(code.co_filename)}:{code.co_firstlineno}"
 
 
 def frames_text(error: BaseException) -> str:
-    """The frames of an exception and of those that it was raised from, as lines of a traceback; empty if there are none."""
+    """Frames of an exception and of its causes, as lines of a traceback; empty if there are none."""
     lines = _frame_lines(error)
     seen, cause = {id(error)}, _cause(error)
     while cause is not None and id(cause) not in seen and len(seen) <= CAUSES_MAX:
@@ -84,7 +84,7 @@ def frames_text(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Its text; an exception whose `str` raises has none, and hides nothing."""
+    """Text of an exception; a placeholder if its `str` raises."""
     try:
         return str(error)[:MESSAGE_CHARACTERS_MAX]
     except Exception as failure:
@@ -92,13 +92,13 @@ def message_of(error: BaseException) -> str:
 
 
 def text_lines(text: str) -> str:
-    """A text of somebody else's, a row's perhaps, as it may stand among frames: it steers no terminal, and its lines behind the
-    first stand behind a bar, so that none looks like a frame."""
+    """Make a foreign text, perhaps of a row, fit to stand among frames: control characters are escaped, and lines after the first
+    get a bar in front, so that none looks like a frame."""
     return "\n  | ".join(printable(line, keep="\t") for line in text.replace("\r\n", "\n").split("\n"))
 
 
 def with_source_lines(text: str) -> str:
-    """The same frames with the source lines that are missing, as far as this process knows them; cells by their number."""
+    """Add the missing source lines of frames that this process knows, and the numbers of notebook cells."""
     lines = text.splitlines()
     found: list[str] = []
     for index, line in enumerate(lines):
@@ -116,7 +116,8 @@ def with_source_lines(text: str) -> str:
 
 
 def _source_line(file: str, number: int) -> str:
-    """Of a cell, or of a module that this process has loaded: what a row made of its text names no other file to be opened."""
+    """Source line of a cell, or of a module that this process has loaded: a file name in a row's text must not open another
+    file."""
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return linecache.getline(file, number).strip() if file in linecache.cache or file in loaded else ""
 
@@ -137,7 +138,7 @@ def _frame_lines(error: BaseException) -> list[str]:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """None behind an error of ours: how we came to it is no concern of the user's."""
+    """Cause of an exception; None for an error of ours, whose inner causes don't concern the user."""
     if isinstance(error, HoldfastError):
         return None
     if error.__cause__ is not None:
@@ -165,34 +166,34 @@ def _cell(filename: str) -> str:
 
 
 REASON_CHARACTERS_MAX = 300
-"""Of an exception's own text in the one line that tells of it; with its frames it is told at length."""
+"""Most characters of an exception's text in the one-line reason; the frames have the whole text."""
 
 STOPPED = "it let a StopIteration out, as next() without a default does"
-"""Of a function whose StopIteration would end the iteration over its results without a word, and the rows behind it with it."""
+"""Reason for a function whose StopIteration would silently end the iteration over its results, and lose the rows after it."""
 
 _ITERATES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 NO_RECORD: Any = object()
-"""Of a call that is about none, such as `open`."""
+"""Value of `record` for a call without one, such as `open`."""
 
 
 
 class Described(str):
-    """What a call was about, in words, where it is no record: shown as it is."""
+    """Description of a call's subject that is no record; shown unchanged."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 _OF_ROWS = (UserFunctionError, InvalidKeyError, InvalidTimestampError, StateValueError, StateOverflowError)
-"""What the user's code or rows are to blame for: where we noticed says nothing."""
+"""Errors caused by the user's code or rows; our frames don't help."""
 _OF_USERS = (*_OF_ROWS, UndeclaredStateError, InvalidConfigError)
-"""What our own calls raise when the user's code makes a mistake with them."""
+"""Errors that our own API raises when the user's code misuses it."""
 
 
 def shown(record: Any) -> str:
-    """repr of a record, cut to 500 characters; empty if there is none. A record whose repr fails does not hide the error that it is
-    part of."""
+    """repr of a record, cut to 500 characters; empty if there is none. A record whose repr fails does not hide the error that it
+    belongs to."""
     try:
         text = "" if record is NO_RECORD else repr(record)
     except Exception as error:
@@ -205,28 +206,28 @@ def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def raise_told(
+def raise_located(
     error: Exception, *, operator: str, subtask: int | None, function: Callable[..., Any], record: Any = NO_RECORD, key: str = ""
 ) -> NoReturn:
-    """Raise what `function` raised as `told_error`."""
-    told = told_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key)
-    if told is error:
+    """Raise the error that `located_error` returns, from the one that `function` raised."""
+    located = located_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key)
+    if located is error:
         raise error
-    raise told from error
+    raise located from error
 
 
-def told_error(
+def located_error(
     error: Exception, *, operator: str, subtask: int | None, function: Callable[..., Any], record: Any = NO_RECORD, key: str = ""
 ) -> HoldfastError:
-    """What `function` raised as an error that says where: operator, subtask, the user's line, record, and key (its repr, if one is
-    current). What has gone wrong in us is given back as it is."""
+    """Convert an exception of `function` to an error that names operator, subtask, the user's line, record, and key (its repr, if
+    one is current). An error of Holdfast's own is returned unchanged."""
     if not isinstance(error, HoldfastError):
         return user_error(error, operator=operator, subtask=subtask, function=function, record=record, key=key)
     if "frames" in error.fields or not isinstance(error, _OF_USERS):
         return error
     message = error.message if error.message.startswith("operator ") else f"{_where(operator, subtask)}: {error.message}"
     message += f"; in {_called(function, place_of_error(error, function))}{_on(record, key)}"
-    fields = {**error.fields, "operator": operator, "subtask": subtask, "record": shown(record), "frames": _told(error)}
+    fields = {**error.fields, "operator": operator, "subtask": subtask, "record": shown(record), "frames": _frames_of(error)}
     return type(error).of(message, fields)
 
 
@@ -242,14 +243,14 @@ def user_error(
         subtask=subtask,
         record=shown(record),
         function=function_name(function),
-        frames=_told(error),
+        frames=_frames_of(error),
     )
 
 
 def returned_none(
     *, operator: str, subtask: int | None, function: Callable[..., Any], record: Any, wanted: str
 ) -> UserFunctionError:
-    """The typed error for a function that returned nothing for a record, where `wanted` was to come."""
+    """The typed error for a function that returned None for a record instead of `wanted`."""
     reason = f"{_called(function, place_of_function(function))} returned None, not {wanted}: does it lack a `return`?"
     return UserFunctionError(
         f"{_where(operator, subtask)}: {reason}{_on(record, '')}",
@@ -261,8 +262,8 @@ def returned_none(
     )
 
 
-def told_traceback(error: BaseException) -> str:
-    """What is told of a failure beside its one line: of one of the user's code the user's frames alone, of ours all."""
+def stack_trace(error: BaseException) -> str:
+    """Stack trace for REST and the log: the user's frames alone for an error of user code, the full traceback for any other."""
     frames = error.fields.get("frames") if isinstance(error, HoldfastError) else None
     if frames is None and not isinstance(error, _OF_ROWS):
         return "".join(traceback.format_exception(error))
@@ -271,12 +272,12 @@ def told_traceback(error: BaseException) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """`ErrorClass: message`, as a status has it; of several lines the first stands alone."""
+    """`ErrorClass: message` for a status; of several lines only the first."""
     return clip(text_lines(f"{type(error).__name__}: {error}"))
 
 
-def _told(error: BaseException) -> str:
-    """The user's frames; before them the exception's own text, if the one line has only its beginning."""
+def _frames_of(error: BaseException) -> str:
+    """The user's frames, after the exception's own text if the one-line reason has only its beginning."""
     text = message_of(error)
     whole = [] if _one_line(text) == text or isinstance(error, HoldfastError) else [text_lines(f"{type(error).__name__}: {text}")]
     return "\n".join([*whole, frames_text(error)]).rstrip()
@@ -304,7 +305,7 @@ def _on(record: Any, key: str) -> str:
 
 
 def check_returns(function: Callable[..., Any], operator: str) -> None:
-    """Raise GraphError for a function that can return nothing but None: a `return` was forgotten. What can't be told passes."""
+    """Raise GraphError for a function that only returns None: a `return` was forgotten. Undecidable functions pass."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_flags & _ITERATES or not _returns_only_none(code):
         return
@@ -317,7 +318,7 @@ def check_returns(function: Callable[..., Any], operator: str) -> None:
 
 
 def _returns_only_none(code: CodeType) -> bool:
-    """Whether each of its returns, of which there is one, is of the constant None."""
+    """Whether the function has a return, and each one returns the constant None."""
     found = False
     previous: dis.Instruction | None = None
     for instruction in dis.get_instructions(code):

@@ -1,11 +1,12 @@
 """SHELL: the worker's session with the coordinator over HTTP: its requests, and the threads that make them.
 
-One control thread owns the session core; one reader thread reads the command stream, and one sender posts acknowledgements that
-carry much state, which may travel for longer than a worker may be silent. Heartbeats are answered from here, however busy the loop
-is. It decides nothing: requests are the core's actions, answers are its events, and whom to ask next is `leader_retrieval.py`'s.
+One control thread owns the session core; one reader thread reads the command stream, and one sender posts acknowledgements with
+large state, which may travel for longer than a worker may be silent. Heartbeats are sent from the control thread, however busy the
+loop is. The gateway decides nothing: requests are the core's actions, answers are its events, and `leader_retrieval.py` chooses the
+next coordinator.
 
-Protocol: `/v1/jobs/{job}/workers`, records of holdfast.barriers.messages as JSON (codec.py), bearer token. One POST is
-one answer or one typed error."""
+Protocol: `/v1/jobs/{job}/workers`, records of holdfast.barriers.messages as JSON (codec.py), bearer token. One POST has one answer
+or one typed error."""
 
 from __future__ import annotations
 
@@ -80,23 +81,21 @@ log = logging.getLogger("holdfast.worker")
 
 T = TypeVar("T")
 
-"""In the state directory: {"url": ...} of the coordinator that began last."""
-
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0
 STREAM_TIMEOUT_S = 10.0
 """Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
 
-PIECE_BYTES = 256 * 1024
-"""Of a body, sent at a time: each has the time of a connect. In one piece the whole body had it, and state of megabytes over a slow
-link never arrived."""
+BLOCK_BYTES = 256 * 1024
+"""Bytes of a body sent at a time. Each part has the time of a connect; sent whole, the body had it as a whole, and state of
+megabytes never arrived over a slow link."""
 
 REJECTED_STATUS = frozenset({400, 401, 403, 413, 422})
-"""Answers that the same request will get again."""
+"""Statuses that the same request will get again."""
 CONTENT_STATUS = frozenset({400, 413, 422})
-"""Those of them that are for what the request says, not for who sends it."""
+"""Statuses of these that depend on the content of the request, not on its sender."""
 LINE_BYTES_MAX = 256 * 1024 * 1024
-"""A deployment with inline state can be large; a line beyond this is not from a coordinator."""
+"""A deployment with inline state can be large; a longer line does not come from a coordinator."""
 
 
 class RefusedError(HoldfastError):
@@ -109,29 +108,30 @@ class RefusedError(HoldfastError):
 
 
 class RejectedError(HoldfastError):
-    """Asking again won't help."""
+    """The coordinator will refuse every repetition."""
 
     error: HoldfastError
-    """What a worker is to leave with."""
+    """Error with which the worker leaves."""
     content: bool
-    """It is for what the request says."""
+    """Whether the content of the request is the reason."""
 
 
 class UnreachableError(HoldfastError):
-    """No answer."""
+    """The request got no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
-    """Where the coordinator is, and what it asks for."""
+    """Address and token of the coordinator."""
 
     url: str
     token: str | None
     state_directory: str | None = None
-    """Where a coordinator that restarted elsewhere leaves its URL; None: it never moves, or this machine does not see where."""
+    """Directory in which a coordinator that restarted elsewhere writes its URL; None: it never moves, or this machine can't see the
+    directory."""
 
     def current_url(self) -> str:
-        """The URL in the state directory's file, if there is one that our token may go to, else the one we were started with."""
+        """URL in the state directory's file, if our token may be sent there, else the configured one."""
         if self.state_directory is not None:
             path = os.path.join(self.state_directory, RUN_FILE)
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, "rb") as file:
@@ -141,8 +141,8 @@ class CoordinatorAddress:
 
 
 class CoordinatorHttp:
-    """Requests of one worker. Thread-safe: the control thread and the sender post, the reader streams. Only the control thread says
-    what failed."""
+    """Requests of one worker. Thread-safe: the control thread and the sender post, the reader streams. Only the control thread
+    calls `failed`."""
 
     def __init__(self, address: CoordinatorAddress, job_id: str, slot: int) -> None:
         self._address = address
@@ -157,19 +157,20 @@ class CoordinatorHttp:
 
     @property
     def target(self) -> Target:
-        """Whom the next request asks."""
+        """Coordinator that gets the next request."""
         return self._target
 
     def failed(self, error: HoldfastError, asked: Target | None = None) -> None:
-        """A request got no answer, or none that helps: the next ones may go elsewhere. One that began before another failed says
-        nothing about whom that one led to: `asked` is whom it asked, None the present target."""
+        """Note that a request got no answer, or a useless one: the next ones may go elsewhere. `asked`: its target, None for the
+        present one. If the target has changed since, the request says nothing about the new one."""
         if asked is not None and asked is not self._target:
             return
         answered = None if isinstance(error, UnreachableError) else error
         self._target = next_target(self._target, answered, self._address.current_url)
 
     def post(self, path: str, message: Any, kind: type[T] | None) -> T | None:
-        """Raises RefusedError, RejectedError, UnreachableError, or an error that may pass. `kind` None: no body matters."""
+        """Post a message. Raises RefusedError, RejectedError, UnreachableError, or an error that may pass. `kind`: type of the
+        answer's body; None ignores it."""
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
         target, headers = self._target, self._headers
         if target.unreachable_epoch:
@@ -178,9 +179,9 @@ class CoordinatorHttp:
             body = codec.encode(message)
         except ProtocolError as error:
             raise RejectedError(error.message, error=error, content=True) from error
-        if len(body) > PIECE_BYTES:
+        if len(body) > BLOCK_BYTES:
             headers = {**headers, "Content-Length": str(len(body))}
-        sent = _pieces(body) if len(body) > PIECE_BYTES else body
+        sent = _blocks(body) if len(body) > BLOCK_BYTES else body
         try:
             answer = self._pool.request("POST", f"{target.url}{self._base}{path}", body=sent, headers=headers, timeout=timeout)
         except urllib3.exceptions.HTTPError as error:
@@ -189,7 +190,7 @@ class CoordinatorHttp:
         return None if kind is None else codec.decode(answer.data, kind)
 
     def stream(self, action: OpenStream) -> urllib3.BaseHTTPResponse:
-        """An open command stream, to be read by `lines`."""
+        """Open a command stream, to be read by `lines`."""
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=STREAM_TIMEOUT_S)
         fields = {"epoch": str(action.epoch), "session": action.session, "after": str(action.after)}
         try:
@@ -212,13 +213,13 @@ class CoordinatorHttp:
         self._pool.clear()
 
 
-def _pieces(body: bytes) -> Iterator[bytes]:
-    for start in range(0, len(body), PIECE_BYTES):
-        yield body[start : start + PIECE_BYTES]
+def _blocks(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), BLOCK_BYTES):
+        yield body[start : start + BLOCK_BYTES]
 
 
 def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """Whole lines of a stream, as they come. Raises UnreachableError when it breaks; ends when it ends."""
+    """Whole lines of a stream, as they arrive. Raises UnreachableError when it breaks; ends when it ends."""
     rest = bytearray()
     try:
         while chunk := answer.read1(1 << 16):
@@ -237,7 +238,8 @@ def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 
 def check_answer(status: int, headers: Mapping[str, str], data: bytes) -> None:
-    """Raises RefusedError, RejectedError, or an error that may pass, for any answer but 200. Names in `headers` fit in any case."""
+    """Raises RefusedError, RejectedError, or an error that may pass, for any status but 200. Names in `headers` match in any
+    case."""
     if status == 200:
         return
     kind = headers.get(ERROR_HEADER)
@@ -255,7 +257,7 @@ def check_answer(status: int, headers: Mapping[str, str], data: bytes) -> None:
 
 
 def _typed(kind: str | None, status: int, message: str) -> HoldfastError:
-    """The error that the coordinator named, so that a driver reads which it was."""
+    """The error that the coordinator named, so that the driver learns its class."""
     found = getattr(errors, kind or "", None)
     if isinstance(found, type) and issubclass(found, HoldfastError):
         return found(message)
@@ -264,7 +266,7 @@ def _typed(kind: str | None, status: int, message: str) -> HoldfastError:
 
 @dataclass(frozen=True, slots=True)
 class _FromStream:
-    """What the reader of stream number `generation` saw; an older reader's is dropped."""
+    """Event of the reader of stream number `generation`; dropped if a newer stream was opened."""
 
     generation: int
     event: Event
@@ -272,7 +274,7 @@ class _FromStream:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What came of acknowledgements that the sender posted; an older post's answer is dropped."""
+    """Outcome of acknowledgements that the sender posted; dropped if a newer post is under way."""
 
     number: int
     asked: Target
@@ -314,17 +316,17 @@ class Gateway:
         self._session = Session(identity, random_source or random.Random())
         self._inbox: queue.SimpleQueue[Event | _FromStream | _Sent | None] = queue.SimpleQueue()
         self._large: queue.SimpleQueue[tuple[int, AckBatch] | None] = queue.SimpleQueue()
-        """To the sender: what it posts, under its number."""
+        """Numbered batches for the sender."""
         self._large_number = 0
         self._is_sending = False
-        """The answer to that number is still to come."""
+        """The answer to the batch of that number is outstanding."""
         self._is_flushing = False
         self._generation = 0
         self._stream: urllib3.BaseHTTPResponse | None = None
         self._stream_lock = threading.Lock()
         self._stopping = False
         self.rejection: HoldfastError | None = None
-        """Why the coordinator does not take this worker at all; set before the worker is told to leave."""
+        """Why the coordinator does not accept this worker; set before the worker gets the order to leave."""
         self._thread = threading.Thread(target=self._run, name="holdfast-control", daemon=True)
         self._sender = threading.Thread(target=self._send_large, name="holdfast-acknowledgements", daemon=True)
 
@@ -333,7 +335,7 @@ class Gateway:
         self._sender.start()
 
     def report(self, item: SubtaskStatus | Answerable) -> None:
-        """A state change, an acknowledgement or a decline of the worker; sent as soon as the coordinator can be reached."""
+        """Report a state change, an acknowledgement or a decline of the worker; sent once the coordinator can be reached."""
         self._inbox.put(StatusChanged(item) if isinstance(item, SubtaskStatus) else AnswerReady(item))
 
     @property
@@ -342,12 +344,12 @@ class Gateway:
         return self._session.unreachable_since_ms
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until what was reported has been sent, or time is up; then end. For the last states before leaving."""
+        """Wait until all reports are sent, at most `timeout_s`; then end. Used for the last states of a worker that leaves."""
         self._inbox.put(None)
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """End the threads without waiting for answers, both within the time of one request. Idempotent."""
+        """End the threads without waiting for answers, within the time of one request. Idempotent."""
         self._stopping = True
         self._inbox.put(None)
         self._large.put(None)
@@ -387,7 +389,7 @@ class Gateway:
             return DeadlineReached()
 
     def _handle(self, event: Event) -> None:
-        """Digest an event, and the answers to what it made us send."""
+        """Handle an event, and the answers to the requests that it caused."""
         events: list[Event] = [event]
         while events:
             for action in self._session.handle(events.pop(0), now_ms=self._clock.monotonic_ms()):
@@ -396,7 +398,7 @@ class Gateway:
                     events.append(answer)
 
     def _perform(self, action: Action) -> Event | None:
-        """Perform one action; its answer, when it has one at once."""
+        """Perform one action; returns its answer if there is one at once."""
         slot = self._identity.slot
         match action:
             case Deliver(command=command):
@@ -409,7 +411,7 @@ class Gateway:
                 self.rejection = None
                 return self._ask("register", lambda: RegistrationAnswered(self._post("/register", body, Registered)))
             case PostAcks(body=acks):
-                if sum(map(inline_bytes, acks.items)) > PIECE_BYTES:
+                if sum(map(inline_bytes, acks.items)) > BLOCK_BYTES:
                     self._large_number, self._is_sending = self._large_number + 1, True
                     self._large.put((self._large_number, acks))
                     return None
@@ -449,7 +451,7 @@ class Gateway:
                 self.rejection = error.error
                 return RequestRefused(request, error.message, rejected=True)
             if isinstance(error, RejectedError) and error.content and request in ("acks", "states", "heartbeat"):
-                log.warning("the coordinator does not take a message of %s, which is not repeated as it is: %s", request, error)
+                log.warning("the coordinator refused a message of %s, which is not repeated unchanged: %s", request, error)
                 return RequestRefused(request, error.message, rejected=True)
             self._http.failed(error, asked)
             return RequestFailed(request)
@@ -457,24 +459,24 @@ class Gateway:
     # --------------------------------------------------------------------------------------------------------- sender
 
     def _send_large(self) -> None:
-        """Post what carries much state, while the control thread sends heartbeats."""
+        """Post batches with large state, while the control thread sends heartbeats."""
         while (queued := self._large.get()) is not None:
             number, acks = queued
             if number != self._large_number or self._stopping:
-                continue  # the session was registered again meanwhile, and has posted them anew
+                continue  # the session registered again meanwhile and has posted these items itself
             asked = self._http.target
             try:
                 outcome: AckAnswers | HoldfastError = self._post(f"/{self._identity.slot}/acks", acks, AckAnswers)
             except HoldfastError as error:
                 outcome = error
-            except Exception as error:  # without a sender nothing would be acknowledged any more, and heartbeats would go on
+            except Exception as error:  # without a sender nothing would be acknowledged any more, while heartbeats went on
                 outcome = RejectedError(f"{type(error).__name__}: {error}", error=ProtocolError(str(error)), content=True)
             self._inbox.put(_Sent(number, asked, outcome))
 
     # --------------------------------------------------------------------------------------------------- reader thread
 
     def _open_stream(self, action: OpenStream) -> None:
-        """Read a new stream on its own thread; the one before is closed, and what it still says is dropped."""
+        """Read a new stream on its own thread; the one before is closed, and its late events are dropped."""
         self._end_stream()
         reader = threading.Thread(
             target=self._read, args=(action, self._generation), name=f"holdfast-commands-{self._generation}", daemon=True
@@ -499,7 +501,7 @@ class Gateway:
             post(RequestFailed("stream"))
 
     def _adopt(self, answer: urllib3.BaseHTTPResponse, generation: int) -> bool:
-        """Keep a stream that was opened, unless it is out of date by now."""
+        """Keep an opened stream, unless a newer one was requested meanwhile."""
         with self._stream_lock:
             if generation != self._generation:
                 return False
@@ -507,7 +509,7 @@ class Gateway:
             return True
 
     def _end_stream(self) -> None:
-        """Shut the socket, which wakes the reader; the reader closes it. What it still says is dropped."""
+        """Shut the socket down, which wakes the reader, and the reader closes it. Its late events are dropped."""
         with self._stream_lock:
             self._generation += 1
             stream, self._stream = self._stream, None

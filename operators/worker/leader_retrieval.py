@@ -1,7 +1,8 @@
-"""CORE: where a client of a job asks next: at the address it was given, or at the leader that it was sent to.
+"""CORE: leader retrieval: which coordinator a client of a job asks next, the one at the configured address or a leader that it
+named.
 
-One rule for workers, drivers and the command line, in production and in the simulator. A coordinator that does not lead a job
-names who does, by epoch and URL (NotLeaderError). It reads no file and sends nothing: addresses come in, targets go out."""
+One rule for workers, drivers and the command line, in production and in the simulator. A coordinator that does not lead a job names
+its leader by epoch and URL (NotLeaderError). The module reads no file and sends nothing: addresses come in, targets go out."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 FOLLOWED_MAX = 4
-"""Leaders that are followed in a row, each named by the one before, until the address is asked again."""
+"""Most leaders followed in a row, each named by the one before; then the address is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +23,25 @@ class Target:
 
     url: str
     epoch: int = 0
-    """Of the leader that we were sent to; 0: this is the address."""
+    """Epoch of a leader that another coordinator named; 0: this is the configured address."""
     unreachable_epoch: int = 0
-    """Highest epoch whose leader we were sent to in vain, and did not reach since; whoever is asked next is told."""
+    """Highest epoch whose leader was named and did not answer, and was not reached since; sent along with the next request."""
     followed: int = 0
     """Leaders that led here, one after the other."""
 
 
 def next_target(target: Target, error: HoldfastError | None, address: Callable[[], str]) -> Target:
-    """Where to ask again after `target` answered with an error, or not at all (None).
+    """Target of the next request after `target` answered with an error, or not at all (None).
 
-    Epochs only rise along the leaders that are followed, so that no two coordinators can send a client to and fro. A result with
-    an epoch above the target's may be asked at once; any other one after a pause. `address` is called when it is needed."""
+    Epochs only rise along the leaders that are followed, so that no two coordinators can send a client back and forth. A result
+    with an epoch above the target's may be asked at once; any other one after a pause. `address` is called only if needed."""
     if isinstance(error, NotLeaderError):
         url, epoch = error.url, error.epoch
         if isinstance(url, str) and isinstance(epoch, int) and _may_follow(target, url.rstrip("/"), epoch):
             return Target(url.rstrip("/"), epoch, target.unreachable_epoch, target.followed + 1)
     if error is None or isinstance(error, NotLeaderError):
         return Target(address(), unreachable_epoch=max(target.epoch, target.unreachable_epoch))
-    # It was reached: who is told otherwise, for what failed long ago, takes the job from a leader that lives.
+    # The target was reached. To go on reporting it as unreachable for an old failure would take the job from a live leader.
     return Target(address(), unreachable_epoch=target.unreachable_epoch if target.unreachable_epoch > target.epoch else 0)
 
 
@@ -50,10 +51,10 @@ def _may_follow(target: Target, url: str, epoch: int) -> bool:
 
 
 def is_safe_step(before: str, after: str) -> bool:
-    """Whether a token that was meant for one URL may go to another that the coordinator or its storage named.
+    """Whether a token meant for one URL may be sent to another that the coordinator or its storage named.
 
-    It never leaves an encrypted connection for one that is not. A loopback address is of the machine of whoever wrote it: it is
-    followed from loopback alone, or the token would go to whatever listens there on ours."""
+    The token never moves from an encrypted connection to a plain one. A loopback address refers to the machine that wrote it: it is
+    followed from loopback alone, or the token would go to any program that listens there on ours."""
     try:
         old, new = urlsplit(before), urlsplit(after)
     except ValueError:
@@ -63,8 +64,8 @@ def is_safe_step(before: str, after: str) -> bool:
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Also of an unspecified address, which connects to this machine, and of what only the system's resolver takes for an address
-    (`127.1`, `0x7f.1`). Names are not looked up."""
+    """Whether a host is loopback, or unspecified, which connects to this machine, too; also in forms that only the system's
+    resolver accepts (`127.1`, `0x7f.1`). Names are not looked up."""
     name = (host or "").rstrip(".")
     try:
         address = ipaddress.ip_address(name)

@@ -1,7 +1,7 @@
 """The cooperative loop of one worker process: commands, frames, steps of subtasks, frames again, one wait.
 
-One thread runs it and owns the transport and all subtasks; other threads only post commands and mails. It decides when a
-subtask may step and when an attempt is lost; time, waiting and threads come from outside."""
+One thread runs it and owns the transport and all subtasks; other threads only post commands and mails. It decides when a subtask
+may step and when an attempt is lost; time, waiting and threads come from outside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from holdfast.statebackends.errors import PeerLostError, ProtocolError
 from holdfast.statebackends.rocksdb.database import failure_of
 
 IDLE_WAIT_MS_MAX = 1_000
-"""The loop looks up, and steps every subtask, at least so often, even when nothing calls."""
+"""Longest wait: after it every subtask steps, even without events."""
 
 LAST_SEQUENCE_INTERVAL_MS = 1_000
 METRICS_INTERVAL_MS = 200
@@ -62,24 +62,26 @@ class Worker:
         self._commands: deque[WorkerCommand] = deque()
         self._attempt: _Attempt | None = None
         self._pending: Deployment | None = None
-        """Deployed as soon as the attempt before has released its state."""
+        """Next deployment; starts once the attempt before has released its state."""
         self._cancelled_up_to = 0
-        self._look_due_ms = 0
-        """When every subtask steps, due or not: it counts how long it has waited, and the wall clock may have been set."""
+        self._full_round_due_ms = 0
+        """Time of the next round in which every subtask steps, due or not: subtasks measure waiting times, and the wall clock may
+        have been set."""
         self._sequences_due_ms = 0
         self._metrics_due_ms = 0
         self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
-        """(attempt, counters), replaced whole now and then; read by the control thread."""
+        """(attempt, counters), replaced as a whole at intervals; read by the control thread."""
         self.leaving: ShutdownWorker | None = None
         self.cancelling_since_ms: int | None = None
-        """Since when subtasks are to be gone and are not; the control thread ends a process that takes too long."""
+        """Since when subtasks should be gone and are not; the control thread ends a process that takes too long."""
 
     # ------------------------------------------------------------------------------------------------------ any thread
 
     def post(self, command: WorkerCommand) -> None:
         """Hand a command to the loop."""
         self._commands.append(command)
-        # Behind it: a round of the loop that ends in between would find nothing to cancel, and forget the time.
+        # Only after the command was queued: a round of the loop that ends in between would find nothing to cancel, and forget the
+        # time.
         self._time_cancellation(command)
         self._transport.wake()
 
@@ -91,24 +93,24 @@ class Worker:
         self._transport.wake()
 
     def metrics_of(self, attempt: int) -> tuple[SubtaskMetrics, ...]:
-        """Counters of an attempt; none while another one's are all there is, since the next begins at 0."""
+        """Counters of an attempt; empty for any attempt but the one measured last, since the next begins at 0."""
         measured, metrics = self._metrics
         return metrics if measured == attempt else ()
 
     @property
     def frames_refused(self) -> int:
-        """Frames that the data port dropped since nobody of this job had a reason to send them."""
+        """Frames that the data port dropped because their sender had no reason to send them."""
         return self._transport.refused_count
 
     # ------------------------------------------------------------------------------------------------------------ loop
 
     @property
     def has_left(self) -> bool:
-        """Told to leave, and every subtask is gone."""
+        """Ordered to leave, and every subtask is gone."""
         return self.leaving is not None and self._is_quiet()
 
     def run(self) -> ShutdownWorker:
-        """Loop until told to leave."""
+        """Loop until ordered to leave."""
         progress = True
         while not self.has_left:
             progress = self.run_once(0 if progress else self.prepare_wait())
@@ -116,18 +118,18 @@ class Worker:
         return self.leaving
 
     def run_once(self, wait_ms: int = 0) -> bool:
-        """One round: wait that long for something to arrive, then let every subtask step once. True if something moved."""
+        """One round: wait up to `wait_ms` for an event, then let every subtask step once. True if something moved."""
         progress = self._receive(wait_ms)
         progress = self._take_commands() or progress
         progress = self._begin_pending() or progress
         now_ms = self._clock.monotonic_ms()
         attempt = self._attempt
         if attempt is not None:
-            look = now_ms >= self._look_due_ms
-            if look:
-                self._look_due_ms = now_ms + IDLE_WAIT_MS_MAX
+            is_full_round = now_ms >= self._full_round_due_ms
+            if is_full_round:
+                self._full_round_due_ms = now_ms + IDLE_WAIT_MS_MAX
             for each in attempt.subtasks:
-                if _is_due(each, now_ms) or (look and not each.subtask.is_disposed):
+                if _is_due(each, now_ms) or (is_full_round and not each.subtask.is_disposed):
                     progress = each.subtask.step(now_ms).progress or progress
                 elif _is_drained(each):
                     continue
@@ -138,7 +140,7 @@ class Worker:
         return progress
 
     def prepare_wait(self) -> int:
-        """Behind a round in which nothing moved: send what waits for company, do what barriers would wait for, and say
+        """After a round in which nothing moved: send partial batches, do work that barriers would otherwise wait for, and return
         how long (ms) the next round may wait."""
         if self._commands:
             return 0
@@ -151,7 +153,7 @@ class Worker:
         return max(0, min(IDLE_WAIT_MS_MAX, wakeup_ms - self._clock.monotonic_ms()))
 
     def next_wakeup_ms(self) -> int | None:
-        """When a round is due although nothing arrives; None when only events can bring it. For schedulers that own the clock."""
+        """Time of the next round without an event; None when only events cause one. For schedulers that own the clock."""
         if self._commands or self._pending is not None:
             return self._clock.monotonic_ms()
         attempt = self._attempt
@@ -167,11 +169,11 @@ class Worker:
         return min(wakeups, default=None)
 
     def _is_quiet(self) -> bool:
-        """No subtask holds anything any more."""
+        """No subtask holds a resource any more."""
         return self._attempt is None or all(each.subtask.is_disposed for each in self._attempt.subtasks)
 
     def _is_settled(self) -> bool:
-        """Nothing is left to cancel: the attempt that runs is the one that is wanted."""
+        """Whether nothing is left to cancel: the running attempt is the current one."""
         if self._pending is not None:
             return False
         if self.leaving is None and (self._attempt is None or self._attempt.deployment.attempt > self._cancelled_up_to):
@@ -188,7 +190,7 @@ class Worker:
         return taken
 
     def _command(self, command: WorkerCommand) -> None:
-        self._time_cancellation(command)  # again: the round before may have forgotten it just when it was posted
+        self._time_cancellation(command)  # again: the round before may have cleared it just when the command was posted
         match command:
             case Deploy(deployment=deployment):
                 self._deploy(deployment)
@@ -213,7 +215,7 @@ class Worker:
         return self._attempt.subtasks
 
     def _cancel(self, attempt: int) -> None:
-        """Cancel this attempt and lower ones, also one that was to come."""
+        """Cancel this attempt and lower ones, including one that is still to be deployed."""
         self._cancelled_up_to = max(self._cancelled_up_to, attempt)
         if self._pending is not None and self._pending.attempt <= attempt:
             dropped, self._pending = self._pending, None
@@ -234,7 +236,7 @@ class Worker:
         self._pending = deployment
 
     def _begin_pending(self) -> bool:
-        """Deploy in place once the attempt before holds nothing any more."""
+        """Deploy once the attempt before holds nothing any more."""
         deployment = self._pending
         if deployment is None or not self._is_quiet():
             return False
@@ -250,7 +252,7 @@ class Worker:
     def _begin(self, deployment: Deployment) -> None:
         order = {vertex.vertex_id: index for index, vertex in enumerate(deployment.graph.vertices)}
         wanted = sorted(deployment.subtasks, key=lambda each: (-order[each.vertex], each.subtask))
-        # Before user code is loaded, which may take long: peers that are deployed already wait to be let in.
+        # Before user code is loaded, which may take long: peers deployed already wait to be connected.
         try:
             self._transport.start(_peers_of(deployment, self._slot))
             deployed = tuple(self._builder.build(deployment, each) for each in wanted)
@@ -287,7 +289,7 @@ class Worker:
             self._lose_attempt(PeerLostError(message, slot=item.slot, reason=item.reason))
             return
         if item.attempt != attempt.deployment.attempt:
-            return  # of one that could not be built
+            return  # of a deployment that could not be built
         if item.to_producer:
             output = attempt.wiring.outputs.get((item.channel.edge, item.channel.producer))
             if output is not None:
@@ -302,7 +304,7 @@ class Worker:
             each.gate.offer(index, element, item.size)
 
     def _lose_attempt(self, error: Exception) -> None:
-        """The exchange of data broke: every subtask that still runs fails, once."""
+        """The exchange of data failed: fail every subtask that still runs, once."""
         if self._attempt is not None:
             for each in self._attempt.subtasks:
                 if each.subtask.state not in TERMINAL:
@@ -323,7 +325,7 @@ class Worker:
                 self._transport.send(each.inputs[index].announcement(announcement))
 
     def _flush_idle(self) -> None:
-        """Nothing moves: small batches need not wait for company."""
+        """Send partial batches, since no more records arrive for now."""
         if self._attempt is None:
             return
         now_ms = self._clock.monotonic_ms()
@@ -333,7 +335,8 @@ class Worker:
             self._send(each, now_ms)
 
     def _write_behind(self) -> bool:
-        """One turn of one subtask, so that what arrives meanwhile waits for no other. Whether there may be more to write."""
+        """Let one subtask write behind once, so that arriving frames don't wait for the others. Whether there may be more to
+        write."""
         return self._attempt is not None and any(each.subtask.write_behind() for each in self._attempt.subtasks)
 
     def _housekeep(self, attempt: _Attempt, now_ms: int) -> None:
@@ -362,7 +365,7 @@ def _peers_of(deployment: Deployment, slot: int) -> AttemptPeers:
 
 
 def _is_drained(each: DeployedSubtask) -> bool:
-    """Nothing that it emitted waits."""
+    """Whether no emitted record waits to be sent."""
     for output in each.outputs:  # noqa: SIM110 - asked in every round of every subtask, and a generator takes thrice as long
         if not output.is_drained:
             return False
@@ -370,7 +373,8 @@ def _is_drained(each: DeployedSubtask) -> bool:
 
 
 def _is_due(each: DeployedSubtask, now_ms: int) -> bool:
-    """Whether a step could move anything; the loop's own wait rests on the same signs. Most rounds are about a few of many."""
+    """Whether a step could have an effect; the loop's own wait uses the same conditions. Most rounds concern few of many
+    subtasks."""
     subtask = each.subtask
     last = subtask.last_step
     if last.has_more or subtask.mailbox:

@@ -1,7 +1,7 @@
 """SHELL: one worker process: the function that a Spark task or a local process executes.
 
-It sets the process up so that it can't outlive its parent, joins loop, gateway and pool, and ends the process when the loop
-doesn't obey or nobody leads any more. All state is crash-only: no cleanup here is needed for correctness."""
+It ties the process to its parent, joins loop, gateway and pool, and ends the process when the loop does not react or no coordinator
+answers for too long. All state is crash-only: correctness needs no cleanup here."""
 
 from __future__ import annotations
 
@@ -46,24 +46,22 @@ from holdfast.statebackends.storage.port import ReadFile, Storage
 
 log = logging.getLogger("holdfast.worker")
 
-"""In the state directory; its content tells whether worker and coordinator see the same one."""
-
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 WATCH_INTERVAL_S = 0.5
 FLUSH_TIMEOUT_S = 5.0
-"""Seconds that a worker that leaves waits for its last states to be sent."""
+"""Seconds that a leaving worker waits for its last states to be sent."""
 
 EXIT_ORPHANED = 70
 EXIT_CANCELLATION_TIMEOUT = 71
 EXIT_RESPAWN = 75
-"""The process leaves, and its slot wants a successor."""
+"""The process leaves, and its slot needs a successor."""
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker process needs to know; picklable. `plan` is the JobPlan, pickled by value."""
+    """Arguments of a worker process; picklable. `plan` is the JobPlan, pickled by value."""
 
     job_id: str
     slot: int
@@ -74,26 +72,27 @@ class WorkerSpec:
     state_directory: str
     plan: bytes
     local_directory: str
-    """Local disk, shared by the workers of a host: each makes a folder of its own below it, and deletes those that dead ones left.
+    """Local disk, shared by the workers of a host: each makes a folder of its own below it, and deletes those of dead workers.
     Local recovery keeps copies there."""
     lease_timeout_ms: int = 600_000
-    """How long a worker lives on without coordinator: its restart may take a while. One whose parent is gone ends at once."""
+    """Time that a worker lives on without coordinator, whose restart may take a while. One whose parent is gone ends at once."""
     cancellation_timeout_ms: int = 30_000
     advertised_host: str | None = None
     """None: the address of the route to the coordinator."""
     watch_parent: bool = True
     directory_nonce: str = ""
-    """Of the coordinator's state directory: another one of that name is no place to look for its address. Empty: not known."""
+    """Nonce of the coordinator's state directory: a different directory at the same path must not be searched for its address.
+    Empty: unknown."""
     spawn: int = 0
-    """1, 2, 3 ... per slot: which worker there its launcher started it as."""
+    """1, 2, 3 ... per slot: number of this start of the slot's worker."""
     launch_token: str = ""
-    """Proof of that for the coordinator: see barriers/launches.py."""
+    """Proof of the spawn for the coordinator: see barriers/launches.py."""
     unix_sockets: bool = True
-    """False: also peers of the same host use the port, and cipher."""
+    """False: peers on the same host use the port, and encryption, too."""
 
 
 class _UntilConfigured(logging.StreamHandler[TextIO]):
-    """Silent once the user's program has set logging up by itself."""
+    """Silent once the user's program has configured logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.root.handlers:
@@ -101,8 +100,8 @@ class _UntilConfigured(logging.StreamHandler[TextIO]):
 
 
 def show_user_log() -> None:
-    """What functions log (`ctx.logger`) goes to stderr, from INFO on, where nobody else sees to it: Python by itself shows warnings
-    alone, and not whose they are."""
+    """Write the log of functions (`ctx.logger`) to stderr, from INFO on, unless logging is configured: Python's default shows only
+    warnings, without the logger's name."""
     logger = logging.getLogger(LOGGER)
     if logger.handlers or logging.root.handlers:
         return
@@ -114,14 +113,14 @@ def show_user_log() -> None:
 
 
 def pickle_plan(plan: JobPlan) -> bytes:
-    """A plan as it travels in a WorkerSpec: functions of the user's program by value."""
+    """Pickle a plan for a WorkerSpec: functions of the user's program by value."""
     return dumps_by_value(plan)
 
 
 def run_worker(spec: WorkerSpec) -> ShutdownWorker:
-    """Run one worker until it is told to leave; why it left. Ends the process itself in an emergency.
+    """Run one worker until it is ordered to leave, and return the order. Ends the process itself in an emergency.
 
-    Raises AuthenticationError or StateDirectoryNotSharedError when the coordinator does not take this worker, so that its driver
+    Raises AuthenticationError or StateDirectoryNotSharedError when the coordinator does not accept this worker, so that its driver
     learns why."""
     parent = _tie_to_parent(spec)
     keep_freed_memory()
@@ -132,8 +131,8 @@ def run_worker(spec: WorkerSpec) -> ShutdownWorker:
 
 
 def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> ShutdownWorker:
-    """As run_worker. What it opens is closed however it ends: Spark may use the process again, and no sweep takes a folder that a
-    living process holds."""
+    """As run_worker. Everything it opens is closed however it ends: Spark may reuse the process, and no sweep deletes a folder that
+    a live process holds."""
     nonce = uuid.uuid4().hex[:16]
     folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{nonce}")
     opened.callback(folder.delete)
@@ -173,13 +172,14 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
 
 
 def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> LocalRecovery:
-    """What this host keeps of the job's state, under the state directory's name and nonce: another one may come by its name."""
+    """Local copies of the job's state on this host, under the state directory's path and nonce: another directory may get the same
+    path."""
     state_directory = f"{spec.state_directory} {directory_nonce}"
     return LocalRecovery(spec.local_directory, job_id=spec.job_id, state_directory=state_directory, storage=storage)
 
 
 def _address(spec: WorkerSpec, directory_nonce: str) -> CoordinatorAddress:
-    """Of the coordinator; a state directory of that name which is another one tells nothing about it."""
+    """Address of the coordinator; a different state directory at the same path says nothing about it."""
     is_shared = spec.directory_nonce in ("", directory_nonce)
     return CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
 
@@ -205,7 +205,7 @@ def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, tra
 
 @contextlib.contextmanager
 def _transport(spec: WorkerSpec, host: str, folder: str) -> Iterator[ZmqTransport]:
-    """The worker's data port, and the unix socket beside it in a folder of its own, until the end."""
+    """The worker's data port, and the unix socket beside it in a folder of its own, closed at the end."""
     with contextlib.ExitStack() as opened:
         socket_folder = make_socket_folder(folder) if spec.unix_sockets else None
         if socket_folder is not None:
@@ -223,7 +223,7 @@ def _transport(spec: WorkerSpec, host: str, folder: str) -> Iterator[ZmqTranspor
 
 
 def sweep_behind(pool: Pool, sweep: FolderSweep) -> None:
-    """Delete what the dead workers of this host left, a folder at a turn of the pool: a restore waits for one at most."""
+    """Delete what dead workers of this host left, a folder at a turn of the pool, so that a restore waits for at most one."""
 
     def turn(more: Any, error: BaseException | None) -> None:
         if more:
@@ -260,10 +260,10 @@ def _worker(
 
 
 def keep_freed_memory() -> None:
-    """Let the C allocator reuse large blocks instead of mapping each anew: every 64 k-row temporary of numpy is one.
+    """Let the C allocator reuse large blocks instead of mapping new ones: every 64 k-row temporary of numpy is one.
 
-    Without it a batch pays a page fault per 4 KiB of every intermediate array; measured: 37 against 128 M rows/s in a
-    generator of five columns. Linux with glibc only; elsewhere nothing happens."""
+    Without it a batch pays a page fault per 4 KiB of every intermediate array; measured: 37 against 128 M rows/s in a generator of
+    five columns. Linux with glibc only; elsewhere it does nothing."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None)
@@ -275,7 +275,7 @@ def keep_freed_memory() -> None:
 def warm_imports() -> None:
     """Load what Arrow loads on first use (Parquet, and pandas where it is installed), while the worker registers.
 
-    In the loop it would stand still for that time, at its first batch of all."""
+    Otherwise the loop would stand still at its first batch."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
@@ -284,20 +284,20 @@ def warm_imports() -> None:
 
 
 def _tie_to_parent(spec: WorkerSpec) -> int:
-    """Die with the parent: SIGHUP as the system has it, and the kernel's death signal. The parent's pid."""
+    """Die with the parent: SIGHUP with its default action, and the kernel's death signal. Returns the parent's pid."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     parent = os.getppid()
     if spec.watch_parent and sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died between the two calls: the signal will never come
+        if os.getppid() != parent:  # the parent died between the two calls: the signal will never come
             os._exit(EXIT_ORPHANED)
     return parent
 
 
 def route_address(url: str) -> str:
-    """This machine's address on the route to the coordinator; never a name that may mean loopback."""
+    """This machine's address on the route to the coordinator; never a name, which may mean loopback."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -307,7 +307,7 @@ def route_address(url: str) -> str:
 
 
 def _directory_nonce(storage: Storage) -> str:
-    """What this process reads in the state directory; empty if it can't, and the coordinator will say so."""
+    """Nonce that this process reads in the state directory; empty if it can't, and the coordinator will report that."""
     try:
         return bytes(storage.execute(ReadFile(DIRECTORY_FILE, 0, FIRST_BYTES))).decode("utf-8").strip()
     except (HoldfastError, UnicodeDecodeError):
@@ -317,7 +317,7 @@ def _directory_nonce(storage: Storage) -> str:
 class Watch:
     """Ends the process when it must not live on: an orphan without coordinator, or subtasks that can't be cancelled.
 
-    A thread of its own, since the loop may hang in user code and the control thread in a request."""
+    It is a separate thread, since the loop may hang in user code and the control thread in a request."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class Watch:
                 self._leave(code)
 
     def verdict(self, now_ms: int) -> int | None:
-        """Exit code when the process has to end now."""
+        """Exit code if the process must end now, else None."""
         cancelling_since_ms = self._worker.cancelling_since_ms
         if cancelling_since_ms is not None and now_ms - cancelling_since_ms > self._spec.cancellation_timeout_ms:
             log.error("subtasks were not cancelled within %d ms", self._spec.cancellation_timeout_ms)

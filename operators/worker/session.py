@@ -1,7 +1,7 @@
 """CORE: the worker's session with the coordinator: register, resume, deduplicate, answer, back off.
 
-Events in, actions out (session_events.py); the shell (gateway.py) sends and receives. A lost coordinator stops nothing here:
-unanswered acknowledgements and states wait, and the worker keeps processing. It refuses to know what a command does."""
+Events in, actions out (session_events.py); the shell (gateway.py) sends and receives. Losing the coordinator stops nothing here:
+unanswered acknowledgements and states wait, and the worker keeps processing. The session does not interpret commands."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ from holdfast.operators.worker.session_events import (
 BACKOFF_MIN_MS = 50
 BACKOFF_MAX_MS = 1_000
 ACK_ITEMS_MAX = 256
-"""Acknowledgements in one POST."""
+"""Most acknowledgements in one POST."""
 ACK_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of inline state in one POST, unless a single one holds more: the coordinator bounds the body of a request."""
 REGISTER_BYTES_MAX = 1024 * 1024
-"""Bytes of inline state in a registration, until whose answer the worker shows no other sign of life. The rest is posted after."""
+"""Bytes of inline state in a registration; until it is answered the worker sends no heartbeat. The rest is posted afterwards."""
 UNANSWERED_MAX = 10_000
 REMEMBERED_COMMANDS_MAX = 4_096
 
@@ -85,18 +85,18 @@ class SessionState(StrEnum):
     REGISTERING = "registering"
     REGISTERED = "registered"
     ENDED = "ended"
-    """Superseded, rejected or told to leave: nothing more is sent."""
+    """Superseded, rejected or ordered to leave: nothing more is sent."""
 
 
 class Session:
-    """One worker process's session. At most one request of each kind is under way."""
+    """Session of one worker process. At most one request of each kind is under way."""
 
     def __init__(self, identity: WorkerIdentity, random_source: random.Random) -> None:
         self._identity = identity
         self._random = random_source
         self.state = SessionState.WAITING
         self.epoch = 0
-        """Highest epoch seen; commands and answers of a lower one are refused."""
+        """Highest epoch seen; commands and answers with a lower one are refused."""
         self.session = ""
         self.attempt = 0
         self._last_number = 0
@@ -106,9 +106,9 @@ class Session:
         self._registering: RegisterWorker | None = None
         self._posted: dict[str, tuple[Answerable, ...] | tuple[SubtaskStatus, ...]] = {}
         self._alone: dict[str, int] = {}
-        """How many of a kind are posted one by one, since the coordinator does not take them together."""
+        """Number of items of each kind still to be posted one by one, since the coordinator refused them together."""
         self._register_alone = False
-        """A registration was refused with the unanswered items: they are posted after it."""
+        """A registration was refused because of its unanswered items: they are posted after it."""
         self._unanswered: OrderedDict[AckKey, Answerable] = OrderedDict()
         self._statuses: dict[SubtaskKey, SubtaskStatus] = {}
         self._dirty: dict[SubtaskKey, SubtaskStatus] = {}
@@ -117,15 +117,15 @@ class Session:
         self._heartbeat_interval_ms = 2_000
         self._heartbeat_due_ms = 0
         self._beats_bare = False
-        """One was refused for what it says: heartbeats carry no counters until another registration, or another attempt."""
+        """A heartbeat was refused for its content: heartbeats carry no counters until the next registration or attempt."""
         self._began = False
         self.unreachable_since_ms: int | None = None
-        """When contact was lost, or first sought; None while the coordinator answers."""
+        """Time at which contact was lost, or first sought; None while the coordinator answers."""
 
     # ----------------------------------------------------------------------------------------------------- interface
 
     def handle(self, event: Event, *, now_ms: int) -> list[Action]:
-        """Digest one event; the actions are to be performed in order."""
+        """Handle one event; the actions are to be performed in order."""
         if self.state is SessionState.ENDED:
             return []
         if not self._began:
@@ -158,14 +158,14 @@ class Session:
         return actions + self._due(now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """When `handle(DeadlineReached())` has something to do; None when only events can bring it."""
+        """Time at which `handle(DeadlineReached())` has something to do; None when only events can cause actions."""
         if self.state is SessionState.ENDED:
             return None
         if self.state is SessionState.WAITING:
             return self._retry_at_ms.get("register", 0)
         if self.state is not SessionState.REGISTERED:
             return None
-        # Only of requests that have something to say: the time of a retry that is over and done with must not wake anybody.
+        # Only requests with content count: the retry time of a request that has nothing left to send must not wake the shell.
         wanted = {"stream": 0, "heartbeat": self._heartbeat_due_ms}
         if self._unanswered:
             wanted["acks"] = 0
@@ -241,7 +241,7 @@ class Session:
         self._retry_at_ms = {"register": now_ms + (self._backoff() if after_failure else 0)}
 
     def _backoff(self) -> int:
-        """Full-range jitter above half: workers that lost the same coordinator don't come back in step."""
+        """Random delay of 50 to 100 % of the backoff: workers that lost the same coordinator don't return at the same time."""
         ceiling = min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
         self._failures += 1
         return int(ceiling * (0.5 + self._random.random() / 2))
@@ -273,8 +273,8 @@ class Session:
         if event.request not in self._under_way:
             return []
         if event.request == "register" and self.unreachable_since_ms is None:
-            self.unreachable_since_ms = now_ms  # one that does not know our job leads us no more than none at all
-        if event.discarded:  # else one too large for a registration would be refused after each of them, without end
+            self.unreachable_since_ms = now_ms  # a coordinator that does not know our job is as good as none
+        if event.discarded:  # otherwise an item too large for a registration would be refused after each one, without end
             for item in self._posted_acks():
                 self._unanswered.pop(ack_key(item), None)
         self._register_again(now_ms, after_failure=event.request == "register")
@@ -284,7 +284,8 @@ class Session:
         return [item for item in self._posted.get("acks", ()) if not isinstance(item, SubtaskStatus)]
 
     def _digest_rejection(self, event: RequestRefused, now_ms: int) -> bool:
-        """Answer for what the coordinator will never take, so that it keeps nothing else back; False if that is not the reason."""
+        """Replace items that the coordinator will never accept, so that they hold nothing else back; False if they are not the
+        reason."""
         if event.request == "register":
             if self._registering is None or not self._registering.unanswered:
                 return False
@@ -309,8 +310,8 @@ class Session:
         return True
 
     def _beat_refused(self, now_ms: int) -> None:
-        """Beat without counters at once, since the lease runs on. One that has none is given up until the next is due: it reached
-        nobody, as far as this worker knows, who may never have left."""
+        """Send a heartbeat without counters at once, as the lease expires. If that is refused, too, the next is sent when due, and
+        the coordinator counts as unreachable from now."""
         self._under_way.discard("heartbeat")
         if not self._beats_bare:
             self._beats_bare, self._heartbeat_due_ms = True, now_ms
@@ -318,11 +319,11 @@ class Session:
             self.unreachable_since_ms = now_ms
 
     def _replace(self, item: Answerable | SubtaskStatus, refusal: str) -> None:
-        """Say in its place what the coordinator can take; what is refused even so is given up, and what was decided meanwhile."""
+        """Replace an item by a form that the coordinator accepts; drop one that is refused in that form, or decided meanwhile."""
         if isinstance(item, SubtaskStatus):
             key, bare = SubtaskKey(item.vertex, item.subtask), bare_status(item)
             if self._dirty.get(key) != item:
-                return  # a later state of it is to be sent anyway
+                return  # a later state of it will be sent anyway
             self._settle(item)
             if bare != item:
                 self._statuses[key] = self._dirty[key] = bare
@@ -357,10 +358,11 @@ class Session:
         return self._reconcile(registered)
 
     def _reconcile(self, registered: Registered) -> list[Action]:
-        """Make the worker what the coordinator says it should be; each step is a command that may have come before."""
+        """Bring the worker to the state that the coordinator wants; each step is a command that may have arrived before."""
         actions: list[Action] = []
         if 0 < self.attempt < registered.attempt:
-            actions += self._deliver(CancelTasks(self.attempt))  # not what it may yet be given: a stale leader names any number
+            # not the attempt that it may yet be given: a stale leader names any number
+            actions += self._deliver(CancelTasks(self.attempt))
         if registered.deployment is not None:
             actions += self._deliver(Deploy(registered.deployment))
         if registered.attempt != self.attempt or self.attempt == 0:
@@ -420,10 +422,10 @@ class Session:
             self._register_again(now_ms, after_failure=False)
             return []
         if line.session != self.session:
-            return []  # what an older stream still had in its pipe
+            return []  # a late command of an older stream
         expected = self._last_number + (0 if line.command is None else 1)
         if line.number > expected:
-            self._register_again(now_ms, after_failure=False)  # a command is missing: only full state repairs that
+            self._register_again(now_ms, after_failure=False)  # a command is missing: only a registration restores it
             return []
         if line.command is None or line.number < expected:
             return []
@@ -469,7 +471,7 @@ class Session:
         }
 
     def _follow(self, command: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks) -> None:
-        """Which triggers are still undecided, as far as this worker was told."""
+        """Track which triggers are undecided, as far as this worker knows."""
         if isinstance(command, TriggerCheckpoint):
             self._open_triggers.add(command.checkpoint_id)
         else:
@@ -478,7 +480,8 @@ class Session:
             self._forget_answers(lambda item: item.checkpoint_id == command.checkpoint_id)
 
     def _forget_answers(self, is_decided: Callable[[Answerable], bool]) -> None:
-        """Answers that change nothing any more. An acknowledgement with files is still sent: from it the leader learns of them."""
+        """Drop answers that no longer have an effect. An acknowledgement with files is still sent: the leader learns of the files
+        from it."""
         for key, item in list(self._unanswered.items()):
             if is_decided(item) and not names_files(item):
                 del self._unanswered[key]
@@ -501,7 +504,7 @@ class Session:
 
 
 def _refused_for_good(event: RequestRefused) -> ShutdownWorker | None:
-    """How a process leaves whose registration no repetition makes right."""
+    """Order to leave for a process whose registration can never succeed; None if it may."""
     if event.superseded:
         return ShutdownWorker(f"superseded: {event.message}", superseded=True)
     if event.displaced:

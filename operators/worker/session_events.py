@@ -1,4 +1,4 @@
-"""What the session core takes and gives: frozen records, the same over HTTP, in the simulator and in a test."""
+"""Events and actions of the session core: frozen records, the same over HTTP, in the simulator and in a test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from holdfast.statebackends.handles import InlineHandle, StateHandle
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
-    """What does not change while the process lives."""
+    """Facts that stay constant while the process lives."""
 
     job_id: str
     slot: int
@@ -64,7 +64,7 @@ class RegistrationAnswered(msgspec.Struct, frozen=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True):
-    """A request got no answer, or one that may be better later. `request`: register | stream | acks | states | heartbeat."""
+    """A request got no answer, or one that a repetition may improve. `request`: register | stream | acks | states | heartbeat."""
 
     request: str
 
@@ -77,25 +77,27 @@ class RequestRefused(msgspec.Struct, frozen=True):
     superseded: bool = False
     """A registration: a newer submission runs the job."""
     displaced: bool = False
-    """A registration: another process holds the slot, or nobody says why not this one."""
+    """A registration: another process holds the slot, or the answer gives no reason that ends this one for good."""
     over: bool = False
     """A registration: the job has ended."""
     outdated: bool = False
-    """A registration: who answered knows an older submission alone. It slept through ours, and another coordinator leads it."""
+    """A registration: the coordinator that answered knows only an older submission. It slept through ours, which another one
+    leads."""
     discarded: bool = False
-    """Acknowledgements: each is of an attempt that is over. The leader has noted the files that they name, and wants none again."""
+    """Acknowledgements: each is of an attempt that is over. The leader has noted the files that they name, and needs no
+    repetition."""
     rejected: bool = False
-    """No repetition will make it right. A registration: a wrong token, or another state directory. Anything else: what it says is
-    not taken (400, 413, 422), or can't be encoded at all."""
+    """Every repetition will be refused. A registration: a wrong token, or another state directory. Any other request: its content
+    is not accepted (400, 413, 422), or can't be encoded."""
 
 
 def refuse_post(request: str, message: str, fields: Mapping[str, Any]) -> RequestRefused:
-    """What a FencedError means for anything but a registration. By its fields: that of an older attempt names the one that runs."""
+    """Interpret a FencedError for any request but a registration, by its fields: one for an older attempt names the current one."""
     return RequestRefused(request, message, discarded=request == "acks" and "attempt" in fields)
 
 
 def refuse_registration(message: str, fields: Mapping[str, Any], *, submission: int) -> RequestRefused:
-    """What a registration's FencedError means for a process of that submission. By the error's fields: a text is only read."""
+    """Interpret a FencedError for a registration of a process of that submission, by its fields and not by its text."""
     newer = fields.get("newer")
     if isinstance(newer, int) and newer > submission and "slot" not in fields:
         return RequestRefused("register", message, superseded=True)
@@ -171,7 +173,7 @@ class PostHeartbeat(msgspec.Struct, frozen=True):
     session: str
     attempt: int
     bare: bool = False
-    """Without counters: those of this attempt can't be said, or are not taken."""
+    """Without counters: those of this attempt can't be encoded, or are not accepted."""
 
 
 class Deliver(msgspec.Struct, frozen=True):
@@ -183,7 +185,7 @@ class Deliver(msgspec.Struct, frozen=True):
 Action: TypeAlias = SendRegister | OpenStream | PostAcks | PostStates | PostHeartbeat | Deliver
 
 BARE_ERROR_BYTES_MAX = 256
-"""Of the error of a state that was refused with the whole of it."""
+"""Most bytes of the error of a state that was refused with the full text."""
 
 AckKey: TypeAlias = tuple[int, int, str, int]
 
@@ -193,29 +195,29 @@ def ack_key(item: Answerable) -> AckKey:
 
 
 def sendable_item(item: Answerable) -> Answerable:
-    """An answer whose text the coordinator takes, whatever it says."""
+    """The answer with texts that the coordinator accepts, whatever they contain."""
     return msgspec.structs.replace(item, message=clip(item.message)) if isinstance(item, DeclineCheckpoint) else item
 
 
 def sendable_status(status: SubtaskStatus) -> SubtaskStatus:
-    """A state whose texts the coordinator takes, whatever they say."""
+    """The state with texts that the coordinator accepts, whatever they contain."""
     return msgspec.structs.replace(status, error=clip(status.error), traceback=clip_front(status.traceback))
 
 
 def declined_for(ack: AcknowledgeCheckpoint, refusal: str) -> DeclineCheckpoint:
-    """What is said instead of an acknowledgement that the coordinator does not take."""
+    """Decline sent in place of an acknowledgement that the coordinator does not accept."""
     message = clip(f"the coordinator did not take the acknowledgement: {refusal}")
     return DeclineCheckpoint(ack.attempt, ack.checkpoint_id, ack.vertex, ack.subtask, FailureReason.DECLINED, message)
 
 
 def bare_status(status: SubtaskStatus) -> SubtaskStatus:
-    """What is said instead of a state that the coordinator does not take: the state, and the beginning of its error in ASCII."""
+    """Status sent in place of one that the coordinator does not accept: the state, and the beginning of its error in ASCII."""
     error = clip(status.error, BARE_ERROR_BYTES_MAX).encode("ascii", "replace").decode()
     return msgspec.structs.replace(status, error=error, traceback="", metrics=None)
 
 
 def _parts(item: Answerable) -> Iterator[StateHandle]:
-    """Of all states that an answer brings."""
+    """Handles of all states in an answer."""
     for state in item.states.values() if isinstance(item, AcknowledgeCheckpoint) else ():
         for keyed in state.keyed:
             yield from keyed.parts
@@ -223,7 +225,7 @@ def _parts(item: Answerable) -> Iterator[StateHandle]:
 
 
 def names_files(item: Answerable) -> bool:
-    """Whether the leader may learn of files from it, which it deletes if nothing will name them."""
+    """Whether the leader may learn of files from it, and delete them if no checkpoint will name them."""
     return any(not isinstance(part, InlineHandle) for part in _parts(item))
 
 
@@ -245,7 +247,7 @@ def first_batch(items: Iterable[Answerable], items_max: int, bytes_max: int) -> 
 
 
 def small_items(items: Iterable[Answerable], bytes_max: int) -> tuple[Answerable, ...]:
-    """Of some items the first ones within a bound, perhaps none."""
+    """The first of some items within a bound, perhaps none."""
     batch: list[Answerable] = []
     for item in items:
         bytes_max -= inline_bytes(item)
@@ -256,7 +258,7 @@ def small_items(items: Iterable[Answerable], bytes_max: int) -> tuple[Answerable
 
 
 def command_key(command: WorkerCommand) -> tuple[str, int, int] | None:
-    """What makes two commands the same one; None for a command that is never repeated."""
+    """Identity by which a repeated command is recognised; None for a command that is never repeated."""
     match command:
         case Deploy(deployment=deployment):
             return ("deploy", deployment.attempt, 0)

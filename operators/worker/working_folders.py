@@ -1,13 +1,13 @@
-"""Folders on a host that belong to one living process each, the deletion of those of the dead, and which process a pid is.
+"""Folders on a host that belong to one live process each, deletion of those of dead ones, and the identity of a process.
 
     <root>/<name>/{lock, ...}
 
-The owner holds an flock on the file `lock` as long as it lives; the system lets go of it at any death, and of nothing while the
-process merely stands still. A folder is made and locked under another name first: one under its own name without a holder is
-a dead one's. Only folders that we own, that are no links, and whose name and lock say that they are of this kind are deleted.
+The owner holds an flock on the file `lock` as long as it lives; the system releases it at any death, and not while the process
+merely stands still. A folder is made and locked under another name first, so that a folder under its own name without a holder
+belongs to a dead process. Only folders of our user that are no links, and whose name and lock are of this kind, are deleted.
 
-SHELL: a pid alone is used again, and means another process in another namespace or on another host, so a process is killed by pid
-and fingerprint. Linux only; elsewhere no process has a fingerprint, and none is killed by one."""
+SHELL: a pid alone is reused, and means another process in another namespace or on another host, so a process is killed by pid and
+fingerprint. Linux only; elsewhere no process has a fingerprint, and none is killed by one."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ log = logging.getLogger("holdfast.workingfolders")
 LOCK_NAME = "lock"
 BEGUN_SUFFIX = ".begun"
 BEGUN_AGE_S = 3600
-"""A folder that its maker died over before it had its name goes after this long."""
+"""Age at which a folder whose maker died before it was renamed is deleted."""
 SWEPT_MAX = 1_000
-"""Folders that one process deletes at its start; its successors go on."""
+"""Most folders that one process deletes at its start; its successors go on."""
 
 WORKER_FOLDER = re.compile(r"[^/]+-[0-9]+-[0-9]+-[0-9a-f]{16}")
-"""Of a worker: job, slot, task attempt, nonce. RocksDB's databases are in it."""
+"""Name of a worker's folder: job, slot, task attempt, nonce. RocksDB's databases are in it."""
 PACKAGE_FOLDER = re.compile(r"holdfast-package-[0-9a-f]{16}")
-"""Of a driver: the package that it ships."""
+"""Name of a driver's folder with the package that it ships."""
 
 
 def root_of_user(parent: str, name: str) -> str:
-    """I/O. The root of all this user's processes in a folder where everybody may make some, such as the system's temporary one: the
-    same for each, of mode 0700, made if need be. Raises OSError.
+    """I/O. Root of all this user's processes in a folder where everybody may make some, such as the system's temporary one: the
+    same for each, of mode 0700, made if missing. Raises OSError.
 
-    A name that can be foretold may be taken: what is not ours, or open to others, is left alone, and a root whose name is drawn
-    stands in for it, which those who come later find."""
+    A predictable name may be taken: a folder that is not ours, or open to others, is left alone, and a root with a random name is
+    used in its place, which later processes find."""
     own = f"{name}-{os.geteuid()}"
     path = os.path.join(parent, own)
     with contextlib.suppress(FileExistsError):
@@ -65,7 +65,7 @@ class OwnedFolder:
     """One folder of this process."""
 
     def __init__(self, root: str, name: str) -> None:
-        """Make and lock it; `name` is used once. Raises OSError."""
+        """Make and lock it; each `name` is used once. Raises OSError."""
         self.path = os.path.join(root, name)
         self._descriptor: int | None = None
         os.makedirs(root, exist_ok=True)
@@ -84,7 +84,7 @@ class OwnedFolder:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:  # a file system without locks: without the file nobody takes the folder for a dead one's
+        except OSError as error:  # a file system without locks: without the lock file no process takes the folder for a dead one's
             os.close(descriptor)
             os.unlink(path)
             log.warning("%s can't be locked (%s): if this process is killed, it stays", folder, error)
@@ -92,29 +92,29 @@ class OwnedFolder:
             self._descriptor = descriptor
 
     def close(self) -> None:
-        """Idempotent. Let go of it, as the system does at the death of the process."""
+        """Release the lock, as the system does at the death of the process. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def delete(self) -> None:
-        """The process has no use for it any more."""
+        """Delete the folder, which the process no longer needs."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.close()
 
 
 class FolderSweep:
-    """Deletes what dead processes left below a root: a folder at a step, each for whoever has time. Raises nothing."""
+    """Deletes what dead processes left below a root, one folder a step. Raises nothing."""
 
     def __init__(self, root: str, names: re.Pattern[str]) -> None:
         self._root = root
         self._names = names
         self._left: Iterator[str] | None = None
         self.swept = 0
-        """Folders deleted."""
+        """Number of deleted folders."""
 
     def step(self) -> bool:
-        """I/O. Look for the next dead folder and delete it; False: there is none left."""
+        """I/O. Find the next dead folder and delete it; False: there is none left."""
         if self._left is None:
             self._left = iter(sorted(_listed(self._root)))
         for name in self._left:
@@ -145,7 +145,7 @@ def _age_s(path: str) -> float:
 
 
 def _delete_dead(root: str, name: str) -> bool:
-    """Whether the folder was a dead process's, and is gone."""
+    """Delete a folder if it belongs to a dead process; whether it is gone."""
     with contextlib.ExitStack() as opened:
         try:
             folder = os.open(os.path.join(root, name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -157,21 +157,21 @@ def _delete_dead(root: str, name: str) -> bool:
             if not stat.S_ISREG(os.fstat(lock).st_mode):
                 return False
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:  # somebody was about to delete it, and it may be empty by now
+        except FileNotFoundError:  # another process was about to delete it, and it may be empty by now
             return _remove_empty(root, name)
-        except OSError:  # its owner lives, or it is none of ours
+        except OSError:  # its owner lives, or it is not ours
             return False
         return _empty(folder, root, name)
 
 
 def _empty(folder: int, root: str, name: str) -> bool:
-    """Delete what is in a folder whose lock we hold, then the folder. The lock goes last: who dies in between leaves a folder that
-    is still a dead one's."""
+    """Delete the content of a folder whose lock we hold, then the folder. The lock goes last: if this process dies in between, the
+    folder still counts as a dead process's."""
     try:
         entries = [entry for entry in os.listdir(folder) if entry != LOCK_NAME]
         for entry in entries:
             if stat.S_ISDIR(os.lstat(entry, dir_fd=folder).st_mode):
-                shutil.rmtree(entry, dir_fd=folder)  # through no link
+                shutil.rmtree(entry, dir_fd=folder)  # follows no link
             else:
                 os.unlink(entry, dir_fd=folder)
         os.unlink(LOCK_NAME, dir_fd=folder)
@@ -193,10 +193,9 @@ _PROC = "/proc"
 
 
 def fingerprint_of(pid: int) -> str:
-    """32 hex digits that no other process has, of this host or any other, then or later; empty if that can't be told.
+    """32 hex digits that identify a process over all hosts and all times; empty if they can't be determined.
 
-    Of the host's boot, the namespace of pids that this process sees, the pid there, when it started (ticks since the boot), whose
-    it is."""
+    Hash of the host's boot, the pid namespace of this process, the pid in it, its start (ticks since the boot), and its owner."""
     try:
         with open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -210,17 +209,17 @@ def fingerprint_of(pid: int) -> str:
 
 
 def kill_process(pid: int, fingerprint: str) -> bool:
-    """SIGKILL, which ends a stopped process too, if the pid is here, and now, the process that the fingerprint is of.
+    """Send SIGKILL, which ends a stopped process, too, if the process with this pid on this host has this fingerprint now.
 
-    False: it was not killed, being somebody else, elsewhere, gone, or not ours to kill."""
+    False: it was not killed, being another process, elsewhere, gone, or not ours to kill."""
     if pid <= 1 or pid == os.getpid() or not fingerprint or not hasattr(os, "pidfd_open"):
         return False
     try:
         handle = os.pidfd_open(pid)
-    except (OSError, OverflowError):  # the number is somebody else's word, and need not be one of a process
+    except (OSError, OverflowError):  # the number comes from another process and need not be a pid
         return False
     try:
-        if fingerprint_of(pid) != fingerprint:  # asked while the handle is held: it can't become another one in between
+        if fingerprint_of(pid) != fingerprint:  # checked while the handle is held: the pid can't pass to another process in between
             return False
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

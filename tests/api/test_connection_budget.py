@@ -11,6 +11,7 @@ from holdfast.api.http.connection_budget import (
     Accepted,
     BodyBudget,
     BodyReceived,
+    CallerKind,
     CloseConnection,
     Closed,
     CloseReason,
@@ -23,7 +24,6 @@ from holdfast.api.http.connection_budget import (
     Proved,
     SendingResumed,
     SendingStopped,
-    Standing,
 )
 from holdfast.statebackends.errors import InvariantError
 
@@ -51,9 +51,9 @@ class Bench:
     def accept(self, *numbers: int, address: str = HERE, now_ms: int = 0) -> None:
         self.at(now_ms, *(Accepted(number, address) for number in numbers))
 
-    def known(self, *numbers: int, standing: Standing = Standing.CLIENT, phase: Phase = Phase.IDLE) -> None:
+    def known(self, *numbers: int, caller: CallerKind = CallerKind.CLIENT, phase: Phase = Phase.IDLE) -> None:
         for number in numbers:
-            self.at(0, Accepted(number, HERE), PhaseEntered(number, Phase.ANSWERING), Proved(number, standing))
+            self.at(0, Accepted(number, HERE), PhaseEntered(number, Phase.ANSWERING), Proved(number, caller))
             self.at(0, PhaseEntered(number, phase))
 
 
@@ -64,7 +64,7 @@ def bench() -> Bench:
 
 def test_counts_that_disagree_are_found(bench: Bench) -> None:
     bench.accept(1)
-    bench.budget._standings[Standing.UNKNOWN] += 1
+    bench.budget._callers[CallerKind.UNKNOWN] += 1
     with pytest.raises(InvariantError, match="of 2 connections"):
         bench.accept(2)
 
@@ -79,13 +79,13 @@ def test_a_silent_connection_is_closed_after_the_time_for_a_head(bench: Bench) -
 
 def test_bytes_of_a_head_buy_no_time_but_its_end_does(bench: Bench) -> None:
     bench.accept(1, 2)
-    bench.at(4_000, BodyReceived(1, 10_000_000), PhaseEntered(2, Phase.ANSWERING), Proved(2, Standing.CLIENT))
+    bench.at(4_000, BodyReceived(1, 10_000_000), PhaseEntered(2, Phase.ANSWERING), Proved(2, CallerKind.CLIENT))
     assert bench.at(5_000, DeadlineReached()) == [(1, CloseReason.HEAD_DEADLINE)]
     assert bench.at(10**9, DeadlineReached()) == []
 
 
 def test_the_next_head_of_a_connection_has_its_own_time(bench: Bench) -> None:
-    bench.known(1, standing=Standing.WORKER)
+    bench.known(1, caller=CallerKind.WORKER)
     bench.at(60_000, PhaseEntered(1, Phase.HEAD))
     assert bench.at(64_999, DeadlineReached()) == []
     assert bench.at(65_000, DeadlineReached()) == [(1, CloseReason.HEAD_DEADLINE)]
@@ -114,7 +114,7 @@ def test_what_is_left_of_a_body_is_not_read_for_ever(bench: Bench) -> None:
 
 
 def test_a_reader_that_does_not_read_is_closed_and_one_that_reads_again_is_not(bench: Bench) -> None:
-    bench.known(1, 2, standing=Standing.WORKER, phase=Phase.ANSWERING)
+    bench.known(1, 2, caller=CallerKind.WORKER, phase=Phase.ANSWERING)
     bench.at(1_000, SendingStopped(1), SendingStopped(2))
     bench.at(2_000, SendingResumed(2))
     assert bench.at(30_999, DeadlineReached()) == []
@@ -124,7 +124,7 @@ def test_a_reader_that_does_not_read_is_closed_and_one_that_reads_again_is_not(b
 
 def test_idle_connections_and_streams_have_no_deadline_here(bench: Bench) -> None:
     bench.known(1)
-    bench.known(2, standing=Standing.WORKER, phase=Phase.ANSWERING)
+    bench.known(2, caller=CallerKind.WORKER, phase=Phase.ANSWERING)
     assert bench.at(10**9, DeadlineReached()) == []
 
 
@@ -165,14 +165,14 @@ def test_reading_a_little_makes_no_stranger_younger(bench: Bench) -> None:
 def test_a_known_caller_that_reads_slowly_makes_no_room(bench: Bench) -> None:
     bench.known(1, phase=Phase.ANSWERING)
     bench.accept(2)
-    bench.at(0, PhaseEntered(2, Phase.ANSWERING), SendingStopped(1), SendingStopped(2), Proved(2, Standing.WORKER))
+    bench.at(0, PhaseEntered(2, Phase.ANSWERING), SendingStopped(1), SendingStopped(2), Proved(2, CallerKind.WORKER))
     bench.accept(*range(10, 100))
     assert {1, 2} <= {number for number in range(10) if number in bench.budget}
 
 
 def test_a_stranger_has_one_time_for_its_answer_and_a_client_reads_as_slowly_as_it_must(bench: Bench) -> None:
     bench.accept(1, 2, 3)
-    bench.at(0, *(PhaseEntered(number, Phase.ANSWERING) for number in (1, 2, 3)), Proved(2, Standing.CLIENT))
+    bench.at(0, *(PhaseEntered(number, Phase.ANSWERING) for number in (1, 2, 3)), Proved(2, CallerKind.CLIENT))
     for second in range(0, 60, 10):
         assert bench.at(second * 1_000, SendingStopped(1), SendingStopped(2), DeadlineReached()) == []
     bench.at(59_000, PhaseEntered(1, Phase.IDLE))  # all of it is handed to the socket, and not read
@@ -195,25 +195,25 @@ def test_all_addresses_together_are_bounded(bench: Bench) -> None:
 
 
 def test_a_flood_from_their_own_address_displaces_no_worker(bench: Bench) -> None:
-    bench.known(1, standing=Standing.WORKER, phase=Phase.ANSWERING)
-    bench.known(2, standing=Standing.WORKER)
+    bench.known(1, caller=CallerKind.WORKER, phase=Phase.ANSWERING)
+    bench.known(2, caller=CallerKind.WORKER)
     bench.accept(*range(10, 5_000))
     assert {1, 2} <= {number for number in range(10) if number in bench.budget}
-    assert bench.budget.count(Standing.WORKER) == 2
-    assert bench.budget.count(Standing.UNKNOWN) == 3
+    assert bench.budget.count(CallerKind.WORKER) == 2
+    assert bench.budget.count(CallerKind.UNKNOWN) == 3
 
 
 def test_a_worker_that_comes_in_a_flood_is_taken_and_stays(bench: Bench) -> None:
     bench.accept(*range(10, 100))
     bench.accept(1)
-    bench.at(0, PhaseEntered(1, Phase.ANSWERING), Proved(1, Standing.WORKER), PhaseEntered(1, Phase.IDLE))
+    bench.at(0, PhaseEntered(1, Phase.ANSWERING), Proved(1, CallerKind.WORKER), PhaseEntered(1, Phase.IDLE))
     bench.accept(*range(200, 300))
     assert 1 in bench.budget
 
 
 def test_when_all_places_are_taken_an_idle_client_makes_room_before_a_newcomer_is_refused(bench: Bench) -> None:
     bench.known(1, 2)
-    bench.known(3, 4, 5, 6, standing=Standing.WORKER)
+    bench.known(3, 4, 5, 6, caller=CallerKind.WORKER)
     bench.accept(7)
     bench.at(0, PhaseEntered(7, Phase.ANSWERING))
     bench.accept(8)
@@ -225,18 +225,18 @@ def test_when_all_places_are_taken_an_idle_client_makes_room_before_a_newcomer_i
 
 
 def test_standing_only_rises(bench: Bench) -> None:
-    bench.known(1, standing=Standing.WORKER)
-    bench.at(0, Proved(1, Standing.CLIENT))
-    assert bench.budget.count(Standing.WORKER) == 1
+    bench.known(1, caller=CallerKind.WORKER)
+    bench.at(0, Proved(1, CallerKind.CLIENT))
+    assert bench.budget.count(CallerKind.WORKER) == 1
 
 
 def test_what_is_closed_is_heard_no_more(bench: Bench) -> None:
     bench.accept(1)
     bench.at(5_000, DeadlineReached())
-    late = (PhaseEntered(1, Phase.IDLE), BodyReceived(1, 1), Proved(1, Standing.WORKER), SendingStopped(1), SendingResumed(1))
+    late = (PhaseEntered(1, Phase.IDLE), BodyReceived(1, 1), Proved(1, CallerKind.WORKER), SendingStopped(1), SendingResumed(1))
     assert bench.at(5_000, *late) == []
     assert len(bench.budget) == 0
-    assert bench.budget.count(Standing.WORKER) == 0
+    assert bench.budget.count(CallerKind.WORKER) == 0
 
 
 def test_a_number_is_used_once(bench: Bench) -> None:
@@ -253,23 +253,23 @@ class AnyTraffic(RuleBasedStateMachine):
         self.budget = ConnectionBudget(LIMITS)
         self.now_ms = 0
         self.next = 0
-        self.open: dict[int, tuple[Standing, Phase]] = {}
+        self.open: dict[int, tuple[CallerKind, Phase]] = {}
 
     def tell(self, event: Event) -> list[CloseConnection]:
         actions = self.budget.handle(event, now_ms=self.now_ms)
         for action in actions:
-            standing, phase = self.open.pop(action.connection)
+            caller, phase = self.open.pop(action.connection)
             if action.reason in (CloseReason.ADDRESS_CAP, CloseReason.UNKNOWN_CAP):
-                assert standing is Standing.UNKNOWN
+                assert caller is CallerKind.UNKNOWN
             if action.reason is CloseReason.CONNECTIONS_CAP:
-                assert standing is not Standing.WORKER
+                assert caller is not CallerKind.WORKER
                 assert phase is not Phase.ANSWERING
         return actions
 
     @rule(address=st.sampled_from([HERE, THERE, "::1"]))
     def accept(self, address: str) -> None:
         self.next += 1
-        self.open[self.next] = (Standing.UNKNOWN, Phase.HEAD)
+        self.open[self.next] = (CallerKind.UNKNOWN, Phase.HEAD)
         assert len(self.tell(Accepted(self.next, address))) <= 1
 
     @rule(choice=st.integers(0, 10**6), phase=st.sampled_from(list(Phase)))
@@ -279,12 +279,12 @@ class AnyTraffic(RuleBasedStateMachine):
             self.open[number] = (self.open[number][0], phase)
             self.tell(PhaseEntered(number, phase))
 
-    @rule(choice=st.integers(0, 10**6), standing=st.sampled_from(list(Standing)))
-    def prove(self, choice: int, standing: Standing) -> None:
+    @rule(choice=st.integers(0, 10**6), caller=st.sampled_from(list(CallerKind)))
+    def prove(self, choice: int, caller: CallerKind) -> None:
         if self.open:
             number = sorted(self.open)[choice % len(self.open)]
-            self.open[number] = (max(standing, self.open[number][0]), self.open[number][1])
-            self.tell(Proved(number, standing))
+            self.open[number] = (max(caller, self.open[number][0]), self.open[number][1])
+            self.tell(Proved(number, caller))
 
     @rule(choice=st.integers(0, 10**6), event=st.sampled_from([SendingStopped, SendingResumed]))
     def send(self, choice: int, event: type[SendingStopped | SendingResumed]) -> None:
@@ -306,16 +306,16 @@ class AnyTraffic(RuleBasedStateMachine):
         self.now_ms += 10**9
         self.tell(DeadlineReached())
         assert {phase for _, phase in self.open.values()} <= {Phase.ANSWERING, Phase.IDLE}
-        assert (Standing.UNKNOWN, Phase.ANSWERING) not in self.open.values()
+        assert (CallerKind.UNKNOWN, Phase.ANSWERING) not in self.open.values()
 
     @invariant()
     def bounds_hold(self) -> None:
         if not hasattr(self, "budget"):
             return
         assert len(self.budget) == len(self.open) <= LIMITS.connections_max
-        for standing in Standing:
-            assert self.budget.count(standing) == sum(found is standing for found, _ in self.open.values())
-        assert self.budget.count(Standing.UNKNOWN) <= LIMITS.unknown_max
+        for caller in CallerKind:
+            assert self.budget.count(caller) == sum(found is caller for found, _ in self.open.values())
+        assert self.budget.count(CallerKind.UNKNOWN) <= LIMITS.unknown_max
 
 
 TestAnyTraffic = AnyTraffic.TestCase
@@ -327,16 +327,16 @@ TestAnyTraffic.settings = settings(max_examples=150, stateful_step_count=40, dea
 
 def test_half_of_the_bytes_are_for_workers_alone() -> None:
     bodies = BodyBudget(100, kept_for_workers=50)
-    assert bodies.take(1, 50, Standing.CLIENT)
-    assert not bodies.take(2, 1, Standing.CLIENT)
-    assert bodies.take(3, 50, Standing.WORKER)
-    assert not bodies.take(4, 1, Standing.WORKER)
+    assert bodies.take(1, 50, CallerKind.CLIENT)
+    assert not bodies.take(2, 1, CallerKind.CLIENT)
+    assert bodies.take(3, 50, CallerKind.WORKER)
+    assert not bodies.take(4, 1, CallerKind.WORKER)
     assert (bodies.held, bodies.refused) == (100, 2)
     bodies.give_back(1)
     bodies.give_back(1)
     assert bodies.held == 50
-    assert bodies.take(4, 50, Standing.WORKER)
+    assert bodies.take(4, 50, CallerKind.WORKER)
 
 
 def test_who_proved_nothing_holds_nothing() -> None:
-    assert not BodyBudget(100, kept_for_workers=0).take(1, 1, Standing.UNKNOWN)
+    assert not BodyBudget(100, kept_for_workers=0).take(1, 1, CallerKind.UNKNOWN)

@@ -16,7 +16,7 @@ import pytest
 import urllib3
 
 from holdfast.api.errors import BodyTooLargeError, BusyError
-from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits, Standing
+from holdfast.api.http.connection_budget import BodyBudget, CallerKind, ConnectionLimits
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.server import server
 from holdfast.api.settings import ServerSettings
@@ -196,7 +196,7 @@ def test_a_flood_of_silent_connections_keeps_nobody_out(served: Served, fake: Fa
     worker = urllib3.PoolManager(retries=False, timeout=DEADLINE_S)
     stream = worker.request("GET", f"{path}/commands?session=s1", headers=headers, preload_content=False)
     assert worker.request("POST", f"{path}/heartbeat", body=HEARTBEAT, headers=headers).status == 200
-    eventually("the worker is known", lambda: guard.budget.count(Standing.WORKER) == 2)
+    eventually("the worker is known", lambda: guard.budget.count(CallerKind.WORKER) == 2)
     with contextlib.ExitStack() as flood:
         for _ in range(300):
             flood.enter_context(connect(served))
@@ -207,7 +207,7 @@ def test_a_flood_of_silent_connections_keeps_nobody_out(served: Served, fake: Fa
         eventually("the flood is bounded", lambda: len(guard.budget) <= 8 + 4)
         newcomer.clear()
     assert not fake.subscriptions[0].closed
-    assert guard.budget.count(Standing.WORKER) >= 2
+    assert guard.budget.count(CallerKind.WORKER) >= 2
     fake.subscriptions[0].end()
     assert stream.read() == b""
     worker.clear()

@@ -149,7 +149,7 @@ def test_who_was_last_here_counts_as_much_as_the_lock(state: Path) -> None:
     assert "its leader may be alive" in hf.fsck(state, repair=True).refused[JOB]
     (state / "_coordinator.json").write_text("{")
     with without_coordinator(state) as reason:
-        assert "does not say which coordinator" in reason
+        assert "has no record of its last coordinator" in reason
 
 
 def test_one_job_alone_by_id_or_name(state: Path) -> None:

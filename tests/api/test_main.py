@@ -176,7 +176,7 @@ def test_a_coordinator_that_leads_keeps_its_lock_whoever_announces_himself(tmp_p
     with DirectoryGuard(tmp_path, takeover=False) as guard, guard.kept_for(service):
         guard.announced = RunRecord("http://127.0.0.1:1", 1, "here", 1)
         write_run_record(tmp_path, RunRecord("http://127.0.0.1:2", 2, "there", 2))
-        guard._look(service)
+        guard._check(service)
         assert guard.is_held
         service.is_leading = False
         wait_until(lambda: not guard.is_held, lambda: None, what="letting go")

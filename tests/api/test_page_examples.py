@@ -124,4 +124,4 @@ def test_the_other_examples_of_functions_build_a_job() -> None:
     executed(block("docs/functions.md", 'on_error="skip"'), stream=rows, parse=lambda row: row)
     executed(block("docs/functions.md", "hf.Ttl"))
     assert issubclass(executed(block("docs/functions.md", "class Refunds"), THRESHOLD=1)["Refunds"], hf.ProcessFunction)
-    assert "look" in env.explain()
+    assert "uid print" in env.explain()

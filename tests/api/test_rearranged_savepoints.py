@@ -261,7 +261,7 @@ REFUSED: list[tuple[str, Step, type[HoldfastError], str]] = [
         InvalidConfigError,
         "output that a sink has staged and not yet committed",
     ),
-    ("a sink's output taken out", lambda s: s.without_state(UID, "committables"), InvalidConfigError, "without_operator loses it"),
+    ("a sink's output taken out", lambda s: s.without_state(UID, "committables"), InvalidConfigError, "only with its operator"),
     ("to be a sink's output", lambda s: s.with_state_renamed(UID, "positions", "committables"), InvalidConfigError, "by this name"),
     ("empty uid", lambda s: s.with_operator_renamed(UID, ""), InvalidConfigError, "must not be empty"),
     (

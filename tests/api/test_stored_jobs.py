@@ -99,7 +99,7 @@ def test_jobs_of_a_directory_whose_coordinator_is_gone(location: str) -> None:
     assert lines[4][2] == "UNREADABLE"
     assert f"{FAILED}: FAILED after 2 restarts: ValueError: no such carrier" in result.stdout
     assert "submissions/1.json can't be decoded" in result.stdout
-    assert "UNKNOWN: no end is on record" in result.stderr
+    assert "UNKNOWN: no end recorded" in result.stderr
     jobs: list[dict[str, Any]] = json.loads(holdfast("jobs", "--state-dir", location, "--offline", "--json").stdout)
     assert [job["duration"] for job in jobs] == [2_000, 2_000, 500, -1], "of a job without an end, up to what is on record"
     assert open_storage(location).execute(ListFiles("")) == before, "nothing is written"

@@ -40,8 +40,8 @@ from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
 from holdfast.operators.task.pool import SystemClock, ThreadPool
 from holdfast.operators.worker import main as worker_main
 from holdfast.operators.worker.gateway import (
+    BLOCK_BYTES,
     CONNECT_TIMEOUT_S,
-    PIECE_BYTES,
     READ_TIMEOUT_S,
     CoordinatorAddress,
     CoordinatorHttp,
@@ -285,7 +285,7 @@ def test_an_ack_that_is_never_taken_keeps_no_other_back(fake: FakeCoordinator, c
     assert len(fake.of("register")) == 1
 
 
-def large_ack(checkpoint_id: int, size: int = PIECE_BYTES + 1) -> AcknowledgeCheckpoint:
+def large_ack(checkpoint_id: int, size: int = BLOCK_BYTES + 1) -> AcknowledgeCheckpoint:
     handle = KeyedStateHandle(KeyGroupRange(0, 128), "arrow", (), (InlineHandle(bytes(size)),))
     return AcknowledgeCheckpoint(0, checkpoint_id, "v", 0, {"v": OperatorSubtaskState(keyed=(handle,))})
 

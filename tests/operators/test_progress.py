@@ -182,7 +182,7 @@ def test_a_restart_that_is_over_at_the_next_look_is_still_named() -> None:
     assert describe_restart("job", restarted(1, failure=None, last_failure="WorkerLost: slot 0"), restarted(0)) == (
         "job restart 1: WorkerLost: slot 0"
     )
-    assert describe_restart("job", restarted(1), restarted(0)) == "job restart 1: its cause is not on record"
+    assert describe_restart("job", restarted(1), restarted(0)) == "job restart 1: cause unknown"
 
 
 def test_no_restart_between_two_looks_is_no_line() -> None:

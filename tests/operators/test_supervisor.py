@@ -17,8 +17,8 @@ from holdfast.operators.spark.supervisor import (
     BACKOFF_MAX_MS,
     CANCEL_WAIT_MS,
     COOPERATIVE_STOP_MS,
-    LOOK_GAP_MS,
     LOSS_GRACE_MS,
+    POLL_GAP_MS,
     START_FAILURES_MAX,
     Action,
     AllEnded,
@@ -71,7 +71,7 @@ def test_a_hung_worker_is_cancelled_once_and_its_successor_starts_as_soon_as_its
     supervisor = hung()
     assert supervisor.handle(silent(0), now_ms=1_500) == []
     assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED, "cancelled"), now_ms=1_600) == [SpawnWorker(0, 2)]
-    assert "nothing was heard" in supervisor.last_errors[0]
+    assert "no heartbeat" in supervisor.last_errors[0]
 
 
 def test_a_hung_worker_that_does_not_end_is_abandoned_and_its_late_end_changes_nothing() -> None:
@@ -171,7 +171,7 @@ def test_a_hung_worker_is_cancelled_although_every_look_is_late() -> None:
     """The coordinator says quickly who is there, and slowly how the job does: each look was a gap, and nobody was ever missed."""
     supervisor = launched(1)
     supervisor.handle(there(0), now_ms=0)
-    late = 2 * LOOK_GAP_MS
+    late = 2 * POLL_GAP_MS
     assert [supervisor.handle(silent(0), now_ms=number * late) for number in (1, 2)] == [[], []]
     assert isinstance(supervisor.handle(silent(0), now_ms=3 * late)[0], CancelWorker)
 
@@ -180,8 +180,8 @@ def test_a_worker_that_never_registers_is_cancelled_although_every_look_is_late(
     supervisor = launched(1)
     supervisor.handle(there(0), now_ms=0)
     for number in range(1, 7):
-        assert supervisor.handle(missing(0), now_ms=number * 2 * LOOK_GAP_MS) == []
-    assert isinstance(supervisor.handle(missing(0), now_ms=7 * 2 * LOOK_GAP_MS)[0], CancelWorker)
+        assert supervisor.handle(missing(0), now_ms=number * 2 * POLL_GAP_MS) == []
+    assert isinstance(supervisor.handle(missing(0), now_ms=7 * 2 * POLL_GAP_MS)[0], CancelWorker)
 
 
 def test_a_driver_that_stood_still_with_its_workers_cancels_none_that_come_back() -> None:

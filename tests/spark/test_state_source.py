@@ -188,5 +188,5 @@ def test_metadata_as_a_dataframe(registered: SparkSession, tmp_path: Path) -> No
         "state": "tags",
         "max_parallelism": 16,
     }
-    with pytest.raises(PySparkException, match="'uid' is not known; there is: path"):
+    with pytest.raises(PySparkException, match="'uid' is unknown; known is: path"):
         registered.read.format("holdfast-metadata").option("path", source.location).option("uid", "x").load().collect()

@@ -17,7 +17,7 @@ from holdfast.operators.task.user_failures import (
     error_line,
     frames_text,
     place_of_error,
-    told_traceback,
+    stack_trace,
     with_source_lines,
 )
 from holdfast.statebackends.errors import (
@@ -82,7 +82,7 @@ def failure(operator: Any, *records: Any) -> HoldfastError:
 def test_the_users_frames_stand_under_the_message_and_none_of_ours(kind: Any, mine: dict[str, Any], tmp_path: Path) -> None:
     error = failure(kind(mine["parse"], ANY, ANY), {"price": 1}, {"x": 1})
     assert error.message == "operator 'op', subtask 0: parse (mine.py:4) raised KeyError: 'price'; record {'x': 1}"
-    assert told_traceback(error).splitlines() == [
+    assert stack_trace(error).splitlines() == [
         f"UserFunctionError: {error.message}",
         f'  File "{tmp_path}/mine.py", line 7, in parse',
         "    amount = price(row)",
@@ -94,18 +94,18 @@ def test_the_users_frames_stand_under_the_message_and_none_of_ours(kind: Any, mi
 def test_the_place_is_the_users_line_and_not_a_librarys(mine: dict[str, Any]) -> None:
     error = failure(MapOperator(mine["decode"], ANY, ANY), "{")
     assert "decode (mine.py:11) raised JSONDecodeError: " in error.message
-    assert json.decoder.__file__ in told_traceback(error), "whose frames are shown"
+    assert json.decoder.__file__ in stack_trace(error), "whose frames are shown"
 
 
 def test_what_an_exception_was_raised_from_is_shown(mine: dict[str, Any]) -> None:
-    told = told_traceback(failure(MapOperator(mine["twice"], ANY, ANY), {}))
+    told = stack_trace(failure(MapOperator(mine["twice"], ANY, ANY), {}))
     assert "raised ValueError: no price" in told
     assert "caused by KeyError: 'price'" in told
     assert told.index("line 17, in twice") < told.index("caused by") < told.index("line 4, in price")
 
 
 def test_a_recursion_is_cut(mine: dict[str, Any]) -> None:
-    told = told_traceback(failure(MapOperator(mine["deep"], ANY, ANY), {}))
+    told = stack_trace(failure(MapOperator(mine["deep"], ANY, ANY), {}))
     assert told.count("in deep") == FRAMES_MAX
     assert "more frames ..." in told
     assert len(told) < 6_000
@@ -116,7 +116,7 @@ def test_a_function_of_c_has_no_frames() -> None:
     assert error.message == (
         "operator 'op', subtask 0: int raised ValueError: invalid literal for int() with base 10: 'x'; record 'x'"
     )
-    assert told_traceback(error) == f"UserFunctionError: {error.message}"
+    assert stack_trace(error) == f"UserFunctionError: {error.message}"
 
 
 def test_a_long_text_of_several_lines_is_told_in_one_and_at_length_below() -> None:
@@ -126,8 +126,8 @@ def test_a_long_text_of_several_lines_is_told_in_one_and_at_length_below() -> No
     error = failure(MapOperator(fail, ANY, ANY), 1)
     assert "raised ValueError: first ...; record 1" in error.message
     assert "\n" not in error.message
-    assert "\n  | second\n" in told_traceback(error)
-    assert len(told_traceback(error)) < 8 * 1024
+    assert "\n  | second\n" in stack_trace(error)
+    assert len(stack_trace(error)) < 8 * 1024
 
 
 HOSTILE = 'bad note \x1b[2J\x07\r\n  File "/etc/passwd", line 1, in x\n\tsecond\u2028  File "/etc/passwd", line 2, in y'
@@ -147,14 +147,14 @@ def refuse(row: Any) -> Any:
 
 def test_a_rows_text_steers_no_terminal_and_looks_like_no_frame() -> None:
     error = failure(MapOperator(refuse, ANY, ANY), Record())
-    for told in (told_traceback(error), error_line(error)):
+    for told in (stack_trace(error), error_line(error)):
         assert told.replace("\n", "").replace("\t", "").isprintable()
         assert "bad note \\x1b[2J\\x07" in told
         frames = [line for line in told.splitlines() if line.lstrip().startswith("File ")]
         assert all("test_frames.py" in line for line in frames), told
-    assert "caused by LookupError: bad note" in told_traceback(error)
-    assert told_traceback(error).startswith(error_line(error)), "the driver finds the frames behind it"
-    assert told_traceback(error).count("line 1, in x") == 3, "nothing is left out: record, text and cause"
+    assert "caused by LookupError: bad note" in stack_trace(error)
+    assert stack_trace(error).startswith(error_line(error)), "the driver finds the frames behind it"
+    assert stack_trace(error).count("line 1, in x") == 3, "nothing is left out: record, text and cause"
 
 
 def test_an_exception_without_a_text_hides_nothing() -> None:
@@ -178,7 +178,7 @@ def test_an_error_of_ours_keeps_its_kind_and_gains_the_users_line() -> None:
     assert "state 'gone' is not among the declared states" in caught.value.message
     assert "process_element (test_frames.py:" in caught.value.message
     assert caught.value.message.endswith("key 'a', record {'k': 'a', 'v': 0}")
-    assert 'ctx.state("gone")' in told_traceback(caught.value)
+    assert 'ctx.state("gone")' in stack_trace(caught.value)
 
 
 @pytest.mark.parametrize("kind", [InvariantError, StorageUnavailableError])
@@ -188,7 +188,7 @@ def test_what_goes_wrong_in_us_is_told_whole(kind: type[HoldfastError]) -> None:
 
     error = failure(MapOperator(fail, ANY, ANY), 1)
     assert (type(error), error.message) == (kind, "ours")
-    assert "process_batch" in told_traceback(error)
+    assert "process_batch" in stack_trace(error)
 
 
 def test_a_function_that_returned_nothing_is_called_so(mine: dict[str, Any]) -> None:

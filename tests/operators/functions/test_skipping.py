@@ -124,7 +124,7 @@ def test_one_more_than_the_limit_ends_the_job_and_a_checkpoint_counts_anew() -> 
         with pytest.raises(TooManyRowsSkippedError) as caught:
             one.process(["z"])
     assert (caught.value.operator, caught.value.limit) == ("op", 2)
-    said = "left out 2 rows since the last checkpoint, which is all that skipped_rows_max allows; the next one: "
+    said = "left out 2 rows since the last checkpoint, the limit of skipped_rows_max; the next one: "
     assert said in str(caught.value)
     assert str(caught.value).endswith("record 'z'")
 

@@ -76,9 +76,9 @@ def test_two_sinks_share_a_path(tmp_path: Path) -> None:
     run_once(tmp_path, "c", 2)
     assert sink_ids(LocalStorage(tmp_path)) == ["a/b", "c"]
     assert read_committed(tmp_path, "a/b").column("i").to_pylist() == [1]
-    with pytest.raises(InvalidConfigError, match="say which"):
+    with pytest.raises(InvalidConfigError, match="give the sink_id"):
         read_committed(tmp_path)
-    with pytest.raises(InvalidConfigError, match="a/b, c: say which, by its sink_id"):
+    with pytest.raises(InvalidConfigError, match="a/b, c: give the sink_id of one"):
         ParquetSink(tmp_path).committed_files()
     assert len(ParquetSink(tmp_path, sink_id="c").committed_files()) == 1
 

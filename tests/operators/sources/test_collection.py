@@ -63,7 +63,7 @@ def test_records_have_those_of_their_class_and_declared_rows_those_that_are_decl
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "of no rows the columns are unknown: give returns="),
+        ([], "without rows the columns are unknown: give returns="),
         ([1, "a"], "rows are dicts by column name, or records .* these are int, str"),
         ([{"n": None}], "column 'n' is null in all rows: give returns="),
         ([{"n": 1}, {"n": "a"}], "column 'n': .*; give returns="),
