@@ -1,0 +1,1 @@
+"""Nexmark on Holdfast: events, queries, and the same queries in SQL."""
