@@ -1,3 +1,3 @@
 """Keys, state, backends, snapshot format, storage.
 
-A number in a comment here, such as I11 or K06, is a rule of docs/invariants.md."""
+Scenarios that comments name by a letter and a number (P06) are listed in docs/invariants.md."""

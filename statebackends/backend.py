@@ -28,26 +28,26 @@ class SnapshotTarget(msgspec.Struct, frozen=True):
     file_prefix: str
     """`<uid>-<subtask>-<attempt>-<nonce>`: makes every file name unique to its writer."""
     canonical: bool
-    """True for savepoints: canonical Parquet, readable without Holdfast and by every backend."""
+    """Tables in canonical Parquet, which every backend and other tools read: a savepoint. False: the backend's own format."""
     inline_threshold: int
     """Bytes; parts smaller than this are returned inline. 0 = never inline."""
     shared_prefix: str = ""
-    """`<id>-<attempt>-<uid>-<subtask>-<nonce>`: names of files that later checkpoints may share begin with it. Empty: everything
+    """`<id>-<attempt>-<uid>-<subtask>-<nonce>`: how the names of files begin that later checkpoints may share. Empty: every file
     goes into the snapshot's own folder."""
     base: int | None = None
-    """The only checkpoint that an increment may build on: it is completed and stays until this one is decided."""
+    """The only checkpoint that an increment may build on; completed, and retained until this one is decided. None: write all."""
     pack_threshold: int = 0
-    """Bytes; tables smaller than this go into files together. 0 = never."""
+    """Bytes; smaller tables share files. 0 = never."""
 
 
 class PendingSnapshot(Protocol):
     """The asynchronous part of one snapshot: holds a frozen view that the loop thread no longer changes."""
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
-        """Encode and write. Runs once, on a pool thread."""
+        """Encode the frozen view and write it. Runs once, on a pool thread."""
 
     def release(self) -> None:
-        """Loop thread: the flow ended (well or not) or was cancelled; frozen layers may be merged again."""
+        """Loop thread: the flow ended, failed or was cancelled; frozen layers may be merged."""
 
 
 TimerRow: TypeAlias = tuple[int, bytes, bytes, int]
@@ -58,33 +58,31 @@ class FrozenTimerRows(Protocol):
     """Timers as they were at one barrier."""
 
     def checkpoint_started(self, barrier: int, base: int) -> None:
-        """Loop thread, right after the freeze: note what changed before this barrier. No base below `base` will be asked for."""
+        """Loop thread, right after the freeze: note what changed before this barrier. Later calls name no base below `base`."""
 
     def rows(self) -> Iterator[TimerRow]:
         """Pool thread: all rows, in any order."""
 
     def changes(self, base: int) -> tuple[list[TimerRow], list[TimerRow]] | None:
-        """Pool thread: rows that are new since the checkpoint `base` or were written again, and rows that are gone.
-
-        None: that is not known."""
+        """Pool thread: (rows written since the checkpoint `base`, rows removed since); None if changes since then are unknown."""
 
     def release(self) -> None:
-        """Loop thread: the rows are not needed any more."""
+        """Loop thread: the snapshot no longer reads the rows."""
 
 
 class TimerRowProvider(Protocol):
-    """Keeps timers of its own order, and lets the backend snapshot and restore them as keyed state of kind `timers`.
+    """Owner of timers, which the backend snapshots and restores as keyed state of kind `timers`.
 
-    heap.timers.TimerRows is one over a CopyOnWriteStateTable whose keys are rows."""
+    heap.timers.TimerRows implements it over a CopyOnWriteStateTable whose keys are the rows."""
 
     def freeze(self) -> FrozenTimerRows:
         """Loop thread, at the barrier: O(1) or O(changed)."""
 
     def load(self, rows: Sequence[TimerRow]) -> None:
-        """Add restored rows of our key groups; may be called several times."""
+        """Add restored rows of this subtask's key groups; may be called several times."""
 
     def track_since(self, base: int) -> None:
-        """The rows as they are now are those of the checkpoint `base`: note changes from now on."""
+        """Note changes from now on: the present rows are those of the checkpoint `base`."""
 
 
 class KeyedStateBackend(Protocol):
@@ -100,19 +98,20 @@ class KeyedStateBackend(Protocol):
     def key_type(self) -> KeyType: ...
 
     def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
-        """Select the key that state access refers to. `encoded_key` = key_type.encode(key): the key's identity."""
+        """Select the key that state access refers to. `encoded_key` is key_type.encode(key), the key's identity."""
 
     @property
     def current_key(self) -> tuple[bytes, int]:
-        """(encoded key, key group) as last set. Raises InvariantError when none was."""
+        """(encoded key, key group) as last set. Raises InvariantError before the first call of `set_current_key`."""
 
     @property
     def uses_processing_time(self) -> bool:
         """Whether some state has a TTL."""
 
     def set_processing_time(self, now_ms: int) -> None:
-        """The wall clock as every TTL sees it until the next call: said once for each slice of work, so that all of it is at
-        one time."""
+        """Set the wall clock, ms since the epoch, that every TTL uses until the next call.
+
+        The runtime sets it once for each slice of work, so that all of a slice happens at one time."""
 
     def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
         """The state object (ValueState, ListState, MapState, ReducingState, AggregatingState) for a declared descriptor.
@@ -121,36 +120,39 @@ class KeyedStateBackend(Protocol):
         Raises UndeclaredStateError for a descriptor that was not declared."""
 
     def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> ColumnarState:
-        """The accumulators of a declared columnar descriptor. `key_names` names the key fields in its batches."""
+        """The accumulators of a declared columnar descriptor. `key_names`: names of the key columns in the batches it returns.
+
+        Raises UndeclaredStateError, and InvalidConfigError on a wrong number of names."""
 
     def register_timers(self, name: str, provider: TimerRowProvider) -> None:
-        """Let `provider`'s rows be part of every snapshot from now on, under `name`; gives it the rows that were restored.
+        """Add `provider`'s rows to every snapshot under `name`, and load the restored rows of that name into it.
 
-        Raises InvalidConfigError if `name` is that of a declared state or is taken."""
+        Raises InvalidConfigError if a declared state or another provider has the name."""
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         """Encoded keys that have the state, in no particular order; a view for tests, timers and tools.
 
-        State may change while it is iterated: those are given that had the state at the first one."""
+        The iterator gives the keys that have the state when it starts; the state may change meanwhile."""
 
     def snapshot(self, checkpoint_id: int) -> PendingSnapshot:
-        """Synchronous part: freeze the active layers, O(1) or O(changed)."""
+        """Synchronous part of a snapshot: freeze the active layers, O(1) or O(changed)."""
 
     def restore(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
     ) -> None:
-        """Load rows of our key groups. `folder`: the snapshot's storage-relative folder. Raises CorruptStateError.
+        """Load the rows of this subtask's key groups from the snapshot in the storage-relative `folder`.
 
-        `checkpoint_id`: of a checkpoint in the job's own directory, which increments may build on."""
+        `checkpoint_id`: given for a checkpoint in the job's own directory, which increments may build on.
+        Raises CorruptStateError."""
 
     @property
     def writes_behind(self) -> bool:
-        """Whether `write_behind` may ever have something to do."""
+        """Whether `write_behind` ever has work."""
 
     def write_behind(self) -> bool:
-        """Called when there is nothing else to do: a few milliseconds of what the next barrier would have to wait for.
+        """Do a few milliseconds of work that the next barrier would have to wait for. The idle loop calls it.
 
-        Whether there is more. Raises nothing: what fails here is told by the barrier that needs it."""
+        Returns whether work is left. Raises nothing: the barrier that needs the work reports its failure."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
 
@@ -165,7 +167,7 @@ class KeyedStateBackend(Protocol):
 
 @dataclass(slots=True)
 class OperatorListState:
-    """Operator state: a list of opaque entries that a restore deals out to subtasks as its descriptor says."""
+    """Operator state: a list of opaque entries, which a restore redistributes over the subtasks as the descriptor declares."""
 
     name: str
     entries: list[bytes] = field(default_factory=list)
@@ -177,19 +179,20 @@ class OperatorListState:
 
 @dataclass(frozen=True, slots=True)
 class RestoredOperatorState:
-    """What one new subtask got after redistribution: state name -> entries."""
+    """Operator state of one new subtask, after redistribution."""
 
     lists: dict[str, list[bytes]]
+    """State name -> entries."""
 
 
 class OperatorStateBackend(Protocol):
     """Operator (non-keyed) state of one subtask of one operator."""
 
     def list_state(self, name: str) -> OperatorListState:
-        """Declared operator state; entries as restored: those of this subtask, of all (union), or a copy (broadcast).
+        """Declared operator state. Restored entries: those of this subtask (split), of all subtasks (union), or a copy (broadcast).
 
-        A snapshot holds what the list holds: with union state, update it to this subtask's own entries before the next one, or the
-        entries of all multiply. Raises UndeclaredStateError."""
+        A snapshot stores the list as it is: the owner of union state updates it to this subtask's own entries before the next
+        barrier, or entries multiply. Raises UndeclaredStateError."""
 
     def snapshot(self, checkpoint_id: int) -> PendingOperatorSnapshot: ...
 
@@ -197,6 +200,6 @@ class OperatorStateBackend(Protocol):
 
 
 class PendingOperatorSnapshot(Protocol):
-    """Frozen copy of the lists, to be written by the asynchronous part."""
+    """Frozen copy of the lists, which the asynchronous part writes."""
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[OperatorListHandle, ...]]: ...

@@ -1,9 +1,8 @@
-"""Bytes that nobody vouches for: decoders of records, and what msgspec raises.
+"""Decoders of untrusted records, and the exceptions that msgspec raises on malformed input.
 
-What msgspec knows of a type it builds at the type's first use, and puts it where others find it before it is whole: a second thread
-that decodes the type just then, or another one that has it in a field, reads a null pointer, and the process is gone (0.22; one
-start in four of eight threads that begin together). So decoders are made one at a time, here, and a type is used through them alone
-wherever more than one thread may decode."""
+Decoders are made here, one at a time, and every type that more than one thread may decode is decoded through them. msgspec (0.22)
+publishes what it knows of a type before it is complete: a second thread that decodes the type at its first use, or another type
+with it in a field, reads a null pointer and ends the process (measured: one start in four of eight threads that begin together)."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import msgspec
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Not the format, or not the type; a text that is not UTF-8; nested deeper than the interpreter's stack."""
+"""Exceptions on malformed input: not the format or the type, invalid UTF-8, nested deeper than the interpreter's stack."""
 
 T = TypeVar("T")
 
@@ -45,9 +44,9 @@ def decode_msgpack(content: bytes | bytearray | memoryview, kind: type[T]) -> T:
 
 
 def decode_versioned(content: bytes, kind: type[T], path: str, *, supported: int, what: str) -> T:
-    """A value of a type with a `version`, from the JSON of the file at `path`. `what`: as messages call it, `an input manifest`.
+    """A value of a type with a `version`, from the JSON of the file at `path`. `what` names it in errors: `an input manifest`.
 
-    Raises UnsupportedVersionError for another version than the supported one, CorruptStateError for what is none of these."""
+    Raises UnsupportedVersionError for another version than the supported one, CorruptStateError for malformed content."""
     try:
         version = decode_json(content, dict[str, object]).get("version")
         if version != supported:

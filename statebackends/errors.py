@@ -1,7 +1,7 @@
-"""Every error that Holdfast raises on purpose: one class per thing that the caller does differently.
+"""Errors that Holdfast raises on purpose: one class per thing that the caller does differently.
 
-A class declares its fields as annotations: one without a default is required, which type checkers hold every `raise` to. All errors
-survive pickling between processes, and the wire. This module knows nothing of HTTP; `api` maps kinds to status codes."""
+A class declares its fields as annotations; a field without a default is required, and type checkers hold every `raise` to that.
+Errors survive pickling between processes, and the wire. This module knows nothing of HTTP; `api` maps classes to status codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self, dataclass_transform
 
 
 class _Field:
-    """A declared field: a typed view of `HoldfastError.fields`, which alone stores it."""
+    """A declared field: a typed view of its entry in `HoldfastError.fields`."""
 
     def __init__(self, name: str, default: Any) -> None:
         self._name = name
@@ -21,7 +21,7 @@ class _Field:
         if error is None:
             return self
         found = error.fields.get(self._name, self._default)
-        if found is _REQUIRED:  # the wire leaves out what is too long for it, and an older coordinator does not know every field
+        if found is _REQUIRED:  # the wire drops fields that are too long, and an older coordinator does not know every field
             raise AttributeError(f"this {kind.__name__} came without its field {self._name!r}", name=self._name, obj=error)
         return found
 
@@ -34,8 +34,8 @@ _REQUIRED = object()
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
 class _TypedError(Exception):
-    """Takes the annotations of a subclass for its fields. Type checkers allow these alone; at run time the constructor takes any,
-    since an error that fails while it is raised would hide what it is about."""
+    """Makes fields of a subclass's annotations. Type checkers allow no others; at run time the constructor takes any, since an
+    error that fails while it is raised would hide its cause."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class _TypedError(Exception):
         self.fields: dict[str, Any] = fields
 
     def __init_subclass__(cls, *, kw_only: bool = True) -> None:
-        """`kw_only`: for type checkers."""
+        """`kw_only`: False for the base class, which has no fields of its own."""
         super().__init_subclass__()
         if kw_only:
             for name in inspect.get_annotations(cls):
@@ -51,14 +51,14 @@ class _TypedError(Exception):
 
 
 class HoldfastError(_TypedError, kw_only=False):
-    """Base of all kinds. `fields` names the things concerned (operator, file, subtask ...), for machines and logs: those that were
-    given, by name, also ones that only a newer version declares."""
+    """Base of all errors. `fields` names the things concerned (operator, file, subtask ...), for programs and logs: each field that
+    was given, by its name, including those that only a newer version declares."""
 
     message: str
 
     @classmethod
     def of(cls, message: str, fields: Mapping[str, Any]) -> Self:
-        """An error of fields that are known at run time only: those of another error, or of the wire."""
+        """An error with fields that are known at run time only: those of another error, or from the wire."""
         error = cls(message)
         error.fields.update(fields)
         return error
@@ -117,7 +117,7 @@ class UnknownColumnError(GraphError):
 
 
 class NotEnoughSlotsError(InvalidConfigError):
-    """The cluster runs fewer concurrent tasks than the job needs."""
+    """The cluster runs fewer tasks at one time than the job needs."""
 
     required: int
     available: int
@@ -143,37 +143,38 @@ class StorageUnavailableError(HoldfastError):
 
 
 class AmbiguousWriteError(StorageUnavailableError):
-    """A conditional write may or may not have happened: read back before deciding, delete nothing."""
+    """A conditional write may or may not have happened: read back before deciding, and delete nothing."""
 
     path: str
 
 
 class NotLeaderError(StorageUnavailableError):
-    """This process does not lead the job, not yet, or not any more: ask the leader if it names one, or again later."""
+    """This process does not lead the job (yet, or any more): ask the leader if the error names one, or try again later."""
 
     epoch: int | None = None
-    """Of the leader, as `url`: where they are known."""
+    """Epoch of the leader; None: not known."""
     url: str | None = None
+    """URL of the leader; None: not known."""
 
 
 class RecoveringError(StorageUnavailableError):
-    """This coordinator began a moment ago, and has not come to the job yet: ask it again."""
+    """This coordinator has just started and has not recovered the job yet: ask it again."""
 
     slot: int | None = None
 
 
 class StorageAccessError(StorageUnavailableError):
-    """Object storage refuses us until somebody mends access to it; no job is to fail for that."""
+    """Object storage refuses access until its owner mends that; no job fails for it."""
 
     path: str
     bucket: str
     key: str
     reason: str
-    """credentials, denied, or bucket: there is none."""
+    """credentials | denied | bucket (it does not exist)."""
 
 
 class StorageThrottledError(StorageUnavailableError):
-    """Object storage asked us to slow down until our patience ended."""
+    """Object storage throttled a request until its retry timeout ended."""
 
     path: str
     bucket: str
@@ -181,7 +182,7 @@ class StorageThrottledError(StorageUnavailableError):
 
 
 class OutOfSpaceError(StorageUnavailableError):
-    """A disk, a quota or an object store is full: it goes on once there is room."""
+    """A disk, a quota or an object store is full; the work goes on once there is room."""
 
 
 class TooManyFilesError(StorageUnavailableError):
@@ -189,7 +190,7 @@ class TooManyFilesError(StorageUnavailableError):
 
 
 class PermissionDeniedError(StorageUnavailableError):
-    """The system refuses us a file, or its file system is read-only, until somebody mends that."""
+    """The system denies access to a file, or the file system is read-only."""
 
 
 class InputOutputError(StorageUnavailableError):
@@ -197,7 +198,7 @@ class InputOutputError(StorageUnavailableError):
 
 
 class ObjectMissingError(HoldfastError):
-    """A path that was read does not exist."""
+    """A file that was to be read does not exist."""
 
     path: str
     bucket: str | None = None
@@ -222,8 +223,8 @@ class FencedError(HoldfastError):
 
 
 class CorruptStateError(HoldfastError):
-    """A snapshot file is missing, truncated, or does not match its checksum or its format. Never what a disk, a limit or a right
-    refuses, which passes: see storage/failures.py."""
+    """A snapshot file is missing, truncated, or does not match its checksum or format. A disk, a limit or a permission that refuses
+    a file is a StorageUnavailableError: see storage/failures.py."""
 
     path: str | None = None
     operator: str | None = None
@@ -240,12 +241,12 @@ class UnsupportedVersionError(CorruptStateError):
     """A snapshot was written by a newer version."""
 
     version: object
-    """As the file has it."""
+    """As the file says."""
     supported: int
 
 
 class RestoreError(HoldfastError):
-    """A snapshot is sound, but this job can't start from it. Subclasses say why."""
+    """The snapshot is sound, but this job can't start from it. Subclasses say why."""
 
     operator: str | None = None
     state: str | None = None
@@ -259,7 +260,7 @@ class UnclaimedStateError(RestoreError):
     """The snapshot holds state of an operator that the job lacks."""
 
     operators: Mapping[str, int]
-    """Bytes by uid."""
+    """Uid -> bytes of unclaimed state."""
     states: Mapping[str, Sequence[str]] | Sequence[str] | None = None
     renames: Mapping[str, str] | None = None
 
@@ -290,14 +291,14 @@ class BackendMismatchError(RestoreError):
 
 
 class SnapshotClaimedError(RestoreError):
-    """Another job owns the snapshot, or a newer checkpoint of this one has subsumed it: it is deleted."""
+    """Another job owns the snapshot; or a newer checkpoint of this job has subsumed it, and it is deleted."""
 
     path: str
     owner: str
 
 
 class OutputMayRepeatError(RestoreError):
-    """Restoring here rewinds below committed output; an explicit flag is needed."""
+    """The restore would rewind the job below committed output; it needs an explicit flag."""
 
     restored: int
     committed: int
@@ -312,13 +313,14 @@ class SinkMovedError(RestoreError):
     sink: str
     path: str
     stored: str | None
-    """Path in the snapshot, as `stored_id` is the sink's id there; None: not known."""
+    """Path of the log in the snapshot; None: not known."""
     stored_id: str | None = None
+    """Id of the sink in the snapshot; None: not known."""
     owner: str | None = None
 
 
 class CommittablesLeftError(RestoreError):
-    """Rows before the snapshot were staged for a sink and are committed by nobody."""
+    """Rows from before the snapshot were staged for a sink, and no job would commit them."""
 
     sink: str
     path: str
@@ -355,11 +357,11 @@ class StateValueError(HoldfastError):
 
 
 class StateBackendError(HoldfastError):
-    """The library under a state backend gave up (a panic): its working state is lost, the last checkpoint is not."""
+    """The library under a state backend failed for good (a panic): the working state is lost, the last checkpoint is not."""
 
     operator: str
     state: str
-    """Empty: all of them are concerned."""
+    """Name; empty if all states are concerned."""
     path: str
 
 
@@ -384,7 +386,7 @@ class SchemaMismatchError(UserFunctionError):
 
 
 class TooManyRowsSkippedError(HoldfastError):
-    """A function with on_error="skip" left out more rows than `skipped_rows_max` allows."""
+    """A function with on_error="skip" skipped more rows than `skipped_rows_max` allows."""
 
     operator: str
     subtask: int
@@ -434,7 +436,7 @@ class SnapshotTooLargeError(HoldfastError):
 
 
 class InputChangedError(HoldfastError):
-    """A file that a source reads is missing or is no longer what its position refers to."""
+    """A file that a source reads is missing, or is not the one that the source's position refers to."""
 
     operator: str
     path: str
@@ -461,7 +463,7 @@ class NotFoundError(HoldfastError):
 
     job: str | None = None
     checkpoint: int | str | None = None
-    """A text: digits that may be too many for a number."""
+    """A text where the digits may be too many for a number."""
     vertex: str | None = None
     trigger: str | None = None
     slot: int | None = None

@@ -1,4 +1,4 @@
-"""Makes the state backends of one subtask of one operator."""
+"""Factory of the state backends of one subtask of one operator: the only module that knows all kinds."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def create_keyed_backend(
     allow_unclaimed_state: bool = False,
     now_ms: int | None = None,
 ) -> KeyedBackendBase:
-    """A `backend.KeyedStateBackend` without rows; call `restore` at most once, before anything else.
+    """An empty `backend.KeyedStateBackend`; call `restore` at most once, before anything else.
 
-    `local_dir` must be this deployment's own (its name contains attempt and nonce); rocksdb creates it, and deletes it when
-    disposed of. With `allow_unclaimed_state`, state of undeclared names is dropped at restore instead of refused. `now_ms`: wall
-    clock, needed if a state has a TTL; the runtime moves it on with `set_processing_time`.
+    `local_dir`: a folder of this deployment alone (its name contains attempt and nonce); rocksdb creates it, and deletes it in
+    `dispose`. `allow_unclaimed_state`: a restore drops stored states that are not declared, instead of refusing them. `now_ms`: the
+    wall clock, ms since the epoch; required if a state has a TTL, and moved on with `set_processing_time`.
     Raises InvalidConfigError."""
     settings = settings or StateBackendSettings()
     config = KeyedBackendConfig(
@@ -51,7 +51,7 @@ def create_keyed_backend(
         case "filesystem":
             return FilesystemKeyedBackend(config, incremental=settings.incremental)
         case "rocksdb":
-            # rocksdict is a large native library, and most processes of a job with another backend never need it
+            # rocksdict is a large native library: it is loaded by processes that use this backend alone
             from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 
             return RocksKeyedBackend(config, local_dir=local_dir, settings=settings)

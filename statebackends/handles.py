@@ -1,4 +1,4 @@
-"""Records that say where a piece of state is; plain data, the same in a message, in `_metadata` and in a test."""
+"""State handles: records of where state is stored. Plain data, the same in a message, in `_metadata` and in a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CheckpointId = NewType("CheckpointId", int)
 """1, 2, 3 ...: strictly increasing for the life of a job, never reused."""
 
 CHECKPOINT_ID_MAX = 10**15
-"""Highest id of a snapshot that a job starts from: three digits short of what names of files and records can hold."""
+"""Highest id of a snapshot that a job may start from: three digits below what file names and records hold."""
 
 AttemptId = NewType("AttemptId", int)
 """1, 2, 3 ...: a deployment of the whole job; strictly increasing for the life of a job id."""
@@ -49,7 +49,7 @@ class FileHandle(msgspec.Struct, frozen=True, tag="file"):
 
     @property
     def file_length(self) -> int:
-        """Bytes of the file that it is in."""
+        """Bytes of the file that holds it."""
         return self.length
 
     @property
@@ -58,24 +58,26 @@ class FileHandle(msgspec.Struct, frozen=True, tag="file"):
         return 0
 
 
-PIECE_BYTES_MAX = 64 << 20
-"""Of a piece, which is read whole: eight times as much as a file with several has. What is longer is somebody's trap."""
+SEGMENT_BYTES_MAX = 64 << 20
+"""Longest segment, which is read whole. Merged files have at most an eighth of it, so a longer one was forged."""
 
 
 class SegmentHandle(FileHandle, frozen=True, tag="segment"):
-    """A piece of one durable, immutable file that holds several: `length` and `checksum` are the piece's."""
+    """A segment of one durable, immutable file that several parts share; `length` and `checksum` are the segment's.
+
+    Source: Flink, FLIP-306 (unified file merging)."""
 
     offset: int
     file_length: int
 
     @property
     def is_inside(self) -> bool:
-        """Whether such a piece can be in its file, and held in memory by whoever reads it."""
-        return 0 <= self.offset <= self.offset + self.length <= self.file_length and self.length <= PIECE_BYTES_MAX
+        """Whether the segment lies within its file, and is short enough to be held in memory."""
+        return 0 <= self.offset <= self.offset + self.length <= self.file_length and self.length <= SEGMENT_BYTES_MAX
 
 
 class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):
-    """State small enough (below the inline threshold) to travel in the acknowledgement and live in `_metadata`."""
+    """State below the inline threshold, which travels in the acknowledgement and is stored in `_metadata`."""
 
     data: bytes
 
@@ -85,48 +87,50 @@ class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):
 
 
 class PlaceholderHandle(msgspec.Struct, frozen=True, tag="placeholder"):
-    """A shared file that the base of an increment has, and that was not stored again. Only in acknowledgements: the coordinator
-    puts the base's FileHandle in its place before a checkpoint completes."""
+    """A shared file of the increment's base that was not stored again.
+
+    Only in acknowledgements: the coordinator replaces it by the base's FileHandle before a checkpoint completes."""
 
     path: str
     length: int
-    """Bytes; compared with the registered file's."""
+    """Bytes; the coordinator compares them with those of the base's file."""
     offset: int | None = None
-    """Of a piece of a file; None: the whole file."""
+    """Where the segment begins; None: the whole file."""
 
 
 StateHandle = FileHandle | SegmentHandle | InlineHandle | PlaceholderHandle
 
 
 class StateMeta(msgspec.Struct, frozen=True):
-    """What a state is, as declared when the graph was built; stored with every snapshot of it and compared at restore."""
+    """Description of one state, as declared when the graph was built; stored with its snapshots and compared at restore."""
 
     name: str
     kind: str
     """value | list | map | reducing | aggregating | columnar | timers | operator_list | operator_union | operator_broadcast."""
     value_type: str
-    """Canonical text of the declared value type (serializers.TypeSerializer.text); for map state `map<K,V>`."""
+    """Canonical text of the declared value type (TypeSerializer.text); for map state `map<K,V>`."""
     key_type: str | None = None
     """Canonical text of the operator's key type; None for operator state."""
 
 
 TABLE_FORMATS = ("arrow", "parquet")
-"""Formats of handles whose parts are whole tables: rows sorted by key group, one file a state. Every state backend reads them."""
+"""Formats of handles whose parts are whole tables: one a state, rows sorted by key group. Every state backend reads them."""
 DELTA_FORMAT = "arrow-delta"
-"""Format of a handle whose parts are deltas: several of one state, oldest first, upon the table of the same state and key
-groups in the handle before it. Readers that don't know it refuse it, and so never take a base for all there is."""
+"""Format of a handle whose parts are deltas, oldest first, on the table of the same state and key groups in the handle before it.
+
+A format of its own, so that a reader that doesn't know deltas refuses the snapshot instead of taking the base for all of it."""
 NATIVE_FORMAT = "rocksdb"
-"""Format of a handle whose parts are files of a RocksDB database, all states in all of them. One state backend reads them."""
+"""Format of a handle whose parts are files of a RocksDB database, which hold all states. Only the backend `rocksdb` reads them."""
 
 
 class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
-    """A piece of keyed state of one old subtask."""
+    """Keyed state of one old subtask, in one format."""
 
     key_groups: KeyGroupRange
     format: str
     """One of TABLE_FORMATS, DELTA_FORMAT or NATIVE_FORMAT."""
     states: tuple[StateMeta, ...]
-    """The states found in `parts`: of tables and deltas parts[i] belongs to states[i]; in native files all share the parts."""
+    """The states in `parts`: a table or delta parts[i] belongs to states[i]; native files hold all states together."""
     parts: tuple[StateHandle, ...]
     names: tuple[str, ...] = ()
     """Native files only: the local file name of each part."""
@@ -138,7 +142,7 @@ class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
 
     @property
     def new_size(self) -> int:
-        """Bytes without those of files that an earlier checkpoint stored; of an acknowledgement."""
+        """Bytes stored for this checkpoint: without those of placeholders. For an acknowledgement."""
         return sum(part.length for part in self.parts if not isinstance(part, PlaceholderHandle))
 
 
@@ -157,17 +161,17 @@ class OperatorListHandle(msgspec.Struct, frozen=True, tag="operator_list"):
 
 
 def external_places(entry: str) -> tuple[str, ...]:
-    """Where an external file may be: `a|b` is a file that moves from a to b (a staged sink file, once it is committed)."""
+    """Paths at which an external file may be: `a|b` is a file that moves from a to b (a staged sink file, when committed)."""
     return tuple(entry.split("|"))
 
 
 class OperatorSubtaskState(msgspec.Struct, frozen=True):
-    """Everything that one subtask of one operator stored for one checkpoint."""
+    """State that one subtask of one operator stored for one checkpoint."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
     operator: tuple[OperatorListHandle, ...] = ()
     external: tuple[str, ...] = ()
-    """Files outside the snapshot that it needs (a source's materialised input, staged sink files): see `external_places`."""
+    """Files outside the snapshot that a restore needs (a source's materialised input, staged sink files): see `external_places`."""
 
     @property
     def size(self) -> int:
@@ -176,7 +180,7 @@ class OperatorSubtaskState(msgspec.Struct, frozen=True):
 
     @property
     def new_size(self) -> int:
-        """Bytes that were stored for it; of an acknowledgement."""
+        """Bytes stored for this checkpoint. For an acknowledgement."""
         return sum(handle.new_size for handle in self.keyed) + sum(handle.size for handle in self.operator)
 
 

@@ -1,6 +1,7 @@
-"""Key hash -> key group -> subtask, and operator uid -> operator id: pure, the same in every process and version.
+"""Key groups: key hash -> key group -> subtask, and operator uid -> operator id. Pure, the same in every process and version.
 
-It decides who owns which key group. It doesn't know how a key is hashed (serialization/key_hash.py) or what a key is (keys.py)."""
+It decides which subtask owns a key group. How a key is hashed is for serialization/key_hash.py, what a key is for
+serialization/keys.py."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ MAX_PARALLELISM_LIMIT = 32768
 """Key groups; the largest max parallelism (Flink's bound, kept so that a group fits 16 bits)."""
 
 DEFAULT_MAX_PARALLELISM_FLOOR = 128
-"""Key groups; the smallest max parallelism that is chosen when the user chose none."""
+"""Key groups; the smallest max parallelism chosen for a job that sets none."""
 
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
@@ -30,7 +31,8 @@ _POSITIVE = np.uint32(_SIGN - 1)
 def spread(h32: int) -> int:
     """Spread a 32-bit hash (signed or unsigned) over 0..2**31-1: one murmur3 block and its finalisation.
 
-    A negative result is negated, and -2**31 becomes 0. Source: Flink, MathUtils.murmurHash; vectors in scenarios O."""
+    A negative result is negated, and -2**31 becomes 0. Source: Flink, MathUtils.murmurHash; test vectors: scenarios O
+    (docs/invariants.md)."""
     # the block and finalisation are those of murmur3 32-bit with seed 0 over the four bytes of the hash
     code = mmh3.hash((h32 & _MASK).to_bytes(4, "little"), 0, False)
     return code if code < _SIGN else -code & (_SIGN - 1)
@@ -43,7 +45,7 @@ def key_group_of_hash(h32: int, max_parallelism: int) -> int:
 
 def key_groups_of_hashes(hashes: npt.NDArray[np.uint32], max_parallelism: int) -> npt.NDArray[np.int32]:
     """Key group of each hash: `key_group_of_hash`, vectorised."""
-    # In two arrays, by constants that are numpy's already: half the time, of a million hashes as of ten.
+    # Two arrays and numpy constants take half the time of plain expressions, for ten hashes as for a million.
     code = hashes * _MULTIPLY_FIRST
     other = code >> _17
     code <<= _15
@@ -135,7 +137,7 @@ def subtasks_of_key_groups(
 def operator_id(uid: str) -> str:
     """Operator id of a uid, 32 hex digits: murmur3 128-bit (x64, seed 0) over the UTF-8 bytes, low half first.
 
-    Raises InvalidConfigError if the uid is empty (absent and empty must not be confused), or no text (a lone surrogate)."""
+    Source: Flink, StreamGraphHasherV2. Raises InvalidConfigError for an empty uid, or one with a lone surrogate."""
     if not uid:
         raise InvalidConfigError("an operator's uid must not be empty")
     try:

@@ -1,4 +1,4 @@
-"""Where everything lies: the paths of a state directory and of a snapshot, spelled here and nowhere else.
+"""Layout of a state directory and of a snapshot: the only module that spells their paths.
 
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
     <state-dir>/<job>/leader/<epoch>                              who leads the job
@@ -9,9 +9,9 @@
     <state-dir>/<job>/sources/<uid>/<submission>/manifest.json    a materialised input
     <savepoint-dir>/savepoint-<job>-<nonce>/_metadata  _owner     a savepoint: one folder, relative paths
 
-A name says who wrote the file, never what is in it. In the `_metadata` of `chk-<id>` a shared file is the path `../shared/<name>`,
-the only path that leads out of a snapshot's folder. Pure: names and the tags of registers; who refers to which file, and what a
-record says beyond its tag, is the coordinator's business."""
+A name says who wrote the file, never what it holds. In the `_metadata` of `chk-<id>` a shared file is the path `../shared/<name>`,
+the only path that leads out of a snapshot's folder. Pure: names, and the tags of registers. Which checkpoint refers to which file,
+and the rest of a record, are for the coordinator."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from holdfast.statebackends.errors import CorruptStateError
 
 KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
 TTL_STAMP = "ttl_stamp_ms"
-"""State with TTL: when the value was last written (or read), ms since the epoch; see ttl.py."""
+"""State with TTL: when the value was last written (or read), ms since the epoch; see `state.Ttl`."""
 STATE_METADATA = b"holdfast.state"
 """Key in the schema's metadata: the StateMeta as JSON."""
 
 TABLE_SUFFIX = ".sst"
-"""Of RocksDB's table files, which never change, and whose names a database uses once: a copy may be another name of the same file.
+"""Suffix of RocksDB's table files. They never change and a database uses each name once, so a hard link is as good as a copy.
 RocksDB's other files are small, and written again for every copy."""
 # ------------------------------------------------------------------------------------------------------ the state directory
 
 DIRECTORY_FILE = "_holdfast"
-"""Holds the state directory's nonce, nothing else: a worker that reads the same text sees the same directory."""
+"""Holds the state directory's nonce alone: a worker that reads the same text sees the same directory."""
 RUN_FILE = "_coordinator.json"
-"""Where the directory's coordinator listens, or listened last: a hint for people, programs and workers."""
+"""Address of the directory's coordinator, or of its last one: a hint for people, programs and workers."""
 TOKEN_FILE = "_token"
 GUARD_FILE = "_lock"
-"""Held by the running coordinator, on a local directory."""
+"""Lock file that the running coordinator holds, on a local directory."""
 FSCK_FOLDER = "_fsck"
-"""Files of a moment, by which a repair learns what time it is for the storage."""
+"""Folder of temporary files by which a repair reads the clock of the storage."""
 
 _DIRECTORY_FILES = re.compile(rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}")
 
 
 def is_directory_file(path: str) -> bool:
-    """Whether a path of the state directory is one of the directory's own files, a half-written one included."""
+    """Whether a path of the state directory is one of the directory's own files, or a half-written one."""
     return _DIRECTORY_FILES.fullmatch(path) is not None
 
 
@@ -62,24 +62,24 @@ def is_directory_file(path: str) -> bool:
 
 SHARED_FOLDER = "shared"
 TASK_OWNED_FOLDER = "taskowned"
-"""Beside `shared` in a job's directory: files there belong to tasks, and the coordinator deletes none of them (Flink's layout)."""
+"""Folder in a job's directory for files that tasks own; the coordinator deletes none of them. Source: Flink's layout."""
 SOURCES_FOLDER = "sources"
 SINKS_FOLDER = "sinks"
 INPUT_MANIFEST = "manifest.json"
 
 CHECKPOINT_PREFIX, SAVEPOINT_PREFIX = "chk-", "savepoint-"
 SNAPSHOT_PREFIXES = (SAVEPOINT_PREFIX, CHECKPOINT_PREFIX)
-"""How the names of folders begin that hold a snapshot."""
+"""Prefixes of the names of folders that hold a snapshot."""
 CHECKPOINT_DIGITS_MAX = 18
-"""Of an id."""
+"""Digits of a checkpoint id."""
 
 CLAIM_NAME = "_claim"
 METADATA_NAME = "_metadata"
-"""In a job's directory the decision on an id: the snapshot, or a record with a tag. In a savepoint's folder the snapshot."""
+"""In a checkpoint's folder the decision on its id: the snapshot, or a record with a tag. In a savepoint's folder the snapshot."""
 OWNER_NAME = "_owner"
-"""In a savepoint's folder: the job that claimed it."""
+"""In a savepoint's folder: record of the job that claimed it."""
 UNFINISHED_NAME = "_unfinished"
-"""In a folder that a tool writes a snapshot into, until its `_metadata` is there."""
+"""In a folder that a tool is writing a snapshot into: its claim, deleted right before `_metadata` is created."""
 
 _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
 _CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
@@ -136,7 +136,7 @@ class JobPaths(msgspec.Struct, frozen=True):
         return metadata_path(self.checkpoint(checkpoint_id))
 
     def inputs(self, uid: str) -> str:
-        """Folder of everything that one source materialised."""
+        """Folder of all inputs that one source materialised."""
         return f"{self.job_id}/{SOURCES_FOLDER}/{quote(uid, safe='')}"
 
     def input_manifest(self, uid: str, submission: int) -> str:
@@ -149,7 +149,7 @@ def is_job_record(name: str) -> bool:
 
 
 def is_input_manifest(path: str) -> bool:
-    """Whether a path of the state directory is that of a materialised input's manifest, of any job."""
+    """Whether a path of the state directory is the manifest of a materialised input, of any job."""
     return _INPUT_PATH.fullmatch(path) is not None
 
 
@@ -162,7 +162,7 @@ def checkpoint_name(checkpoint_id: int) -> str:
 
 
 def parse_checkpoint_name(name: str) -> int | None:
-    """The id in `chk-42` or `chk-42/`; None for any other name, also for one that some other way of writing makes the same id."""
+    """The id in `chk-42` or `chk-42/`; None for any other name, and for another spelling of an id (`chk-042`)."""
     found = _CHECKPOINT_NAME.fullmatch(name)
     return int(found[1]) if found is not None else None
 
@@ -177,7 +177,7 @@ def claim_path(folder: str) -> str:
 
 
 class DecisionTag(StrEnum):
-    """The field `decision` of a `_metadata` that is no snapshot."""
+    """Field `decision` of a `_metadata` that is not a snapshot."""
 
     ABORTED = "aborted"
     SAVEPOINT = "savepoint"
@@ -192,23 +192,23 @@ class _Claim(msgspec.Struct):
 
 
 def decode_decision_tag(content: bytes) -> str | None:
-    """The tag of a `_metadata`: a DecisionTag, or one of a newer version; None for a snapshot. Raises one of UNDECODABLE."""
+    """Tag of a `_metadata`: a DecisionTag, or one of a newer version; None for a snapshot. Raises one of UNDECODABLE."""
     return decode_json(content, _Decision).decision
 
 
 def decode_claim_attempt(content: bytes) -> int:
-    """The attempt that a `_claim` was made for. Raises one of UNDECODABLE."""
+    """Attempt that a `_claim` was made for. Raises one of UNDECODABLE."""
     return decode_json(content, _Claim).attempt
 
 
 # --------------------------------------------------------------------------------------------------- a snapshot's folder
 
 PATH_REASON = "path"
-"""Reason of a CorruptStateError: what names a file is no path within the snapshot."""
+"""Reason of a CorruptStateError for a path that is not within the snapshot."""
 _NAME_LENGTH_MAX = 100
 _SEGMENT_BYTES_MAX = 255
 _PATH_BYTES_MAX = 1024
-"""Keys of S3 end there."""
+"""S3's bound for a key."""
 
 
 def metadata_path(folder: str) -> str:
@@ -216,17 +216,17 @@ def metadata_path(folder: str) -> str:
 
 
 def folder_of_snapshot(location: str) -> str:
-    """A snapshot's folder, named by itself or by its `_metadata`."""
+    """A snapshot's folder, from its own location or that of its `_metadata`."""
     return location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
 
 
 def savepoint_folder(target: str, job_id: str, nonce: str) -> str:
-    """A folder for one savepoint of a job below the location that its user named."""
+    """Folder of one savepoint of a job, below the location that the user gave."""
     return f"{target.rstrip('/')}/{SAVEPOINT_PREFIX}{job_id[:6]}-{nonce}"
 
 
 def owner_name(number: int) -> str:
-    """File name of the record of a snapshot's n-th owner, from 1."""
+    """File name of the record of a snapshot's n-th owner; `number` counts from 1."""
     return OWNER_NAME if number == 1 else f"{OWNER_NAME}-{number}"
 
 
@@ -239,8 +239,8 @@ def parse_owner_name(name: str) -> int | None:
 def part_path(folder: str, path: str, *, operator: str | None = None) -> str:
     """Storage path of a part's path relative to the snapshot's folder.
 
-    The folder holds all its parts, but that a checkpoint's may be `../shared/<name>`. Raises CorruptStateError for other paths, and
-    for names longer than any file system has them: asking for such a file is no answer about the file."""
+    Parts lie in the folder; those of a checkpoint may also be `../shared/<name>`. Raises CorruptStateError for other paths, and for
+    names longer than a file system allows, since its answer about such a name says nothing about the file."""
     owner = f"operator {operator!r}: " if operator else ""
     if any(len(name.encode()) > _SEGMENT_BYTES_MAX for name in path.split("/")) or len(path.encode()) > _PATH_BYTES_MAX:
         raise CorruptStateError(
@@ -266,11 +266,11 @@ _WRITER = re.compile(r"([1-9][0-9]{0,17})-")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 UID_CHARS_MAX = 80
-"""Characters of a uid that go into a file name; nonce and position in the chain make it unique."""
+"""Characters of a uid in a file name; the nonce makes the name unique."""
 
 
 def file_name(text: str) -> str:
-    """A file name for any text: other texts, other names. Characters outside of A-Z a-z 0-9 . _ - become %XX."""
+    """A file name for any text, different for different texts. Characters outside of A-Z a-z 0-9 . _ - become %XX."""
     escaped = re.sub(r"^\.", "%2E", quote(text, safe="-_."))
     if len(escaped) <= _NAME_LENGTH_MAX:
         return escaped
@@ -278,23 +278,23 @@ def file_name(text: str) -> str:
 
 
 def safe_text(text: str) -> str:
-    """A text as part of a file name that something else makes unique: other texts may be the same."""
+    """A text as part of a file name; different texts may give the same, so something else must make the name unique."""
     return _UNSAFE.sub("_", text)
 
 
 @lru_cache(4_096)
 def uid_in_names(uid: str) -> str:
-    """An operator's uid as it stands in the names of its files."""
+    """An operator's uid as part of the names of its files."""
     return safe_text(uid)[:UID_CHARS_MAX]
 
 
 def exclusive_prefix(uid: str, subtask: int, attempt: int) -> str:
-    """How the names of files begin that one subtask of an operator writes into the folder of a snapshot; a nonce follows."""
+    """Prefix of the names of files that one subtask of an operator writes into a snapshot's folder; a nonce follows."""
     return f"{uid_in_names(uid)}-{subtask}-{attempt}-"
 
 
 def shared_prefix(checkpoint_id: int, uid: str, subtask: int, attempt: int) -> str:
-    """As `exclusive_prefix`, of files that later checkpoints may share."""
+    """As `exclusive_prefix`, for files that later checkpoints may share."""
     return f"{checkpoint_id}-{attempt}-{uid_in_names(uid)}-{subtask}-"
 
 
@@ -312,6 +312,6 @@ def shared_name(path: str) -> str | None:
 
 
 def writer_of(name: str) -> int | None:
-    """Id of the checkpoint that a shared file was written for; None for a name that no checkpoint made."""
+    """Id of the checkpoint that a shared file was written for, from its name; None for a name of another form."""
     found = _WRITER.match(name)
     return int(found[1]) if found is not None else None

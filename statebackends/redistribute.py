@@ -1,6 +1,7 @@
-"""Old state + new parallelism -> state of each new subtask; pure. It moves entries and handles and never opens them.
+"""Redistribution of state over a new parallelism. Pure: it moves entries and handles, and never opens them.
 
-Union and broadcast state is dealt out by whole handles; only split state that changes subtasks has to be read for it."""
+Union and broadcast state moves by whole handles; only split state has to be read before it is redistributed. The scenarios named
+here (P01-P10) are in docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ NewEntries = list[dict[str, list[E]]]
 
 
 def split_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E]:
-    """Deal list entries out evenly: concatenated in old-subtask order, cut into contiguous chunks.
+    """Deal list entries out evenly: concatenated in old-subtask order, cut into contiguous shares whose sizes differ by at most 1.
 
-    Names are taken in sorted order; dealing of a name starts at the subtask where the previous name's extra entries ended, so
+    States are dealt in the order of their names. Each begins at the subtask where the extra entries of the one before ended, so
     that many small states don't all load subtask 0. At equal parallelism every subtask keeps its own. Scenarios P01-P10."""
     old_parallelism = _old_parallelism(old, new_parallelism)
     if old_parallelism == new_parallelism:
@@ -43,14 +44,14 @@ def split_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E
 
 
 def union_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E]:
-    """Every new subtask gets all entries, in old-subtask order; also at equal parallelism. Scenarios P06, P08."""
+    """Give every new subtask all entries, in old-subtask order; also at equal parallelism. Scenarios P06, P08."""
     _old_parallelism(old, new_parallelism)
     merged = {name: [entry for subtask in old[name] for entry in subtask] for name in sorted(old)}
     return [{name: list(entries) for name, entries in merged.items()} for _ in range(new_parallelism)]
 
 
 def broadcast_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntries[E]:
-    """New subtask i reads the copy of old subtask i mod old parallelism; of the next one if that has none, for it had finished.
+    """Give new subtask i the copy of old subtask i mod old parallelism, or the next copy if that subtask had finished without one.
 
     Scenarios P07, P10."""
     old_parallelism = _old_parallelism(old, new_parallelism)
@@ -60,7 +61,7 @@ def broadcast_redistribute(old: OldEntries[E], new_parallelism: int) -> NewEntri
 
 
 def _copy_at(copies: Sequence[Sequence[E]], index: int) -> Sequence[E]:
-    """The first copy with entries from `index` on, round about; none has any where the state is empty."""
+    """The first copy with entries, from `index` on and around; empty if all are."""
     return next((entries for entries in (*copies[index:], *copies[:index]) if entries), ())
 
 
@@ -74,7 +75,7 @@ def _old_parallelism(old: OldEntries[E], new_parallelism: int) -> int:
 
 
 class KeyedShare(NamedTuple):
-    """An old handle and the part of its key groups that a new subtask takes from it."""
+    """An old handle, and the key groups of it that a new subtask takes."""
 
     handle: KeyedStateHandle
     key_groups: KeyGroupRange
@@ -84,9 +85,9 @@ class KeyedShare(NamedTuple):
 def keyed_redistribute(
     old: Sequence[OperatorSubtaskState], max_parallelism: int, new_parallelism: int
 ) -> list[list[KeyedShare]]:
-    """Per new subtask: every old keyed handle whose key groups intersect its range, with the intersection.
+    """Per new subtask: each old keyed handle whose key groups intersect its range, with the intersection; in old-subtask order.
 
-    In old-subtask order. Raises InvalidConfigError on a parallelism out of bounds."""
+    Raises InvalidConfigError on a parallelism out of bounds."""
     return [
         _shares(old, assign_key_groups(max_parallelism, new_parallelism, index)) for index in range(new_parallelism)
     ]

@@ -1,15 +1,13 @@
-"""State descriptors (declared when the graph is built) and the state objects that user functions see.
+"""State as user functions declare and see it: descriptors, time to live (TTL), and the protocols of state objects.
 
-Descriptors are plain records listed in the graph's JSON; state objects are handed out by a backend, follow its
-current key, and are used on the worker's loop thread only.
+Descriptors are plain records, declared when the graph is built and listed in its JSON. A backend hands out the state objects; they
+follow its current key, and only the worker's loop thread uses them.
 
-Durations as users write them. CORE: no clock.
+State with a TTL stores a stamp with each value, list element and map entry: the processing time, ms since the epoch, of the last
+write (or read, if reads count). The stamp alone decides expiry: at time T, a value has expired if its stamp is at or below
+T - duration. The duration is not stored, so a restored job may declare another.
 
-Time to live (TTL) of keyed state: what a user asks for, and how a stored type says that its values carry stamps.
-
-A stamp is the processing time, ms since the epoch, at which a value was last written (or read, if reading counts). It is
-stored with each value, list element and map entry, and it alone decides what has expired: at any time T, everything whose
-stamp is at or below T - duration. The duration is not stored: a restored job may have another."""
+CORE: no clock, no storage; how values are encoded is for serialization/."""
 
 from __future__ import annotations
 
@@ -30,7 +28,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def duration_ms(duration: timedelta | int, what: str) -> int:
-    """Whole ms of a timedelta, or of an int that counts ms. Raises InvalidConfigError for anything else, or a fraction of one."""
+    """Milliseconds of a timedelta, or of an int that counts them. `what` names the duration in errors.
+
+    Raises InvalidConfigError for another type, or a fraction of a millisecond."""
     if isinstance(duration, timedelta):
         whole, rest = divmod(duration, _MILLISECOND)
         if rest:
@@ -47,23 +47,25 @@ TtlVisibility = Literal["never_expired", "until_cleaned"]
 _PREFIX = "ttl<"
 
 DURATION_MS_MAX = 2**63 - 1
-"""Flink's largest, for what is never to expire. Beyond it no stamp could be compared."""
+"""Longest TTL, ms, for values that never expire: a longer one does not fit the int64 of a stamp. Source: Flink's bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """State expires `duration` (a timedelta, or ms) after it was last written. Processing time: the wall clock of the worker.
+    """Time to live of a state's values, in processing time: the wall clock of the worker.
 
-    Raises InvalidConfigError."""
+    Raises InvalidConfigError for a setting out of bounds. Source: Flink, StateTtlConfig."""
 
     duration: timedelta | int
+    """A timedelta, or ms; 1 ms .. DURATION_MS_MAX. A value expires so long after its stamp."""
     update: TtlUpdate = "write"
-    """What sets the stamp: `write`, or also `read` (each read of a value, list or map entry that has not expired)."""
+    """What sets the stamp: `write`, or `read` too (each read of a value, list or map entry that has not expired)."""
     visibility: TtlVisibility = "never_expired"
-    """`never_expired`: what has expired is not returned. `until_cleaned`: it may be, until it has been cleaned up."""
+    """`never_expired`: expired values are never returned. `until_cleaned`: they may be, until they are cleaned up."""
     cleanup_entries: int = 5
-    """Values that may have expired and that each access to the state looks at (in RocksDB: a few of them, behind each
-    checkpoint). 0: no cleanup but of what is read, written to RocksDB, or in a snapshot."""
+    """Values that each access to the state checks for expiry, 0..1000. In RocksDB rows are checked behind each checkpoint instead.
+
+    0: expired values are dropped only when they are read, written to RocksDB, or part of a snapshot."""
 
     def __post_init__(self) -> None:
         duration = duration_ms(self.duration, "the duration of a TTL")
@@ -88,7 +90,7 @@ class Ttl:
 
 
 def ttl_text(value_text: str) -> str:
-    """Value type text of a state whose values carry stamps; an older reader knows no such type, and refuses it."""
+    """Value type text of a state whose values carry stamps. Readers that don't know TTLs refuse it."""
     return f"{_PREFIX}{value_text}>"
 
 
@@ -105,7 +107,7 @@ if TYPE_CHECKING:
 
 
     _Special: TypeAlias = UnionType | _SpecialForm
-    """`int | None`, `Optional[int]`, `Literal["a"]`, `Annotated[int, ...]`, as type checkers see them where a value is expected."""
+    """`int | None`, `Optional[int]`, `Literal["a"]`, `Annotated[int, ...]` as values, to type checkers."""
     _Undetermined: TypeAlias = type[Any] | _Special
 
 V = TypeVar("V")
@@ -116,24 +118,26 @@ OUT = TypeVar("OUT", covariant=True)
 
 
 class Pickled(Generic[V]):
-    """Type marker: values of a state declared `Pickled` or `Pickled[MyClass]` are stored by pickle.
+    """Type marker: a state declared `Pickled` or `Pickled[MyClass]` stores its values by pickle.
 
-    Such state can't be read without the classes, evolved, or shown by tools: an explicit choice, never a default. The classes are
-    those of installed modules: pickle stores their names, by which every worker must be able to import them."""
+    Such state can't be evolved, shown by tools, or read without its classes: an explicit choice, never a default. The classes must
+    be importable by every worker, since pickle stores their names."""
 
 
-# What follows from `type` for type checkers: the class itself, what `Pickled` marks, or nothing for a union and the like, whose
-# members they can't tell. Annotate those: `x: ValueStateDescriptor[int | None] = ValueStateDescriptor("x", int | None)`.
+# Type checkers infer V from `type`: a class itself, or the class that `Pickled` marks. For a union and the like they can't;
+# annotate those: `x: ValueStateDescriptor[int | None] = ValueStateDescriptor("x", int | None)`.
 
 
 @dataclass(frozen=True, slots=True)
 class ValueStateDescriptor(Generic[V]):
-    """One value per key. `type` is a type that serializers.TypeSerializer.of accepts (int, str, a msgspec.Struct ...)."""
+    """One value per key."""
 
     name: str
+    """Unique among the states of the operator; so in every descriptor."""
     type: Any
+    """A type that TypeSerializer.of accepts: int, str, a msgspec.Struct ...; so in every descriptor."""
     ttl: Ttl | None = None
-    """When the value expires; None: never. So in every descriptor."""
+    """None: values never expire; so in every descriptor."""
     kind = "value"
 
     if TYPE_CHECKING:
@@ -151,7 +155,7 @@ class ValueStateDescriptor(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class ListStateDescriptor(Generic[V]):
-    """A list per key; `type` is the element type. With a TTL every element expires on its own."""
+    """A list per key; `type` is that of an element. With a TTL each element expires by itself."""
 
     name: str
     type: Any
@@ -173,7 +177,7 @@ class ListStateDescriptor(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class MapStateDescriptor(Generic[K, V]):
-    """A map per key. With a TTL every entry expires on its own."""
+    """A map per key; `type` is that of an entry's value. With a TTL each entry expires by itself."""
 
     name: str
     key_type: Any
@@ -203,7 +207,7 @@ class ReducingStateDescriptor(Generic[V]):
     name: str
     type: Any
     reduce: Callable[[Any, Any], Any] = field(compare=False)
-    """Not compared: functions that travelled by value are other objects each time that they are loaded."""
+    """Not compared: a function that was shipped by value is another object each time it is loaded."""
     ttl: Ttl | None = None
     kind = "reducing"
 
@@ -223,7 +227,7 @@ class ReducingStateDescriptor(Generic[V]):
 
 
 class AggregateFunction(Protocol[IN, ACC, OUT]):
-    """Incremental aggregation; the accumulator has the descriptor's declared type."""
+    """Incremental aggregation over an accumulator of the descriptor's declared type. Source: Flink, AggregateFunction."""
 
     def create_accumulator(self) -> ACC: ...
     def add(self, value: IN, accumulator: ACC) -> ACC: ...
@@ -238,17 +242,19 @@ class AggregatingStateDescriptor(Generic[IN, OUT]):
     name: str
     type: Any
     aggregate: AggregateFunction[IN, Any, OUT] = field(compare=False)
-    """Not compared, as `reduce`."""
+    """Not compared, like `ReducingStateDescriptor.reduce`."""
     ttl: Ttl | None = None
     kind = "aggregating"
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnAggregate:
-    """One columnar accumulator: `function` is count | sum | min | max | mean; `column` is None for count only."""
+    """One columnar accumulator."""
 
     function: str
+    """count | sum | min | max | mean."""
     column: str | None
+    """Input column; None for count(*)."""
     output: str
     """Name of the result column."""
     input_type: pa.DataType | None = None
@@ -257,9 +263,9 @@ class ColumnAggregate:
 
 @dataclass(frozen=True, slots=True)
 class ColumnarStateDescriptor:
-    """Accumulators in numpy columns per (key, namespace); the namespace is an int64 (a window's start in ms, or 0).
+    """Accumulators in numpy columns, one row per (key, namespace). The namespace is an int64: a window's start in ms, or 0.
 
-    There is no TTL: rows leave with their window."""
+    Without a TTL: rows are removed with their window."""
 
     name: str
     aggregates: tuple[ColumnAggregate, ...]
@@ -277,18 +283,18 @@ KeyedStateDescriptor: TypeAlias = (
 
 
 class Redistribution(StrEnum):
-    """How the entries of an operator state are dealt out to the subtasks of a restored job."""
+    """How a restore distributes the entries of an operator state over the new subtasks. Source: Flink, OperatorStateStore."""
 
     SPLIT = "split"
-    """List state: each entry goes to one subtask; at equal parallelism every subtask keeps its own."""
+    """List state: each entry goes to one subtask; at equal parallelism each subtask keeps its own entries."""
     UNION = "union"
-    """Union list state: every subtask gets all entries, in the order of the old subtasks, and takes what it is responsible for."""
+    """Union list state: every subtask gets all entries, in the order of the old subtasks, and picks its own."""
     BROADCAST = "broadcast"
-    """Broadcast state: every subtask holds the same entries, so that a new one gets the copy of one old subtask."""
+    """Broadcast state: all subtasks hold the same entries, and a new one gets the copy of one old subtask."""
 
     @property
     def kind(self) -> str:
-        """What `StateMeta.kind` calls it."""
+        """Value of `StateMeta.kind`."""
         return _OPERATOR_KINDS[self]
 
 
@@ -298,12 +304,12 @@ _OPERATOR_KINDS = {
     Redistribution.BROADCAST: "operator_broadcast",
 }
 OPERATOR_KINDS = frozenset(_OPERATOR_KINDS.values())
-"""Kinds of state that belong to a subtask and to no key."""
+"""`StateMeta.kind` of operator state, which belongs to a subtask and not to a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorListStateDescriptor:
-    """Operator state: a list per subtask. Entries are opaque bytes to the framework, encoded by the operator.
+    """Operator state: a list per subtask. Entries are opaque bytes, which the operator encodes.
 
     Raises InvalidConfigError for an unknown redistribution."""
 
@@ -338,7 +344,7 @@ DESCRIPTORS = (
 
 
 class ValueState(Protocol[V]):
-    """One value for the current key. A mutable value must be given back with `update()` to be kept."""
+    """One value for the current key. A changed mutable value must be passed to `update()`; otherwise the change may be lost."""
 
     @overload
     def value(self) -> V | None: ...
@@ -346,7 +352,7 @@ class ValueState(Protocol[V]):
     def value(self, default: V) -> V: ...
     @overload
     def value(self, default: V | None = None) -> V | None:
-        """The value; without one `default`."""
+        """The value, or `default` if there is none."""
 
     def update(self, value: V) -> None: ...
     def clear(self) -> None: ...
@@ -363,7 +369,7 @@ class ListState(Protocol[V]):
 
 
 class MapState(Protocol[K, V]):
-    """A map for the current key; entries are stored one by one."""
+    """A map for the current key; each entry is stored separately."""
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -371,7 +377,7 @@ class MapState(Protocol[K, V]):
     def get(self, key: K, default: V) -> V: ...
     @overload
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The entry's value; without one `default`."""
+        """The entry's value, or `default` if there is none."""
 
     def put(self, key: K, value: V) -> None: ...
     def remove(self, key: K) -> None: ...
@@ -384,7 +390,7 @@ class MapState(Protocol[K, V]):
 
 
 class AppendingState(Protocol[IN, OUT]):
-    """Reducing and aggregating state: add values, get the combined result (None when nothing was added)."""
+    """Reducing and aggregating state: `add` values, `get` the combined result (None if no value was added)."""
 
     def get(self) -> OUT | None: ...
     def add(self, value: IN) -> None: ...
@@ -392,7 +398,7 @@ class AppendingState(Protocol[IN, OUT]):
 
 
 class ColumnarState(Protocol):
-    """Vectorised accumulators of one descriptor over (key, namespace)."""
+    """Vectorised accumulators of one descriptor, one row per (key, namespace)."""
 
     def update(
         self,
@@ -400,9 +406,10 @@ class ColumnarState(Protocol):
         namespaces: npt.NDArray[np.int64] | int,
         columns: Sequence[npt.NDArray[Any] | pa.Array | None],
     ) -> None:
-        """Fold one batch in. columns[i] feeds aggregates[i] (None for count(*)); all have the length of `keys`.
+        """Aggregate one batch. columns[i] is the input of aggregates[i] (None for count(*)), as long as `keys`.
 
-        A column is a numpy array, a masked numpy array or an Arrow array; masked rows and nulls are ignored."""
+        A column is a numpy array, a masked numpy array or an Arrow array; masked rows and nulls are ignored.
+        Raises StateOverflowError."""
 
     def namespaces(self) -> list[int]:
         """Namespaces that hold rows, ascending."""
@@ -410,23 +417,24 @@ class ColumnarState(Protocol):
     def row_count(self, namespace: int) -> int: ...
 
     def read(self, namespace: int, offset: int = 0, length: int | None = None) -> pa.RecordBatch:
-        """Rows of a namespace: key columns (named as in key_names), then the aggregate results under their output names.
+        """Rows of a namespace: key columns (named by key_names), then results under their output names.
 
-        Row order is the order of first arrival of the keys, stable until the namespace is removed."""
+        Rows come in the order in which their keys first arrived, stable until the namespace is removed. `length`: rows at most."""
 
     def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
-        """Current rows of the distinct keys among `keys`, as `read` gives them. Every key must have been updated before."""
+        """Rows of the distinct keys among `keys`, as `read` gives them. Each key must have been updated in the namespace before."""
 
     def drop_front(self, namespace: int, count: int) -> None:
-        """Forget the first `count` rows in read order, which are in no later snapshot: a window that fires slice by slice
-        keeps exactly what it has not emitted. Their keys must not be updated in this namespace any more."""
+        """Drop the first `count` rows in read order: a window that fires in slices keeps exactly the rows it has not emitted.
+
+        Later snapshots lack them. Their keys must not be updated in this namespace again."""
 
     def remove(self, namespace: int) -> None:
-        """Drop a namespace's rows."""
+        """Drop all rows of a namespace."""
 
 
 class KeyColumn(Protocol):
-    """The keys of one batch, vectorised; made by keys.KeyType.column(arrays)."""
+    """The keys of one batch, vectorised; made by KeyType.column(arrays)."""
 
     @property
     def arrays(self) -> Sequence[pa.Array]:

@@ -58,7 +58,7 @@ SABOTAGES = (
         ("I30", "I7", "I8", "I1", "I2"),
         (
             Mutant(local_storage_module, "_content", _is_what_is_there),
-            Mutant(local_storage_module, "_pieces_content", _are_what_is_there),
+            Mutant(local_storage_module, "_segments_content", _are_what_is_there),
             Mutant(local_storage_module, "_place", _places_what_is_there),
         ),
         kinds=("damage_copies",),

@@ -33,7 +33,7 @@ from holdfast.statebackends.handles import (
 )
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import exclusive_prefix, shared_name, shared_path, shared_prefix, uid_in_names
-from holdfast.statebackends.snapshot.deltas import RUNS_MAX
+from holdfast.statebackends.snapshot.deltas import DELTAS_MAX
 from holdfast.statebackends.snapshot.parts import FileEnds, outside_detail, wrong_format
 from holdfast.statebackends.state import OPERATOR_KINDS
 
@@ -332,12 +332,12 @@ def _check_shape(handle: KeyedStateHandle) -> None:
         return
     if handle.names or len(handle.states) != parts:
         raise _Refused(f"{parts} tables of {len(handle.states)} states")
-    if handle.format == DELTA_FORMAT and parts > RUNS_MAX:
+    if handle.format == DELTA_FORMAT and parts > DELTAS_MAX:
         runs: dict[str, int] = {}
         for meta in handle.states:
             runs[meta.name] = runs.get(meta.name, 0) + 1
-        if max(runs.values()) > RUNS_MAX:
-            raise _Refused(f"more than {RUNS_MAX} delta runs of one state")
+        if max(runs.values()) > DELTAS_MAX:
+            raise _Refused(f"more than {DELTAS_MAX} delta runs of one state")
 
 
 def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:

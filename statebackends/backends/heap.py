@@ -1,9 +1,9 @@
-"""The `memory` and `filesystem` backends: keyed state as Python objects, one CopyOnWriteStateTable per (state, namespace).
+"""The backends `memory` and `filesystem`: keyed state as Python objects, one CopyOnWriteStateTable per (state, namespace).
 
-An empty namespace is forgotten once its state object is unused. The two differ in where a checkpoint goes. `memory`, for small
-jobs and tests, puts it whole into the acknowledgement, so that its size is bounded; `filesystem` writes files to checkpoint
-storage, only what changed since the checkpoint before (snapshot/increments.py). Savepoints are files with both, readable on
-their own."""
+They decide where a checkpoint goes. `memory`, for small jobs and tests, puts all of it into the acknowledgement, so its size is
+bounded. `filesystem` writes files to checkpoint storage: whole tables, or increments (snapshot/increments.py). Savepoints of both
+are files. An empty namespace is forgotten once its state object is no longer in use. Source: Flink, HashMapStateBackend with its
+two checkpoint storages."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _ENTRY_BYTES = 200
 
 
 class HeapKeyedBackend(KeyedBackendBase):
-    """All rows in dicts; a snapshot encodes them as tables."""
+    """Keyed state in dicts; a snapshot encodes it as tables."""
 
     def __init__(self, config: KeyedBackendConfig, *, incremental: bool = False) -> None:
         super().__init__(config)
         self._chains = ChainsByCheckpoint() if incremental else None
         self._is_tracking = False
         self._complete_from: dict[str, int] = {}
-        """Per state: the lowest base since which the namespaces that were forgotten told their changes."""
+        """State -> the lowest base since which the changes of its forgotten namespaces are known."""
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         self._serializer(state_name)
@@ -110,12 +110,12 @@ class HeapKeyedBackend(KeyedBackendBase):
             else:
                 active.update(zip(keys, values, strict=True))
 
-    def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
-        """Where a row is all that a key has, and none has expired: only the newest are loaded, by some key groups at a time."""
+    def _load_deltas(self, meta: StateMeta, table: pa.Table, deltas: Sequence[pa.Table]) -> bool:
+        """For states with one row per key and no TTL: load the newest row of each key, a few key groups at a time."""
         if meta.kind not in _ROW_KINDS or meta.name in self._state_ttls:
             return False
         serializer = self._serializers[meta.name]
-        for rows in newest_rows(table, runs, self.key_type, self.max_parallelism):
+        for rows in newest_rows(table, deltas, self.key_type, self.max_parallelism):
             self._load_rows(serializer, rows)
         return True
 
@@ -132,7 +132,7 @@ def _merge(active: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None
 
 
 class MemoryKeyedBackend(HeapKeyedBackend):
-    """All parts of a checkpoint are inline. A larger checkpoint fails with SnapshotTooLargeError."""
+    """Backend `memory`: checkpoints are inline, and fail with SnapshotTooLargeError above `snapshot_bytes_max`."""
 
     def __init__(self, config: KeyedBackendConfig, *, snapshot_bytes_max: int) -> None:
         super().__init__(config)
@@ -155,7 +155,7 @@ class MemoryKeyedBackend(HeapKeyedBackend):
 
 
 class InlineSnapshot(TablesSnapshot):
-    """Every part of a checkpoint inline; a savepoint as usual."""
+    """Snapshot of the backend `memory`: all parts of a checkpoint inline; savepoints as usual."""
 
     def __init__(self, sources: list[ChangingSource], key_groups: KeyGroupRange, admit: Callable[[int], None]) -> None:
         super().__init__(sources, key_groups)
@@ -168,4 +168,4 @@ class InlineSnapshot(TablesSnapshot):
 
 
 class FilesystemKeyedBackend(HeapKeyedBackend):
-    """Parts below the target's inline threshold travel in the acknowledgement, all others are files."""
+    """Backend `filesystem`: parts below the inline threshold travel in the acknowledgement, all others are files."""

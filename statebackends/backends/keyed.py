@@ -1,7 +1,7 @@
-"""What the three keyed backends have in common: the current key, declared states, columnar state, timers, snapshots of
-tables, and restoring tables. Where the rows of value, list, map, reducing and aggregating states live is the subclasses'.
+"""Base of the keyed backends: the current key, declared states, columnar state, timers, snapshots and restores of tables.
 
-Columnar state and timers live in memory in every backend, and are snapshotted as tables of their own."""
+Subclasses decide where the rows of value, list, map, reducing and aggregating states live. Columnar state and timers live in memory
+in every backend, and are tables of their own in its snapshots."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from holdfast.statebackends.serialization.state_serializer import (
     not_widened,
     state_metas,
 )
-from holdfast.statebackends.snapshot.deltas import StatePart, merged_runs, part_batches, state_parts
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas, part_batches, state_parts
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, restored_chains
 from holdfast.statebackends.snapshot.list_order import in_list_order
 from holdfast.statebackends.snapshot.parts import read_parts
@@ -62,10 +62,10 @@ from holdfast.statebackends.storage.port import Storage, run_flow
 
 @dataclass(frozen=True, slots=True)
 class KeyedBackendConfig:
-    """Whose state a backend keeps."""
+    """The subtask whose state a backend holds, and its declarations."""
 
     descriptors: tuple[StateDescriptor, ...]
-    """All that the operator declares; operator list states are passed over."""
+    """All states that the operator declares; operator list states are ignored."""
     key_type: KeyType
     key_groups: KeyGroupRange
     max_parallelism: int
@@ -73,16 +73,16 @@ class KeyedBackendConfig:
     """Uid, for errors."""
     subtask: int
     allow_unclaimed_state: bool = False
-    """Drop stored state that isn't declared, instead of refusing it."""
+    """Drop stored states that are not declared, instead of refusing them."""
     now_ms: int | None = None
-    """Processing time to begin with, ms since the epoch; None is for operators without TTL only."""
+    """Processing time at the start, ms since the epoch; None only for operators without TTLs."""
 
 
 class KeyedBackendBase(ABC):
-    """`backend.KeyedStateBackend`, but for where rows live."""
+    """Implements `backend.KeyedStateBackend`, except where rows live."""
 
     native_format: str | None = None
-    """Format of handles that only this kind of backend reads."""
+    """Format of handles that only this backend reads; None: it has no such format."""
 
     def __init__(self, config: KeyedBackendConfig) -> None:
         """Raises InvalidConfigError for a repeated state name or an invalid type."""
@@ -116,7 +116,7 @@ class KeyedBackendBase(ABC):
         self._state_tables: dict[tuple[str, bytes], CopyOnWriteStateTable] = {}
         self._table_ttls: dict[tuple[str, bytes], TableTtl] = {}
         self._chains: ChainsByCheckpoint | None = None  # of a backend that writes increments
-        self._restored_id: int | None = None  # of the checkpoint that they begin with
+        self._restored_id: int | None = None  # of the checkpoint that its first increment may build on
         self._timers: dict[str, TimerRowProvider] = {}
         self._restored_timers: dict[str, pa.Table] = {}
         self._rules: dict[StateMeta, RowRules] = {}
@@ -201,7 +201,7 @@ class KeyedBackendBase(ABC):
                 provider.track_since(self._restored_id)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - complete as it is
-        """Nothing depends on it: what a snapshot pinned is released with its flow."""
+        """No work: a snapshot's pins are released with its flow."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         if self._chains is not None:
@@ -228,12 +228,12 @@ class KeyedBackendBase(ABC):
 
     @abstractmethod
     def _is_idle(self, state_table: CopyOnWriteStateTable) -> bool:
-        """Whether forgetting these loses nothing."""
+        """Whether the table can be forgotten without losing rows or changes."""
 
     def _restore_native(  # noqa: B027 - most have no native format
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
     ) -> None:
-        """Load handles of `native_format`, which were checked against the declared states. `checkpoint_id` as for `restore`."""
+        """Load handles of `native_format` whose states fit the declared ones. `checkpoint_id` as for `restore`."""
 
     def _state_table(self, serializer: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
         state_table = self._state_tables.get((serializer.name, namespace))
@@ -248,17 +248,17 @@ class KeyedBackendBase(ABC):
         return IncrementalCleanup(state_ttl, state_table) if state_ttl.config.cleanup_entries else TableTtl(state_ttl)
 
     def _freeze_horizons(self) -> None:
-        """What a snapshot leaves out as expired is decided on the loop thread."""
+        """Fix, on the loop thread, what the snapshot leaves out as expired."""
         for state_ttl in self._state_ttls.values():
             state_ttl.freeze_horizon()
 
     def _barrier_horizon_ms(self, name: str) -> int | None:
-        """What is stamped at or before it is in no snapshot; None for state without a TTL."""
+        """A snapshot leaves out values stamped at or before it; None for state without a TTL."""
         state_ttl = self._state_ttls.get(name)
         return None if state_ttl is None else state_ttl.barrier_horizon_ms
 
     def _forget_namespaces(self) -> dict[tuple[str, bytes], CopyOnWriteStateTable]:
-        """Forget idle namespaces whose state object nobody uses; returns what was forgotten."""
+        """Forget idle namespaces whose state object is no longer in use; returns their tables."""
         idle = [
             place
             for place, state_table in self._state_tables.items()
@@ -285,7 +285,7 @@ class KeyedBackendBase(ABC):
     # ---------------------------------------------------------------------------------------------------------- snapshots
 
     def _memory_sources(self) -> list[ChangingSource]:
-        """What every backend holds in memory, frozen: columnar state and timers, registered or not yet."""
+        """Columnar state and timers, frozen; timers that were restored and are not registered yet included."""
         sources: list[ChangingSource] = [
             ColumnarSource(self._rows, self._metas[name], state) for name, state in self._columnar.items()
         ]
@@ -294,7 +294,7 @@ class KeyedBackendBase(ABC):
         return sources
 
     def _checkpoint_started(self, sources: Sequence[ChangingSource], checkpoint_id: int) -> None:
-        """At a barrier: sources note their changes, where increments are written."""
+        """At a barrier of a backend that writes increments: let the sources note their changes."""
         if self._chains is not None:
             base = self._chains.base
             for source in sources:
@@ -305,7 +305,7 @@ class KeyedBackendBase(ABC):
     def restore(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
     ) -> None:
-        """As the protocol has it; also IncompatibleStateError and UnclaimedStateError, before anything is loaded."""
+        """As `KeyedStateBackend.restore`. Also raises IncompatibleStateError and UnclaimedStateError, before it loads anything."""
         ours = [handle for handle in handles if len(handle.key_groups.intersection(self._key_groups))]
         self._check(ours)
         native = [handle for handle in ours if handle.format == self.native_format]
@@ -362,7 +362,7 @@ class KeyedBackendBase(ABC):
         )
 
     def _read_tables(self, parts: Sequence[StatePart], storage: Storage, folder: str) -> Iterator[bytes]:
-        """The bytes of all tables, in order: read at one time, and let go of one by one."""
+        """The bytes of all tables, in order: read together, and released one by one."""
         tables = [table for part in parts for table in part.tables]
         data = run_flow(read_parts(tables, folder, operator=self._operator), storage)
         data.reverse()
@@ -375,11 +375,11 @@ class KeyedBackendBase(ABC):
         table = self._decode_table(part, part.base, part.handle.format, next(read))
         deltas = [self._decode_table(part, delta, "arrow", next(read)) for delta in part.deltas]
         try:
-            if deltas and self._load_runs(meta, table, deltas):
+            if deltas and self._load_deltas(meta, table, deltas):
                 return
             if deltas:
                 own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
-                table = merged_runs(table, deltas, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
+                table = merged_deltas(table, deltas, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
             self._load_table(meta, table)
         except StateValueError as error:
             raise not_widened(meta, self._metas[meta.name], error, operator=self._operator) from error
@@ -393,8 +393,8 @@ class KeyedBackendBase(ABC):
                 reason="table",
             ) from error
 
-    def _load_runs(self, meta: StateMeta, table: pa.Table, runs: Sequence[pa.Table]) -> bool:
-        """Load a table and the delta runs upon it where that needs no merging; False: nothing was loaded."""
+    def _load_deltas(self, meta: StateMeta, table: pa.Table, deltas: Sequence[pa.Table]) -> bool:
+        """Load a table and its deltas where the backend needs no merged table for it. False: nothing was loaded."""
         return False
 
     def _decode_table(self, part: StatePart, stored: StateHandle, table_format: str, data: bytes) -> pa.Table:
@@ -434,7 +434,9 @@ class KeyedBackendBase(ABC):
             self._load_rows(self._serializers[meta.name], self._timed(meta, table))
 
     def _timed(self, meta: StateMeta, table: pa.Table) -> pa.Table:
-        """Stamps as declared, whatever was stored. Without a TTL any more they are ignored."""
+        """The rows for the declared TTL: without expired ones, or stamped now if they were stored without stamps.
+
+        A state that no longer has a TTL ignores its stamps."""
         state_ttl = self._state_ttls.get(meta.name)
         if state_ttl is None:
             return table

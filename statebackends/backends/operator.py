@@ -1,6 +1,6 @@
-"""Operator (non-keyed) state of one subtask: declared lists of opaque entries, copied at the barrier, written behind it.
+"""Operator (non-keyed) state of one subtask: declared lists of opaque entries, copied at the barrier and written after it.
 
-How a list is dealt out at a restore was decided before: here a split, a union and a broadcast list are the same."""
+It knows nothing of redistribution (redistribute.py): here split, union and broadcast lists are the same."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 
 
 class ListOperatorStateBackend:
-    """`backend.OperatorStateBackend`."""
+    """Implements `backend.OperatorStateBackend`."""
 
     def __init__(self, descriptors: Sequence[StateDescriptor], *, operator: str) -> None:
-        """Takes the operator list descriptors among `descriptors`; `operator` is its uid, for errors."""
+        """Keyed descriptors among `descriptors` are ignored. `operator`: uid, for errors. Raises InvalidConfigError."""
         self._operator = operator
         declared = [descriptor for descriptor in descriptors if isinstance(descriptor, OperatorListStateDescriptor)]
         self._metas = {descriptor.name: state_meta(descriptor, None) for descriptor in declared}
@@ -43,11 +43,11 @@ class ListOperatorStateBackend:
         return found
 
     def snapshot(self, checkpoint_id: int) -> FrozenLists:
-        """Copies the lists; their entries are immutable."""
+        """Copies the lists, not their entries, which are immutable."""
         return FrozenLists([(self._metas[name], list(state.entries)) for name, state in self._lists.items()])
 
     def restore(self, state: RestoredOperatorState) -> None:
-        """Raises UnclaimedStateError if there are entries of an undeclared state."""
+        """Raises UnclaimedStateError for entries of an undeclared state."""
         unclaimed = {name: sum(map(len, entries)) for name, entries in state.lists.items() if entries and name not in self._lists}
         if unclaimed:
             self._refuse(unclaimed)
@@ -66,7 +66,7 @@ class ListOperatorStateBackend:
 
 
 class FrozenLists:
-    """`backend.PendingOperatorSnapshot`."""
+    """Implements `backend.PendingOperatorSnapshot`."""
 
     def __init__(self, lists: Sequence[tuple[StateMeta, list[bytes]]]) -> None:
         self._lists = lists
@@ -81,13 +81,13 @@ class FrozenLists:
 
 
 def read_entries(handle: OperatorListHandle, folder: str, *, operator: str) -> Flow[list[bytes]]:
-    """Entries of one handle of the snapshot in `folder`. Raises CorruptStateError naming the operator."""
+    """Entries of one handle of the snapshot in `folder`. Raises CorruptStateError."""
     data: bytes = yield from read_part(handle.part, folder, operator=operator)
     return decode_entries(handle, data, operator=operator)
 
 
 def decode_entries(handle: OperatorListHandle, data: bytes, *, operator: str) -> list[bytes]:
-    """Entries in the bytes of a handle's part. Raises CorruptStateError naming the operator."""
+    """Entries in the bytes of a handle's part. Raises CorruptStateError."""
     try:
         entries = _ENTRIES.decode(data)
     except msgspec.MsgspecError as error:
@@ -98,7 +98,7 @@ def decode_entries(handle: OperatorListHandle, data: bytes, *, operator: str) ->
 
 
 def check_operator_state(handle: OperatorListHandle, declared: StateMeta, *, operator: str) -> None:
-    """Raises IncompatibleStateError when the stored state is of another kind."""
+    """Raises IncompatibleStateError for a stored state of another kind."""
     check_compatible(handle.state, declared, operator=operator)
 
 

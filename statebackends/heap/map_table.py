@@ -1,4 +1,4 @@
-"""The copy-on-write table of map state: each layer holds, of a key's map, the entries that changed while it was active."""
+"""Copy-on-write table of map state: a layer holds those entries of a key's map that changed while it was active."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
     maps = True
 
     def find_entry(self, key: Any, entry: Any) -> tuple[Any, bool]:
-        """As `find`, for one entry of a key's map."""
+        """`find` for one entry of a key's map."""
         frozen = False
         for layer in (self.active, *self.immutable):
             entries = layer.get(key)
@@ -33,11 +33,11 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
         return MISSING
 
     def entries_below(self, key: Any) -> Layer:
-        """All entries below the oldest layer, in a dict of the caller's own; none here."""
+        """All entries below the oldest layer, in a new dict; none here."""
         return {}
 
     def entries(self, key: Any) -> tuple[Layer, set[Any]]:
-        """(all entries of a key's map, which of them belong to frozen layers)."""
+        """(all entries of a key's map, those of them that pinned layers hold)."""
         layers = [self.active, *self.immutable]
         stack: list[tuple[MapLayer, bool]] = []
         cleared = False
@@ -75,7 +75,7 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
                 del self.active[key]
 
     def _may_have_below(self, key: Any, entry: Any) -> bool:
-        """As `_may_be_below`, for an entry of a key whose map was not cleared."""
+        """`_may_be_below` for an entry of a key whose map was not cleared."""
         return self._may_be_below(key) and (self._dirty is None or len(self.immutable) != 1 or entry in self.immutable[0][key])
 
     def _merge_into(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
@@ -93,7 +93,7 @@ class CopyOnWriteMapTable(CopyOnWriteStateTable):
                     del target[key]
 
     def _merge_by_batches(self, target: Layer, newer: Layer) -> None:
-        """A key's entries are replaced, not changed: the loop thread may be iterating over them."""
+        """Replaces a key's entries instead of changing them: the loop thread may be iterating over them."""
         for key, entries in newer.items():
             merged = MapLayer()
             if not entries.cleared:

@@ -1,17 +1,16 @@
-"""The working state of one (state, namespace): an active dict over immutable ones (Flink: CopyOnWriteStateMap; LSM: memtables).
+"""Copy-on-write table of one (state, namespace): an active dict over immutable ones (Flink: CopyOnWriteStateMap; LSM: memtables).
 
-A barrier freezes in O(1): the active layer becomes immutable and a new one goes on top. Immutable layers never change while a
-snapshot pins them, so a pool thread may read them. When the pins are gone, the layers above are merged down in O(changed since
-the barrier). A layer is a dict; what it says of a key hides what older layers say. With no snapshot in flight there is one
-dict, and every access is one lookup. Where increments are made there are two, and the keys of the active one are those that
-changed since the barrier: each write to it is a noted change, and only keys that didn't change cost a second lookup.
+A barrier freezes in O(1): the active layer becomes immutable, and a new one goes on top. A snapshot pins immutable layers, which
+then don't change, so that a pool thread may read them. When the pins are gone, the layers above are merged down in O(changed since
+the barrier). A layer is a dict whose entries hide those of older layers. Without a snapshot in flight there is one layer, and an
+access is one lookup. With increments there are two: the keys of the active layer are those that changed since the last barrier, so
+writes need no extra bookkeeping, and only keys that didn't change cost a second lookup.
 
-DirtyKeys says which keys changed since which barrier: an increment is made from it. At a barrier the keys of the layer that it
-froze are noted, and are kept until a checkpoint at or above it is known to be a base: what an aborted checkpoint had stored is
-then still in the next one's increment. When too much has changed, or for too many barriers, the oldest are forgotten: an
-increment on a base before them can't be made, and the snapshot is full.
+DirtyKeys records which keys changed before which barrier; increments are made from it. A barrier's keys are kept until a base at or
+above it is named, so that the next increment still has what an aborted checkpoint stored. Above a bound on keys or barriers the
+oldest are forgotten; an increment on a base before them can't be made, and the snapshot is full.
 
-What a key's value means is decided in states.py."""
+It does not know what a value is: that is for states.py."""
 
 from __future__ import annotations
 
@@ -23,31 +22,31 @@ from operator import not_
 from typing import Any, Final
 
 EPOCHS_MAX = 32
-"""Barriers since the base."""
+"""Barriers since the base whose changed keys are kept."""
 KEYS_MIN = 4_096
-"""Changed keys that are always kept; above it half as many as there are keys: more are no increment."""
+"""Changed keys that are always kept. In a larger table up to half of its keys are; more make no increment worth writing."""
 
 Epoch = tuple[int, Collection[Any]]
-"""(barrier, keys that changed between the one before and this one)."""
+"""(barrier, keys that changed between the barrier before and this one)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenDirtyKeys:
-    """What is known of a table's changes at one barrier; for another thread, while that barrier's layers are pinned."""
+    """Changed keys of one table, as known at one barrier. Another thread may read it while that barrier's layers are pinned."""
 
     complete_from: int
     """The lowest base that an increment can build on."""
     epochs: tuple[Epoch, ...]
     """Newest first."""
     forgotten: list[Epoch] = field(default_factory=list)
-    """To be cleared by the other thread: freeing many keys takes milliseconds."""
+    """Epochs that the table dropped; the other thread clears them, since freeing many keys takes milliseconds."""
 
     def count(self, base: int) -> int:
-        """Keys that may have changed since a base; one that did so twice may count twice."""
+        """Keys that changed since a base; a key that changed before several barriers counts for each."""
         return sum(len(keys) for barrier, keys in self.epochs if barrier > base)
 
     def batches(self, base: int, rows: int) -> Iterator[list[Any]]:
-        """Keys that changed since a base, each once, up to `rows` at a time: only short batches hold the interpreter lock."""
+        """Keys that changed since a base, each once, at most `rows` at a time: short batches hold the interpreter lock briefly."""
         newer: list[Collection[Any]] = []
         for barrier, keys in self.epochs:
             if barrier <= base:
@@ -62,12 +61,12 @@ class FrozenDirtyKeys:
 
 
 class DirtyKeys:
-    """The keys of one table that changed up to its last barrier."""
+    """Changed keys of one table, up to its last barrier."""
 
     __slots__ = ("_complete_from", "_epochs")
 
     def __init__(self, complete_from: int) -> None:
-        """Nothing changed since the base `complete_from`; 0: the table is new, and was empty."""
+        """`complete_from`: the base that the rows are those of; 0 for a new, empty table."""
         self._complete_from = complete_from
         self._epochs: tuple[Epoch, ...] = ()
 
@@ -81,7 +80,8 @@ class DirtyKeys:
         return not self._epochs
 
     def close(self, barrier: int, keys: Collection[Any], base: int, count: int) -> FrozenDirtyKeys:
-        """At a barrier: `keys` changed since the one before. No base below `base` will be asked for; the table has `count` keys."""
+        """Record at a barrier that `keys` changed since the one before. `count`: keys of the table. Later calls name no base below
+        `base`, whose epochs are dropped."""
         epochs = ((barrier, keys), *self._epochs) if keys else self._epochs
         kept = self._bounded([epoch for epoch in epochs if epoch[0] > base], max(KEYS_MIN, count // 2))
         self._epochs = kept
@@ -100,7 +100,7 @@ class DirtyKeys:
 
 
 class _Sentinel:
-    """A value that no user can store."""
+    """A marker that is not a user's value."""
 
     __slots__ = ("_name",)
 
@@ -112,15 +112,15 @@ class _Sentinel:
 
 
 MISSING: Final = _Sentinel("MISSING")
-"""Nothing was found."""
+"""No value was found."""
 TOMBSTONE: Final = _Sentinel("TOMBSTONE")
-"""Deleted in this layer; hides what older ones hold."""
+"""The key was deleted in this layer; hides values in older layers."""
 
 Layer = dict[Any, Any]
 
 
 class MapLayer(dict[Any, Any]):
-    """One layer's entries of one key's map. `cleared`: hides the entries of older layers."""
+    """Entries of one key's map in one layer. `cleared`: it hides all entries in older layers."""
 
     __slots__ = ("cleared",)
 
@@ -130,12 +130,12 @@ class MapLayer(dict[Any, Any]):
 
 
 def visible_batches(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterator[tuple[list[Any], list[Any]]]:
-    """(keys, values) of some layers, newest first, as one state, about `rows` keys at a time; a map's value is a dict.
+    """(keys, values) of layers (newest first) read as one state, about `rows` keys at a time; a map's value is a dict.
 
-    For the pool thread: layers don't change meanwhile, and only short batches hold the interpreter lock."""
+    For the pool thread, over pinned layers, which don't change. Short batches hold the interpreter lock briefly."""
     for position, layer in enumerate(layers):
         newer = layers[:position]
-        immutable = layers[position + 1 :]
+        older = layers[position + 1 :]
         keys_left, values_left = iter(layer), iter(layer.values())
         while keys := list(islice(keys_left, rows)):
             values = list(islice(values_left, rows))
@@ -144,27 +144,27 @@ def visible_batches(layers: Sequence[Layer], rows: int, *, maps: bool) -> Iterat
                 if any(hidden):
                     shown = list(map(not_, hidden))
                     keys, values = list(compress(keys, shown)), list(compress(values, shown))
-            if maps and (newer or immutable):
+            if maps and (newer or older):
                 values = [_visible_entries(key, layers) for key in keys]
                 keys = [key for key, entries in zip(keys, values, strict=True) if entries]
                 values = [entries for entries in values if entries]
-            elif immutable:
+            elif older:
                 keys = [key for key, value in zip(keys, values, strict=True) if value is not TOMBSTONE]
                 values = [value for value in values if value is not TOMBSTONE]
             yield keys, values
 
 
 def visible_keys(layers: Sequence[Layer], *, maps: bool) -> list[Any]:
-    """Keys that some layers, newest first, have as one state. For the loop thread, at any time, without the lock.
+    """Keys of layers (newest first) read as one state. For the loop thread, at any time, without the lock.
 
-    A pool thread may merge newer layers into the lowest one meanwhile. What is hidden by them does not show, and a list of a
-    layer's keys, or a value, is had in one step, in between which no other thread comes."""
+    A pool thread may merge newer layers into the lowest one meanwhile. They hide what it changes there; and listing a layer's keys,
+    or getting a value, is one step that no other thread interrupts."""
     keys = list(dict.fromkeys(chain.from_iterable([list(layer) for layer in layers])))
     return [key for key, found in zip(keys, lookup(keys, layers, maps=maps), strict=True) if found is not MISSING]
 
 
 def lookup(keys: Sequence[Any], layers: Sequence[Layer], *, maps: bool) -> list[Any]:
-    """What some layers, newest first, have as one state for each key; MISSING for none."""
+    """Value of each key in layers (newest first) read as one state; MISSING for a key without one."""
     if maps:
         return [_visible_entries(key, layers) or MISSING for key in keys]
     found = [MISSING] * len(keys)
@@ -188,6 +188,7 @@ def _visible_entries(key: Any, layers: Sequence[Layer]) -> Layer:
 
 
 def apply_entries(found: Layer, entries: MapLayer) -> None:
+    """Apply a newer layer's entries of one map to a dict of plain entries."""
     for entry, value in entries.items():
         if value is TOMBSTONE:
             found.pop(entry, None)
@@ -197,7 +198,7 @@ def apply_entries(found: Layer, entries: MapLayer) -> None:
 
 _ROWS_PER_MERGE = 1 << 12
 _LAYERS_MAX = 8
-"""Immutable layers that no snapshot pins, before the loop thread merges what no pool thread has merged."""
+"""Unpinned immutable layers above which the loop thread merges them itself; usually a pool thread has done so."""
 
 
 class CopyOnWriteStateTable:
@@ -212,20 +213,20 @@ class CopyOnWriteStateTable:
         self.active: Layer = {}
         self.immutable: tuple[Layer, ...] = ()
         self.layered = False
-        """Whether reads must look below `active`; deletions then leave tombstones."""
+        """Reads look below `active`, and deletions leave tombstones."""
         self.deleted = False
-        """Whether some layer may hold tombstones."""
+        """Some layer may hold tombstones."""
         self.pinned = False
-        """Whether a snapshot reads frozen layers: what is found there must be copied before it is changed."""
-        self._pins: list[int] = []  # of each snapshot in flight: how many of the oldest layers it reads
+        """A snapshot reads frozen layers: a value found there is copied before it is changed."""
+        self._pins: list[int] = []  # for each snapshot in flight, how many of the oldest layers it reads
         self._dirty: DirtyKeys | None = None
         self._frozen: Layer | None = None  # the layer that the last barrier froze, until it is noted
-        self._merged: tuple[Layer, ...] = ()  # frozen layers that are in the lowest one by now
+        self._merged: tuple[Layer, ...] = ()  # frozen layers whose rows are in the lowest one
         self.lock = threading.Lock()
-        """Held by other threads while they read immutable layers, or merge them."""
+        """Held by a pool thread while it reads immutable layers, or merges them."""
 
     def find(self, key: Any) -> tuple[Any, bool]:
-        """(value or MISSING, whether it belongs to a frozen layer and must be copied before it is changed)."""
+        """(value or MISSING, whether a pinned layer holds it, so that it must be copied before it is changed)."""
         found = self.active.get(key, MISSING)
         if found is not MISSING:
             return (MISSING if found is TOMBSTONE else found), False
@@ -236,7 +237,7 @@ class CopyOnWriteStateTable:
         return self.find_below(key), False
 
     def find_below(self, key: Any) -> Any:
-        """Value below the oldest layer, for a backend that keeps state elsewhere; MISSING here."""
+        """Value below the oldest layer, for a backend with a database below; MISSING here."""
         return MISSING
 
     def remove(self, key: Any) -> None:
@@ -247,11 +248,11 @@ class CopyOnWriteStateTable:
             self.active.pop(key, None)
 
     def _may_be_below(self, key: Any) -> bool:
-        """Where there is but one layer below, keys that come and go between two barriers leave no tombstone behind."""
+        """Whether a removed key needs a tombstone. With one layer below, keys added and removed between two barriers need none."""
         return self.layered and (self._dirty is None or len(self.immutable) != 1 or key in self.immutable[0])
 
     def freeze(self) -> tuple[Layer, ...]:
-        """The layers as they are now, newest first; they don't change until `release` is called with the same length."""
+        """Pin the present layers and return them, newest first; they don't change until `release(len(layers))`."""
         self._freeze_active()
         self._pins.append(len(self.immutable))
         self.pinned = True
@@ -266,21 +267,21 @@ class CopyOnWriteStateTable:
             self.layered = True
 
     def track_since(self, base: int) -> None:
-        """Note changes from now on: the rows are those of the checkpoint `base`, or there are none yet (0)."""
+        """Note changes from now on: the present rows are those of the checkpoint `base`; 0 if there are none."""
         self._freeze_active()
         self._begin(base)
 
     def checkpoint_started(self, barrier: int, base: int) -> FrozenDirtyKeys:
-        """What changed before the barrier that `freeze` was called for just now; the first call begins to note changes.
+        """Changed keys up to the barrier that `freeze` was just called for; the first call begins to note changes.
 
-        No base below `base` will ever be asked for. O(barriers since the base)."""
+        Later calls name no base below `base`. O(barriers since the base)."""
         if self._dirty is None:
             self._begin(barrier)
             return FrozenDirtyKeys(barrier, ())
         return self._dirty.close(barrier, self._frozen or (), base, sum(map(len, self.immutable)))
 
     def _begin(self, base: int) -> None:
-        """From now on nothing is merged into the active layer, and there is always one below."""
+        """Keep a layer below the active one from now on, and merge nothing into the active one."""
         self._dirty = DirtyKeys(base)
         if not self.immutable:
             self.immutable = ({},)
@@ -293,11 +294,11 @@ class CopyOnWriteStateTable:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing in it, and nothing to tell of."""
+        """Whether it holds no rows and no changes that a later increment needs."""
         return not self.active and not self._pins and not any(self.immutable) and (self._dirty is None or self._dirty.is_empty)
 
     def release(self, depth: int) -> None:
-        """Unpin the `depth` oldest layers and merge every layer without a pin: O(changed since the oldest barrier)."""
+        """Unpin the `depth` oldest layers, and merge all layers without a pin: O(changed since the oldest barrier)."""
         self._pins.remove(depth)
         self.pinned = bool(self._pins)
         if self._dirty is not None:
@@ -316,7 +317,7 @@ class CopyOnWriteStateTable:
         self.deleted = self.deleted and self.layered
 
     def _drop_merged(self) -> None:
-        """Changes are noted. Only the lowest layer is ever changed, and only while no other thread reads it."""
+        """`release` where changes are noted: only the lowest layer is changed, and only while no other thread reads it."""
         if self._pins:
             return
         if self._merged:
@@ -328,9 +329,9 @@ class CopyOnWriteStateTable:
             self.immutable = self.immutable[-1:]
 
     def merge(self, layers: tuple[Layer, ...]) -> None:
-        """Pool thread, done with what `freeze` gave: merge it into the lowest layer, unless another snapshot reads that.
+        """Pool thread, after reading the layers of `freeze`: merge them into the lowest one, unless another snapshot reads it.
 
-        Until the pin is gone the layers above hide the lowest one, so that reads on the loop thread see no difference."""
+        Until `release` the layers above hide the lowest one, so that the loop thread reads the same values."""
         with self.lock:
             if self._dirty is None or len(layers) < 2 or self._pins != [len(layers)]:
                 return
@@ -349,7 +350,7 @@ class CopyOnWriteStateTable:
                         del target[key]
 
     def _merge_into(self, target: Layer, newer: Layer, *, lowest: bool) -> None:
-        """Merge a newer layer into `target`; in the lowest layer tombstones delete instead of being kept."""
+        """Merge a newer layer into `target`. In the lowest layer tombstones delete; elsewhere they are kept."""
         target.update(newer)
         if lowest and self.deleted:
             for key, value in newer.items():

@@ -1,7 +1,7 @@
-"""The state objects that user functions see, over copy-on-write tables; the same for every backend, `rocksdb` too.
+"""State objects that user functions see, over copy-on-write tables; the same for every backend.
 
-Each follows the backend's current key. They decide when a value is copied: one that was read from a frozen layer is, if it
-can be changed in place. The loop thread's alone."""
+They follow the backend's current key, and decide when a value is copied: when a pinned layer holds it and it can be changed in
+place. They don't know what lies below the layers. For the loop thread only."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class KeyContext:
 
 
 class HeapValueState(Generic[V]):
-    """`state.ValueState`."""
+    """Implements `state.ValueState`."""
 
     __slots__ = ("__weakref__", "_check", "_context", "_copy", "_table")
 
     def __init__(
         self, context: KeyContext, table: CopyOnWriteStateTable, copy: Copier | None, checks: Checks | None = None
     ) -> None:
-        """`checks`: None if the writer has checked. So in every state."""
+        """`copy`: None for values that can't be changed in place. `checks`: None if the caller checks values; so in every class."""
         self._context = context
         self._table = table
         self._copy = copy
@@ -79,7 +79,7 @@ class HeapValueState(Generic[V]):
 
 
 class HeapListState(Generic[V]):
-    """`state.ListState`. `get` returns a list of the caller's own."""
+    """Implements `state.ListState`. `get` returns a new list."""
 
     __slots__ = ("__weakref__", "_checks", "_context", "_copy", "_table")
 
@@ -123,7 +123,7 @@ class HeapListState(Generic[V]):
         self._table.remove(self._context.key)
 
     def _active(self) -> list[V]:
-        """The current key's list in the active layer, to be appended to."""
+        """The current key's list, moved to the active layer so that it can be appended to."""
         found, frozen = self._table.find(self._context.key)
         if found is MISSING:
             found = []
@@ -138,7 +138,7 @@ class HeapListState(Generic[V]):
 
 
 class HeapMapState(Generic[K, V]):
-    """`state.MapState`. Iteration is over the entries as they were when it began."""
+    """Implements `state.MapState`. Iteration is over the entries as they are when it begins."""
 
     __slots__ = ("__weakref__", "_check", "_check_key", "_context", "_copy", "_table")
 
@@ -194,7 +194,7 @@ class HeapMapState(Generic[K, V]):
 
 
 class HeapReducingState(HeapValueState[V]):
-    """`state.AppendingState` of a reduce function."""
+    """Implements `state.AppendingState` with a reduce function."""
 
     __slots__ = ("_reduce",)
 
@@ -218,7 +218,7 @@ class HeapReducingState(HeapValueState[V]):
 
 
 class HeapAggregatingState(HeapValueState[ACC], Generic[IN, ACC, OUT]):
-    """`state.AppendingState` of an AggregateFunction."""
+    """Implements `state.AppendingState` with an AggregateFunction."""
 
     __slots__ = ("_aggregate",)
 

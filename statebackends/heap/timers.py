@@ -1,4 +1,4 @@
-"""Timers as the keys of a copy-on-write table: the rows that a snapshot stores, all or those that changed."""
+"""Timers as the keys of a copy-on-write table, from which a snapshot reads all rows or those that changed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from holdfast.statebackends.backend import TimerRow
 from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
 
-_ROWS_PER_CHUNK = 1 << 14
+_ROWS_PER_BATCH = 1 << 14
 
 
 class TimerRows:
-    """`backend.TimerRowProvider` over a table whose keys are the rows themselves."""
+    """Implements `backend.TimerRowProvider` over a table whose keys are the rows."""
 
     def __init__(self, table: CopyOnWriteStateTable, load: Callable[[Sequence[TimerRow]], None]) -> None:
+        """`load` adds restored rows to the table, and to the order of its owner."""
         self._table = table
         self._load = load
 
@@ -28,7 +29,7 @@ class TimerRows:
 
 
 class FrozenTimerRows:
-    """`backend.FrozenTimerRows`."""
+    """Implements `backend.FrozenTimerRows`."""
 
     def __init__(self, table: CopyOnWriteStateTable) -> None:
         self._table = table
@@ -40,7 +41,7 @@ class FrozenTimerRows:
 
     def rows(self) -> Iterator[TimerRow]:
         with self._table.lock:
-            for keys, _ in visible_batches(self._layers, _ROWS_PER_CHUNK, maps=False):
+            for keys, _ in visible_batches(self._layers, _ROWS_PER_BATCH, maps=False):
                 yield from keys
         self._done()
 
@@ -51,7 +52,7 @@ class FrozenTimerRows:
         present: list[TimerRow] = []
         removed: list[TimerRow] = []
         with self._table.lock:
-            for keys in changed.batches(base, _ROWS_PER_CHUNK):
+            for keys in changed.batches(base, _ROWS_PER_BATCH):
                 for key, found in zip(keys, lookup(keys, self._layers, maps=False), strict=True):
                     (removed if found is MISSING else present).append(key)
         self._done()

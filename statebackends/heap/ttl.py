@@ -1,8 +1,9 @@
-"""The TTL of state: what has expired, and its cleanup, a few values at a time.
+"""TTL of state: which values have expired, and their incremental cleanup.
 
-Values are noted by when they were stamped, in slices of a quarter of the duration: a slice whose end has expired holds what
-is worth looking at, so that cleaning never scans what is alive, and its cost is bounded by what was written. No clock of its
-own: the time is what the runtime said last. It is the loop thread's alone, but for `barrier_horizon_ms`."""
+Cleanup notes each stamped value in a slice of time, a quarter of the duration long. It checks the values of slices whose end has
+expired, so that it never scans live state, and its cost is bounded by what was written. The time is the last one that the runtime
+set; there is no clock here. For the loop thread only, but for `barrier_horizon_ms`. Source: Flink, StateTtlConfig and its
+incremental cleanup."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from holdfast.statebackends.serialization.state_serializer import StateSerialize
 from holdfast.statebackends.state import Ttl
 
 _SLICES_PER_DURATION = 4
-"""A value is noted in each slice it was stamped in: more slices clean up sooner and remember more."""
+"""A value is noted in each slice in which it was stamped: more slices clean up sooner, and take more memory."""
 _NEVER_MS = 1 << 62
 
 Item = Any
-"""What is noted: a key, or (key, entry) of a map."""
+"""A value that cleanup notes: a key, or (key, entry) of a map."""
 
 
 class TtlClock:
-    """Processing time as all states of one backend see it."""
+    """Processing time of all states of one backend, ms since the epoch."""
 
     __slots__ = ("now_ms",)
 
@@ -32,7 +33,7 @@ class TtlClock:
 
 
 class StateTtl:
-    """The TTL of one state, all its namespaces."""
+    """TTL of one state, in all its namespaces."""
 
     __slots__ = (
         "_due_ms",
@@ -52,8 +53,7 @@ class StateTtl:
         self.clock = clock
         self.duration_ms = config.duration_ms
         self.barrier_horizon_ms = -_NEVER_MS
-        """The horizon when `freeze_horizon` was called last: at the newest barrier or frozen buffer. For pool threads, whose work
-        must not depend on how late it runs."""
+        """`horizon_ms` at the newest barrier or frozen buffer. For pool threads, whose result must not depend on when they run."""
         self._entries = config.cleanup_entries
         self._width_ms = max(1, self.duration_ms // _SLICES_PER_DURATION)
         self._slices: dict[int, dict[IncrementalCleanup, dict[Item, None]]] = {}
@@ -61,7 +61,7 @@ class StateTtl:
 
     @property
     def horizon_ms(self) -> int:
-        """What is stamped at or before it has expired."""
+        """Values stamped at or before it have expired."""
         return self.clock.now_ms - self.duration_ms
 
     def freeze_horizon(self) -> None:
@@ -69,16 +69,16 @@ class StateTtl:
 
     @property
     def is_due(self) -> bool:
-        """Whether `clean` has something to look at."""
+        """Whether `clean` has values to check."""
         return self.clock.now_ms >= self._due_ms
 
     def slice_of(self, stamp_ms: int) -> tuple[int, int]:
-        """[start, stop) of the stamps that are noted together with this one."""
+        """[start, stop) of the slice of a stamp."""
         start = stamp_ms - stamp_ms % self._width_ms
         return start, start + self._width_ms
 
     def noted(self, table: IncrementalCleanup, start_ms: int) -> dict[Item, None]:
-        """The items of a table in a slice, to be added to. Ordered, so that every run cleans in the same order."""
+        """The noted items of a table in a slice; the caller adds to them. Ordered, so that cleanup is deterministic."""
         found = self._slices.get(start_ms)
         if found is None:
             found = self._slices[start_ms] = {}
@@ -86,7 +86,7 @@ class StateTtl:
         return found.setdefault(table, {})
 
     def clean(self) -> None:
-        """Look at a bounded number of values of slices that have expired, and drop those that were not stamped again."""
+        """Check at most `cleanup_entries` values of expired slices, and drop those that were not stamped since."""
         left = self._entries
         horizon_ms = self.horizon_ms
         while left and self.is_due:
@@ -109,7 +109,7 @@ class StateTtl:
 
 
 class TableTtl:
-    """The TTL of one (state, namespace), as its state object needs it. Notes nothing: cleanup is elsewhere, or switched off."""
+    """TTL of one (state, namespace), for its state object. Without cleanup: that is done elsewhere, or switched off."""
 
     __slots__ = ("clock", "duration_ms", "refreshes", "shows_expired")
 
@@ -117,21 +117,21 @@ class TableTtl:
         self.clock = state_ttl.clock
         self.duration_ms = state_ttl.duration_ms
         self.refreshes = state_ttl.config.update == "read"
-        """Reading sets the stamp."""
+        """Reads set the stamp."""
         self.shows_expired = state_ttl.config.visibility == "until_cleaned"
 
     def stamped(self, item: Item) -> None:
-        """An item has just got the current time as its stamp."""
+        """An item was stamped with the current time."""
 
     def accessed(self) -> None:
         """The state was read or cleared."""
 
     def load(self, keys: Sequence[bytes], values: Sequence[Any]) -> None:
-        """Restored rows, whose stamps are older."""
+        """Rows were restored, with the stamps that they were stored with."""
 
 
 class IncrementalCleanup(TableTtl):
-    """Notes what is stamped, and cleans up a few values at each access; for state in memory (Flink: incremental cleanup)."""
+    """Notes stamped items, and checks a few values at each access; for state in memory."""
 
     __slots__ = ("_items", "_start_ms", "_state_table", "_state_ttl", "_stop_ms")
 
@@ -156,7 +156,7 @@ class IncrementalCleanup(TableTtl):
             self._state_ttl.clean()
 
     def leave(self) -> None:
-        """A slice of ours is gone: what is stamped next is noted in a new one."""
+        """A slice of this table is done: the next stamped item begins another."""
         self._start_ms = self._stop_ms = 0
 
     def load(self, keys: Sequence[bytes], values: Sequence[Any]) -> None:
@@ -166,7 +166,7 @@ class IncrementalCleanup(TableTtl):
                 state_ttl.noted(self, state_ttl.slice_of(stamp_ms)[0])[item] = None
 
     def drop_expired(self, item: Item, horizon_ms: int) -> None:
-        """Drop one item, or the elements of one list, if their stamps have expired."""
+        """Drop an item if its stamp has expired; of a list, the elements whose stamps have."""
         state_table = self._state_table
         if isinstance(state_table, CopyOnWriteMapTable):
             key, entry = item

@@ -1,7 +1,8 @@
-"""The state objects of states with TTL: those of states.py over values that carry a stamp, (ms, value).
+"""State objects of states with a TTL: those of states.py over stamped values, (ms, value).
 
-Expired values are dropped when they are met, and nothing is ever built on one: adding to an expired sum starts a new one. A read
-that counts gives the value a new stamp, which is a write; within one time it happens once."""
+An access drops the expired values that it meets, and no result is built on one: adding to an expired sum starts a new one. Where
+reads count, a read writes the value with a new stamp, once for each time that the runtime sets. Which values have expired, and
+their cleanup, is for ttl.py."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OUT = TypeVar("OUT")
 
 
 class TtlValueState(Generic[V]):
-    """`state.ValueState`."""
+    """Implements `state.ValueState`."""
 
     __slots__ = ("__weakref__", "_checks", "_context", "_stored", "_ttl")
 
@@ -71,7 +72,7 @@ class TtlValueState(Generic[V]):
         self._ttl.accessed()
 
     def _unexpired(self) -> V | None:
-        """What may be built on."""
+        """The value to combine with an added one; None if there is none, or it has expired."""
         found: Any = self._stored.value(MISSING)
         if found is MISSING or found[0] <= self._ttl.clock.now_ms - self._ttl.duration_ms:
             return None
@@ -80,7 +81,7 @@ class TtlValueState(Generic[V]):
 
 
 class TtlReducingState(TtlValueState[V]):
-    """`state.AppendingState` of a reduce function."""
+    """Implements `state.AppendingState` with a reduce function."""
 
     __slots__ = ("_reduce",)
 
@@ -105,7 +106,7 @@ class TtlReducingState(TtlValueState[V]):
 
 
 class TtlAggregatingState(TtlValueState[ACC], Generic[IN, ACC, OUT]):
-    """`state.AppendingState` of an AggregateFunction."""
+    """Implements `state.AppendingState` with an AggregateFunction."""
 
     __slots__ = ("_aggregate",)
 
@@ -133,7 +134,7 @@ class TtlAggregatingState(TtlValueState[ACC], Generic[IN, ACC, OUT]):
 
 
 class TtlListState(Generic[V]):
-    """`state.ListState`: every element expires on its own."""
+    """Implements `state.ListState`; each element expires by itself."""
 
     __slots__ = ("__weakref__", "_checks", "_context", "_stored", "_ttl")
 
@@ -187,7 +188,7 @@ class TtlListState(Generic[V]):
 
 
 class TtlMapState(Generic[K, V]):
-    """`state.MapState`: every entry expires on its own. Iterating reads all entries, at once."""
+    """Implements `state.MapState`; each entry expires by itself. Iteration reads all entries when it begins."""
 
     __slots__ = ("__weakref__", "_checks", "_context", "_stored", "_table", "_ttl")
 
@@ -242,7 +243,7 @@ class TtlMapState(Generic[K, V]):
         self._ttl.accessed()
 
     def _read(self, key: K, found: tuple[int, V]) -> Any:
-        """The value, or MISSING; its stamp as reading leaves it."""
+        """The value, or MISSING if it has expired; sets the stamp where reads count."""
         ttl = self._ttl
         stamp_ms, value = found
         now_ms = ttl.clock.now_ms

@@ -1,11 +1,11 @@
-"""Local recovery: copies of stored files on this host's own disk, so that a restore need not fetch them again.
+"""Local recovery: copies of stored files on this host's disk, so that a restore needs not download them.
 
     <directory>/recovery/<state directory, 16 hex>-<job>/<attempt>-<vertex>-<subtask>-<nonce>/{lock, <file, 32 hex> ...}
 
-One folder per life of a subtask, its *owner*, which alone writes there and holds the lock as long as it lives; the system lets
-go of it at any death. Restores of the same job look through all of them. Nothing here is trusted: what a copy is worth is
-decided by the checksum in the snapshot (storage.py), and whatever fails here costs a download, never a restore. Copies
-are not synced to disk."""
+A folder belongs to one attempt of a subtask, its *owner*, which alone writes there, and holds the lock while it lives; the system
+releases the lock when the process dies. Restores of the job read the copies of all owners. Copies are not trusted, and not synced
+to disk: storage.py compares them with the snapshot's checksums, and any failure here costs a download, never a restore.
+Source: Flink, task-local recovery."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("holdfast.localrecovery")
 RECOVERY_FOLDER = "recovery"
 LOCK_NAME = "lock"
 DEAD_AGE_S = 24 * 3600
-"""Copies of a job that nobody runs here any more are deleted this long after its last checkpoint, by the next worker of any job."""
+"""Seconds after a job's last checkpoint here, after which the next worker of any job deletes copies of dead owners."""
 
 TEMPORARY_SUFFIX = ".tmp"
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -39,10 +39,10 @@ _OWNER = re.compile(r"([0-9]+)-.+")
 
 
 class LocalRecovery:
-    """The copies of one job on this host, as one worker process sees them."""
+    """Copies of one job on this host, for one worker process. Thread-safe."""
 
     def __init__(self, local_directory: str, *, job_id: str, state_directory: str, storage: Storage) -> None:
-        """`local_directory` is shared by the workers of a host. `state_directory` tells jobs of the same id apart."""
+        """`local_directory`: shared by the workers of a host. `state_directory`: tells jobs of equal id apart."""
         self._local_directory = local_directory
         self._job = f"{xxhash.xxh3_64(os.fsencode(state_directory)).hexdigest()}-{safe_text(job_id)}"
         self._storage = storage
@@ -51,17 +51,17 @@ class LocalRecovery:
         self._swept: set[str] = set()
 
     def copies(self, vertex: str, subtask: int, attempt: int, nonce: str, *, directory: str | None = None) -> LocalCopies:
-        """Of one subtask's life; nothing is done before `LocalCopies.open`. `directory`: instead of the worker's own."""
+        """Copies of one attempt of a subtask; does no I/O. `directory`: used instead of the worker's `local_directory`."""
         root = os.path.join(directory or self._local_directory, RECOVERY_FOLDER)
         owner = f"{attempt}-{safe_text(vertex)}-{subtask}-{nonce}"
         return LocalCopies(self, os.path.join(root, self._job), owner, attempt)
 
     def keeps_bytes(self, root: str) -> bool:
-        """Whether copying bytes gains anything: not if the state directory is on the same disk. Other names of a file always do."""
+        """Whether copies of bytes are worth making: not if the state directory is on the same disk. Hard links always are."""
         return not is_same_disk(self._storage, root)
 
     def opened(self, copies: LocalCopies, root: str) -> None:
-        """Any thread. The first time in a process, what was left by jobs long dead is deleted."""
+        """Register an owner of this process; the first one in a folder deletes the copies of owners that are long dead."""
         with self._lock:
             self._owned.append(copies)
             first = root not in self._swept
@@ -70,7 +70,7 @@ class LocalRecovery:
             sweep_dead(root, now_s=time.time())
 
     def end(self) -> None:
-        """The job is over: delete what this process owns, and what dead ones of the job left."""
+        """Delete the job's copies when it is over: those of this process, and those of dead owners."""
         with self._lock:
             owned, self._owned = self._owned, []
         for copies in owned:
@@ -78,10 +78,10 @@ class LocalRecovery:
 
 
 class LocalCopies:
-    """What one owner keeps, by the path of the stored file. Thread-safe; methods do I/O where it is said, and raise nothing.
+    """Copies of one owner, by the path of the stored file. Thread-safe; methods that do I/O say so, and none raises.
 
-    A file is kept for the checkpoints that hold it: the newest confirmed one, the pending ones, and the restored one until
-    the first of these is confirmed."""
+    A copy is kept while a checkpoint holds the file: the newest confirmed one, a pending one, or the restored one until the first
+    confirmation."""
 
     def __init__(self, recovery: LocalRecovery, job_folder: str, owner: str, attempt: int) -> None:
         self._recovery = recovery
@@ -91,14 +91,14 @@ class LocalCopies:
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._held: dict[str, str] = {}
-        """Stored path -> file name here."""
+        """Stored path -> file name of its copy."""
         self._files: dict[int, set[str]] = {}
         """Checkpoint -> stored paths."""
         self._taken: set[int] = set()
-        """Checkpoints that were taken in this life, and acknowledged."""
+        """Checkpoints that this attempt took and acknowledged."""
         self._keeps_bytes = False
         self._confirmed = self._swept = False
-        """A checkpoint of this life completed; and what it made superfluous was deleted."""
+        """A checkpoint of this attempt completed; `sweep` ran after that."""
 
     @property
     def folder(self) -> str:
@@ -117,7 +117,7 @@ class LocalCopies:
     # ------------------------------------------------------------------------------------------------------------- life
 
     def open(self) -> None:
-        """I/O. Make the folder and lock it; without that nothing is kept, and restores still look through the others'."""
+        """I/O. Make the folder and lock it. If that fails no copies are kept, and restores still read those of other owners."""
         root = os.path.dirname(self._job_folder)
         try:
             os.makedirs(root, mode=0o700, exist_ok=True)
@@ -138,43 +138,43 @@ class LocalCopies:
         self._recovery.opened(self, root)
 
     def close(self) -> None:
-        """The owner is gone; its copies are for those that come after it."""
+        """Release the lock when the owner ends; its copies stay for later attempts."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def delete(self) -> None:
-        """I/O. The job is over."""
+        """I/O. Delete this owner's copies, and those of the job's dead owners: the job is over."""
         self.close()
         _remove(self.folder)
         for _, folder in _owners(self._job_folder):
             if is_dead(folder):
                 _remove(folder)
         with contextlib.suppress(OSError):
-            os.rmdir(self._job_folder)  # refused while somebody else has copies there
+            os.rmdir(self._job_folder)  # fails while another owner has copies there
 
     # ---------------------------------------------------------------------------------------------------------- keeping
 
     def keep_file(self, checkpoint_id: int, path: str, local_path: str) -> None:
-        """I/O. `local_path` holds what is stored as `path`."""
+        """I/O. Keep a copy of the stored file `path` from `local_path`, which has its content."""
         links = path.endswith(TABLE_SUFFIX) and local_path.endswith(TABLE_SUFFIX)
         self._keep(checkpoint_id, path, lambda target: bring(local_path, target, link=links))
 
     def keep_bytes(self, checkpoint_id: int, path: str, chunks: Sequence[Buffer]) -> None:
-        """I/O. As `keep_file`, of a file that was never on this disk."""
+        """I/O. As `keep_file`, from memory; only where `LocalRecovery.keeps_bytes`."""
         if self._keeps_bytes:
             self._keep(checkpoint_id, path, lambda target: _write(target, chunks))
 
     def adopt(self, checkpoint_id: int, path: str, copy: str) -> None:
-        """I/O. As `keep_file`, of another life's copy, which nobody changes."""
+        """I/O. As `keep_file`, by a link to another owner's copy, which never changes."""
         self._keep(checkpoint_id, path, lambda target: bring(copy, target, link=True))
 
     def _keep(self, checkpoint_id: int, path: str, make: Callable[[str], None]) -> None:
         if not self.is_open:
             return
         name = name_of(path)
-        with self._lock:  # before it is there: a sweep meanwhile must know that it is wanted
+        with self._lock:  # before the file exists: a sweep meanwhile must know that it is wanted
             self._files.setdefault(checkpoint_id, set()).add(path)
             if path in self._held:
                 return
@@ -189,22 +189,22 @@ class LocalCopies:
     # ------------------------------------------------------------------------------------------------------ checkpoints
 
     def took(self, checkpoint_id: int, paths: Iterable[str]) -> None:
-        """A checkpoint is acknowledged: all files that it holds, those of its base included."""
+        """A checkpoint was acknowledged. `paths`: all its files, those of its base included."""
         with self._lock:
             self._files[checkpoint_id] = set(paths)
             self._taken.add(checkpoint_id)
 
     def forget(self, checkpoint_id: int) -> bool:
-        """A checkpoint failed, or was aborted. True if it had files, and `sweep` is due."""
+        """A checkpoint failed or was aborted. Returns whether it had files, so that `sweep` is due."""
         with self._lock:
             self._taken.discard(checkpoint_id)
             return self._files.pop(checkpoint_id, None) is not None
 
     def confirm(self, checkpoint_id: int) -> bool:
-        """A checkpoint completed: the files of older ones are given up. True if it was taken here, and `sweep` is due."""
+        """A checkpoint completed: older ones need no copies. Returns whether this attempt took it, so that `sweep` is due."""
         with self._lock:
             if checkpoint_id not in self._taken:
-                return False  # another one's: a savepoint, or what this attempt was restored from
+                return False  # of another attempt: a savepoint, or the restored checkpoint
             for older in [known for known in self._files if known < checkpoint_id]:
                 del self._files[older]
             self._taken = {known for known in self._taken if known >= checkpoint_id}
@@ -212,8 +212,10 @@ class LocalCopies:
             return True
 
     def sweep(self) -> None:
-        """I/O. Delete copies that no checkpoint holds; and, once the first checkpoint of this attempt is confirmed, those of
-        lower attempts whose owners are dead: nothing is restored from what they took any more."""
+        """I/O. Delete copies that no checkpoint holds.
+
+        After the first confirmed checkpoint of this attempt, also delete the copies of lower attempts whose owners are dead: no
+        restore reads their checkpoints again."""
         with self._lock:
             wanted = set[str]().union(*self._files.values())
             surplus = {path: name for path, name in self._held.items() if path not in wanted}
@@ -234,7 +236,7 @@ class LocalCopies:
     # --------------------------------------------------------------------------------------------------------- restoring
 
     def find(self) -> dict[str, list[str]]:
-        """I/O. File name -> where copies of it are on this host, whoever made them, the newest attempt's first."""
+        """I/O. File name -> paths of its copies on this host, of all owners, the newest attempt's first."""
         found: dict[str, list[str]] = {}
         for _, folder in sorted(_owners(self._job_folder), reverse=True):
             for name in _names(folder):
@@ -243,7 +245,7 @@ class LocalCopies:
 
 
 def is_same_disk(storage: Storage, folder: str) -> bool:
-    """Whether a state directory lies in the file system of a local folder."""
+    """Whether a storage and a local folder lie in one file system."""
     if not isinstance(storage, LocalStorage):
         return False
     try:
@@ -258,7 +260,9 @@ def name_of(path: str) -> str:
 
 
 def bring(source: str, target: str, *, link: bool) -> None:
-    """Make `target` have the content of `source`: another name of it where that is possible, else a copy. Raises OSError."""
+    """Make the file `target` with the content of `source`: a hard link if `link` and the file system allow it, else a copy.
+
+    Raises OSError."""
     if link:
         try:
             os.link(source, target)
@@ -290,7 +294,7 @@ def _write(target: str, chunks: Sequence[Buffer]) -> None:
 
 
 def is_dead(folder: str) -> bool:
-    """Whether nobody holds an owner's lock. A folder without one is about to get it, or was left by a deletion: see its age."""
+    """Whether an owner's lock is free. A folder without a lock is new, or left by a deletion: its age decides."""
     try:
         descriptor = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -307,7 +311,7 @@ def is_dead(folder: str) -> bool:
 
 
 def sweep_dead(root: str, *, now_s: float) -> None:
-    """Delete copies of any job whose owners died DEAD_AGE_S ago, by the clock of this host."""
+    """Delete copies, of any job, of owners that died more than DEAD_AGE_S ago by the clock of this host."""
     for job in _names(root):
         job_folder = os.path.join(root, job)
         for _, folder in _owners(job_folder):
@@ -319,7 +323,7 @@ def sweep_dead(root: str, *, now_s: float) -> None:
 
 
 def _age_s(path: str, now_s: float) -> float:
-    """Seconds since a file or folder was touched; 0 if it can't be told, its folder's if it is missing."""
+    """Seconds since a file or folder was touched; of its folder if a lock is missing; 0 if that is not known."""
     try:
         return now_s - os.stat(path).st_mtime
     except FileNotFoundError:
@@ -345,7 +349,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _remove(folder: str) -> None:
-    """The lock goes last: an owner's folder that was deleted by half can be told, and deleted again."""
+    """Delete an owner's folder. The lock goes last, so that a half-deleted folder is recognised and deleted again."""
     for name in _names(folder):
         if name != LOCK_NAME:
             with contextlib.suppress(OSError):

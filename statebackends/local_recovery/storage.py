@@ -1,7 +1,7 @@
-"""The two storage ports of local recovery: one that also keeps here what is stored, one that asks the copies here first.
+"""Storage ports of local recovery: KeepingStorage also keeps local copies of stored files, RecoveringStorage reads copies first.
 
-Storage stays the authority: a copy is used only if it has the length and the checksum that the snapshot says, and what is
-missing or damaged here is read from storage as if there were no copies."""
+Checkpoint storage stays the authority: a copy is used only if it has the length and checksum of the snapshot's handle, and a
+missing or damaged one is read from storage. Where copies lie, and how long, is for copies.py."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ _READ_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class RestoredBytes:
-    """Where the state of one subtask came from; bytes of whole files. Any thread may add."""
+    """Bytes that one restore of a subtask read. Thread-safe."""
 
     local: int = 0
+    """From copies on this host."""
     remote: int = 0
+    """From checkpoint storage."""
     damaged: int = 0
-    """Copies that had another length or checksum, or could not be read."""
+    """Number of copies with another length or checksum, or that could not be read."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, *, local: int = 0, remote: int = 0, damaged: int = 0) -> None:
@@ -44,7 +46,7 @@ class RestoredBytes:
 
 
 class KeepingStorage:
-    """Storage for the files of one checkpoint of one subtask: what is stored is kept here, too."""
+    """Storage for one checkpoint of one subtask, which keeps a local copy of each file it stores."""
 
     def __init__(self, storage: Storage, copies: LocalCopies, checkpoint_id: int) -> None:
         self._storage = storage
@@ -73,7 +75,7 @@ class KeepingStorage:
 
 
 class RecoveringStorage:
-    """Storage for one restore of one subtask."""
+    """Storage for one restore of one subtask, which reads files from local copies where it can."""
 
     def __init__(
         self,
@@ -83,13 +85,13 @@ class RecoveringStorage:
         copies: LocalCopies | None = None,
         keep_for: int | None = None,
     ) -> None:
-        """`wanted`: what the snapshot says of its files. `keep_for`: checkpoint whose files become the copies' own."""
+        """`wanted`: handles of the snapshot's files. `keep_for`: the restored checkpoint, whose files `copies` keeps, if given."""
         self._storage = storage
         self._wanted = wanted
-        self._pieces: dict[str, list[SegmentHandle]] = {}
+        self._segments: dict[str, list[SegmentHandle]] = {}
         for (path, _), handle in sorted(wanted.items()):
             if isinstance(handle, SegmentHandle):
-                self._pieces.setdefault(path, []).append(handle)
+                self._segments.setdefault(path, []).append(handle)
         self._restored = restored
         self._copies = copies
         self._keep_for = keep_for
@@ -112,30 +114,30 @@ class RecoveringStorage:
                 return self._download(operation, whole)
             case ReadFile(path, 0, length) if (whole := self._whole(path)) and (length is None or length > whole.length):
                 return self._read(operation, whole)
-            case ReadFile(path, offset, length) if length is not None and (pieces := self._pieces_within(path, offset, length)):
-                return self._read_pieces(operation, pieces)
+            case ReadFile(path, offset, length) if length is not None and (segments := self._segments_within(path, offset, length)):
+                return self._read_segments(operation, segments)
         return self._storage.execute(operation)
 
     def _whole(self, path: str) -> FileHandle | None:
         found = self._wanted.get((path, 0))
         return None if isinstance(found, SegmentHandle) else found
 
-    def _pieces_within(self, path: str, offset: int, length: int) -> list[SegmentHandle]:
-        """Pieces of a file that a read from the first one's begin to the last one's end gets."""
+    def _segments_within(self, path: str, offset: int, length: int) -> list[SegmentHandle]:
+        """Segments of a file within [offset, offset + length), if they reach from its start to its end; else none."""
         stop = offset + length
-        pieces = [each for each in self._pieces.get(path, ()) if offset <= each.offset and each.offset + each.length <= stop]
-        reaches = pieces and pieces[0].offset == offset and max(each.offset + each.length for each in pieces) == stop
-        return pieces if reaches else []
+        segments = [each for each in self._segments.get(path, ()) if offset <= each.offset and each.offset + each.length <= stop]
+        reaches = segments and segments[0].offset == offset and max(each.offset + each.length for each in segments) == stop
+        return segments if reaches else []
 
-    def _read_pieces(self, operation: ReadFile, pieces: Sequence[SegmentHandle]) -> bytes:
-        """As `_read`; a file that is read from begin to end is kept."""
-        found = self._from_copy(operation.path, lambda copy: _pieces_content(copy, pieces))
+    def _read_segments(self, operation: ReadFile, segments: Sequence[SegmentHandle]) -> bytes:
+        """`_read` of several segments; the file is kept if all of it was read."""
+        found = self._from_copy(operation.path, lambda copy: _segments_content(copy, segments))
         data: bytes = found[1] if found is not None else self._storage.execute(operation)
         self._restored.add(**{"remote" if found is None else "local": len(data)})
         if self._copies is not None and self._keep_for is not None:
             if found is not None:
                 self._copies.adopt(self._keep_for, operation.path, found[0])
-            elif len(data) == pieces[0].file_length and _are_intact(data, operation.offset, pieces):
+            elif len(data) == segments[0].file_length and _are_intact(data, operation.offset, segments):
                 self._copies.keep_bytes(self._keep_for, operation.path, [data])
         return data
 
@@ -165,12 +167,12 @@ class RecoveringStorage:
         return data
 
     def _from_copy(self, path: str, take: Callable[[str], bytes | None]) -> tuple[str, bytes] | None:
-        """The first good copy, and what it gives; None if there is none."""
+        """(first intact copy, what `take` gives for it); None if there is none."""
         for copy in self._found.get(name_of(path), ()):
             try:
                 taken = take(copy)
             except FileNotFoundError:
-                continue  # its owner gave it up meanwhile
+                continue  # its owner deleted it meanwhile
             except OSError as error:
                 self._damaged(path, copy, str(error))
                 continue
@@ -185,7 +187,7 @@ class RecoveringStorage:
 
 
 def _place(copy: str, local_path: str, handle: FileHandle) -> bytes | None:
-    """Bring a copy to `local_path` and check it there; nothing is left there if it isn't the stored file."""
+    """Bring a copy to `local_path` and check it there. None, and no file there, if it isn't the stored file."""
     if os.path.getsize(copy) != handle.length:
         return None
     with contextlib.suppress(FileNotFoundError):
@@ -206,21 +208,21 @@ def _discard(path: str) -> None:
         os.unlink(path)
 
 
-def _pieces_content(copy: str, pieces: Sequence[SegmentHandle]) -> bytes | None:
-    """From the first piece's begin to the last one's end."""
-    start, stop = pieces[0].offset, max(piece.offset + piece.length for piece in pieces)
-    if os.path.getsize(copy) != pieces[0].file_length or start < 0:
+def _segments_content(copy: str, segments: Sequence[SegmentHandle]) -> bytes | None:
+    """Bytes from the first segment's start to the last one's end; None if a segment is not intact."""
+    start, stop = segments[0].offset, max(segment.offset + segment.length for segment in segments)
+    if os.path.getsize(copy) != segments[0].file_length or start < 0:
         return None
     with open(copy, "rb") as file:
         file.seek(start)
         data = file.read(stop - start)
-    return data if _are_intact(data, start, pieces) else None
+    return data if _are_intact(data, start, segments) else None
 
 
-def _are_intact(data: bytes, start: int, pieces: Sequence[SegmentHandle]) -> bool:
-    """Whether bytes of a file from `start` on hold all these pieces of it."""
-    found = [data[piece.offset - start : piece.offset - start + piece.length] for piece in pieces]
-    return all(is_intact(piece, each) for piece, each in zip(pieces, found, strict=True))
+def _are_intact(data: bytes, start: int, segments: Sequence[SegmentHandle]) -> bool:
+    """Whether bytes of a file from `start` on hold these segments of it, intact."""
+    found = [data[segment.offset - start : segment.offset - start + segment.length] for segment in segments]
+    return all(is_intact(segment, each) for segment, each in zip(segments, found, strict=True))
 
 
 def _content(copy: str, handle: FileHandle) -> bytes | None:
@@ -243,16 +245,16 @@ def _checksum(path: str) -> tuple[int, str]:
 
 
 StoredFiles: TypeAlias = dict[tuple[str, int], FileHandle]
-"""(stored path, offset in the file) -> what a snapshot says of it."""
+"""(stored path, offset in the file) -> the snapshot's handle."""
 
 
 def stored_files(state: OperatorSubtaskState, folder: str, operator: str) -> StoredFiles:
-    """Every file of an operator's state, and every piece of one. Raises CorruptStateError for a path that leads elsewhere."""
+    """Files and segments of an operator's state. Raises CorruptStateError for a path that leaves the snapshot."""
     return {(part_path(folder, handle.path, operator=operator), handle.offset): handle for handle in file_handles(state)}
 
 
 def held_paths(states: Iterable[OperatorSubtaskState], folder: str) -> set[str]:
-    """Stored paths of an acknowledged state, those that its base has included."""
+    """Stored paths of the files of acknowledged state, including those that its base stored."""
     parts = (handle for state in states for handle in _parts(state))
     return {part_path(folder, handle.path) for handle in parts if isinstance(handle, FileHandle | PlaceholderHandle)}
 

@@ -1,7 +1,8 @@
-"""The `rocksdb` backend: state larger than memory, in a RocksDB database behind a write buffer in memory.
+"""Backend `rocksdb`: state larger than memory, in a RocksDB database behind a write buffer in memory.
 
-Checkpoints are native files, savepoints tables. Columnar state and timers live in memory here too, and are a second,
-canonical handle beside the native one. Reading another range of key groups is a clone, range deletions and sorted tables."""
+Checkpoints store native files (incremental: new table files only), savepoints canonical tables. Columnar state and timers live in
+memory, and are handles of tables beside the native one. Restores are in restore.py, write order in write_buffer.py. Source: Flink,
+EmbeddedRocksDBStateBackend."""
 
 from __future__ import annotations
 
@@ -37,11 +38,13 @@ from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource,
 from holdfast.statebackends.storage.port import Flow, Storage
 
 _CHECK_EVERY = 512
-"""Key switches between two looks at the write buffer's size."""
+"""Key switches between two checks of the write buffer's limits."""
 
 
 class RocksKeyedBackend(KeyedBackendBase):
-    """`local_dir` is this attempt's own folder; the database and the hard-linked copies of snapshots are in it."""
+    """Keyed backend over one RocksDB database.
+
+    `local_dir`: a folder of this attempt alone, for the database and the hard-linked copies of snapshots."""
 
     native_format = NATIVE_FORMAT
 
@@ -85,7 +88,7 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         state_table = self._state_table(self._serializer(state_name), namespace)
-        # All at once: while the caller has a key, layers may reach the database and be dropped.
+        # All keys at once: between two that the caller takes, layers may reach the database and be dropped.
         shown = dict.fromkeys(key for layer in (state_table.active, *state_table.immutable) for key in layer)
         rows = self._write_buffer.store.state_rows(self._write_buffer.store.state_id(state_name), self._key_groups)
         stored = dict.fromkeys(row.key for row, _ in rows if row.namespace == namespace and row.key not in shown)
@@ -101,7 +104,7 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     @property
     def write_buffer(self) -> WriteBuffer:
-        """For metrics and tests."""
+        """The write buffer, for metrics and tests."""
         return self._write_buffer
 
     def state_size(self) -> int:
@@ -109,7 +112,7 @@ class RocksKeyedBackend(KeyedBackendBase):
         return stored + sum(state.size() for state in self._columnar.values())
 
     def dispose(self) -> None:
-        """Idempotent. Snapshots in flight fail from here on."""
+        """Idempotent. Snapshots in flight fail."""
         self._disposed = True
         if self._opened is not None:
             self._opened.close()
@@ -189,11 +192,11 @@ class RocksKeyedBackend(KeyedBackendBase):
         return state_table
 
     def _new_table_ttl(self, state_ttl: StateTtl, state_table: CopyOnWriteStateTable) -> TableTtl:
-        return TableTtl(state_ttl)  # keys of state larger than memory are not noted: see ttl_cleanup.py
+        return TableTtl(state_ttl)  # keys of state larger than memory can't be noted: see ttl_cleanup.py
 
     def _load_rows(self, serializer: StateSerializer, table: pa.Table) -> None:
         store = self._write_buffer.store
-        store.write(_rows_of_chunks(serializer, store.state_id(serializer.name), self._rows.key_batches(serializer, table)))
+        store.write(_rows_of_batches(serializer, store.state_id(serializer.name), self._rows.key_batches(serializer, table)))
 
     def _restore_native(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, checkpoint_id: int | None
@@ -211,7 +214,7 @@ class RocksKeyedBackend(KeyedBackendBase):
 
 
 class RocksSnapshot:
-    """`backend.PendingSnapshot`: an immutable buffer and what lives in memory."""
+    """Implements `backend.PendingSnapshot`: an immutable buffer, and sources in memory."""
 
     def __init__(
         self,
@@ -224,7 +227,7 @@ class RocksSnapshot:
         stored: StoredFiles | None,
         chains: ChainsByCheckpoint | None,
     ) -> None:
-        """`stored`: of earlier checkpoints; None: everything is written, into the snapshot's own folder."""
+        """`stored`: shared files of earlier checkpoints; None: all files are written, into the snapshot's own folder."""
         self._rows = rows
         self._states = states
         self._key_groups = key_groups
@@ -308,7 +311,7 @@ class RocksSnapshot:
 
 
 def _placeholder(handle: FileHandle, local_path: str) -> PlaceholderHandle:
-    """Raises InvariantError if the local file can't be the stored one: a table's name is used once in the life of a database."""
+    """The placeholder of a stored table. Raises InvariantError if the local file of its name, used once a database, differs."""
     length = os.path.getsize(local_path)
     if length != handle.length:
         raise InvariantError(f"{local_path} has {length} bytes and is stored as {handle.path} with {handle.length}")
@@ -316,7 +319,7 @@ def _placeholder(handle: FileHandle, local_path: str) -> PlaceholderHandle:
 
 
 def _shared(parts: Mapping[str, PlaceholderHandle | WrittenPart], known: Mapping[str, FileHandle]) -> dict[str, FileHandle]:
-    """Local name -> shared file of all tables that a checkpoint has: those of its base, and what was stored for it."""
+    """Local name -> shared file of a checkpoint's tables: those of its base, and those stored for it."""
     shared = {name: known[name] for name in parts if name in known}
     for name, part in parts.items():
         if name.endswith(TABLE_SUFFIX) and isinstance(part, WrittenPart) and isinstance(part.handle, FileHandle):
@@ -325,12 +328,12 @@ def _shared(parts: Mapping[str, PlaceholderHandle | WrittenPart], known: Mapping
 
 
 class _StoredRows:
-    """One state's rows in a hard-linked copy."""
+    """Implements `TableSource`: one state's rows in a hard-linked copy."""
 
     def __init__(
         self, rows: KeyedRows, serializer: StateSerializer, copy: RocksStore, key_groups: KeyGroupRange, horizon_ms: int | None
     ) -> None:
-        """`horizon_ms`: what is stamped at or before it has expired, and is left out."""
+        """`horizon_ms`: values stamped at or before it have expired, and are left out; None: state without a TTL."""
         self._horizon_ms = horizon_ms
         self.meta = serializer.meta
         self._rows = rows
@@ -339,15 +342,15 @@ class _StoredRows:
         self._key_groups = key_groups
 
     def stream(self) -> RowStream:
-        chunks = self._chunks()
+        batches = self._batches()
         if self._horizon_ms is not None:
-            chunks = unexpired_batches(self._serializer.kind, chunks, self._horizon_ms)
-        return self._rows.stream(self._serializer, chunks)
+            batches = unexpired_batches(self._serializer.kind, batches, self._horizon_ms)
+        return self._rows.stream(self._serializer, batches)
 
     def release(self) -> None:
-        """The copy is deleted with the flow."""
+        """No work: the snapshot's flow deletes the copy."""
 
-    def _chunks(self) -> Iterator[KeyBatch]:
+    def _batches(self) -> Iterator[KeyBatch]:
         state_id = self._copy.state_ids.get(self._serializer.name)
         if state_id is None:
             return
@@ -362,10 +365,10 @@ class _StoredRows:
         yield namespace, keys, values
 
 
-def _rows_of_chunks(serializer: StateSerializer, state_id: int, chunks: Iterator[Any]) -> Iterator[Row]:
-    """Rows to write for restored chunks; lists, which may come in several batches, are put together first."""
+def _rows_of_batches(serializer: StateSerializer, state_id: int, batches: Iterator[Any]) -> Iterator[Row]:
+    """Rows to write for restored batches; a list that comes in several batches is put together first."""
     lists: dict[tuple[int, bytes, bytes], list[Any]] = {}
-    for namespace, keys, groups, values in chunks:
+    for namespace, keys, groups, values in batches:
         for key, group, value in zip(keys, groups.tolist(), values, strict=True):
             if serializer.kind == "list":
                 lists.setdefault((group, key, namespace), []).extend(value)

@@ -1,17 +1,14 @@
-"""One RocksDB database of keyed rows: writing in short pieces, scans, and hard-linked copies.
+"""One RocksDB database of keyed rows: short writes, scans, and hard-linked copies.
 
-It knows nothing of layers, types or snapshots' files. Calls that hold the interpreter lock (WriteBatch,
-create_checkpoint, ingest_external_file) are kept to pieces of a few milliseconds. Everything that rocksdict raises is told
-here as an error of ours: plain Exception for what the disk refuses (see storage/failures.py), and panics, which are
-none that anybody else catches.
+It knows nothing of layers, types or snapshots. Calls that hold the interpreter lock (WriteBatch, create_checkpoint,
+ingest_external_file) are cut into steps of a few milliseconds. All exceptions of rocksdict become errors of errors.py here: plain
+Exception, by which it reports what the disk refuses (see storage/failures.py), and panics.
 
-A database whose background work the disk refused once is not written any more, whether RocksDB finds its way back or not:
-every later write raises what the disk said, until the attempt is over and the folder is gone.
+A panic of a native library is a BaseException in pyo3, which would end the calling thread with all of its work. Here it fails the
+operation alone (StateBackendError). Its class can't be imported: each library makes one of its own, at its first panic.
 
-Panics of native libraries. pyo3 raises them as a BaseException, so that nobody takes them for an error that was thought of; and
-they would end whoever calls, with all that belongs to others. Here a panic is a failure of what was being done.
-
-Which class that is can't be imported: every library has one of its own, made at its first panic."""
+After a failure of RocksDB's background work the database takes no writes, even if RocksDB recovers: every later write raises that
+failure, until the attempt is over and the folder is deleted."""
 
 from __future__ import annotations
 
@@ -54,12 +51,13 @@ from holdfast.statebackends.storage.failures import rocksdb_failure
 
 
 def is_panic(error: BaseException) -> bool:
+    """Whether an exception is the panic of a library made with pyo3."""
     return any(kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime" for kind in type(error).__mro__)
 
 
 def failure_of(error: BaseException) -> BaseException:
-    """`error`, if the work that raised it failed by it. Raises it if it ends the one who does the work: an interrupt, an exit, the
-    end of a generator."""
+    """`error` if it is a failure of the work that raised it: an Exception or a panic. Raises it otherwise: an interrupt, an exit,
+    the end of a generator."""
     if isinstance(error, Exception) or is_panic(error):
         return error
     raise error
@@ -68,27 +66,29 @@ def failure_of(error: BaseException) -> BaseException:
 log = logging.getLogger("holdfast.rocksdb")
 
 _STATES_KEY = b"\xff\xffstates"
-"""Above every key group: the JSON object state name -> state id."""
+"""Row above every key group, which holds the JSON object state name -> state id."""
 
 WRITE_ROWS = 1_000
 """Rows per write; a write holds the interpreter lock for a millisecond or two."""
 
 STALL_S = 0.001
-"""Between two tries of a write that RocksDB has no room for yet."""
+"""Seconds between two tries of a write that RocksDB has no room for yet."""
 _STALLED = "Result incomplete"
 
 _FLUSHED_AHEAD, _FLUSHED_AHEAD_MIN = 8, 2 << 20
-"""Such a part of a full memtable, and so many bytes, take some 30 ms to write. Less would make many small tables, to be merged
-later; and a memtable has a megabyte as soon as there is anything in it."""
+"""A memtable is flushed ahead from this fraction (an eighth) of its size and from so many bytes, which take some 30 ms to write.
+Below, flushes would make many small tables to merge; and a memtable takes a megabyte as soon as it has a row."""
 
 INGEST_TABLE_BYTES = 32 << 20
-"""Of one ingested table, before compression: linking it in holds the interpreter lock, mostly for two syncs of the disk."""
+"""Bytes of one ingested table, before compression. Linking one in holds the interpreter lock, mostly for two syncs of the disk."""
 
 _UNUSED_FILES = frozenset({"LOCK", "LOG", "IDENTITY"})
 
 
 class RocksStore:
-    """An open database in a folder of its own. Thread-safe as RocksDB is; who may write when is the caller's business."""
+    """An open database in a folder of its own. Thread-safe as RocksDB is; the caller decides which thread writes when.
+
+    All methods may raise StateBackendError."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class RocksStore:
         is_whole: bool = False,
         operator: str = "",
     ) -> None:
-        """Opens the folder, or creates it. `memory`: what others share, in the place of a block cache of its own. `is_new`: rows
-        will be loaded before the first copy is made. `is_whole`: what is damaged is this disk's copy, as if `restored` had been
-        called; of a new database it always is. `operator`: whose rows they are, for errors.
+        """Open the folder, or create it.
 
-        Raises StorageUnavailableError, or CorruptStateError if it isn't ours. Any call here may raise StateBackendError."""
+        `memory`: shared memory to use instead of a block cache of its own. `is_new`: rows are loaded before the first copy is
+        made. `is_whole`: damage found later is damage of this disk, as after `restored`; always so for a new database. `operator`:
+        uid of the rows' owner, for errors. Raises StorageUnavailableError; CorruptStateError for files of another kind."""
         self.folder = folder
         self.state_ids: dict[str, int] = {}
         self._operator = operator
@@ -128,10 +128,10 @@ class RocksStore:
         self._closed = self._refusing = False
         self._is_read_only = read_only
         self._refusal: StorageUnavailableError | None = None
-        """What the disk refused of the database's background work."""
+        """Failure of the database's background work, raised by every later write; None: none failed."""
 
     def _open(self, options: Any, access: Any) -> Any:
-        """The database; its `state_ids` are read."""
+        """Open the database and read its state ids."""
         folder = self.folder
         try:
             os.makedirs(folder, exist_ok=True)
@@ -147,17 +147,17 @@ class RocksStore:
         return database
 
     def restored(self) -> None:
-        """Every file was whole when the database was put together: what is damaged from here on is this disk's copy of it, and a
+        """The database was restored from files that matched their checksums: damage found later is damage of this disk, and a
         StateBackendError, which a restart mends."""
         self._is_whole = True
 
     def check(self) -> None:
-        """Raises StorageUnavailableError, by its name, if the disk has refused the database something."""
+        """Raises the StorageUnavailableError by which background work of the database failed, if it did."""
         if self._refusal is not None:
             raise type(self._refusal).of(self._refusal.message, self._refusal.fields)
 
     def state_id(self, name: str) -> int:
-        """Id of a state, 0..65535, given at the first call and kept for the life of the database and its copies."""
+        """Id of a state, 0..65535; assigned at the first call, and fixed for the life of the database and its copies."""
         if name not in self.state_ids:
             state_id = max(self.state_ids.values(), default=-1) + 1
             if state_id > 0xFFFF:
@@ -179,13 +179,13 @@ class RocksStore:
         return value
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Write rows in order, WRITE_ROWS at a time, with the write-ahead log off."""
+        """Write rows in order, WRITE_ROWS at a time, without the write-ahead log. Raises StorageUnavailableError."""
         rest = iter(rows)
         while batch := list(islice(rest, WRITE_ROWS)):
             self._commit(lambda batch=batch: _batch(batch), batch[0][0])  # type: ignore[misc]
 
     def write_batch(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """As `write`, of no more than WRITE_ROWS rows, without a step of Python's for each unless one is deleted."""
+        """`write` of at most WRITE_ROWS rows, without a Python step for each row unless one is deleted."""
         if None in values:
             self.write(zip(keys, values, strict=True))
             return
@@ -198,10 +198,10 @@ class RocksStore:
         self._commit(make, keys[0] if keys else b"")
 
     def ingest(self, rows: Iterator[tuple[bytes, bytes]], scratch: str) -> None:
-        """Add rows, strictly ascending, as finished tables: no memtable, and nothing to compact.
+        """Add rows, strictly ascending, as finished tables: without a memtable or a compaction.
 
-        The database must hold no row within their range. `scratch` is a folder of the database's file system; what is written
-        there becomes the database's. Raises StorageUnavailableError."""
+        The database must hold no row within their range. `scratch`: a folder in the database's file system; tables written there
+        are moved into the database. Raises StorageUnavailableError."""
         write_batches = iter(lambda: list(islice(rows, WRITE_ROWS)), [])
         for number, first in enumerate(write_batches):
             path = os.path.join(scratch, f"ingest-{number}{TABLE_SUFFIX}")
@@ -219,18 +219,18 @@ class RocksStore:
                 self._db.ingest_external_file([path], options)
 
     def refuse_writes(self) -> None:
-        """Any thread: the database is about to be closed, so a long write ends with StorageUnavailableError soon."""
+        """Any thread, before `close`: writes raise StorageUnavailableError from now on, and long ones end soon."""
         self._refusing = True
 
     def _commit(self, make: Callable[[], Any], first: bytes) -> None:
-        """Write the batch that `make` makes, anew for each try; `first`: one of its row keys."""
+        """Write the batch that `make` builds, once for each try; `first`: one of its row keys."""
         self._patiently(lambda: self._db.write(make(), self._without_wal), self.folder, first)
 
     def _patiently(self, write: Callable[[], Any], path: str, key: bytes = b"") -> None:
-        """Make a write, when RocksDB has room for it.
+        """Call `write` until RocksDB has room for it.
 
-        Waiting within RocksDB would keep the interpreter from every thread, and after a flush that found the disk full it would
-        last until there is room: nobody would learn why this worker stands still."""
+        A wait within RocksDB would hold the interpreter lock. After a flush that met a full disk it would last until there is room,
+        and no error would say why the worker stands still."""
         with self._storing(path, key):
             while True:
                 if self._refusing:
@@ -249,31 +249,32 @@ class RocksStore:
                 time.sleep(STALL_S)
 
     def rows(self, prefix: bytes, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """(row key, value) of the rows that start with `prefix`, ascending, as they are when the iteration starts; behind the row
-        key `after`, if one is given."""
+        """(row key, value) of the rows that start with `prefix`, ascending; from behind the row key `after` if given.
+
+        The iterator, as all others here, gives the rows as they are when it starts."""
         return self._rows_from(self._iterator(prefix), prefix, None if after is None else after + b"\0")
 
     def group_rows(self, groups: KeyGroupRange) -> Iterator[tuple[bytes, bytes]]:
         """(row key, value) of all rows of some key groups, ascending."""
-        bound = ReadOptions()  # lives until the end: the iterator reads the bound where these options have it
+        bound = ReadOptions()  # must live as long as the iterator, which reads the bound from it
         bound.set_iterate_upper_bound(groups.stop.to_bytes(2, "big"))
         yield from self._rows_from(self._iterator(b"", bound), b"", groups.start.to_bytes(2, "big"))
 
     def state_rows(self, state_id: int, groups: KeyGroupRange) -> Iterator[tuple[RowKey, bytes]]:
-        """Rows of one state in some key groups, key group by key group, as they are when the iteration starts."""
+        """Rows of one state in some key groups, ascending."""
         iterator = self._iterator(GROUP_AND_STATE.pack(groups.start, state_id))
         for key_group in range(groups.start, groups.stop):
             for key, value in self._rows_from(iterator, GROUP_AND_STATE.pack(key_group, state_id)):
                 yield parse_row_key(key), value
 
     def rows_after(self, key_group: int, state_id: int, after: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """(row key, value) of one state in one key group, behind the row key `after`; as they are when the iteration starts."""
+        """(row key, value) of one state in one key group, ascending, from behind the row key `after` if given."""
         prefix = GROUP_AND_STATE.pack(key_group, state_id)
         return self._rows_from(self._iterator(prefix), prefix, None if after is None else after + b"\0")
 
     @property
     def is_refusing(self) -> bool:
-        """`refuse_writes` was called."""
+        """Whether `refuse_writes` was called."""
         return self._refusing
 
     def keep_only(self, groups: KeyGroupRange) -> None:
@@ -285,13 +286,13 @@ class RocksStore:
                 self._patiently(partial(self._db.delete_range, start, stop, self._without_wal), self.folder)
 
     def delete_state(self, name: str, groups: KeyGroupRange) -> None:
-        """Delete all rows of a state; it has `groups` only."""
+        """Delete all rows of a state, which lie in `groups`."""
         state_id = self.state_ids[name]
         self.write((key, None) for group in range(groups.start, groups.stop)
                    for key, _ in self.rows(GROUP_AND_STATE.pack(group, state_id)))  # fmt: skip
 
     def link_copy(self, folder: str) -> list[str]:
-        """Flush, then hard-link the whole database into a new folder; returns its file names, sorted."""
+        """Flush, then hard-link the database into a new folder; returns its file names, sorted. Raises StorageUnavailableError."""
         with self._storing(folder):
             self._db.flush()
             self._end_loading()
@@ -301,10 +302,9 @@ class RocksStore:
             return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
 
     def flush_ahead(self) -> None:
-        """Begin to write a memtable that is an eighth full to a table, so that the next copy finds little in it; only where nobody
-        would have to wait, and where tables are merged in the background.
+        """Start to flush a memtable that is an eighth full, so that the next copy finds little in it.
 
-        Raises StorageUnavailableError."""
+        Only if no other flush is under way, and with compaction in the background. Raises StorageUnavailableError."""
         enough = max(self._write_buffer_bytes // _FLUSHED_AHEAD, _FLUSHED_AHEAD_MIN)
         is_free = self._compaction.in_background and not self._number("num-immutable-mem-table") and not self._is_crowded()
         if is_free and self._number("cur-size-active-mem-table") >= enough:
@@ -331,12 +331,12 @@ class RocksStore:
         return self._number("total-sst-files-size") + self._number("cur-size-all-mem-tables")
 
     def close(self) -> None:
-        """Idempotent; the files stay, and hold what was written to them. What the disk does not take any more nobody wanted."""
+        """Idempotent. The files stay; rows that the disk does not take any more are lost, and belong to no snapshot."""
         if not self._closed:
             self._closed = True
             try:
                 self._db.close()
-            except Exception as error:  # of its last flush; it is closed all the same
+            except Exception as error:  # of the last flush; the database is closed all the same
                 log.warning("%s was closed without what it had not written: %s", self.folder, error)
             except BaseException as error:
                 self._check_panic(error)
@@ -345,7 +345,7 @@ class RocksStore:
     # ------------------------------------------------------------------------------------------------ what it calls raises
 
     def _iterator(self, prefix: bytes, *options: Any) -> Any:
-        """Of rows as they are now. Not a Snapshot's: rocksdict's iterates over newer rows too (0.3.29)."""
+        """An iterator over the present rows. Not one of a Snapshot, which shows newer rows too (rocksdict 0.3.29)."""
         try:
             return self._db.iter(*options)
         except BaseException as error:
@@ -365,18 +365,18 @@ class RocksStore:
         except BaseException as error:
             self._check_panic(error, key)
             raise
-        try:  # an iterator over a damaged table ends as one behind the last row does; only its status tells
+        try:  # an iterator ends at a damaged table as it does behind the last row; its status tells them apart
             iterator.status()
         except Exception as error:
             raise self._failure(error) from error
 
     @contextlib.contextmanager
     def _storing(self, path: str, key: bytes = b"") -> Iterator[None]:
-        """`key`: a row key, or the beginning of one, that shows which state it is about."""
+        """Turn exceptions of rocksdict into ours. `key`: a row key, or its beginning, by which errors name the state."""
         self.check()
         try:
             yield
-        except HoldfastError:  # within, which names what it was about
+        except HoldfastError:  # raised within, and complete
             raise
         except Exception as error:
             failure = self._failure(error, path)
@@ -388,11 +388,11 @@ class RocksStore:
             raise
 
     def _failure(self, error: Exception, path: str = "") -> HoldfastError:
-        """What one of RocksDB's errors is called here."""
+        """The error for an exception of RocksDB."""
         return self._whose(rocksdb_failure(error, path or self.folder))
 
     def _whose(self, failure: HoldfastError) -> HoldfastError:
-        """Damage is the snapshot's until the database is whole, and this disk's from then on."""
+        """Damage is the snapshot's (CorruptStateError) until the database is whole, and this disk's from then on."""
         if isinstance(failure, CorruptStateError) and self._is_whole:
             where = f"operator {self._operator!r}"
             return StateBackendError(f"{where}: {failure}", operator=self._operator, state="", path=self.folder)
@@ -429,7 +429,7 @@ def _batch(rows: Iterable[Row]) -> Any:
 
 
 def _put(writer: Any, rows: list[tuple[bytes, bytes]]) -> int:
-    """Add rows to a table; their bytes."""
+    """Add rows to a table; returns their bytes."""
     size = 0
     put = writer.__setitem__
     for key, value in rows:

@@ -1,8 +1,7 @@
-"""How a database is tuned: tables, filters, write buffers, and when tables are merged.
+"""Options of RocksDB databases, and the memory that the databases of one process share.
 
-What the RocksDB databases of one process share: a block cache, and a soft bound of all memtables.
-
-A worker is one process, so its databases, one for each subtask and operator, stay within what one is given."""
+It decides table format, filters, memtables and compaction. Block cache and memtable budget are per process: a worker has one
+database for each subtask and operator, and together they stay within one set of bounds."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from rocksdict import (
 
 
 class RocksMemory:
-    """Lives as long as a database uses it."""
+    """Block cache and memtable budget of a process's databases; lives as long as one of them is open."""
 
     __slots__ = ("__weakref__", "block_cache", "write_buffers")
 
     def __init__(self, block_cache_bytes: int, write_buffers_bytes_max: int) -> None:
         self.block_cache = Cache(block_cache_bytes)
         self.write_buffers = WriteBufferManager(write_buffers_bytes_max, False)
-        """Above this the memtable that is written to becomes a table early; nobody waits for that, so it is a soft bound."""
+        """Above its bound the active memtable is flushed early. Writers don't wait for that, so the bound is soft."""
 
 
 _shared: WeakValueDictionary[tuple[int, int], RocksMemory] = WeakValueDictionary()
@@ -38,7 +37,7 @@ _lock = threading.Lock()
 
 
 def shared_memory(block_cache_bytes: int, write_buffers_bytes_max: int) -> RocksMemory:
-    """The one of this process for these sizes; a worker runs one job at a time, and all of it has the same."""
+    """This process's RocksMemory of these sizes. A worker runs one job at a time, whose subtasks all have the same sizes."""
     sizes = (block_cache_bytes, write_buffers_bytes_max)
     with _lock:
         memory = _shared.get(sizes)
@@ -48,26 +47,31 @@ def shared_memory(block_cache_bytes: int, write_buffers_bytes_max: int) -> Rocks
 
 
 _RUNS_TO_SLOW_DOWN = 16
-"""Runs beyond those that are merged, at which RocksDB holds writes back; twice as many stop them."""
+"""Sorted runs beyond `runs_max` at which RocksDB slows writes down; at twice as many it stops them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """When tables are merged. What is merged is stored again by the next increment, so it is by size, never by level: with leveled
-    compaction each hundredth of scattered changes rewrites all (measured: 21 % of the bytes an increment, against 2-4 %)."""
+    """When tables are merged: universal compaction. Sources: RocksDB, Universal Compaction.
+
+    The next increment stores merged tables again. Leveled compaction would rewrite nearly all of them for each hundredth of
+    scattered changes (measured: an increment is 21 % of the bytes, against 2-4 %)."""
 
     runs_max: int = 8
+    """Sorted runs at which neighbours are merged."""
     space_amplification_percent: int = 200
+    """Size of the newer runs, in percent of the oldest, at which all are merged."""
     in_background: bool = True
+    """False: merge only in `RocksStore.link_copy`."""
 
 
 LOADING = Compaction(runs_max=3, space_amplification_percent=50)
-"""Before the first copy is made. What is merged then was stored nowhere yet, and what the first checkpoint finds is one large run
-and a few small ones: several of one size would all be merged, and stored again, within a few increments."""
+"""While a new database is loaded, before its first copy. No checkpoint stores the tables merged then, and the first one finds one
+large run and a few small ones; several runs of one size would be merged, and stored again, within a few increments."""
 
 
 def changeable(compaction: Compaction) -> dict[str, str]:
-    """Options of an open database that say when it merges."""
+    """Options of compaction, by name, for `set_options` of an open database."""
     return {
         "level0_file_num_compaction_trigger": str(compaction.runs_max),
         "compaction_options_universal": f"{{max_size_amplification_percent={compaction.space_amplification_percent};}}",
@@ -75,6 +79,7 @@ def changeable(compaction: Compaction) -> dict[str, str]:
 
 
 def database_options(write_buffer_bytes: int, cache: Any, compaction: Compaction) -> Any:
+    """Options that open a database. `write_buffer_bytes`: size of one memtable; `cache`: its block cache."""
     tables = BlockBasedOptions()
     tables.set_block_cache(cache)
     tables.set_bloom_filter(10.0, False)

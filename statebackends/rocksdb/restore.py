@@ -1,7 +1,8 @@
-"""Restoring native RocksDB files: clone the handle that fits best, cut it to our key groups by range deletions, and take what
-we need of the others in as sorted tables.
+"""Restore of native RocksDB files, also into other ranges of key groups.
 
-Runs on a pool thread, before the subtask processes anything. Files are checked against length and checksum as they come."""
+It clones the handle that shares most key groups with the subtask, deletes the rows of other key groups by range, and ingests the
+wanted rows of the other handles as sorted tables. Runs on a pool thread, before the subtask processes records. Downloads are
+checked by snapshot/parts.py. Source: Flink, RocksDBIncrementalRestoreOperation."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from holdfast.statebackends.storage.port import Flow, InParallel, Storage, perfo
 
 
 class NativeRestore:
-    """One restore; `open_store(folder, read_only=...)` opens a database."""
+    """One restore of one subtask."""
 
     def __init__(
         self,
@@ -43,7 +44,8 @@ class NativeRestore:
         open_store: Callable[..., RocksStore],
         now_ms: int,
     ) -> None:
-        """`now_ms`: stamp of rows stored before their state had a TTL."""
+        """`folder`: of the snapshot, in `storage`. `open_store(folder, read_only=...)` opens a database. `now_ms`: stamp of rows
+        stored before their state had a TTL."""
         self._operator = rows.operator
         self._serializers = serializers
         self._key_groups = key_groups
@@ -52,10 +54,12 @@ class NativeRestore:
         self._open_store = open_store
         self._now_ms = now_ms
         self.shared: dict[str, FileHandle] = {}
-        """Local name -> shared file of what was cloned: these files are in the database as they are in the snapshot."""
+        """Local name -> shared file, of the cloned tables: the first increment needs not store them again."""
 
     def run(self, handles: Sequence[KeyedStateHandle], database: str, scratch: str) -> RocksStore:
-        """The open database in the folder `database`; `scratch` is a folder for what is taken in, and is deleted."""
+        """Restore into the new folder `database` and return it open. `scratch`: folder for the other handles, deleted in the end.
+
+        Raises CorruptStateError, IncompatibleStateError, StorageUnavailableError, StateBackendError."""
         base = max(handles, key=lambda handle: len(handle.key_groups.intersection(self._key_groups)))
         self._download(base, database)
         for name, part in zip(base.names, base.parts, strict=True):
@@ -78,8 +82,9 @@ class NativeRestore:
         return store
 
     def _opened(self, handle: KeyedStateHandle, folder: str, *, read_only: bool = False) -> RocksStore:
-        """The database whose files were just downloaded. If RocksDB misses one, that is the snapshot's fault only as long as all of
-        its own files are still there."""
+        """Open a database whose files were just downloaded.
+
+        A file that RocksDB misses is damage of the snapshot only if all downloaded files are still there."""
         try:
             return self._open_store(folder, read_only=read_only)
         except (StorageUnavailableError, CorruptStateError) as error:
@@ -92,7 +97,7 @@ class NativeRestore:
             raise
 
     def _adopt(self, store: RocksStore, base: KeyedStateHandle) -> None:
-        """Make a clone ours: other key groups and undeclared states out, older types rewritten."""
+        """Turn a clone into this subtask's database: delete other key groups and undeclared states, rewrite older types."""
         if base.key_groups.intersection(self._key_groups) != base.key_groups:
             store.keep_only(self._key_groups)
         for meta in base.states:
@@ -105,7 +110,7 @@ class NativeRestore:
                 store.write(self._rows_of(store, self._key_groups, store.state_ids[meta.name], meta, serializer))
 
     def _take_in(self, handle: KeyedStateHandle, scratch: str, store: RocksStore) -> None:
-        """Rows of another old subtask: their key groups are its own, so no row of ours lies among them."""
+        """Ingest the wanted rows of another old subtask. Its key groups are its own, so no stored row lies among them."""
         old = self._opened(handle, scratch, read_only=True)
         try:
             wanted = [
@@ -120,7 +125,7 @@ class NativeRestore:
     def _sorted_rows(
         self, old: RocksStore, store: RocksStore, wanted: list[tuple[StateMeta, StateSerializer]], groups: KeyGroupRange
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows as `store` has them, ascending. State ids are each database's own: rows are rewritten only if they differ."""
+        """Rows for `store`, ascending. Each database has state ids of its own: rows are rewritten where ids or types differ."""
         ids = {meta.name: store.state_id(meta.name) for meta, _ in wanted}
         if ids == old.state_ids and all(meta.value_type == serializer.meta.value_type for meta, serializer in wanted):
             yield from old.group_rows(groups)
@@ -133,7 +138,7 @@ class NativeRestore:
     def _rows_of(
         self, source: RocksStore, groups: KeyGroupRange, state_id: int, meta: StateMeta, serializer: StateSerializer
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of one state of `source`, ascending, under another state id and with the declared type."""
+        """Rows of one state of `source`, ascending, with the state id `state_id` and the declared type."""
         rows = source.state_rows(source.state_ids[meta.name], groups)
         while batch := list(islice(rows, WRITE_ROWS)):
             values = self._values(meta, serializer, [value for _, value in batch])

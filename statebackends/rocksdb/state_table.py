@@ -1,7 +1,7 @@
-"""The copy-on-write table of one (state, namespace) with a RocksDB database below it, and the bounded cache in between.
+"""Copy-on-write table of one (state, namespace) over a RocksDB database, with a bounded read cache in between.
 
-Reads look into active, immutable, cached and stored rows, in this order; when immutable layers are written is decided in
-write_buffer.py. The loop thread's alone, but for `write_batches`, which reads a frozen layer."""
+Reads look into active, immutable, cached and stored rows, in this order. When immutable layers are written is for write_buffer.py.
+For the loop thread only, but for `write_batches`, which reads a frozen layer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ GroupsOf = Callable[[Sequence[bytes]], npt.NDArray[np.int32]]
 """Key groups of encoded keys."""
 
 WriteBatch = tuple[list[bytes], list[bytes | None]]
-"""Row keys and encoded values, None to delete: at most WRITE_ROWS."""
+"""(row keys, encoded values), at most WRITE_ROWS rows; None deletes the row."""
 
 _ENTRY_BYTES = 200
-"""Estimate for a dict entry with its key bytes and value object."""
+"""Estimate for one entry of a dict, with its key bytes and value object."""
 _SAMPLE = 32
 
 
 class ReadCache:
-    """Values as they are below the oldest immutable layer: two segments, of which the older is dropped when the newer is full."""
+    """Cache of values below the oldest immutable layer, in two halves: when the younger is full, it replaces the older."""
 
     __slots__ = ("_old", "_young")
 
@@ -42,7 +42,7 @@ class ReadCache:
         self._old: Layer = {}
 
     def get(self, key: Any) -> Any:
-        """Cached value, TOMBSTONE if it is known to be absent, MISSING if nothing is known."""
+        """The cached value; TOMBSTONE for a key known to be absent, MISSING for one that is not cached."""
         found = self._young.get(key, MISSING)
         if found is MISSING and self._old:
             found = self._old.get(key, MISSING)
@@ -54,14 +54,14 @@ class ReadCache:
         self._young[key] = value
 
     def absorb(self, written: Layer) -> None:
-        """Rows that have just reached the database, newer than all that is cached."""
+        """Add rows just written to the database, which are newer than cached ones."""
         self._young.update(written)
 
     def clear(self) -> None:
         self._young, self._old = {}, {}
 
     def shrink(self, bytes_max: int) -> None:
-        """Drop the older segment when the newer holds half of bytes_max."""
+        """Drop the older half when the younger has more than half of `bytes_max`."""
         if weight(self._young) > bytes_max // 2:
             self._young, self._old = {}, self._young
 
@@ -102,29 +102,29 @@ class RocksDBStateTable(CopyOnWriteStateTable):
         return MISSING if found is TOMBSTONE else found
 
     def freeze_layer(self) -> Layer:
-        """Freeze the active layer, which isn't empty."""
+        """Freeze the active layer, which must not be empty, and return it."""
         frozen = self.active
         self.immutable = (frozen, *self.immutable)
         self.active = {}
         return frozen
 
     def unfreeze_layer(self, frozen: Layer) -> None:
-        """The newest immutable layer becomes active again, under what was changed since: O(changed since)."""
+        """Undo the newest `freeze_layer`: merge the active layer into `frozen`, O(changed since), and make that active."""
         self._merge_into(frozen, self.active, lowest=False)
         self.active = frozen
         self.immutable = self.immutable[1:]
 
     def drop_oldest(self, written: Layer, cache_bytes_max: int) -> None:
-        """The oldest layer is in the database: keep it as cache, if it fits."""
+        """Drop the oldest layer, `written` to the database by now; its rows go to the cache if they fit."""
         self.immutable = self.immutable[:-1]
         if weight(written) > cache_bytes_max // 2:
-            self.cache.clear()  # what is cached of these keys is outdated
+            self.cache.clear()  # its values of these keys are outdated
         else:
             self.cache.absorb(written)
             self.cache.shrink(cache_bytes_max)
 
     def write_batches(self, layer: Layer, groups_of: GroupsOf, sorted_rows: int) -> Iterator[WriteBatch]:
-        """Rows to write for a frozen layer, WRITE_ROWS at a time, so many of them in an order that is cheap to write."""
+        """Batches of rows to write for a frozen layer; `sorted_rows`: how many rows at a time are put into write order."""
         for keys, values in _batches(layer, sorted_rows):
             groups = groups_of(keys)
             order = write_order(groups, keys)
@@ -165,7 +165,7 @@ class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
         return {decode_entry(stored[len(prefix) :]): decode(value) for stored, value in self._store.rows(prefix)}
 
     def entries_of(self, key: bytes, key_group: int) -> tuple[Layer, set[Any]]:
-        """`entries` of a key that isn't the current one."""
+        """`entries` of a key other than the current one."""
         own, self._context = self._context, KeyContext()
         self._context.key, self._context.key_group = key, key_group
         try:
@@ -202,7 +202,7 @@ class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
                     yield prefix + self.serializer.encode_entry(entry), None if value is TOMBSTONE else encode(value)
 
     def _deletions(self, prefix: bytes) -> Iterator[Row]:
-        """Of all stored entries of a map, looked up a few at a time."""
+        """Deletions of all stored entries of a map, looked up WRITE_ROWS at a time."""
         after: bytes | None = None
         while stored := [key for key, _ in islice(self._store.rows(prefix, after), WRITE_ROWS)]:
             yield from ((key, None) for key in stored)
@@ -213,7 +213,7 @@ class RocksDBMapTable(RocksDBStateTable, CopyOnWriteMapTable):
 
 
 def _unexpired_encoder(serializer: StateSerializer, state_ttl: StateTtl) -> Callable[[Any], bytes | None]:
-    """What had expired at the newest freeze is deleted where it would be written."""
+    """An encoder that gives None for a value that had expired at the newest freeze, so that its row is deleted."""
     kind = "value" if serializer.kind == "map" else serializer.kind  # a row is one entry
 
     def encode(value: Any) -> bytes | None:
@@ -224,7 +224,7 @@ def _unexpired_encoder(serializer: StateSerializer, state_ttl: StateTtl) -> Call
 
 
 def weight(layer: Layer) -> int:
-    """Bytes that a layer holds, estimated from its newest entries."""
+    """Bytes of a layer, estimated from its newest entries."""
     if not layer:
         return 0
     sample = list(islice(reversed(layer.values()), _SAMPLE))

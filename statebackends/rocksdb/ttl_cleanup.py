@@ -1,8 +1,8 @@
-"""Cleaning up expired state in RocksDB: behind each snapshot a bounded batch of the rows is looked at, round and round.
+"""Cleanup of expired state in RocksDB: behind each snapshot a bounded number of rows is checked, round and round.
 
-rocksdict offers no compaction filter that reads our stamps, and its databases with a TTL of their own go by the machine's
-clock and the time of writing. So rows are scanned here, on the snapshot's pool thread: as many as were written since the last
-scan and a few more, so that what has expired never outgrows what is alive. What is deleted had expired when the barrier came."""
+rocksdict has no compaction filter that reads the stamps, and its databases with a TTL go by the machine's clock and the time of
+writing. So rows are scanned on the snapshot's pool thread: as many as were written since the last scan and a few more, so that
+expired rows never outnumber live ones. Rows are deleted if they had expired at the barrier."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from holdfast.statebackends.rocksdb.row_keys import Row
 from holdfast.statebackends.serialization.state_serializer import TtlSerializer
 
 CLEANUP_ROWS_MIN = 20_000
-"""Rows looked at behind a snapshot, beside as many as were written; about 50 ms of processor time."""
+"""Rows checked behind a snapshot, in addition to as many as were written; about 50 ms of processor time."""
 CLEANUP_BATCH_ROWS = 2_000
-"""Rows looked at without giving others a chance to write."""
+"""Rows checked at a time, under the write buffer's lock."""
 
 
 class StoredRowCleanup:
-    """Walks over the rows of one database's states with TTL. For one thread at a time, while no other one writes."""
+    """Walks over the rows of a database's states with a TTL. For one thread at a time, while no other thread writes."""
 
     def __init__(self, store: RocksStore, state_ttls: Sequence[StateTtl], key_groups: KeyGroupRange) -> None:
         self._store = store
         self._state_ttls = list(state_ttls)
         self._key_groups = key_groups
         self._place = 0
-        """Which (key group, state) is next, key group by key group."""
+        """Number of the (key group, state) to check next, counted key group by key group."""
         self._after: bytes | None = None
-        """The last row looked at there."""
+        """Row key of the last row checked there."""
         self.deleted = 0
-        """Rows, for metrics and tests."""
+        """Rows deleted so far, for metrics and tests."""
 
     def clean(self, rows_max: int) -> int:
-        """Look at some rows, and delete those that have expired; rows_max counts, also where there are fewer rows."""
+        """Check at most `rows_max` rows, and delete those that have expired. Returns `rows_max`, also if there are fewer rows."""
         left = rows_max
         for _ in range(len(self._key_groups) * len(self._state_ttls)):
             left -= self._look(left)

@@ -1,9 +1,9 @@
-"""The write buffer of the RocksDB backend: what is frozen, and in which order it reaches the database.
+"""Write buffer of the backend `rocksdb`: when layers are frozen, and in which order they reach the database.
 
-Active layers are frozen into an immutable buffer at a barrier, or when they outgrow their budget. Immutable buffers are
-written oldest first, by the loop thread in short batches when memory is short, or wholly by a snapshot's pool thread. The
-database is hard-linked for a snapshot before anything newer is written. A lock guards writing; the loop thread never waits
-for it, except when it closes."""
+Active layers are frozen into an immutable buffer at a barrier, when they exceed their budget, or when the loop is idle. Immutable
+buffers are written oldest first: by the loop thread in short batches, or wholly by a snapshot's pool thread. The database is
+hard-linked for a snapshot before a newer buffer is written. A lock guards writing; the loop thread waits for it only in `close`.
+How rows are encoded is for state_table.py."""
 
 from __future__ import annotations
 
@@ -21,38 +21,36 @@ from holdfast.statebackends.rocksdb.state_table import GroupsOf, RocksDBStateTab
 from holdfast.statebackends.rocksdb.ttl_cleanup import CLEANUP_BATCH_ROWS, CLEANUP_ROWS_MIN, StoredRowCleanup
 
 _SORTED_IN_POOL, _SORTED_ON_LOOP = 1 << 17, 1 << 13
-"""Rows put in order before they are written: a few dozen milliseconds of a pool thread, which mostly don't hold the interpreter
-lock, or two of the loop thread."""
-
-
+"""Rows that are put into write order at a time: a few dozen milliseconds of a pool thread, mostly without the interpreter lock, or
+two milliseconds of the loop thread."""
 _BEHIND_ROW_BYTES_MAX = 4 << 10
-"""Larger rows are left to the pool thread: a turn of the loop would write megabytes."""
+"""Average row above which the idle loop writes nothing: a batch of such rows would be megabytes."""
 
 
 class ImmutableBuffer:
-    """Frozen layers on their way to the database."""
+    """Frozen layers that are to be written to the database (RocksDB: immutable memtable)."""
 
     def __init__(
         self, layers: list[tuple[RocksDBStateTable, Layer]], groups_of: GroupsOf, copy_folder: str | None, *, behind: bool
     ) -> None:
         self.layers = layers
         self.copy_folder = copy_folder
-        """Where to hard-link the database once this buffer is in it; None when no snapshot waits for it."""
+        """Where to hard-link the database once this buffer is written; None: no snapshot waits for it."""
         self.names: list[str] = []
-        """Files of the hard-linked copy."""
+        """File names of the hard-linked copy."""
         self.behind = behind
-        """Frozen because there was time. A failure is left to the barrier that needs the rows, and ends nothing."""
+        """Frozen by the idle loop. A failure to write it is left to the barrier that needs the rows."""
         self.failed = False
-        """Writing it behind has failed: the loop thread doesn't try again."""
+        """The idle loop failed to write it, and doesn't try again."""
         self.done = False
-        """Written, and copied if that was wanted: newer buffers may be written."""
+        """Written, and hard-linked if `copy_folder` is given: newer buffers may be written."""
         self._groups_of = groups_of
         self._left: Iterator[WriteBatch] | None = None
 
     def advance(self, store: RocksStore, *, wholly: bool) -> None:
-        """Write the next batch, or all that is left; then make the copy. Under the write buffer's lock.
+        """Write the next batch, or all that are left; after the last one hard-link the copy. Under the write buffer's lock.
 
-        After an error it starts again from its first row."""
+        After an error the next call starts from the first row."""
         try:
             if self._left is None:
                 self._left = self._write_batches(_SORTED_IN_POOL if wholly else _SORTED_ON_LOOP)
@@ -80,37 +78,37 @@ class ImmutableBuffer:
 
 @dataclass(frozen=True, slots=True)
 class WriteBufferLimits:
-    """Bounds of one subtask's write buffer; bytes are estimated."""
+    """Bounds of one subtask's write buffer; bytes are estimates."""
 
     dirty_bytes_max: int
-    """Active layers above this are frozen and written, when no snapshot is in the way."""
+    """Active layers above this size are frozen and written, unless a snapshot is in flight."""
     write_behind_rows_min: int
-    """Rows that changed, before a loop with nothing else to do writes them."""
+    """Changed rows from which the idle loop writes them."""
     cache_bytes_max: int
-    """Read cache of all states and namespaces together, shared out evenly."""
+    """Read caches of all tables together, in equal shares."""
 
 
 class WriteBuffer:
-    """Active and immutable layers of one backend. The loop thread's, but for `flush` and `clean_up`."""
+    """Active and immutable layers of one backend. For the loop thread, but for `flush` and `clean_up`."""
 
     def __init__(self, store: RocksStore, groups_of: GroupsOf, limits: WriteBufferLimits) -> None:
         self.tables: list[RocksDBStateTable] = []
         self.eviction_waits = 0
-        """Times that an eviction was due and had to wait for a snapshot."""
+        """Batches that were due and had to wait for a snapshot."""
         self.evictions = 0
-        """Buffers frozen because memory was short."""
+        """Buffers frozen because active layers exceeded their budget."""
         self.rows_frozen = 0
-        """Of all buffers; keys, for map state."""
+        """Rows of all buffers so far; for map state its keys."""
         self.store = store
         self.state_ttls: list[StateTtl] = []
-        """Of states with a TTL: what has expired when a buffer is frozen is not written."""
+        """TTLs of the states: values that have expired when a buffer is frozen are not written."""
         self.cleanup: StoredRowCleanup | None = None
-        """Cleans up what has expired since it was written."""
+        """Deletes values that expired after they were written."""
         self._rows_cleaned = 0
         self._behind_failed = False
-        """Nothing is written behind until the next barrier."""
+        """The idle loop writes nothing until the next barrier."""
         self._counted_at = 0
-        """How often a key had been selected when the rows were counted, less those there were if they were too few."""
+        """Count of selected keys when rows were last counted; less the rows found, if they were too few."""
         self._groups_of = groups_of
         self._limits = limits
         self._immutable: deque[ImmutableBuffer] = deque()  # oldest first
@@ -129,9 +127,9 @@ class WriteBuffer:
         return buffer
 
     def abandon(self, buffer: ImmutableBuffer) -> None:
-        """The snapshot of a buffer is over. What didn't reach the database becomes active again, if nothing newer is frozen.
+        """End the snapshot of a buffer. Rows that didn't reach the database become active again, if nothing newer is frozen.
 
-        So a value that can't be encoded spoils only the snapshots that hold it."""
+        So a value that can't be encoded fails only the snapshots that hold it."""
         if buffer.done:
             return
         buffer.copy_folder = None
@@ -144,14 +142,14 @@ class WriteBuffer:
                     self._counted_at = 0  # more rows are active than keys were selected since
                     if not self._immutable or not self._immutable[-1].failed:
                         break
-                    buffer = self._immutable[-1]  # what failed behind, and would fail every later barrier
+                    buffer = self._immutable[-1]  # the idle loop failed to write it, and every later barrier would
             finally:
                 self._lock.release()
 
     def flush(self, buffer: ImmutableBuffer) -> None:
-        """Pool thread: write this buffer and all before it, with their copies.
+        """Pool thread: write this buffer and all older ones, with their copies.
 
-        Raises StorageUnavailableError when writing fails, or the database was closed meanwhile."""
+        Raises StorageUnavailableError if a write fails, or the database was closed meanwhile."""
         with self._lock:
             for immutable in list(self._immutable):
                 if buffer.done:
@@ -162,9 +160,9 @@ class WriteBuffer:
                 raise StorageUnavailableError(f"{self.store.folder}: the database was closed", path=self.store.folder)
 
     def clean_up(self) -> None:
-        """Pool thread, when a snapshot is written: look for expired rows, as many as were frozen since and a few more.
+        """Pool thread, after a snapshot: check rows for expiry, as many as were frozen since the last call and a few more.
 
-        In batches, so that no other thread waits long for the lock. Raises StorageUnavailableError when writing fails."""
+        In batches, so that no other thread waits long for the lock. Raises StorageUnavailableError if a write fails."""
         if self.cleanup is None:
             return
         frozen = self.rows_frozen
@@ -176,9 +174,9 @@ class WriteBuffer:
                 left -= self.cleanup.clean(min(left, CLEANUP_BATCH_ROWS))
 
     def maintain(self) -> None:
-        """Keep within the limits; called every few hundred key switches, does a few milliseconds of work at most.
+        """Enforce the limits, in a few milliseconds at most; called every few hundred key switches.
 
-        Raises StorageUnavailableError when writing fails, or has failed for good."""
+        Raises StorageUnavailableError if a write fails, or background work of the database has failed."""
         self.store.check()
         self.retire()
         for table in self.tables:
@@ -191,12 +189,11 @@ class WriteBuffer:
             self._write_batch(due=dirty > self._limits.dirty_bytes_max)
 
     def write_behind(self, selected: int) -> bool:
-        """The loop has nothing else to do: write a batch of what changed, once that is a few thousand rows. Whether there is more.
-        `selected`: how often a key was selected until now.
+        """Idle loop: write one batch of changed rows, if there are at least `write_behind_rows_min`. Returns whether work is left.
 
-        Raises StateBackendError, and StorageUnavailableError once the database is not written any more. A value that can't be
-        written is active again, and the next barrier tells of it, if it is still there. Of a buffer that was frozen for another
-        reason, the next `maintain` or its barrier does."""
+        `selected`: how often a key was selected so far. A value that can't be encoded becomes active again, and the next barrier
+        that holds it fails; in a buffer that was frozen for another reason, the next `maintain` or that buffer's barrier fails.
+        Raises StateBackendError; StorageUnavailableError once background work of the database has failed."""
         self.store.check()
         self.retire()
         if self._behind_failed:
@@ -221,7 +218,7 @@ class WriteBuffer:
         return wrote
 
     def _is_worth_writing(self, selected: int) -> bool:
-        # No more rows changed than keys were selected: a count that costs nothing, where there are thousands of namespaces.
+        # Selected keys bound the rows that changed. Counting them is cheap; counting rows is not, with thousands of namespaces.
         if selected - self._counted_at < self._limits.write_behind_rows_min:
             return False
         rows = sum(len(table.active) for table in self.tables)
@@ -230,7 +227,7 @@ class WriteBuffer:
         return not is_little and sum(weight(table.active) for table in self.tables) <= rows * _BEHIND_ROW_BYTES_MAX
 
     def _write_batch(self, *, due: bool) -> bool:
-        """Whether it was possible."""
+        """Write a batch of the oldest buffer; False if that is not possible now, or failed. `due`: memory is short."""
         oldest = self._immutable[0]
         if oldest.copy_folder is not None or oldest.failed or not self._lock.acquire(blocking=False):
             self.eviction_waits += due
@@ -240,7 +237,7 @@ class WriteBuffer:
                 oldest.advance(self.store, wholly=False)
         except StateBackendError:
             raise
-        except Exception:  # also what a type's own encoding raises
+        except Exception:  # errors of a type's own encoding included
             if not oldest.behind:
                 raise
             oldest.failed = True
@@ -252,7 +249,7 @@ class WriteBuffer:
         return not oldest.failed
 
     def retire(self) -> None:
-        """Drop the layers that have reached the database."""
+        """Drop layers that are in the database."""
         while self._immutable and self._immutable[0].done:
             share = self._limits.cache_bytes_max // max(len(self.tables), 1)
             for table, layer in self._immutable.popleft().layers:
@@ -264,7 +261,7 @@ class WriteBuffer:
         return layers + sum(table.cache.size() for table in self.tables)
 
     def close(self) -> None:
-        """Waits for the batch that is being written, a few milliseconds; nothing is written afterwards."""
+        """Close the database, after waiting a few milliseconds for the batch that is being written."""
         self.store.refuse_writes()
         with self._lock:
             self._immutable.clear()

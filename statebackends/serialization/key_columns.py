@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from holdfast.statebackends.errors import InvalidKeyError
 from holdfast.statebackends.keygroups import key_groups_of_hashes
-from holdfast.statebackends.serialization import key_hash as keyhash
-from holdfast.statebackends.serialization import key_types as keytypes
+from holdfast.statebackends.serialization import key_hash, key_types
 from holdfast.statebackends.serialization.key_fields import KeyFieldType, NestedRows
 
 TUPLE_TAG = b"\x09"
@@ -38,7 +37,7 @@ class ArrowKeyColumn:
         self._arrays = list(arrays)
         self._max_parallelism = max_parallelism
         self._operator = operator
-        self._hashes: keyhash.Hashes | None = None
+        self._hashes: key_hash.Hashes | None = None
         self._groups: npt.NDArray[np.int32] | None = None
         self._encoded: list[bytes] | None = None
 
@@ -50,7 +49,7 @@ class ArrowKeyColumn:
         """One Arrow array per key field, cast to the declared type, without nulls."""
         return self._arrays
 
-    def hashes(self) -> keyhash.Hashes:
+    def hashes(self) -> key_hash.Hashes:
         """Key hash v1 of each row. Raises InvalidKeyError if a text isn't valid UTF-8."""
         if self._hashes is None:
             try:
@@ -62,7 +61,7 @@ class ArrowKeyColumn:
                     subtask=None,
                     value=None,
                 ) from error
-            self._hashes = keyhash.hash_columns(columns) if self._is_tuple else columns[0]
+            self._hashes = key_hash.hash_columns(columns) if self._is_tuple else columns[0]
         return self._hashes
 
     @property
@@ -108,7 +107,7 @@ def cast_field(field: KeyFieldType, array: pa.Array | pa.ChunkedArray) -> pa.Arr
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if array.type != field.arrow_type:
-        if not pa.types.is_null(array.type) and type(keytypes.field_of_arrow(array.type)) is not type(field):
+        if not pa.types.is_null(array.type) and type(key_types.field_of_arrow(array.type)) is not type(field):
             raise ValueError(f"a column of type {array.type} is not {field.text}")
         array = array.cast(field.arrow_type)
     if array.null_count:
@@ -133,7 +132,7 @@ def arrays_of_exact_tuples(fields: Sequence[KeyFieldType], values: Sequence[Any]
         return None
     arrays = []
     for field, members in zip(fields, zip(*values, strict=True), strict=True):
-        array = keytypes.array_of_exact(field, members)
+        array = key_types.array_of_exact(field, members)
         if array is None:
             return None
         arrays.append(array)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.serialization import key_hash as keyhash
+from holdfast.statebackends.serialization import key_hash
 
 
 class NestedRows:
@@ -126,7 +126,7 @@ class KeyFieldType(ABC):
         """Key hash v1 of a canonical value, unsigned."""
 
     @abstractmethod
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
         """`hash32` of each row of an array of `arrow_type` without nulls. Raises ValueError on invalid UTF-8."""
 
     @abstractmethod
@@ -231,14 +231,14 @@ class BoolField(FixedField):
         return number != 0
 
     def hash32(self, value: bool) -> int:
-        return keyhash.hash_bool(value)
+        return key_hash.hash_bool(value)
 
     def _flags(self, array: pa.Array) -> npt.NDArray[np.bool_]:
         flags: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
         return flags.astype(np.bool_)
 
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
-        return keyhash.hash_bools(self._flags(array))
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
+        return key_hash.hash_bools(self._flags(array))
 
     def _bodies(self, array: pa.Array) -> Bodies:
         return self._flags(array).view(np.uint8).reshape(-1, 1)
@@ -271,10 +271,10 @@ class Int64Field(FixedField):
         return number - INT64_SIGN
 
     def hash32(self, value: Any) -> int:
-        return keyhash.hash_int64(self._integer(value))
+        return key_hash.hash_int64(self._integer(value))
 
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
-        return keyhash.hash_int64s(fixed_values(array, np.int64))
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
+        return key_hash.hash_int64s(fixed_values(array, np.int64))
 
     def _bodies(self, array: pa.Array) -> Bodies:
         return big_endian(fixed_values(array, np.uint64) ^ np.uint64(INT64_SIGN))
@@ -336,10 +336,10 @@ class DateField(FixedField):
         return date.fromordinal(number - (1 << 31) + _EPOCH_ORDINAL)
 
     def hash32(self, value: date) -> int:
-        return keyhash.hash_int64(value.toordinal() - _EPOCH_ORDINAL)
+        return key_hash.hash_int64(value.toordinal() - _EPOCH_ORDINAL)
 
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
-        return keyhash.hash_int64s(fixed_values(array, np.int32).astype(np.int64))
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
+        return key_hash.hash_int64s(fixed_values(array, np.int32).astype(np.int64))
 
     def _bodies(self, array: pa.Array) -> Bodies:
         return big_endian(fixed_values(array, np.uint32) ^ np.uint32(1 << 31))
@@ -365,7 +365,7 @@ class FloatField(FixedField):
         raise ValueError(f"{kind_of(value)} is not float64")
 
     def _number(self, value: float) -> int:
-        bits = keyhash.float64_bits(value)
+        bits = key_hash.float64_bits(value)
         return bits ^ (INT64_SIGN if bits < INT64_SIGN else (1 << 64) - 1)
 
     def _value(self, number: int) -> float:
@@ -374,13 +374,13 @@ class FloatField(FixedField):
         return value
 
     def hash32(self, value: float) -> int:
-        return keyhash.hash_float64(value)
+        return key_hash.hash_float64(value)
 
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
-        return keyhash.hash_float64s(fixed_values(array, np.float64))
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
+        return key_hash.hash_float64s(fixed_values(array, np.float64))
 
     def _bodies(self, array: pa.Array) -> Bodies:
-        bits = keyhash.canonical_floats(fixed_values(array, np.float64))
+        bits = key_hash.canonical_floats(fixed_values(array, np.float64))
         negative = bits >> np.uint64(63) != 0
         return big_endian(np.where(negative, ~bits, bits ^ np.uint64(INT64_SIGN)))
 
@@ -439,16 +439,16 @@ class DecimalField(FixedField):
         return _decimal(number - (1 << 127), self.scale)
 
     def hash32(self, value: Decimal) -> int:
-        return keyhash.hash_decimal(self._unscaled(value))
+        return key_hash.hash_decimal(self._unscaled(value))
 
     def _halves(self, array: pa.Array) -> npt.NDArray[np.int64]:
         """Column 0: low halves, column 1: high halves."""
         values = fixed_values(array, "V16")
         return values.view(np.int64).reshape(-1, 2)
 
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
         halves = self._halves(array)
-        return keyhash.hash_decimals(halves[:, 0], halves[:, 1])
+        return key_hash.hash_decimals(halves[:, 0], halves[:, 1])
 
     def _bodies(self, array: pa.Array) -> Bodies:
         halves = self._halves(array).view(np.uint64)
@@ -550,10 +550,10 @@ class Utf8Field(_BytesField):
         return body.decode("utf-8")
 
     def hash32(self, value: str) -> int:
-        return keyhash.hash_utf8(value)
+        return key_hash.hash_utf8(value)
 
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
-        return keyhash.hash_utf8s(*_buffers(array))
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
+        return key_hash.hash_utf8s(*_buffers(array))
 
 
 class BinaryField(_BytesField):
@@ -573,10 +573,10 @@ class BinaryField(_BytesField):
         return body
 
     def hash32(self, value: bytes) -> int:
-        return keyhash.hash_binary(value)
+        return key_hash.hash_binary(value)
 
-    def hashes(self, array: pa.Array) -> keyhash.Hashes:
-        return keyhash.hash_binaries(*_buffers(array))
+    def hashes(self, array: pa.Array) -> key_hash.Hashes:
+        return key_hash.hash_binaries(*_buffers(array))
 
 
 def _buffers(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.keygroups import key_group_of_hash
-from holdfast.statebackends.serialization import key_hash as keyhash
-from holdfast.statebackends.serialization import key_types as keytypes
+from holdfast.statebackends.serialization import key_hash, key_types
 from holdfast.statebackends.serialization.key_columns import (
     TUPLE_TAG,
     ArrowKeyColumn,
@@ -53,14 +52,14 @@ class KeyType:
             return python_type
         is_tuple = get_origin(python_type) is tuple
         members = get_args(python_type) if is_tuple else (python_type,)
-        return _make([_typed(keytypes.field_of_python, member) for member in members], is_tuple=is_tuple)
+        return _make([_typed(key_types.field_of_python, member) for member in members], is_tuple=is_tuple)
 
     @staticmethod
     def from_arrow(data_types: Sequence[pa.DataType]) -> KeyType:
         """Key type of the columns that a stream is keyed by: one gives a scalar, several a tuple.
 
         Raises InvalidConfigError for a column whose values don't all fit a key type without loss."""
-        fields = [_typed(keytypes.field_of_arrow, data_type) for data_type in data_types]
+        fields = [_typed(key_types.field_of_arrow, data_type) for data_type in data_types]
         return _make(fields, is_tuple=len(fields) != 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,12 +77,12 @@ class KeyType:
         out of range, a naive datetime, a lone surrogate."""
         try:
             if not self.is_tuple:
-                return keytypes.check_member(self.fields[0], value)
+                return key_types.check_member(self.fields[0], value)
             if not isinstance(value, tuple):
                 raise ValueError("the key is null" if value is None else f"{type(value).__name__} is not a tuple")
             if len(value) != len(self.fields):
                 raise ValueError(f"the tuple has {len(value)} fields")
-            return tuple([keytypes.check_member(field, member) for field, member in zip(self.fields, value, strict=True)])
+            return tuple([key_types.check_member(field, member) for field, member in zip(self.fields, value, strict=True)])
         except ValueError as error:
             raise self._refused(str(error), operator, value=repr(value)[:_REPR_LENGTH_MAX]) from error
 
@@ -117,7 +116,7 @@ class KeyType:
         key = self.check(value, operator=operator)
         if not self.is_tuple:
             return self.fields[0].hash32(key)
-        return keyhash.hash_fields([field.hash32(member) for field, member in zip(self.fields, key, strict=True)])
+        return key_hash.hash_fields([field.hash32(member) for field, member in zip(self.fields, key, strict=True)])
 
     def key_group(self, value: Any, max_parallelism: int, *, operator: str | None = None) -> int:
         """Key group of one key. Raises InvalidKeyError."""
@@ -155,7 +154,7 @@ class KeyType:
     def _exact_arrays(self, values: Sequence[Any]) -> list[pa.Array] | None:
         if self.is_tuple:
             return arrays_of_exact_tuples(self.fields, values)
-        array = keytypes.array_of_exact(self.fields[0], values)
+        array = key_types.array_of_exact(self.fields[0], values)
         return None if array is None else [array]
 
     def values(self, encoded: Sequence[bytes]) -> list[Any]:
@@ -199,9 +198,9 @@ def _make(fields: Sequence[KeyFieldType], *, is_tuple: bool) -> KeyType:
 @functools.lru_cache(maxsize=1024)
 def _parse(text: str) -> KeyType:
     if not (text.startswith("tuple<") and text.endswith(">")):
-        return _make([_typed(keytypes.parse_field, text)], is_tuple=False)
-    names = keytypes.split_arguments(text.removeprefix("tuple<").removesuffix(">"))
-    return _make([_typed(keytypes.parse_field, name.strip()) for name in names], is_tuple=True)
+        return _make([_typed(key_types.parse_field, text)], is_tuple=False)
+    names = key_types.split_arguments(text.removeprefix("tuple<").removesuffix(">"))
+    return _make([_typed(key_types.parse_field, name.strip()) for name in names], is_tuple=True)
 
 
 def key_columns(key_type: KeyType) -> list[str]:

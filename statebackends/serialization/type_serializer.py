@@ -41,15 +41,15 @@ from holdfast.statebackends.state import Pickled
 Copier = Callable[[Any], Any]
 
 
-def copier_of(spec: TypeSerializer) -> Copier | None:
+def copier_of(serializer: TypeSerializer) -> Copier | None:
     """None when values can't be changed in place; a shallow copy when that is deep enough; else a round trip."""
-    value_type = spec.value_type
+    value_type = serializer.value_type
     if _immutable(value_type):
         return None
     inner = value_type.children[0] if isinstance(value_type, OptionalType) else value_type
     if isinstance(inner, ListType | DictType | RecordType) and all(_immutable(child) for child in inner.children):
         return copy.copy
-    return lambda value: spec.decode(spec.encode(value))
+    return lambda value: serializer.decode(serializer.encode(value))
 
 
 def _immutable(value_type: ValueType) -> bool:
@@ -84,7 +84,7 @@ class TypeSerializer:
 
     @staticmethod
     def of(declared: Any) -> TypeSerializer:
-        """The spec of a Python type, an Arrow type, or `Pickled`. Raises InvalidConfigError naming what is supported."""
+        """The serializer of a Python type, an Arrow type, or `Pickled`. Raises InvalidConfigError naming what is supported."""
         if isinstance(declared, TypeSerializer):
             return declared
         if declared is Pickled or get_origin(declared) is Pickled:
@@ -96,7 +96,7 @@ class TypeSerializer:
 
     @staticmethod
     def parse(text: str) -> TypeSerializer:
-        """The spec of a stored text, without the user's classes: records are dicts. Raises InvalidConfigError."""
+        """The serializer of a stored text, without the user's classes: records are dicts. Raises InvalidConfigError."""
         return _parse(text)
 
     @property
@@ -160,7 +160,7 @@ _PICKLED_TYPE.check = lambda value: None  # type: ignore[method-assign]
 _PICKLED = TypeSerializer("pickled", _PICKLED_TYPE, pickle_value, unpickle_value)
 
 
-def _spec(declared: Any, value_type: ValueType) -> TypeSerializer:
+def _made(declared: Any, value_type: ValueType) -> TypeSerializer:
     return TypeSerializer(value_type.text, value_type, ENCODER.encode, msgspec.msgpack.Decoder(declared).decode)
 
 
@@ -168,7 +168,7 @@ def _spec(declared: Any, value_type: ValueType) -> TypeSerializer:
 def _of(declared: Any) -> TypeSerializer:
     if isinstance(declared, pa.DataType):
         declared = python_type_of_arrow(declared)
-    return _spec(declared, value_type_of(declared))
+    return _made(declared, value_type_of(declared))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -177,12 +177,12 @@ def _parse(text: str) -> TypeSerializer:
         return _PICKLED
     try:
         declared = parse_type(text)
-        spec = _spec(declared, value_type_of(declared, lenient=True))
+        serializer = _made(declared, value_type_of(declared, lenient=True))
     except RecursionError as error:  # the text may be of a snapshot from anywhere
         raise InvalidConfigError(f"the type {text[:100]}... is nested too deeply") from error
-    if spec.text != text:
-        raise InvalidConfigError(f"{text!r} is not canonical: {spec.text!r} is")
-    return spec
+    if serializer.text != text:
+        raise InvalidConfigError(f"{text!r} is not canonical: {serializer.text!r} is")
+    return serializer
 
 
 def compatibility(stored_text: str, declared: TypeSerializer) -> Compatibility:

@@ -1,9 +1,9 @@
-"""Deltas of keyed state: which parts of a snapshot make up a state, and a base with its deltas as one table.
+"""Deltas of keyed state: the parts of a snapshot that make up a state, and the merge of a base and its deltas. Pure.
 
-A delta is a table of what changed since a base: its columns are those of the base, and `tombstone`. It has all rows of every key
-that changed (the elements of a list and the entries of a map as a whole), or one row with a tombstone if nothing is left of it; a
-timer, whose key is all of its row, is there or has a tombstone. Columnar state loses whole namespaces at a time: the schema's
-metadata names those of which everything before is dropped. Pure; which files hold a base and its deltas is for increments.py."""
+A delta is a table of the rows that changed since a base, with the columns of the base and `tombstone`. It has all rows of each
+changed key (all elements of a list, all entries of a map), or one row with a tombstone if the key has none left. A timer is its own
+key: it is present, or has a tombstone. Columnar state drops whole namespaces: the schema's metadata lists those whose earlier rows
+are dropped. Which files hold a base and its deltas is for increments.py."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.snapshot.sorting import is_sorted, stable_order
 from holdfast.statebackends.snapshot.tables import sort_by_key_group
 
-RUNS_MAX = 32
-"""Deltas upon one base."""
+DELTAS_MAX = 32
+"""Deltas on one base."""
 BATCH_BYTES_MAX = 16 << 20
-"""Tables are read at one time up to this sum; a larger one alone, with its deltas."""
+"""Bytes of tables that are read at one time; a larger table is read alone, with its deltas."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One keyed state's share of one old subtask: a table and the deltas upon it, or rows in native files."""
+    """One keyed state's share of one old subtask: a table and its deltas, or rows in native files."""
 
     handle: KeyedStateHandle
     index: int
@@ -51,7 +51,7 @@ class StatePart:
     deltas: tuple[StateHandle, ...] = ()
     """Oldest first."""
     subtask: int = -1
-    """The old subtask; -1 where it does not matter, and the handles of several came together."""
+    """The old subtask; -1: not known."""
 
     @property
     def meta(self) -> StateMeta:
@@ -67,12 +67,12 @@ class StatePart:
 
     @property
     def base(self) -> StateHandle:
-        """The table; not of native files."""
+        """The table. Not for native files."""
         return self.handle.parts[self.index]
 
     @property
     def tables(self) -> tuple[StateHandle, ...]:
-        """The base, then its deltas; not of native files."""
+        """The base, then its deltas. Not for native files."""
         return self.base, *self.deltas
 
     @property
@@ -82,7 +82,7 @@ class StatePart:
 
 
 def state_parts(handles: Iterable[KeyedStateHandle], *, operator: str, subtask: int = -1) -> list[StatePart]:
-    """The keyed states in some handles, of one old subtask or several, in the order of the handles.
+    """The keyed states in handles of one or more old subtasks, in the order of the handles. `subtask`: of all handles, if known.
 
     Raises CorruptStateError for a delta without its table."""
     found: list[tuple[KeyedStateHandle, int]] = []
@@ -97,7 +97,7 @@ def state_parts(handles: Iterable[KeyedStateHandle], *, operator: str, subtask: 
                     bases[place] = meta
             elif bases.get(place) != meta:
                 raise CorruptStateError(
-                    f"operator {operator!r}: state {meta.name!r} has a delta run and no such table before it",
+                    f"operator {operator!r}: state {meta.name!r} has a delta and no such table before it",
                     operator=operator,
                     state=meta.name,
                     reason="contents",
@@ -112,7 +112,7 @@ def state_parts(handles: Iterable[KeyedStateHandle], *, operator: str, subtask: 
 
 
 def part_batches(parts: Sequence[StatePart]) -> Iterator[Sequence[StatePart]]:
-    """The same tables in order, in batches to be read at one time and held in memory."""
+    """The parts in order, in batches whose tables are read at one time and held in memory."""
     start, size = 0, 0
     for position, part in enumerate(parts):
         if position > start and size + part.size > BATCH_BYTES_MAX:
@@ -129,24 +129,24 @@ REPLACED_METADATA = b"holdfast.replaced"
 
 _BUCKETS = 1 << 20
 _BATCH_ROWS = 1 << 17
-"""So few that a batch is small beside its table, and so many that a busy loop is rarely waited for: a step that lets go of
-the interpreter lock may wait 5 ms to get it back."""
+"""Rows of the base that `newest_rows` merges at a time: few beside a large table, and enough that steps are rare. A step that
+releases the interpreter lock may wait 5 ms to get it back from a busy loop."""
 _BATCH_BUCKETS = 1 << 18
 _TOGETHER_BYTES_MAX = 1 << 30
 _OWN_IDENTITY = (pa.int64(), pa.utf8(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"))
-"""Types of keys that are equal just where Arrow says so."""
+"""Types of keys whose identity is Arrow's equality."""
 _Rows = npt.NDArray[np.int64]
 
 
-def run_schema(base: pa.Schema) -> pa.Schema:
-    """Schema of a run on a base of this schema."""
+def delta_schema(base: pa.Schema) -> pa.Schema:
+    """Schema of a delta on a table of this schema."""
     return base.append(pa.field(TOMBSTONE_COLUMN, pa.bool_(), nullable=False))
 
 
-def delta_run(changed: pa.Table, removed: Sequence[pa.Array], replaced: Sequence[int] = ()) -> pa.Table:
-    """A run of the rows of changed keys, of removed ones (key group, key fields, namespace, and a timer's time: the first columns
-    of `changed`) and of namespaces to be forgotten; sorted by key group."""
-    schema = run_schema(changed.schema)
+def delta_table(changed: pa.Table, removed: Sequence[pa.Array], replaced: Sequence[int] = ()) -> pa.Table:
+    """A delta, sorted by key group. `changed`: rows of changed keys; `removed`: the first columns of removed ones (key group, key
+    fields, namespace, and a timer's time); `replaced`: namespaces whose earlier rows are dropped."""
+    schema = delta_schema(changed.schema)
     if replaced:
         schema = schema.with_metadata({**(schema.metadata or {}), REPLACED_METADATA: msgspec.json.encode(list(replaced))})
     shown = changed.append_column(schema.field(TOMBSTONE_COLUMN), pa.repeat(pa.scalar(False), changed.num_rows))
@@ -158,31 +158,31 @@ def delta_run(changed: pa.Table, removed: Sequence[pa.Array], replaced: Sequence
     return sort_by_key_group(pa.concat_tables(tables))
 
 
-def merged_runs(
+def merged_deltas(
     base: pa.Table,
-    runs: Sequence[pa.Table],
+    deltas: Sequence[pa.Table],
     key_type: KeyType,
     max_parallelism: int,
     *,
     own_keys: Sequence[str] = (),
     in_order: bool = True,
 ) -> pa.Table:
-    """The rows of a base and of its runs, oldest first, as one table like the base; sorted by key group if `in_order`, which costs
-    as much again.
+    """The rows of a base after its deltas (oldest first), as one table like the base; sorted by key group if `in_order`, which
+    takes as long again.
 
-    All may be cut to the same key groups. `own_keys`: columns that are part of a row's identity beside key and namespace.
-    Raises KeyError, ValueError or pyarrow's errors for tables that are not a base and its runs."""
-    tables = [base, *runs]
+    All tables may be cut to the same key groups. `own_keys`: columns of a row's identity in addition to key and namespace.
+    Raises KeyError, ValueError or pyarrow's errors for tables that are not a base and its deltas."""
+    tables = [base, *deltas]
     names = [*key_columns(key_type), NAMESPACE, *own_keys]
     hashes = [_hashes(table, key_type, max_parallelism) for table in tables]
     touched = np.zeros(_BUCKETS, np.bool_)
-    for of_run in hashes[1:]:
-        touched[of_run % _BUCKETS] = True
+    for of_delta in hashes[1:]:
+        touched[of_delta % _BUCKETS] = True
     alive = [np.ones(len(table), np.bool_) for table in tables]
-    for position, run in enumerate(tables[1:], 1):
-        _forget(tables[:position], alive[:position], replaced_by(run.schema))
-        alive[position] &= ~tombstones(run)
-    # Only rows that share a bucket with a changed key need a closer look: all rows of runs, and few of the base.
+    for position, delta in enumerate(tables[1:], 1):
+        _forget(tables[:position], alive[:position], replaced_by(delta.schema))
+        alive[position] &= ~tombstones(delta)
+    # Only rows that share a bucket with a changed key are compared: all rows of deltas, and few of the base.
     looked_at = [np.flatnonzero(touched[of_table % _BUCKETS]) for of_table in hashes]
     picked = [table.select(names).take(pa.array(rows)) for table, rows in zip(tables, looked_at, strict=True)]
     codes, count = row_codes(picked, key_type, max_parallelism, own_keys)
@@ -203,25 +203,26 @@ def merged_runs(
     return everything.take(pa.array(kept[stable_order(everything.column(KEY_GROUP).to_numpy()[kept])]))
 
 
-def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
-    """As `merged_runs` of a state with one row per key, in batches: whole key groups of about `_BATCH_ROWS` rows of the base.
+def newest_rows(base: pa.Table, deltas: Sequence[pa.Table], key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
+    """`merged_deltas` of a state with one row per key, in batches of whole key groups, about `_BATCH_ROWS` rows of the base each.
 
-    Loading them one by one makes no value that is replaced, and copies no more than a batch. Raises as `merged_runs`."""
+    Loading the batches one by one makes no value that a delta replaces, and copies one batch at a time. Raises as
+    `merged_deltas`."""
     groups = _groups(base)
-    parts = [batch for run in runs for batch in run.to_batches() if batch.num_rows]
+    parts = [batch for delta in deltas for batch in delta.to_batches() if batch.num_rows]
     keys = [_groups(part) for part in parts]
     is_alike = all(part.schema.equals(parts[0].schema) for part in parts)
-    if not parts or not is_alike or not all(map(is_sorted, (groups, *keys))):  # another tool has moved rows
-        yield merged_runs(base, runs, key_type, max_parallelism, in_order=False)
+    if not parts or not is_alike or not all(map(is_sorted, (groups, *keys))):  # another tool has reordered rows
+        yield merged_deltas(base, deltas, key_type, max_parallelism, in_order=False)
         return
-    # A batch ends behind the key group that the last of its rows is of; the last one also has key groups without any row.
+    # A batch ends behind the key group of its last row; the last batch also covers key groups without rows in the base.
     ends = np.unique(groups[_BATCH_ROWS - 1 :: _BATCH_ROWS])
     bounds = [[0, *np.searchsorted(key, ends, side="right").tolist(), len(key)] for key in (groups, *keys)]
     for (start, stop), *changed in zip(*map(pairwise, bounds), strict=True):
         some = [part.slice(first, last - first) for part, (first, last) in zip(parts, changed, strict=True) if first < last]
         rows = base.slice(start, stop - start)
         if some:
-            # Beyond 2 GiB Arrow could not number the bytes of a column.
+            # Arrow can't number the bytes of a column beyond 2 GiB.
             together = [pa.concat_batches(some)] if sum(part.nbytes for part in some) <= _TOGETHER_BYTES_MAX else some
             yield from _newest(rows, pa.Table.from_batches(together), key_type, max_parallelism)
         else:
@@ -229,7 +230,7 @@ def newest_rows(base: pa.Table, runs: Sequence[pa.Table], key_type: KeyType, max
 
 
 def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
-    """Rows of a base that none of `changed` replaces, and of these, oldest first, the last of each key."""
+    """The rows of a base whose keys have no row in `changed`; then the last row of each key in `changed`, which is oldest first."""
     gone = tombstones(changed)
     touched = np.zeros(_BATCH_BUCKETS, np.bool_)
     touched[_hashes(changed, key_type, max_parallelism) % _BATCH_BUCKETS] = True
@@ -247,7 +248,7 @@ def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelis
 
 
 def replaced_by(schema: pa.Schema) -> list[int]:
-    """Namespaces of which a run replaces what came before. Raises ValueError."""
+    """Namespaces whose earlier rows a delta of this schema drops. Raises ValueError."""
     stored = (schema.metadata or {}).get(REPLACED_METADATA)
     if stored is None:
         return []
@@ -257,9 +258,9 @@ def replaced_by(schema: pa.Schema) -> list[int]:
         raise ValueError(f"{REPLACED_METADATA.decode()}: {error}") from error
 
 
-def tombstones(run: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which rows of a run say that nothing is left of their key. Raises KeyError, ValueError."""
-    column = run.column(TOMBSTONE_COLUMN)
+def tombstones(delta: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows of a delta are tombstones. Raises KeyError, ValueError."""
+    column = delta.column(TOMBSTONE_COLUMN)
     if column.null_count or column.type != pa.bool_():
         raise ValueError(f"column {TOMBSTONE_COLUMN!r} holds nulls or is not a bool")
     found: npt.NDArray[np.bool_] = column.to_numpy()
@@ -274,7 +275,7 @@ def _forget(tables: Sequence[pa.Table], alive: Sequence[npt.NDArray[np.bool_]], 
 
 
 def row_codes(tables: Sequence[pa.Table], key_type: KeyType, max_parallelism: int, own_keys: Sequence[str]) -> tuple[_Rows, int]:
-    """A number for each row: equal for equal keys, namespaces and own keys."""
+    """(a number for each row of all tables, equal for rows of equal key, namespace and own keys; count of different numbers)."""
     names = key_columns(key_type)
     if len(names) == 1 and key_type.arrow_types[0] in _OWN_IDENTITY:
         keys = pa.concat_arrays([_whole(table.column(names[0])) for table in tables])
@@ -311,7 +312,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _blank(field: pa.Field, count: int) -> pa.Array:
-    """Values that nobody reads: nulls, or zeros where the base allows none."""
+    """Values beside tombstones, which are never read: nulls, or zeros where the base allows no nulls."""
     if field.nullable:
         return pa.nulls(count, field.type)
     return pa.array(np.zeros(count, np.int64)).cast(field.type)

@@ -1,13 +1,15 @@
-"""Keyed state written as increments: a base table, and deltas of what changed since.
+"""Increments of keyed state: a base table, and deltas of the rows that changed since.
 
-A backend remembers per checkpoint what it stored as what. Only the base that a trigger names is looked up: that one is completed.
-What is not known is stored again; a file is never recognised by its content.
+A backend remembers, for each checkpoint, the files that it stored. A trigger names a base, which is completed, and only that one is
+looked up. Unknown files are stored again; files are never recognised by their content.
 
-A state's table is written again, as a base, when the trigger's base has none, when what changed since is not known, when its
-deltas would be too many or too large (a restore reads them all), and when most of a file that it shares with other tables is not
-needed any more. A table that travels inline is always whole: it is small. Bases are shared files or segments of them (ADR 21),
-placeholders where the trigger's base has them (ADR 12); deltas too, but for small ones, whose sum stays below the inline
-threshold, so that acknowledgements stay as small as they were."""
+A state's table is written whole, as a new base, if the trigger's base has no chain of it, if the changes since are unknown, if its
+deltas would be too many or too large (a restore reads all of them), or if less than half of a file that it shares with other
+tables is still needed. Inline tables are small, and always whole. Bases are shared files or segments of them (docs/adr/0021), and
+placeholders where the trigger's base has them (docs/adr/0012). So are deltas, but for small ones: they are inline, with a sum below
+the inline threshold, so that acknowledgements don't grow.
+
+It does not know how changed rows are found (sources.py), or what a delta holds (deltas.py)."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.layout import shared_name
-from holdfast.statebackends.snapshot.deltas import RUNS_MAX, StatePart, replaced_by
+from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, replaced_by
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.snapshot.sources import ChangingSource, write_tables
 from holdfast.statebackends.snapshot.tables import encode_keyed_table
@@ -41,13 +43,13 @@ from holdfast.statebackends.storage.port import Flow
 S = TypeVar("S")
 
 CHECKPOINTS_MAX = 32
-"""Checkpoints remembered, beside the base; one that is forgotten costs a full checkpoint if it becomes the base after all."""
+"""Checkpoints remembered in addition to the base; a forgotten one that becomes the base costs a full checkpoint."""
 
 
 class StoredByCheckpoint(Generic[S]):
-    """Of one backend: what it stored for each checkpoint, by a name of its own. A restore starts with what it read.
+    """What one backend stored for each checkpoint, by name; a restore adds the files of the restored one.
 
-    Any thread: flows ask and tell on the pool, notices come on the loop thread."""
+    Thread-safe: flows use it on pool threads, and notices come on the loop thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,20 +58,20 @@ class StoredByCheckpoint(Generic[S]):
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """Ids that are remembered, ascending."""
+        """Remembered ids, ascending."""
         with self._lock:
             return tuple(sorted(self._files))
 
     @property
     def base(self) -> int:
-        """The newest base that was asked for; 0 before there was one."""
+        """The newest base that `of_base` was called with; 0 before the first."""
         with self._lock:
             return self._base
 
     def of_base(self, base: int | None) -> Mapping[str, S]:
-        """Name -> what the base has of it; empty if there is none, or it isn't known here.
+        """What a base stored, by name; empty without a base, or for one that is not remembered.
 
-        Lower ids are forgotten: a later base is never older."""
+        Forgets lower ids, since later bases are never lower."""
         with self._lock:
             if base is None:
                 return {}
@@ -79,7 +81,7 @@ class StoredByCheckpoint(Generic[S]):
             return self._files.get(base, {})
 
     def remember(self, checkpoint_id: int, files: Mapping[str, S]) -> None:
-        """A checkpoint was stored here, or restored; whether it completes is for the coordinator to say."""
+        """Add a checkpoint that was stored, or restored; the coordinator decides whether it completes."""
         with self._lock:
             self._files[checkpoint_id] = files
             known = sorted(self._files)
@@ -87,24 +89,24 @@ class StoredByCheckpoint(Generic[S]):
                 del self._files[surplus]
 
     def forget(self, checkpoint_id: int) -> None:
-        """A checkpoint was aborted."""
+        """Drop a checkpoint that was aborted."""
         with self._lock:
             self._files.pop(checkpoint_id, None)
 
 
 class StoredFiles(StoredByCheckpoint[FileHandle]):
-    """Local name of a file -> the shared one. A database that is cloned by a restore gives its files new numbers."""
+    """Local name of a database file -> its shared file. A database that a restore cloned numbers its new files higher."""
 
 
-RUN_BYTES_MIN = 16 * 1024
-"""Deltas may have this many bytes in sum, or half as many as their base: what a restore reads of them is then little."""
+DELTA_BYTES_MIN = 16 * 1024
+"""Bytes that the deltas of a chain may have together, or half of their base if that is more: a bound on what a restore reads."""
 WASTE_MAX = 2
-"""A file that several tables share is kept while it has at most so many times the bytes that are needed of it."""
+"""A file that several tables share is kept while it has at most so many times the bytes that are still needed of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaChain:
-    """The files of one state at one checkpoint."""
+    """Base and deltas of one state at one checkpoint. Source: Spark's state store, snapshot and delta files."""
 
     meta: StateMeta
     base: FileHandle
@@ -122,20 +124,20 @@ class DeltaChain:
         return _acknowledged(self.base, theirs), [_acknowledged(delta, theirs) for delta in self.deltas]
 
     def admits(self, size: int) -> bool:
-        """Whether a further delta of `size` bytes costs less than writing the table again would save."""
+        """Whether a further delta of `size` bytes stays within DELTAS_MAX and the bound on bytes."""
         deltas_size = size + sum(delta.length for delta in self.deltas)
-        return len(self.deltas) < RUNS_MAX and deltas_size <= max(self.base.length // 2, RUN_BYTES_MIN)
+        return len(self.deltas) < DELTAS_MAX and deltas_size <= max(self.base.length // 2, DELTA_BYTES_MIN)
 
 
 Chains = Mapping[str, DeltaChain]
 ChainsByCheckpoint = StoredByCheckpoint[DeltaChain]
-"""State name -> its files, per checkpoint."""
+"""State name -> its chain, per checkpoint."""
 
 
 def write_chains(
     sources: Sequence[ChangingSource], key_groups: KeyGroupRange, target: SnapshotTarget, stored: ChainsByCheckpoint
 ) -> Flow[tuple[KeyedStateHandle, ...]]:
-    """One base per source, empty ones included, and a handle with the deltas if there are any."""
+    """Write an increment: a handle with the base of each source, and one with the deltas if there are any."""
     known = stored.of_base(target.base)
     going_on = [chain for source in sources if (chain := known.get(source.meta.name)) is not None]
     wasteful = _wasteful(going_on)
@@ -180,7 +182,7 @@ def write_chains(
 def restored_chains(
     parts: Sequence[StatePart], key_groups: KeyGroupRange, declared: Mapping[str, StateMeta]
 ) -> dict[str, DeltaChain]:
-    """What an increment on a restored checkpoint can build upon: tables of just our key groups and of the declared types."""
+    """Chains that an increment on a restored checkpoint may extend: those of exactly `key_groups`, and of the declared types."""
     chains = {}
     for part in parts:
         files = [table for table in part.tables if isinstance(table, FileHandle)]
@@ -195,7 +197,7 @@ def restored_chains(
 def _add_changes(
     source: ChangingSource, before: DeltaChain | None, target: SnapshotTarget, writer: PartsWriter
 ) -> tuple[bool, WrittenPart | None]:
-    """(whether the base's chain goes on, its new delta if anything changed); if it doesn't, the whole table must be written."""
+    """(whether the chain of the base is extended, its new delta if rows changed). False: the whole table must be written."""
     if before is None or before.meta != source.meta or target.base is None:
         return False, None
     delta: pa.Table | None = source.changes(target.base)
@@ -208,13 +210,13 @@ def _add_changes(
         return False, None
     inlined = sum(part.length for part in before.deltas if isinstance(part, InlineHandle))
     threshold = max(0, target.inline_threshold - inlined)
-    packs = before.base.length < target.pack_threshold  # what shares a file with others is cheap to write again
+    packs = before.base.length < target.pack_threshold  # a delta in a merged file may have its base written again, which is cheap
     name = f"{source.meta.name}.delta"
     return True, writer.add(memoryview(data), name, is_shared=True, packs=packs, inline_threshold=threshold)
 
 
 def _chain(meta: StateMeta, before: DeltaChain | None, part: WrittenPart | None) -> DeltaChain | None:
-    """What was written, as what later checkpoints build upon: nothing upon a table that travels inline."""
+    """The chain that later checkpoints may extend; None for an inline table."""
     handle = None if part is None else part.handle
     if before is not None:
         return before if handle is None else DeltaChain(meta, before.base, (*before.deltas, _stored(handle)))
@@ -228,7 +230,7 @@ def _stored(handle: StateHandle) -> FileHandle | InlineHandle:
 
 
 def _wasteful(chains: Iterable[DeltaChain]) -> set[str]:
-    """Files of several parts of which less than half is needed any more: a state with a part there is written again."""
+    """Paths of shared files of which less than half is still needed: states with a segment there are written again."""
     needed: dict[str, int] = {}
     lengths: dict[str, int] = {}
     for chain in chains:
@@ -249,12 +251,12 @@ def _acknowledged(part: FileHandle | InlineHandle, theirs: set[tuple[str, int | 
 
 
 class TablesSnapshot:
-    """`backend.PendingSnapshot` of sources alone."""
+    """Implements `backend.PendingSnapshot` over sources of tables."""
 
     def __init__(
         self, sources: Sequence[ChangingSource], key_groups: KeyGroupRange, chains: ChainsByCheckpoint | None = None
     ) -> None:
-        """`chains`: what the backend's checkpoints stored; None: every checkpoint is whole."""
+        """`chains`: chains of the backend's checkpoints; None: every checkpoint stores whole tables."""
         self._sources = list(sources)
         self._key_groups = key_groups
         self._chains = chains

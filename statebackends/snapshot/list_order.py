@@ -1,7 +1,7 @@
-"""The rows of a table of list state brought into the order of their positions, whatever another tool made of theirs.
+"""The order of rows in tables of list state, which other tools may have changed.
 
-Positions are 0, 1, 2 ... for each key and namespace. What lies so is left as it is; else rows are sorted. A position that is
-there twice is refused, since nobody knows which element comes first; one that is missing is an element that was taken out."""
+Positions are 0, 1, 2 ... for each key and namespace. Rows in this order stay; others are sorted. Two rows with one position are
+refused, since their order is not known; a missing position is an element that was removed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Rows = npt.NDArray[np.int64]
 
 
 def in_list_order(table: pa.Table, key_type: KeyType, max_parallelism: int) -> pa.Table:
-    """The table of decode_keyed_table with the elements of each list in order. Raises ValueError or pyarrow's errors."""
+    """A table that decode_keyed_table read, with the elements of each list in order. Raises ValueError or pyarrow's errors."""
     if not table.num_rows:
         return table
     positions = positions_of(table)
     names = [*key_columns(key_type), NAMESPACE]
     keys = table.select(names)
     if _is_in_order(positions, keys):
-        # Every list begins with a 0, so that a list that is there twice does, too.
+        # Every list begins with a 0: a list that is there twice is found by its first rows.
         starts = np.flatnonzero(positions == 0)
         suspects = _suspects(keys, starts, key_type, max_parallelism)
         if len(suspects):
@@ -38,7 +38,7 @@ def in_list_order(table: pa.Table, key_type: KeyType, max_parallelism: int) -> p
 
 
 def positions_of(table: pa.Table) -> npt.NDArray[Any]:
-    """Of a table with rows. Raises ValueError for what can't be positions."""
+    """Positions in a table that is not empty, int32 or int64. Raises ValueError for a wrong type, nulls or negative ones."""
     index = table.schema.get_field_index(POSITION)
     if index < 0:
         raise ValueError(f"no column {POSITION!r}, or twice")
@@ -56,7 +56,7 @@ def positions_of(table: pa.Table) -> npt.NDArray[Any]:
 
 
 def _is_in_order(positions: npt.NDArray[Any], keys: pa.Table) -> bool:
-    """Whether each row is the first of a list, or the next one of the list of the row before it."""
+    """Whether each row begins a list, or continues that of the row before it."""
     begins = positions[1:] == 0
     if positions[0] != 0 or not ((np.diff(positions) == 1) | begins).all():
         return False
@@ -68,7 +68,7 @@ def _is_in_order(positions: npt.NDArray[Any], keys: pa.Table) -> bool:
 
 
 def _suspects(keys: pa.Table, starts: _Rows, key_type: KeyType, max_parallelism: int) -> _Rows:
-    """Rows among `starts` that may have the key and namespace of another: those with equal hashes."""
+    """Rows among `starts` that may share key and namespace with another: those with equal hashes."""
     firsts = keys if len(starts) == len(keys) else keys.take(pa.array(starts))
     arrays = [firsts.column(name) for name in key_columns(key_type)]
     hashes = key_type.column(arrays, max_parallelism=max_parallelism).hashes()
@@ -86,7 +86,7 @@ def _suspects(keys: pa.Table, starts: _Rows, key_type: KeyType, max_parallelism:
 
 
 def _sorted_rows(positions: npt.NDArray[Any], keys: pa.Table, key_type: KeyType, max_parallelism: int) -> _Rows:
-    """The order of rows by list, then position; lists in the order of their first rows. Raises ValueError for a position twice."""
+    """Indices of rows by list, then position; lists in the order of their first rows. Raises ValueError for a repeated position."""
     codes, _ = row_codes([keys], key_type, max_parallelism, ())
     order: _Rows = np.lexsort((positions, codes))
     codes, positions = codes[order], positions[order]

@@ -1,8 +1,9 @@
-"""`_metadata`: the one file that makes a folder a snapshot; JSON inside an envelope that shows any damage.
+"""`_metadata`, the file that makes a folder a snapshot: JSON in an envelope that shows any damage.
 
     {"format":"holdfast-snapshot","version":1,"length":<bytes>,"checksum":"xxh3_128:<hex>","snapshot":{...}}
 
-is one JSON document; length and checksum are those of the bytes of the inner object. It knows records, not storage."""
+is one JSON document; length and checksum are those of the inner object's bytes. The format is described in docs/snapshot-format.md.
+This module knows records, not storage."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from holdfast.statebackends.storage.flows import RECORD_BYTES_MAX
 
 FORMAT = "holdfast-snapshot"
 VERSION = 1
-"""Highest version of the format that this code reads, and the one it writes."""
+"""The version of the format that this code writes, and the only one that it reads."""
 
 NATIVE_PROPERTY = "native_backend"
 """Property of a savepoint in the format NATIVE: the state backend whose own files it holds."""
@@ -33,12 +34,12 @@ _HEADER = re.compile(
 _HEADER_START = b'{"format":"holdfast-snapshot","version":'
 HEADER_BYTES_MAX = 200
 METADATA_BYTES_MAX = 1 << 30
-"""Of a `_metadata` that somebody names by its path, no more is read: what is longer is none."""
+"""Longest `_metadata` that is read; a longer file is not a snapshot's."""
 _TRAILER = b"}\n"
 
 
 class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know about one completed snapshot; file paths in it are relative to the snapshot's folder."""
+    """Description of one completed snapshot. File paths in it are relative to the snapshot's folder."""
 
     format: Literal["holdfast-snapshot"] = "holdfast-snapshot"
     version: int = VERSION
@@ -47,9 +48,9 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_id: int
     kind: Literal["checkpoint", "savepoint", "stop_savepoint"]
     attempt: int
-    """The deployment of the job that took it."""
+    """Attempt of the job that took the snapshot."""
     epoch: int
-    """The leader that completed it."""
+    """Epoch of the leader that completed it."""
     trigger_timestamp_ms: int
     completion_timestamp_ms: int
     key_hash_version: int = KEY_HASH_VERSION
@@ -58,7 +59,7 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """Storage paths outside the folder that a restore needs (a source's materialised input, staged sink files)."""
     properties: dict[str, str] = msgspec.field(default_factory=dict)
     graph: dict[str, Any] | None = None
-    """The job graph's JSON, for tools and preflight; None if unknown."""
+    """JSON of the job graph, for tools and preflight; None: not known."""
 
     @property
     def size(self) -> int:
@@ -71,7 +72,7 @@ _DECODER = msgspec.json.Decoder(SnapshotMetadata)
 
 
 def encode_metadata(metadata: SnapshotMetadata) -> bytes:
-    """The bytes of `_metadata`. Raises InvalidConfigError on an empty name or uid: absent and empty are not the same."""
+    """The bytes of `_metadata`. Raises InvalidConfigError for records that don't fit together, such as an empty or repeated uid."""
     _validate(metadata, InvalidConfigError)
     body = _ENCODER.encode(metadata)
     header = _HEADER_START + b'%d,"length":%d,"checksum":"%s","snapshot":' % (
@@ -83,9 +84,10 @@ def encode_metadata(metadata: SnapshotMetadata) -> bytes:
 
 
 def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
-    """The snapshot described by the bytes of `_metadata` at `path` (named in errors).
+    """The snapshot that the bytes of `_metadata` describe. `path` names the file in errors.
 
-    Raises UnsupportedVersionError for a newer version, else CorruptStateError for anything but what was written."""
+    Raises UnsupportedVersionError for another version of the format or the key hash, CorruptStateError for other bytes than
+    `encode_metadata` gives."""
     body = _open_envelope(data, path)
     try:
         metadata = _DECODER.decode(body)
@@ -103,7 +105,7 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
 
 
 def promised_length(head: bytes) -> int:
-    """How long a `_metadata` that begins so may be: what its header says, or a record's length."""
+    """Bytes that a `_metadata` with this beginning has at most: as its header says; without a header, those of a record."""
     header = _HEADER.match(head[:HEADER_BYTES_MAX])
     return RECORD_BYTES_MAX if header is None else min(header.end() + int(header[2]) + len(_TRAILER), METADATA_BYTES_MAX)
 
@@ -132,7 +134,7 @@ def _open_envelope(data: bytes, path: str) -> memoryview:
 
 
 def _header_damage(data: bytes) -> int:
-    """Where a header that doesn't parse stops being one, as far as that can be told."""
+    """About where a header that doesn't parse is damaged, for the message."""
     common = min(len(data), len(_HEADER_START))
     same = next((at for at in range(common) if data[at] != _HEADER_START[at]), common)
     return same if same < len(_HEADER_START) else min(len(data), HEADER_BYTES_MAX)

@@ -1,12 +1,12 @@
-"""Parts of a snapshot: how they are written, read, checked and verified; all as flows over storage operations.
+"""Parts of a snapshot: written, read, checked and verified by flows over storage operations.
 
-A part is inline, a file, or a piece of a file that several share. Small tables share one: on an object store each file costs a
-request and its wait, whatever its size. Files of a database never do: they come and go one by one, and this host's copies of them
-are links. A part is named, and gets its handle, when what was collected is stored. Nothing is written under a name twice, and what
-a snapshot that fails has written is left to the coordinator.
+A part is inline, a file, or a segment of a file that several parts share. Small tables share files, since on an object store each
+file costs a request, whatever its size. Files of a database don't: they come and go one by one, and local copies of them are links.
+A part gets its name and handle when the parts collected so far are stored. A name is written once; files of a failed snapshot are
+left to the coordinator.
 
-Every byte that is read is checked against its handle here, by `check`: restores, local recovery and the tools call it. What the
-bytes mean is for the backends and tables.py."""
+All bytes read are checked against their handle here, by `check`: restores, local recovery and the tools call it. The content of a
+part is for the backends and tables.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import CorruptStateError, InvariantError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import (
     DELTA_FORMAT,
-    PIECE_BYTES_MAX,
+    SEGMENT_BYTES_MAX,
     TABLE_FORMATS,
     FileHandle,
     InlineHandle,
@@ -56,20 +56,20 @@ from holdfast.statebackends.storage.port import (
 )
 
 VERIFY_BYTES = 2 << 20
-"""Read at once of a file that is verified, as much as a transfer may hold: several files are read at one time."""
+"""Bytes read at a time of a file that is verified; several files are read at one time."""
 FILES_AT_ONCE = 64
-"""Verified before what was found of them is told."""
+"""Files verified in one group; their problems are reported after each group."""
 SPARE_MAX = 2
-"""A read of several pieces may be this many times as long as they are."""
+"""A read of several segments has at most so many times their bytes."""
 HELD_BYTES_MAX = 16 << 20
-"""Encoded parts wait in memory for each other up to this sum, and for the one that exceeds it."""
+"""Bytes of encoded parts above which they are stored."""
 PACK_BYTES_MAX = 8 << 20
-"""Of one file with several parts: one request on S3."""
+"""Bytes of one file with several parts: one request on S3."""
 LINK_DETAIL = "a symbolic link, or in one: a savepoint's files are its own"
 _ENDS_BYTES = 6
 _NAMES = {"arrow": "an Arrow IPC file", DELTA_FORMAT: "an Arrow IPC file", "parquet": "a Parquet file"}
 _MARKS = {"arrow": b"ARROW1", DELTA_FORMAT: b"ARROW1", "parquet": b"PAR1"}
-"""At both ends. Native files have none that we know of."""
+"""Format -> magic bytes at both ends of a table. Native files have none."""
 
 T = TypeVar("T")
 
@@ -85,19 +85,19 @@ class ProblemKind(StrEnum):
     CHECKSUM = "checksum"
     PATH = PATH_REASON
     FORMAT = "format"
-    """A table is not in the format that its handle says."""
+    """A table is not in the format of its handle."""
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProblem:
-    """One file that a restore would fail on."""
+    """One file on which a restore would fail."""
 
     kind: ProblemKind
     operator: str
-    """Uid; empty for a file that the snapshot as a whole needs."""
+    """Uid; empty for a file of the snapshot as a whole."""
     subtask: int
-    """-1 for a file that the snapshot as a whole needs."""
+    """-1 for a file of the snapshot as a whole."""
     path: str
     detail: str
 
@@ -110,7 +110,7 @@ class SnapshotProblem:
 
 
 def damaged(kind: ProblemKind, path: str, detail: str, operator: str | None, subtask: int | None = None) -> CorruptStateError:
-    """The error for a part that is not what its handle says."""
+    """The error for a part that does not match its handle."""
     if subtask is None:
         owner = f"operator {operator!r}: " if operator else ""
         return CorruptStateError(f"{owner}{path}: {detail}", path=path, operator=operator, reason=kind.value)
@@ -119,48 +119,50 @@ def damaged(kind: ProblemKind, path: str, detail: str, operator: str | None, sub
 
 
 def missing(path: str, operator: str | None, subtask: int | None = None) -> CorruptStateError:
-    """The error for a file that is not there."""
+    """The error for a missing file."""
     return damaged(ProblemKind.MISSING, path, "the file is missing", operator, subtask)
 
 
 def unresolved(handle: PlaceholderHandle, operator: str | None) -> CorruptStateError:
-    """The error for a placeholder in a snapshot: nothing says which bytes it stands for."""
+    """The error for a placeholder in a snapshot, which says nothing about its bytes."""
     return damaged(ProblemKind.PATH, handle.path, "a placeholder that was never resolved", operator)
 
 
 def of_operator(error: StorageUnavailableError, operator: str, subtask: int) -> StorageUnavailableError:
-    """The same error, saying whose file could not be read."""
+    """The same error, naming the operator and subtask whose file could not be read."""
     fields = {**error.fields, "operator": operator, "subtask": subtask}
     return type(error).of(f"operator {operator!r} subtask {subtask}: {error.message}", fields)
 
 
 def outside_detail(handle: SegmentHandle) -> str:
-    """What is wrong with a piece that can't be in its file."""
-    if PIECE_BYTES_MAX < handle.length <= handle.file_length:
-        return f"a piece of {handle.length} bytes; none has more than {PIECE_BYTES_MAX}"
-    return f"a piece of {handle.length} bytes at {handle.offset} is not in a file of {handle.file_length}"
+    """What is wrong with a segment that is not `is_inside` its file."""
+    if SEGMENT_BYTES_MAX < handle.length <= handle.file_length:
+        return f"a segment of {handle.length} bytes; none has more than {SEGMENT_BYTES_MAX}"
+    return f"a segment of {handle.length} bytes at {handle.offset} is not in a file of {handle.file_length}"
 
 
 def _length_detail(found: int, expected: int) -> str:
     return f"{found} bytes instead of {expected}"
 
+
 # ---------------------------------------------------------------------------------------------------------------------- names
 
 
 def own_names(joined: str, path: str) -> int:
-    """Of a part's `path`, which is `joined` in its storage: how many names at the end of it belong to the snapshot alone.
+    """How many names at the end of a part's `path` (`joined` in its storage) belong to the snapshot and must be no symbolic links.
 
-    A folder of savepoints may be a link, but nothing in one, which would not come along when it is moved, and may change under it.
-    What lies in a job's directory is the coordinator's."""
+    A savepoint's folder may be a link. In it there must be none: its target would not move with the savepoint, and might change.
+    0 for files in a job's directory, which the coordinator owns."""
     names = posixpath.normpath(path).split("/")
     folder = "/".join(joined.split("/")[: -len(names)])
     return 0 if names[0] == ".." or is_checkpoint_folder(folder) else len(names)
+
 
 # -------------------------------------------------------------------------------------------------------------------- reading
 
 
 def mismatch(part: FileHandle, length: int, checksum: str) -> tuple[ProblemKind, str] | None:
-    """What tells bytes of this length and checksum from those of a part: the kind and a sentence; None if they are its bytes."""
+    """How bytes of this length and checksum differ from a part's: the kind and a sentence; None if they don't."""
     if length != part.length:
         return ProblemKind.LENGTH, _length_detail(length, part.length)
     if checksum != part.checksum:
@@ -191,10 +193,10 @@ def read_part(handle: StateHandle, folder: str, *, operator: str | None = None) 
 
 
 def read_file(part: FileHandle, path: str, operator: str | None, subtask: int | None = None) -> Flow[bytes]:
-    """The bytes of a file, or of a piece of one, that is at `path`; checked. Raises CorruptStateError naming file and owner."""
-    spare = 1  # of a whole file not more than one byte too many, however long it is now
+    """The bytes of a file or segment at the storage path `path`, checked. Raises CorruptStateError naming file and owner."""
+    spare = 1  # one byte too many shows that a file is too long, however long it is
     if isinstance(part, SegmentHandle):
-        spare = 0  # its file may go on behind it
+        spare = 0  # the file may go on behind a segment
         if not part.is_inside:
             raise damaged(ProblemKind.LENGTH, path, outside_detail(part), operator, subtask)
     try:
@@ -242,20 +244,20 @@ def read_parts(parts: Sequence[StateHandle], folder: str, *, operator: str | Non
     flows = [_read_span([parts[index] for index in span], folder, operator) for span in spans]
     read = yield InParallel(flows, [sum(parts[index].length for index in span) for span in spans])
     found: dict[int, bytes] = {}
-    for span, pieces in zip(spans, read, strict=True):
-        found.update(zip(span, pieces, strict=True))
+    for span, contents in zip(spans, read, strict=True):
+        found.update(zip(span, contents, strict=True))
     return [found[index] for index in range(len(parts))]
 
 
 def _spans(parts: Sequence[StateHandle]) -> Iterator[list[int]]:
-    """Positions of parts that are read at once: those of pieces of one file by their offsets, and of every other part alone."""
-    pieces: dict[str, list[tuple[int, int, int]]] = {}
+    """Positions of parts for one read each: the segments of one file in order, unless they lie far apart, or one other part."""
+    segments: dict[str, list[tuple[int, int, int]]] = {}
     for index, part in enumerate(parts):
         if isinstance(part, SegmentHandle) and part.is_inside:
-            pieces.setdefault(part.path, []).append((part.offset, part.length, index))
+            segments.setdefault(part.path, []).append((part.offset, part.length, index))
         else:
             yield [index]
-    for places in pieces.values():
+    for places in segments.values():
         places.sort()
         start, stop = places[0][0], max(offset + length for offset, length, _ in places)
         if stop - start <= SPARE_MAX * sum(length for _, length, _ in places):
@@ -267,16 +269,16 @@ def _spans(parts: Sequence[StateHandle]) -> Iterator[list[int]]:
 def _read_span(parts: Sequence[StateHandle], folder: str, operator: str | None) -> Flow[list[bytes]]:
     if len(parts) == 1:
         return [(yield from read_part(parts[0], folder, operator=operator))]
-    pieces = [part for part in parts if isinstance(part, SegmentHandle)]  # all of them: see _spans
-    path = part_path(folder, pieces[0].path, operator=operator)
-    start, stop = pieces[0].offset, max(piece.offset + piece.length for piece in pieces)
+    segments = [part for part in parts if isinstance(part, SegmentHandle)]  # all of them: see _spans
+    path = part_path(folder, segments[0].path, operator=operator)
+    start, stop = segments[0].offset, max(segment.offset + segment.length for segment in segments)
     try:
         data: bytes = yield ReadFile(path, start, stop - start)
     except ObjectMissingError as error:
         raise missing(path, operator) from error
-    read = [data[piece.offset - start : piece.offset - start + piece.length] for piece in pieces]
-    for piece, content in zip(pieces, read, strict=True):
-        check(piece, (len(content), checksum_of(content)), path, operator)
+    read = [data[segment.offset - start : segment.offset - start + segment.length] for segment in segments]
+    for segment, content in zip(segments, read, strict=True):
+        check(segment, (len(content), checksum_of(content)), path, operator)
     return read
 
 
@@ -287,7 +289,7 @@ def read_metadata(folder: str) -> Flow[SnapshotMetadata]:
 
 
 def read_metadata_file(path: str) -> Flow[bytes]:
-    """The bytes of a `_metadata` that anybody may have put there: no more of them than its header promises, and one.
+    """The bytes of an untrusted `_metadata`: at most as many as its header promises, and one more.
 
     Raises ObjectMissingError."""
     head: bytes = yield ReadFile(path, 0, FIRST_BYTES)
@@ -297,11 +299,12 @@ def read_metadata_file(path: str) -> Flow[bytes]:
     rest: bytes = yield ReadFile(path, FIRST_BYTES, wanted - FIRST_BYTES)
     return head + rest
 
+
 # ------------------------------------------------------------------------------------------------------------------ verifying
 
 
 Look: TypeAlias = Callable[[FileHandle, str, int, str], Flow[SnapshotProblem | None]]
-"""What is wrong with one file, of the first operator and subtask that name it, and the format of the table in it."""
+"""(handle, operator, subtask, table format) -> what is wrong with the file; None: nothing."""
 
 
 def verify_snapshot(
@@ -312,11 +315,11 @@ def verify_snapshot(
     look: Look | None = None,
     found: Callable[[SnapshotProblem], None] | None = None,
 ) -> Flow[list[SnapshotProblem]]:
-    """Every file that is missing, of the wrong length or with the wrong checksum; external ones are not looked at.
+    """Problems of all files of a snapshot: missing, of another length, checksum or table format. External files are not checked.
 
-    checksums=False reads no data: lengths only. Files are read in pieces of 2 MiB, each file once, and tables have
-    to begin and end as those of their format do. `look` looks at one file, as `verify_file` does unless given; `found` hears of
-    each problem soon, in the order of the files."""
+    checksums=False compares lengths only, and reads no data. `look` checks one file (default: `verify_file`); `found` is called
+    with each problem in the order of the files, after each FILES_AT_ONCE of them. Each file is read once, VERIFY_BYTES at a time.
+    Raises StorageUnavailableError."""
     is_own = metadata.kind != "checkpoint"
 
     def outcome(handle: FileHandle, operator: str, subtask: int, table_format: str) -> Flow[SnapshotProblem | None]:
@@ -339,13 +342,13 @@ def verify_snapshot(
 
 
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """So many that what is found of them is told soon."""
+    """The items in batches of FILES_AT_ONCE."""
     return (items[start : start + FILES_AT_ONCE] for start in range(0, len(items), FILES_AT_ONCE))
 
 
 def named_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, int, str]]:
-    """Every file of a snapshot, or piece of one, once for each format that is said of it: with the first operator (its uid) and
-    subtask that name it, and the format of the table in it, as `formatted_files` gives it."""
+    """Each file or segment of a snapshot, once for each table format that handles give it: (handle, uid of the first operator that
+    names it, its subtask, format as in `formatted_files`)."""
     seen: set[tuple[FileHandle, str]] = set()
     for operator in metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
@@ -356,12 +359,12 @@ def named_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, i
 
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
-    """Files of one subtask's state; inline parts are left out."""
+    """Files and segments of one subtask's state, without inline parts."""
     return (handle for handle, _ in formatted_files(state))
 
 
 def formatted_files(state: OperatorSubtaskState) -> Iterator[tuple[FileHandle, str]]:
-    """As `file_handles`, each with the format of the table in it; empty for what is no table."""
+    """As `file_handles`, each with the format of the table in it; "" for a file without a table."""
     for keyed in state.keyed:
         table_format = keyed.format if keyed.format in (*TABLE_FORMATS, DELTA_FORMAT) else ""
         for part in keyed.parts:
@@ -390,7 +393,7 @@ def file_problem(
         path = part_path(folder, handle.path)
     except CorruptStateError as error:
         return SnapshotProblem(ProblemKind.PATH, operator, subtask, handle.path, str(error))
-    problem = yield from piece_problem(handle, path, operator, subtask)
+    problem = yield from length_problem(handle, path, operator, subtask)
     if problem is not None:
         return problem
     if not checksums:
@@ -403,8 +406,8 @@ def file_problem(
     return None
 
 
-def piece_problem(handle: FileHandle, path: str, operator: str, subtask: int) -> Flow[SnapshotProblem | None]:
-    """What is wrong with the length of a file, without looking at its content."""
+def length_problem(handle: FileHandle, path: str, operator: str, subtask: int) -> Flow[SnapshotProblem | None]:
+    """What is wrong with a file as far as its name and length say; None if nothing is."""
     size: int | None = yield StatFile(path, own_names(path, handle.path))
     if size is None:
         return SnapshotProblem(ProblemKind.MISSING, operator, subtask, path, "the file is missing")
@@ -418,47 +421,48 @@ def piece_problem(handle: FileHandle, path: str, operator: str, subtask: int) ->
 
 
 def _checksum(path: str, start: int, length: int, ends: FileEnds) -> Flow[str | None]:
-    """Checksum of a piece of a file, and how it begins and ends; None if it vanished meanwhile."""
+    """Checksum of a range of a file, whose first and last bytes go to `ends`; None if the file vanished meanwhile."""
     digest = Digest()
     for offset in range(start, start + length, VERIFY_BYTES):
         try:
-            piece: bytes = yield ReadFile(path, offset, min(VERIFY_BYTES, start + length - offset))
+            block: bytes = yield ReadFile(path, offset, min(VERIFY_BYTES, start + length - offset))
         except ObjectMissingError:
             return None
-        digest.add(piece)
-        ends.add(piece)
+        digest.add(block)
+        ends.add(block)
     return digest.checksum
 
 
 class FileEnds:
-    """The first and last bytes of chunks that pass."""
+    """The first and last bytes of a file whose blocks are added in order."""
 
     __slots__ = ("first", "last")
 
     def __init__(self) -> None:
         self.first = self.last = b""
 
-    def add(self, chunk: Buffer) -> None:
-        view = memoryview(chunk).cast("B")
+    def add(self, block: Buffer) -> None:
+        view = memoryview(block).cast("B")
         self.first += bytes(view[: _ENDS_BYTES - len(self.first)])
         self.last = (self.last + bytes(view[-_ENDS_BYTES:]))[-_ENDS_BYTES:]
 
 
 def wrong_format(table_format: str, ends: FileEnds) -> str:
-    """Why a file that begins and ends so is no table of the format of its handle; empty if it may be one."""
+    """Why a file with these ends is not a table in `table_format`, that of its handle; "" if it may be one."""
     marked = [known for known, mark in _MARKS.items() if ends.first.startswith(mark) and ends.last.endswith(mark)]
     if table_format not in _MARKS or table_format in marked:
         return ""
     found = _NAMES[marked[0]] if marked else "neither an Arrow nor a Parquet file"
     return f"{found}, which a table in the format {table_format!r} is not"
 
+
 # -------------------------------------------------------------------------------------------------------------------- writing
 
 
 class PartsWriter:
-    """Of one operator of one subtask at one barrier. Names are unique among its parts, and are escaped.
+    """Writer of the parts of one operator's subtask at one barrier. Their names must differ; they are escaped for paths.
 
-    Only one writer of a target may pack."""
+    Of the writers of one target only one may merge parts into files."""
 
     def __init__(self, target: SnapshotTarget) -> None:
         self._target = target
@@ -469,9 +473,8 @@ class PartsWriter:
     def add(
         self, data: Buffer, name: str, *, is_shared: bool = False, packs: bool = True, inline_threshold: int | None = None
     ) -> WrittenPart:
-        """A part of bytes: inline below the threshold (the target's unless given), else a file, one that is shared if asked for.
-
-        It may be a piece of one unless `packs` is false."""
+        """Add a part of bytes: inline below the threshold (default: the target's), else a file, which later checkpoints may share
+        with `is_shared`. With `packs` it may be a segment of a file. It is stored by the next `store`."""
         length = memoryview(data).nbytes
         if length < (self._target.inline_threshold if inline_threshold is None else inline_threshold):
             return WrittenPart(InlineHandle(bytes(data)))
@@ -481,7 +484,7 @@ class PartsWriter:
         return self._waiting[-1].part
 
     def add_file(self, local_path: str, name: str, *, is_shared: bool = False) -> WrittenPart:
-        """As `add`, of a local file that nobody changes until it is stored, and that becomes a file. Raises OSError."""
+        """As `add`, from a local file, which must not change until it is stored; never a segment. Raises OSError."""
         length = os.path.getsize(local_path)
         if length < self._target.inline_threshold:
             with open(local_path, "rb") as file:
@@ -491,11 +494,11 @@ class PartsWriter:
 
     @property
     def is_full(self) -> bool:
-        """What waits should be stored before more is encoded."""
+        """Whether the waiting parts should be stored before more are encoded."""
         return self._held_bytes > HELD_BYTES_MAX
 
     def store(self) -> Flow[None]:
-        """Make all parts added so far durable; they have handles then."""
+        """Make all parts added so far durable, and set their handles."""
         waiting, self._waiting, self._held_bytes = self._waiting, [], 0
         if not waiting:
             return
@@ -521,7 +524,7 @@ class PartsWriter:
 
 
 def write_part(data: Buffer, name: str, target: SnapshotTarget) -> Flow[StateHandle]:
-    """One part that shares no file with others: see `PartsWriter.add`. It is durable when the flow ends."""
+    """Write one part that shares no file with others (`PartsWriter.add`). It is durable when the flow ends."""
     writer = PartsWriter(target)
     part = writer.add(data, name, packs=False)
     yield from writer.store()
@@ -530,7 +533,7 @@ def write_part(data: Buffer, name: str, target: SnapshotTarget) -> Flow[StateHan
 
 @dataclass(eq=False, slots=True)
 class WrittenPart:
-    """One part that was added."""
+    """A part that was added to a PartsWriter."""
 
     _handle: StateHandle | None = None
 
@@ -540,7 +543,7 @@ class WrittenPart:
 
     @property
     def handle(self) -> StateHandle:
-        """Once it is stored."""
+        """Raises InvariantError before the part is stored."""
         if self._handle is None:
             raise InvariantError("a part of a snapshot was not stored")
         return self._handle
@@ -548,7 +551,7 @@ class WrittenPart:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A part to be stored."""
+    """A part that the next `store` writes; its bytes are in `data`, or in the file `local_path`."""
 
     part: WrittenPart
     name: str
@@ -560,7 +563,7 @@ class _Waiting:
 
 
 def _files(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:
-    """What goes into one file: those that pack, shared ones and others apart, and each of the rest alone."""
+    """Parts of one file each: those that pack together (shared and exclusive ones apart), and each of the others alone."""
     packs: dict[bool, list[_Waiting]] = {}
     for each in waiting:
         if not each.packs:
@@ -584,12 +587,12 @@ def _upload(local_path: str, path: str, target: SnapshotTarget) -> Flow[list[Fil
     return [FileHandle(path, length, checksum)]
 
 
-def _write_pack(pieces: list[Buffer], path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
-    yield WriteFile(part_path(target.folder, path), pieces)
-    lengths = [memoryview(piece).nbytes for piece in pieces]
+def _write_pack(contents: list[Buffer], path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
+    yield WriteFile(part_path(target.folder, path), contents)
+    lengths = [memoryview(content).nbytes for content in contents]
     handles: list[FileHandle] = []
     offset = 0
-    for piece, length in zip(pieces, lengths, strict=True):
-        handles.append(SegmentHandle(path, length, checksum_of(piece), offset, sum(lengths)))
+    for content, length in zip(contents, lengths, strict=True):
+        handles.append(SegmentHandle(path, length, checksum_of(content), offset, sum(lengths)))
         offset += length
     return handles

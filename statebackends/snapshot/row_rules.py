@@ -1,7 +1,8 @@
-"""What a row of keyed state must be, whoever wrote the table: the one rule that restores and all tools apply.
+"""Rules of the rows of keyed state, which restores and all tools apply to every table (docs/snapshot-format.md, rules of rows).
 
-A row's key group is that of its key, and one of its handle; there is one row for a key and namespace (for a map's entry, a list's
-position, a timer's time); values decode. Judged column by column, with no Python call per row but for msgpack."""
+A row's key group is that of its key, and one of its handle's. Its identity is unique: key and namespace, and a map's entry, a
+list's position or a timer's time. Its values decode. Rows are judged column by column, without a Python call per row but for
+msgpack."""
 
 from __future__ import annotations
 
@@ -37,28 +38,28 @@ _Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """The rows of one state of one operator. Errors are ValueError, CorruptStateError, InvalidKeyError and pyarrow's: the caller
-    names file and operator."""
+    """Rules for the rows of one state of one operator.
+
+    Methods raise ValueError, CorruptStateError, InvalidKeyError and pyarrow's errors; the caller names file and operator."""
 
     key_type: KeyType
     max_parallelism: int
     meta: StateMeta
-    codec: StateSerializer | None
-    """Of the type that was stored; None: a state with columns of its own."""
+    serializer: StateSerializer | None
+    """Serializer of the stored type; None: a state with columns of its own."""
     schema: pa.Schema
-    """Every column that a row must have, in its canonical type."""
+    """Columns that a row must have, in their canonical types."""
 
     @staticmethod
     def of(meta: StateMeta, key_type: KeyType, max_parallelism: int, found: pa.Schema | None = None) -> RowRules:
-        """Of a stored state. `found`: the schema of one of its tables, which names the columns of columnar state.
+        """Rules of a stored state. `found`: schema of one of its tables, for the columns of columnar state.
 
         Raises InvalidConfigError for a type that can't be read."""
-        codec = serializer_of_meta(meta)
-        if codec is not None:
-            map_key = None if codec.map_key is None else codec.map_key.arrow_type
-            return RowRules(
-                key_type, max_parallelism, meta, codec, keyed_table_schema(key_type, meta, codec.value_fields, map_key=map_key)
-            )
+        serializer = serializer_of_meta(meta)
+        if serializer is not None:
+            map_key = None if serializer.map_key is None else serializer.map_key.arrow_type
+            schema = keyed_table_schema(key_type, meta, serializer.value_fields, map_key=map_key)
+            return RowRules(key_type, max_parallelism, meta, serializer, schema)
         if meta.kind == TIMERS_KIND:
             own: Sequence[pa.Field] = [pa.field(TIME, pa.int64(), nullable=False)]
             return RowRules(key_type, max_parallelism, meta, None, keyed_table_schema(key_type, meta, own))
@@ -68,14 +69,14 @@ class RowRules:
 
     @property
     def identity(self) -> list[str]:
-        """Columns that say what a row is about, its key group first."""
+        """Columns of a row's identity, the key group first."""
         own = {"map": [MAP_KEY], "list": [POSITION], TIMERS_KIND: [TIME]}.get(self.meta.kind, [])
         return [KEY_GROUP, *key_columns(self.key_type), NAMESPACE, *own]
 
     def canonical(self, rows: pa.Table | pa.RecordBatch, names: Collection[str] | None = None) -> pa.Table:
-        """The rows with the state's columns, or those of these names, in their types; further columns stay as they are.
+        """The rows with the state's columns (or those in `names`) in their canonical types; other columns stay as they are.
 
-        In a delta run, what stands beside a tombstone means nothing and is not looked at."""
+        In a delta, values beside a tombstone mean nothing, and may be null."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         for field in self.schema:
             if names is not None and field.name not in names:
@@ -84,24 +85,24 @@ class RowRules:
             if index < 0:
                 raise ValueError(f"no column {field.name!r}, or twice")
             column = table.column(index)
-            # A position is judged as it is: one of another type is refused by the rule of lists.
+            # A position that is not an integer is left to `positions_of`, which refuses it.
             if column.type != field.type and not (field.name == POSITION and not pa.types.is_integer(column.type)):
                 is_nullable = field.nullable or column.null_count > 0  # beside tombstones; judged later
                 table = table.set_column(index, field.with_nullable(is_nullable), self._fitted(column, field))
         return table
 
     def judged(self, table: pa.Table) -> pa.Table:
-        """`canonical` rows of whole key groups that have passed `judge`."""
+        """`canonical` rows of whole key groups, after `judge`."""
         table = self.canonical(table)
         self.judge(table)
         return table
 
     def judge(self, table: pa.Table) -> None:
-        """Rows of whole key groups, as `canonical` gives them: a whole table, a delta run, or a part of one."""
+        """Apply all rules to rows of whole key groups, as `canonical` gives them: of a table or of a delta."""
         if TOMBSTONE_COLUMN in table.schema.names:
             present = ~tombstones(table)
             self.judge_values(table if present.all() else table.filter(pa.array(present)))
-            if self.meta.kind in ("map", "list"):  # each of whose rows stands for a key as a whole
+            if self.meta.kind in ("map", "list"):  # a tombstone stands for all rows of its key
                 self.judge_identities(table.filter(pa.array(present)))
                 return
         else:
@@ -109,7 +110,7 @@ class RowRules:
         self.judge_identities(table)
 
     def judge_values(self, table: pa.Table, names: Collection[str] | None = None) -> None:
-        """All columns, or these: no null where there can't be one, and values that decode."""
+        """Apply the rules of single values to all columns, or to `names`: no nulls where there must be none, values that decode."""
         for field in self.schema:
             if names is not None and field.name not in names:
                 continue
@@ -130,7 +131,8 @@ class RowRules:
                     raise ValueError(f"column {field.name!r}: {error}") from error
 
     def judge_identities(self, table: pa.Table) -> None:
-        """Key groups that are those of the keys, and no row twice. All rows of a key must be in the table."""
+        """Apply the rules of identities: key groups are those of the keys, and identities unique. The table must hold all rows of
+        each of its keys."""
         if not len(table):
             return
         keys = self._keys(table)
@@ -148,7 +150,9 @@ class RowRules:
             raise ValueError(f"two rows have {twice}")
 
     def repeated(self, table: pa.Table, keys: ArrowKeyColumn | None = None) -> dict[str, Any] | None:
-        """What two rows have that only one may have; None: there are none such. All rows of a key must be in the table."""
+        """The identity of two rows that have the same, column -> value; None: there are no such rows.
+
+        The table must hold all rows of each of its keys."""
         if len(table) < 2:
             return None
         entries = self._entries(table)
@@ -175,10 +179,10 @@ class RowRules:
         return pa.chunked_array(chunks, field.type)
 
     def _value_type(self, column: str) -> ValueType | None:
-        if self.codec is None:
+        if self.serializer is None:
             return None
-        spec = self.codec.value if column == VALUE else self.codec.map_key if column == MAP_KEY else None
-        return None if spec is None else spec.value_type
+        serializer = self.serializer.value if column == VALUE else self.serializer.map_key if column == MAP_KEY else None
+        return None if serializer is None else serializer.value_type
 
     def _keys(self, table: pa.Table) -> ArrowKeyColumn:
         arrays = [table.column(name) for name in key_columns(self.key_type)]
@@ -196,33 +200,33 @@ class RowRules:
         return hashes
 
     def _entries(self, table: pa.Table) -> _Rows | None:
-        """A number for what tells the rows of a key apart, equal for equal ones; None where a key has one row."""
+        """A number for the rest of each row's identity, which tells rows of one key apart; None where a key has one row."""
         if self.meta.kind == "list":
             positions: _Rows = table.column(POSITION).to_numpy().astype(np.int64)
             return positions
         if self.meta.kind == TIMERS_KIND:
             times: _Rows = table.column(TIME).to_numpy().astype(np.int64)
             return times
-        if self.codec is None or self.codec.map_key is None:
+        if self.serializer is None or self.serializer.map_key is None:
             return None
-        return _codes_of_map_keys(self.codec, table.column(MAP_KEY).combine_chunks())
+        return _codes_of_map_keys(self.serializer, table.column(MAP_KEY).combine_chunks())
 
     def _are_equal(self, table: pa.Table, first: int, second: int) -> bool:
-        """As Python sees them: a NaN in a map's key is not another one, though their bytes are the same."""
-        if self.codec is None or self.codec.map_key is None:
+        """Whether two rows have equal map keys for Python: a NaN does not equal another one, though their bytes do."""
+        if self.serializer is None or self.serializer.map_key is None:
             return True
         column = table.column(MAP_KEY)
-        keys = [self.codec.map_key.from_arrow(column.slice(row, 1).combine_chunks())[0] for row in (first, second)]
+        keys = [self.serializer.map_key.from_arrow(column.slice(row, 1).combine_chunks())[0] for row in (first, second)]
         try:
             return bool(keys[0] == keys[1])
         except ArithmeticError:  # a signalling NaN
             return False
 
 
-def _codes_of_map_keys(codec: StateSerializer, column: pa.Array) -> _Rows:
-    """Equal for map keys that are equal, whatever their spelling."""
-    assert codec.map_key is not None
-    value_type = codec.map_key.value_type
+def _codes_of_map_keys(serializer: StateSerializer, column: pa.Array) -> _Rows:
+    """A number for each map key, equal for equal keys in any encoding."""
+    assert serializer.map_key is not None
+    value_type = serializer.map_key.value_type
     inner = value_type.inner if isinstance(value_type, OptionalType) else value_type
     numbers: _Rows = np.arange(len(column))
     if not pa.types.is_nested(column.type):
@@ -231,12 +235,12 @@ def _codes_of_map_keys(codec: StateSerializer, column: pa.Array) -> _Rows:
         if isinstance(inner, ScalarType):
             return numbers
     codes: dict[bytes, int] = {}
-    spelt = [codes.setdefault(codec.encode_entry(key), len(codes)) for key in codec.map_key.from_arrow(column)]
+    spelt = [codes.setdefault(serializer.encode_entry(key), len(codes)) for key in serializer.map_key.from_arrow(column)]
     return np.asarray(spelt, np.int64)[numbers] if spelt else numbers
 
 
 def _suspects(hashes: npt.NDArray[np.uint32]) -> _Rows:
-    """Rows that may be equal to another: those with equal hashes, and few others."""
+    """Rows that may equal another one: those with equal hashes, and few others."""
     ordered = np.sort(hashes)
     again = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(again):

@@ -1,9 +1,9 @@
-"""Rows of keyed state to tables and back, in bulk: no Python call per row but the serializers' own.
+"""Conversion of keyed rows to tables and back, in bulk: no Python call per row but those of serializers.
 
-The columns of a table are tables.py's; which rows there are is the backends'. A pool thread converts them, and holds the
-interpreter lock meanwhile: `Throttle` leaves most of it to the task loop. A million Python objects take a few tenths of a second of
-the interpreter. A busy loop would lose them at once, half of its speed while they last; spread out, it loses a tenth to a fifth.
-Where nothing else wants the interpreter, there are no pauses."""
+Which rows there are is for the backends, and the columns of a table for tables.py. A pool thread converts rows, holding the
+interpreter lock, and `Throttle` leaves most of the interpreter to the task loop. A million Python objects take a few tenths of a
+second; in one go they would halve the speed of a busy loop meanwhile, spread out they take a tenth to a fifth of it. Without
+contention there are no pauses."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from holdfast.statebackends.snapshot.tables import keyed_table_schema
 T = TypeVar("T")
 
 SHARE = 1 / 12
-"""Of the time that passes, for one thread, while others want the interpreter."""
+"""Fraction of the time that one thread converts, while others want the interpreter."""
 PAUSES_S_MAX = 30.0
-"""Of one table. A checkpoint of many large ones may wait as long for each."""
+"""Seconds of pauses for one table; for each, if a checkpoint has many large ones."""
 _TURN_S = 0.002
-"""Of processor time: shorter turns count together. Most tables are small, and never pause."""
+"""Seconds of processor time after which a pause is considered. Most tables are small, and never pause."""
 _CONTENDED = 1.5
-"""Work that took so many times its own processor time had to wait: for the interpreter, or for a processor."""
+"""Ratio of time passed to processor time above which the thread had to wait, for the interpreter or for a processor."""
 
 
 class Throttle:
-    """Of one pool thread that turns one table into columns."""
+    """Throttle of one pool thread that converts one table."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Throttle:
         self._left_s = PAUSES_S_MAX
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do a few milliseconds of work that needs nothing but the interpreter; then pause, if others wanted it meanwhile and have
-        had less than their part of it."""
+        """Do a few milliseconds of work that needs the interpreter alone. Then pause, if others wanted it meanwhile, until the work
+        is this thread's share of the time."""
         wall, cpu = self._wall_s(), self._cpu_s()
         result = work()
         self._passed_s += self._wall_s() - wall
@@ -75,21 +75,21 @@ class Throttle:
 
 
 ROWS_PER_BATCH = 1 << 15
-"""Values converted at a time; conversions hold the interpreter lock for a few milliseconds."""
+"""Values converted at a time, which takes a few milliseconds under the interpreter lock."""
 KEYS_PER_BATCH = 4 * ROWS_PER_BATCH
-"""Keys taken together where each has one value. A step that lets go of the interpreter lock waits 5 ms for a busy loop to give it
-back, and the loop loses half a millisecond by each change of hands: few large steps cost both less than many small ones."""
+"""Keys taken at a time where each has one value. A step that releases the interpreter lock waits 5 ms until a busy loop gives it
+back, and each switch costs the loop half a millisecond: few large steps cost both less than many small ones."""
 _BATCH_BYTES = 64 << 20
-"""Values of a batch above this stay in batches of ROWS_PER_BATCH."""
+"""Bytes of a batch's values above which it is given out in batches of ROWS_PER_BATCH."""
 
 Groups = npt.NDArray[np.int32]
 KeyBatch = tuple[bytes, list[bytes], list[Any]]
-"""(namespace, encoded keys, what each key has: a value, a list, or a dict of map entries)."""
+"""(namespace, encoded keys, value of each key: one value, a list, or a dict of map entries)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedRows:
-    """How the keys of one operator's tables are read and written."""
+    """Reader and writer of the rows of one operator's keyed state."""
 
     key_type: KeyType
     max_parallelism: int
@@ -100,25 +100,25 @@ class KeyedRows:
         arrays = self.key_type.arrays_of_encoded(encoded)
         return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
 
-    def stream(self, codec: StateSerializer, batches: Iterable[KeyBatch]) -> RowStream:
-        """Table of one state, sorted by key group; batches come in any order, and are converted here. Raises StateValueError."""
-        schema = self.schema(codec)
+    def stream(self, serializer: StateSerializer, batches: Iterable[KeyBatch]) -> RowStream:
+        """One state's table, sorted by key group; batches may come in any order, and are converted here. Raises StateValueError."""
+        schema = self.schema(serializer)
         rows = GroupSort(KEY_GROUP)
         throttle = Throttle()
         try:
             for keys, namespaces, values in _joined(batches):
-                for batch in self._record_batches(schema, codec, keys, namespaces, values, throttle):
+                for batch in self._record_batches(schema, serializer, keys, namespaces, values, throttle):
                     rows.add(batch)
         except StateValueError as error:
-            raise self.named(error, codec.name) from error
+            raise self.named(error, serializer.name) from error
         return RowStream(schema, rows.size, lambda: rows.batches(BATCH_ROWS))
 
-    def table(self, codec: StateSerializer, batches: Iterable[KeyBatch]) -> pa.Table:
-        """The same, as a whole."""
-        return self.stream(codec, batches).table()
+    def table(self, serializer: StateSerializer, batches: Iterable[KeyBatch]) -> pa.Table:
+        """`stream` as one table."""
+        return self.stream(serializer, batches).table()
 
     def key_columns_of(self, keys: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[pa.Array]:
-        """The columns of a table before the state's own, for (namespace, encoded keys): key group, key fields, namespace."""
+        """The first columns of a table (key group, key fields, namespace) for keys given as (namespace, encoded keys)."""
         encoded: list[bytes] = []
         namespaces: list[pa.Array] = []
         for namespace, some in keys:
@@ -129,35 +129,35 @@ class KeyedRows:
         return [pa.array(groups), *arrays, pa.concat_arrays(namespaces or [pa.array([], pa.binary())])]
 
     def named(self, error: StateValueError, state: str) -> StateValueError:
-        """The same error, saying whose value it was."""
+        """The same error, naming operator and state."""
         fields = {**error.fields, "operator": self.operator, "state": state}
         return StateValueError(f"operator {self.operator!r}, state {state!r}: {error}", **fields)
 
-    def schema(self, codec: StateSerializer) -> pa.Schema:
-        map_key = None if codec.map_key is None else codec.map_key.arrow_type
-        return keyed_table_schema(self.key_type, codec.meta, codec.value_fields, map_key=map_key)
+    def schema(self, serializer: StateSerializer) -> pa.Schema:
+        map_key = None if serializer.map_key is None else serializer.map_key.arrow_type
+        return keyed_table_schema(self.key_type, serializer.meta, serializer.value_fields, map_key=map_key)
 
     def _record_batches(
         self,
         schema: pa.Schema,
-        codec: StateSerializer,
+        serializer: StateSerializer,
         keys: list[bytes],
         namespaces: pa.Array,
         values: list[Any],
         throttle: Throttle,
     ) -> Iterator[pa.RecordBatch]:
-        """One batch, unless values are large."""
+        """The rows as one batch, or as several if the values are large."""
         arrays = throttle.run(lambda: self.key_type.arrays_of_encoded(keys))
         groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
         columns = [pa.array(groups), *arrays, namespaces]
-        if codec.kind in ("list", "map"):
-            elements = throttle.run(lambda: _elements(codec, values))
+        if serializer.kind in ("list", "map"):
+            elements = throttle.run(lambda: _elements(serializer, values))
             yield pa.RecordBatch.from_arrays([*_repeated_rows(columns, values), *elements], schema=schema)
             return
         converted: list[list[pa.Array]] = []
         for start in range(0, len(values), ROWS_PER_BATCH):
             some_values = values[start : start + ROWS_PER_BATCH]
-            converted.append(throttle.run(partial(codec.to_arrays, some_values)))
+            converted.append(throttle.run(partial(serializer.to_arrays, some_values)))
         if len(converted) == 1:
             yield pa.RecordBatch.from_arrays([*columns, *converted[0]], schema=schema)
         elif sum(bytes_of(array) for some in converted for array in some) <= _BATCH_BYTES:
@@ -168,43 +168,46 @@ class KeyedRows:
                 sliced = [column.slice(number * ROWS_PER_BATCH, len(some[0])) for column in columns]
                 yield pa.RecordBatch.from_arrays([*sliced, *some], schema=schema)
 
-    def key_batches(self, codec: StateSerializer, table: pa.Table) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
-        """(namespace, encoded keys, key groups, what each has) of a table read by decode_keyed_table; lists by `in_list_order`.
+    def key_batches(
+        self, serializer: StateSerializer, table: pa.Table
+    ) -> Iterator[tuple[bytes, list[bytes], Groups, list[Any]]]:
+        """(namespace, encoded keys, key groups, value of each key) of a table that decode_keyed_table read; list state also went
+        through `in_list_order`.
 
-        `codec` may declare a newer, compatible type. A list or a map may come in several batches. Raises CorruptStateError."""
+        `serializer` may be that of a newer, compatible type. A list or map may come in several. Raises CorruptStateError."""
         for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
             arrays = [batch.column(name) for name in key_columns(self.key_type)]
             column = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
             keys, groups = column.encoded(), batch.column(KEY_GROUP).to_numpy()
-            values = codec.from_columns(batch)
-            map_keys = None if codec.map_key is None else codec.map_key.from_arrow(batch.column(MAP_KEY))
+            values = serializer.from_columns(batch)
+            map_keys = None if serializer.map_key is None else serializer.map_key.from_arrow(batch.column(MAP_KEY))
             for namespace, rows in _by_namespace(batch.column(NAMESPACE)):
                 if rows is None:
-                    yield namespace, *_grouped(codec, keys, groups, values, map_keys)
+                    yield namespace, *_grouped(serializer, keys, groups, values, map_keys)
                 else:
-                    picked_map_keys = None if map_keys is None else _picked(map_keys, rows)
-                    yield namespace, *_grouped(codec, _picked(keys, rows), groups[rows], _picked(values, rows), picked_map_keys)
+                    own_map_keys = None if map_keys is None else _picked(map_keys, rows)
+                    yield namespace, *_grouped(serializer, _picked(keys, rows), groups[rows], _picked(values, rows), own_map_keys)
 
 
 def _repeated_rows(columns: list[pa.Array], values: list[Any]) -> list[pa.Array]:
-    """The columns of keys with several elements each."""
+    """The columns of keys, each repeated for every element of its key."""
     owners = pa.array(np.repeat(np.arange(len(values)), np.fromiter(map(len, values), np.int64, len(values))))
     return [column.take(owners) for column in columns]
 
 
-def _elements(codec: StateSerializer, values: list[Any]) -> list[pa.Array]:
-    """The columns of list elements, or of map entries."""
-    if codec.map_key is not None:
-        map_keys = codec.map_key.to_arrow(list(chain.from_iterable(values)))
-        return [map_keys, *codec.to_arrays([value for entries in values for value in entries.values()])]
+def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
+    """Columns of list elements, or of map entries."""
+    if serializer.map_key is not None:
+        map_keys = serializer.map_key.to_arrow(list(chain.from_iterable(values)))
+        return [map_keys, *serializer.to_arrays([value for entries in values for value in entries.values()])]
     counts = np.fromiter(map(len, values), np.int64, len(values))
     starts = np.cumsum(counts) - counts
     positions = pa.array((np.arange(counts.sum()) - np.repeat(starts, counts)).astype(np.int32))
-    return [positions, *codec.to_arrays(list(chain.from_iterable(values)))]
+    return [positions, *serializer.to_arrays(list(chain.from_iterable(values)))]
 
 
 def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[list[bytes], pa.Array, list[Any]]]:
-    """(encoded keys, namespaces, what each has) of batches, about ROWS_PER_BATCH keys at a time: they may be small, and many."""
+    """(encoded keys, namespaces, values) with small batches joined to about ROWS_PER_BATCH keys."""
     keys: list[bytes] = []
     values: list[Any] = []
     names: list[bytes] = []
@@ -212,7 +215,7 @@ def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[list[bytes], pa.Array
     for namespace, some_keys, some_values in batches:
         if not some_keys:
             continue
-        if not keys and len(some_keys) > ROWS_PER_BATCH // 2:  # large enough as it is: nothing is copied
+        if not keys and len(some_keys) > ROWS_PER_BATCH // 2:  # large enough: given out without a copy
             yield some_keys, _repeated([namespace], [len(some_keys)]), some_values
             continue
         if keys and len(keys) + len(some_keys) > ROWS_PER_BATCH:
@@ -233,18 +236,18 @@ def _repeated(names: list[bytes], counts: list[int]) -> pa.Array:
 
 
 def _grouped(
-    codec: StateSerializer, keys: list[bytes], groups: Groups, values: list[Any], map_keys: list[Any] | None
+    serializer: StateSerializer, keys: list[bytes], groups: Groups, values: list[Any], map_keys: list[Any] | None
 ) -> tuple[list[bytes], Groups, list[Any]]:
-    """One entry per key: list elements and map entries are collected."""
-    if codec.kind not in ("list", "map"):
+    """(keys, key groups, values) with the list elements or map entries of each key collected."""
+    if serializer.kind not in ("list", "map"):
         return keys, groups, values
     collected: dict[bytes, Any] = {}
     firsts: list[int] = []
     for row, key in enumerate(keys):
         if key not in collected:
-            collected[key] = [] if codec.kind == "list" else {}
+            collected[key] = [] if serializer.kind == "list" else {}
             firsts.append(row)
-        if codec.kind == "list":
+        if serializer.kind == "list":
             collected[key].append(values[row])
         elif map_keys is not None:
             collected[key][map_keys[row]] = values[row]
@@ -256,7 +259,7 @@ def _picked(values: list[Any], rows: npt.NDArray[np.int64]) -> list[Any]:
 
 
 def _by_namespace(column: pa.Array) -> Iterator[tuple[bytes, npt.NDArray[np.int64] | None]]:
-    """(namespace, its rows); None for all rows."""
+    """(namespace, indices of its rows); None: all rows."""
     if len(column) and column.type == pa.binary() and not column.total_values_length:
         yield b"", None
         return
@@ -271,7 +274,7 @@ def _by_namespace(column: pa.Array) -> Iterator[tuple[bytes, npt.NDArray[np.int6
 
 
 def unexpired_batches(kind: str, batches: Iterable[KeyBatch], horizon_ms: int) -> Iterator[KeyBatch]:
-    """Rows of a state without what has expired."""
+    """The rows of a state with a TTL that have not expired: stamped after `horizon_ms`."""
     for namespace, keys, values in batches:
         kept = [unexpired(kind, value, horizon_ms) for value in values]
         shown = [value is not None for value in kept]
@@ -286,7 +289,9 @@ def unexpired_batches(kind: str, batches: Iterable[KeyBatch], horizon_ms: int) -
 
 
 def unexpired(kind: str, value: Any, horizon_ms: int) -> Any:
-    """What one key has, without what has expired; None if that is all of it. The value itself is not changed."""
+    """A key's value without expired elements or entries (stamped at or before `horizon_ms`); None if nothing is left.
+
+    Doesn't change the value."""
     if kind == "list":
         return [element for element in value if element[0] > horizon_ms] or None
     if kind == "map":
@@ -295,7 +300,7 @@ def unexpired(kind: str, value: Any, horizon_ms: int) -> Any:
 
 
 def unexpired_rows(table: pa.Table, horizon_ms: int) -> pa.Table:
-    """The rows of a stored table that have not expired. Raises CorruptStateError, KeyError without a column of stamps."""
+    """The rows of a stored table stamped after `horizon_ms`. Raises CorruptStateError; KeyError without a column of stamps."""
     stamps = table.column(TTL_STAMP)
     if stamps.null_count or not pa.types.is_integer(stamps.type):
         raise CorruptStateError(f"column {TTL_STAMP!r} holds nulls or is not an integer", reason="column type")
@@ -304,6 +309,6 @@ def unexpired_rows(table: pa.Table, horizon_ms: int) -> pa.Table:
 
 
 def stamped_rows(table: pa.Table, now_ms: int) -> pa.Table:
-    """Rows that were stored without stamps: to a declaration with TTL they were written now."""
+    """Rows that were stored without stamps, stamped with the time of the restore."""
     stamps = pa.repeat(pa.scalar(now_ms, pa.int64()), table.num_rows)
     return table.append_column(pa.field(TTL_STAMP, pa.int64(), nullable=False), stamps)

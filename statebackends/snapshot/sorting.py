@@ -1,8 +1,8 @@
-"""Record batches of keyed rows put into key-group order: what was converted in the order of memory is sorted afterwards.
+"""Stable sort of record batches of keyed rows by key group. Pure.
 
-A stable sort in batches: each is sorted by itself, and an output batch takes the next rows of each. Both are moves
-within a few megabytes that don't hold the interpreter lock; converting rows in sorted order would look at objects all over
-the heap while it holds it, which is several times slower. Pure."""
+Rows are converted in the order of memory, and sorted afterwards: each batch by itself, then merged into output batches. Both steps
+move a few megabytes without the interpreter lock. Converting rows in sorted order would visit objects all over the heap while it
+holds the lock, and is several times slower."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import pyarrow.compute as pc
 Groups = npt.NDArray[np.int32]
 
 BATCH_ROWS = 1 << 17
-"""Rows of a batch at most."""
+"""Rows of an output batch at most."""
 
 _BATCH_BYTES_MAX = 1 << 30
-"""Of a batch of more than one row. Beyond 2 GiB Arrow has two batches where one was asked for, and rows would be lost."""
+"""Bytes of an output batch of several rows. Beyond 2 GiB Arrow makes two batches, and the rows of the second would be lost."""
 
 LARGE_POOL = pa.system_memory_pool()
-"""For what stays as long as a snapshot is made: Arrow's own pool asks for huge pages, and where free memory is in pieces the
-kernel takes seconds to make them (measured: 3.4 s instead of 1 s for 100 MB)."""
+"""Memory for data that lives as long as a snapshot is written. Arrow's own pool asks for huge pages, which take the kernel seconds
+where free memory is fragmented (measured: 3.4 s instead of 1 s for 100 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowStream:
-    """A table in batches."""
+    """A table as a stream of batches."""
 
     schema: pa.Schema
     size: int
@@ -46,7 +46,7 @@ class RowStream:
 
 
 def stable_order(groups: Groups) -> npt.NDArray[np.int64]:
-    """Rows in key-group order; those of one key group keep theirs. 0 <= groups < 2**16."""
+    """Indices of rows in key-group order; rows of one key group keep their order. 0 <= groups < 2**16."""
     return np.argsort(groups.astype(np.uint16), kind="stable")  # radix sort: 10 times faster than on int32
 
 
@@ -55,19 +55,19 @@ def is_sorted(groups: Groups) -> bool:
 
 
 def bytes_of(array: pa.Array) -> int:
-    """Of its buffers. As `nbytes` for what is no slice, which lets go of the interpreter lock to look at each."""
+    """Bytes of an array's buffers: `nbytes` of an array that is not a slice, without releasing the interpreter lock for each."""
     return sum(buffer.size for buffer in array.buffers() if buffer is not None)
 
 
 class GroupSort:
-    """Takes batches of one schema, then gives all their rows by key group; rows of one key group keep their order."""
+    """Takes batches of one schema, then gives all rows by key group; rows of one key group keep their order."""
 
     def __init__(self, column: str) -> None:
-        """`column`: that of the key groups, int32 without nulls."""
+        """`column`: name of the column of key groups, int32 without nulls."""
         self._column = column
         self._parts: list[pa.RecordBatch] = []
         self.size = 0
-        """Bytes of what was added, a part that was a slice in order already as much as what it is a slice of."""
+        """Bytes added; a slice that is in order counts as much as the array that it is a slice of."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
@@ -76,7 +76,7 @@ class GroupSort:
             self.size += sum(map(bytes_of, part.columns))
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Batches of `rows` rows, of fewer where rows are very large; beside what was added only one of them is in memory."""
+        """Batches of `rows` rows, or fewer where rows are very large; one of them at a time is in memory beside the rows added."""
         parts = self._parts
         if not parts:
             return
@@ -92,7 +92,7 @@ class GroupSort:
         while first < len(order):
             count = rows
             while True:
-                # What precedes a row in the order of the whole precedes it in its own part: each part gives its next few rows.
+                # The sort is stable and each part sorted, so the next rows of the whole are the next few rows of each part.
                 counts = np.bincount(origin[order[first : first + count]], minlength=len(parts))
                 slices = zip(parts, starts.tolist(), counts.tolist(), strict=True)
                 some = pa.Table.from_batches([part.slice(start, length) for part, start, length in slices if length])

@@ -1,7 +1,7 @@
-"""Frozen state as sources of tables: what a barrier froze on the loop thread, turned into tables on a pool thread.
+"""Sources of tables: state that a barrier froze on the loop thread, converted to tables on a pool thread.
 
-One source is one state of one subtask. The flow that encodes and writes them is here too, since it is the same for all
-backends; which sources there are is theirs."""
+A source is one state of one subtask. `write_tables`, the flow that encodes and writes them, is the same for all backends; which
+sources there are is for the backends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTab
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
-from holdfast.statebackends.snapshot.deltas import delta_run
+from holdfast.statebackends.snapshot.deltas import delta_table
 from holdfast.statebackends.snapshot.parts import PartsWriter
 from holdfast.statebackends.snapshot.rows import KEYS_PER_BATCH, ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
 from holdfast.statebackends.snapshot.sorting import RowStream, stable_order
@@ -42,19 +42,19 @@ class TableSource(Protocol):
         """Pool thread, once: sorted by key group."""
 
     def release(self) -> None:
-        """Loop thread: the frozen rows are not needed any more."""
+        """Loop thread: the snapshot no longer reads the frozen rows."""
 
 
 class ChangingSource(TableSource, Protocol):
-    """One that can also tell what changed since an earlier barrier."""
+    """A source that also knows what changed since an earlier barrier."""
 
     def checkpoint_started(self, barrier: int, base: int) -> None:
-        """Loop thread, right after it was made: note what changed before this barrier. No base below `base` will be asked for."""
+        """Loop thread, right after the source was made: note what changed before this barrier. Later calls name no lower `base`."""
 
     def changes(self, base: int) -> pa.Table | None:
-        """Pool thread, at most once, before `stream` if that is called too: a delta run upon the checkpoint `base`.
+        """Pool thread, at most once, and before `stream` if both are called: the delta on the checkpoint `base`.
 
-        None: what changed since is not known."""
+        None: the changes since then are not known."""
 
 
 class StateTableSource:
@@ -63,17 +63,17 @@ class StateTableSource:
     def __init__(
         self,
         rows: KeyedRows,
-        codec: StateSerializer,
+        serializer: StateSerializer,
         tables: Sequence[tuple[bytes, CopyOnWriteStateTable]],
         horizon_ms: int | None = None,
         complete_from: int = 0,
     ) -> None:
-        """`horizon_ms`: what is stamped at or before it has expired, and is left out. `complete_from`: the lowest base since which
-        every namespace that is not among `tables` told its changes."""
+        """`tables`: (namespace, table), frozen here. `horizon_ms`: values stamped at or before it have expired, and are left out.
+        `complete_from`: the lowest base since which the changes of forgotten namespaces are known."""
         self._horizon_ms = horizon_ms
-        self.meta = codec.meta
+        self.meta = serializer.meta
         self._rows = rows
-        self._codec = codec
+        self._serializer = serializer
         self._complete_from = complete_from
         self._frozen = [(namespace, state_table, state_table.freeze()) for namespace, state_table in tables]
         self._changed: list[FrozenDirtyKeys] | None = None
@@ -82,7 +82,7 @@ class StateTableSource:
         self._changed = [state_table.checkpoint_started(barrier, base) for _, state_table, _ in self._frozen]
 
     def stream(self) -> RowStream:
-        rows = self._rows.stream(self._codec, self._unexpired(self._all_batches()))
+        rows = self._rows.stream(self._serializer, self._unexpired(self._all_batches()))
         self._done()
         return rows
 
@@ -96,34 +96,34 @@ class StateTableSource:
         for namespace, keys, _ in batches:
             shown.setdefault(namespace, set()).update(keys)
         gone = [(namespace, [key for key in keys if key not in shown.get(namespace, ())]) for namespace, keys in asked]
-        run = delta_run(self._rows.table(self._codec, batches), self._rows.key_columns_of(gone))
+        delta = delta_table(self._rows.table(self._serializer, batches), self._rows.key_columns_of(gone))
         self._done()
-        return run
+        return delta
 
     def _all_batches(self) -> Iterator[KeyBatch]:
-        rows = ROWS_PER_BATCH if self._codec.kind in ("list", "map") else KEYS_PER_BATCH
+        rows = ROWS_PER_BATCH if self._serializer.kind in ("list", "map") else KEYS_PER_BATCH
         for namespace, state_table, layers in self._frozen:
             with state_table.lock:
-                for keys, values in visible_batches(layers, rows, maps=self._codec.kind == "map"):
+                for keys, values in visible_batches(layers, rows, maps=self._serializer.kind == "map"):
                     yield namespace, keys, values
 
     def _unexpired(self, batches: Iterable[KeyBatch]) -> Iterable[KeyBatch]:
-        return batches if self._horizon_ms is None else unexpired_batches(self._codec.kind, batches, self._horizon_ms)
+        return batches if self._horizon_ms is None else unexpired_batches(self._serializer.kind, batches, self._horizon_ms)
 
     def _changed_batches(
         self, base: int, changed: Sequence[FrozenDirtyKeys], asked: list[tuple[bytes, list[bytes]]]
     ) -> Iterator[KeyBatch]:
-        """Those that are there; `asked` gets the keys that changed."""
+        """Present rows of keys that changed since `base`. All changed keys are added to `asked`."""
         for (namespace, state_table, layers), since in zip(self._frozen, changed, strict=True):
             with state_table.lock:
                 for keys in since.batches(base, ROWS_PER_BATCH):
                     asked.append((namespace, keys))
-                    values = lookup(keys, layers, maps=self._codec.kind == "map")
+                    values = lookup(keys, layers, maps=self._serializer.kind == "map")
                     there = [value is not MISSING for value in values]
                     yield namespace, list(compress(keys, there)), list(compress(values, there))
 
     def _done(self) -> None:
-        """What was frozen and forgotten is put away here, not on the loop thread."""
+        """Merge frozen layers and free forgotten keys here instead of on the loop thread."""
         for changed in self._changed or ():
             changed.forgotten.clear()
         for _, state_table, layers in self._frozen:
@@ -135,7 +135,7 @@ class StateTableSource:
 
 
 class ColumnarSource:
-    """A columnar state: its namespaces are int64."""
+    """A columnar state; its namespaces are int64."""
 
     def __init__(self, rows: KeyedRows, meta: StateMeta, state: NumpyColumnarState) -> None:
         self.meta = meta
@@ -156,7 +156,7 @@ class ColumnarSource:
         if found is None:
             return None
         replaced, columns = found
-        return delta_run(self._table(columns), [], replaced)
+        return delta_table(self._table(columns), [], replaced)
 
     def _table(self, columns_of_rows: Columns) -> pa.Table:
         keys, namespaces, parts = columns_of_rows
@@ -171,7 +171,7 @@ class ColumnarSource:
 
 
 class TimerSource:
-    """Timers of a provider."""
+    """The timers of one provider."""
 
     def __init__(self, rows: KeyedRows, name: str, provider: TimerRowProvider) -> None:
         self.meta = timer_meta(name, rows.key_type)
@@ -189,7 +189,7 @@ class TimerSource:
         if found is None:
             return None
         present, removed = found
-        return delta_run(self._table(self._columns(present)), self._columns(removed))
+        return delta_table(self._table(self._columns(present)), self._columns(removed))
 
     def _table(self, columns: list[pa.Array]) -> pa.Table:
         schema = keyed_table_schema(self._rows.key_type, self.meta, [pa.field(TIME, pa.int64(), nullable=False)])
@@ -209,7 +209,7 @@ class TimerSource:
 
 
 class RestoredSource:
-    """Timers that were restored and that nobody has asked for yet: handed on as they are."""
+    """Restored timers whose provider is not registered yet, stored again as they are."""
 
     def __init__(self, meta: StateMeta, table: pa.Table) -> None:
         self.meta = meta
@@ -219,13 +219,13 @@ class RestoredSource:
         return RowStream.of(sort_by_key_group(self._table))
 
     def checkpoint_started(self, barrier: int, base: int) -> None:
-        """They don't change."""
+        """No work: these timers don't change."""
 
     def changes(self, base: int) -> pa.Table | None:
-        return delta_run(self._table.slice(0, 0), [])
+        return delta_table(self._table.slice(0, 0), [])
 
     def release(self) -> None:
-        """The table is immutable."""
+        """No work: the table is immutable."""
 
 
 def timer_meta(name: str, key_type: KeyType) -> StateMeta:
@@ -233,7 +233,7 @@ def timer_meta(name: str, key_type: KeyType) -> StateMeta:
 
 
 def timer_rows(rows: KeyedRows, table: pa.Table) -> list[TimerRow]:
-    """Timers of a table read by decode_keyed_table. Raises CorruptStateError."""
+    """Timers in a table that decode_keyed_table read. Raises CorruptStateError."""
     if TIME not in table.column_names or table.column(TIME).type != pa.int64() or table.column(TIME).null_count:
         raise CorruptStateError(f"no column {TIME!r} of int64 without nulls", reason="table")
     keys = _keys(rows, table).encoded()
@@ -244,7 +244,7 @@ def timer_rows(rows: KeyedRows, table: pa.Table) -> list[TimerRow]:
 def columnar_rows(
     rows: KeyedRows, state: NumpyColumnarState, table: pa.Table
 ) -> tuple[KeyColumn, npt.NDArray[np.int64], list[pa.Array]]:
-    """What NumpyColumnarState.load takes, of a table read by decode_keyed_table. Raises CorruptStateError."""
+    """Arguments of NumpyColumnarState.load, from a table that decode_keyed_table read. Raises CorruptStateError."""
     if table.schema.field(NAMESPACE).type != pa.int64():
         raise CorruptStateError("the namespace of columnar state is int64", reason="table")
     parts = []
@@ -267,9 +267,9 @@ def write_tables(
     target: SnapshotTarget,
     admit: Callable[[int], None] | None = None,
 ) -> Flow[KeyedStateHandle]:
-    """One part per source, empty ones included, so that a restore sees every state that was declared.
+    """Write one part per source, empty ones included, so that a restore sees every state that was declared.
 
-    `admit` is told the bytes encoded so far after each part, and may raise."""
+    `admit` is called with the bytes encoded so far after each part, and may raise."""
     table_format: TableFormat = "parquet" if target.canonical else "arrow"
     writer = PartsWriter(target)
     parts = []

@@ -1,8 +1,9 @@
-"""Keyed state as tables: the open, canonical form of a savepoint, readable without Holdfast and by every backend.
+"""Keyed state as tables: the canonical form, which every backend reads, and other tools without Holdfast.
 
 Columns: key_group, key (or key_0, key_1 ... for a tuple), namespace, map_key (map state), position (list state), then the
-value column or the user's columns, ttl_stamp_ms (state with TTL). Rows are sorted by key group, so that a rescale is a
-slice. Files are Arrow IPC or Parquet; their schema carries the StateMeta for tools."""
+value column or the columns of the state's own, ttl_stamp_ms (state with TTL). Rows are sorted by key group, so that a rescale reads
+a slice. Files are Arrow IPC or Parquet, with the StateMeta in their schema. The format is described in docs/snapshot-format.md;
+what rows must be is for row_rules.py."""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ from holdfast.statebackends.storage.failures import refusal
 
 TableFormat = Literal["arrow", "parquet"]
 Judge: TypeAlias = Callable[[pa.Table], pa.Table]
-"""The rows in their canonical types. Raises ValueError, CorruptStateError and pyarrow's errors for rows that can't be."""
+"""Returns the rows in canonical types. Raises ValueError, CorruptStateError or pyarrow's errors for rows that break a rule."""
 
 
 EVERY_KEY_GROUP = KeyGroupRange(0, MAX_PARALLELISM_LIMIT)
-"""Of a table of which no handle is known."""
+"""Key groups of a table without a known handle."""
 
 _ROW_GROUP_ROWS = 1 << 17
 _COMPRESSED_BYTES_MIN = 64 * 1024
 _FILE_BYTES = 256 * 1024
-"""Schema, footer and what a compressor may add to many small columns."""
+"""Room for schema and footer, and for what a compressor adds to many small columns."""
 
 
 def keyed_table_schema(
@@ -47,11 +48,10 @@ def keyed_table_schema(
     map_key: pa.DataType | None = None,
     namespace: pa.DataType = pa.binary(),  # noqa: B008 - immutable
 ) -> pa.Schema:
-    """Schema of one state's table. `values`: type of the `value` column, or several columns of the state's own.
+    """Schema of one state's table. `values`: type of the column `value`, or the columns of the state's own. `map_key`: key type of
+    map state. `namespace`: binary, or int64 for columnar state.
 
-    `namespace`: binary, or int64 for columnar state.
-
-    List state has a row per element, numbered by `position`; map state a row per entry, with its key of type `map_key`."""
+    List state has a row per element, numbered by `position`; map state a row per entry."""
     fields = [pa.field(KEY_GROUP, pa.int32(), nullable=False)]
     fields += [
         pa.field(name, field.arrow_type, nullable=False) for name, field in zip(key_columns(key_type), key_type.fields, strict=True)
@@ -66,7 +66,7 @@ def keyed_table_schema(
 
 
 def state_meta_of(schema: pa.Schema) -> StateMeta | None:
-    """The StateMeta that a table was written with; None for a table that is not one of ours."""
+    """StateMeta in a table's schema; None for a table that Holdfast did not write."""
     stored = (schema.metadata or {}).get(STATE_METADATA)
     if stored is None:
         return None
@@ -77,22 +77,22 @@ def state_meta_of(schema: pa.Schema) -> StateMeta | None:
 
 
 def sort_by_key_group(table: pa.Table) -> pa.Table:
-    """The rows in key-group order; rows of one key group keep theirs."""
+    """The rows in key-group order; rows of one key group keep their order."""
     groups = _key_groups(table)
     return table if is_sorted(groups) else table.take(pa.array(stable_order(groups)))
 
 
 def encode_keyed_table(rows: pa.Table | RowStream, table_format: TableFormat) -> pa.Buffer:
-    """The bytes of a file. Raises InvariantError if the rows aren't sorted by key group."""
+    """The bytes of a table's file. Raises InvariantError for rows that are not sorted by key group."""
     stream = RowStream.of(rows) if isinstance(rows, pa.Table) else rows
     if stream.size >= _COMPRESSED_BYTES_MIN:
-        # A buffer that grows is copied again and again; pages of one of the largest size that are never written cost nothing.
+        # A growing buffer is copied again and again. Pages of a large one that are never written cost nothing.
         buffer = pa.allocate_buffer(stream.size + stream.size // 50 + _FILE_BYTES, memory_pool=LARGE_POOL)
         fixed = pa.FixedSizeBufferWriter(buffer)
         try:
             _write(stream, fixed, table_format)
             return buffer.slice(0, fixed.tell())
-        except OSError:  # it is full: the rows compress worse than expected
+        except OSError:  # the buffer is full: rows compress worse than expected
             del buffer, fixed
     growing = pa.BufferOutputStream()
     _write(stream, growing, table_format)
@@ -106,7 +106,7 @@ def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat) ->
             for table in _row_groups(stream.schema, batches):
                 writer.write_table(table, _ROW_GROUP_ROWS)
         return
-    # A compressor costs more than a small table's bytes, and Arrow's threads save no time: they take the loop's core for a while.
+    # Compressing a small table costs more than its bytes. Arrow's threads save no time, and take the core of the task loop.
     small = stream.size < _COMPRESSED_BYTES_MIN
     options = pa.ipc.IpcWriteOptions(compression=None if small else "lz4", use_threads=False)
     with pa.ipc.new_file(sink, stream.schema, options=options) as writer:
@@ -115,7 +115,7 @@ def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat) ->
 
 
 def _row_groups(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """At least one; all but the last have a multiple of _ROW_GROUP_ROWS rows."""
+    """At least one table; all but the last have a multiple of _ROW_GROUP_ROWS rows."""
     held: list[pa.RecordBatch] = []
     count, given = 0, False
     for batch in batches:
@@ -131,7 +131,7 @@ def _row_groups(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches. Raises InvariantError if their rows aren't sorted by key group."""
+    """The same batches. Raises InvariantError for rows that are not sorted by key group."""
     last = -1
     for batch in batches:
         groups = _key_groups(batch)
@@ -153,11 +153,11 @@ def decode_keyed_table(
     held: KeyGroupRange | None = None,
     judge: Judge | None = None,
 ) -> pa.Table:
-    """The rows of some key groups, with the key columns and the namespace cast to their canonical types.
+    """The rows of some key groups, with the key columns and the namespace in their canonical types.
 
-    Tables edited with other tools are fine: rows in any order, columns in any order, large or dictionary types. With `held`, the
-    key groups of the table's handle, rows of others are refused, which would be found at some parallelisms and at others not.
-    `judge` refuses further rows that can't be, see row_rules.py. Raises CorruptStateError naming file and operator."""
+    Tables that other tools edited are read too: rows and columns in any order, large or dictionary types. `held`: key groups of the
+    table's handle; rows of others are refused, since only some parallelisms would find them. `judge` applies further rules to the
+    rows (row_rules.py). Raises CorruptStateError naming file and operator."""
     try:
         table = _read(pa.py_buffer(data), table_format, key_groups, held or EVERY_KEY_GROUP)
         table = _canonical(table, key_type) if judge is None else judge(table)
@@ -190,7 +190,7 @@ def _read(data: pa.Buffer, table_format: str, key_groups: KeyGroupRange, held: K
 
 
 def check_held(groups: npt.NDArray[Any], held: KeyGroupRange) -> None:
-    """Raises ValueError for rows of key groups that the table's handle does not have."""
+    """Raises ValueError for rows of key groups outside of `held`, those of the table's handle."""
     if len(groups) and not (held.start <= groups.min() and groups.max() < held.stop):
         wrong = groups[(groups < held.start) | (groups >= held.stop)]
         raise ValueError(f"{len(wrong)} rows of key groups outside of [{held.start}, {held.stop}), the first of {wrong[0]}")
@@ -216,7 +216,7 @@ def _read_parquet(data: pa.Buffer, key_groups: KeyGroupRange, held: KeyGroupRang
 
 
 def restrict(table: pa.Table | pa.RecordBatch, key_groups: KeyGroupRange) -> pa.Table | pa.RecordBatch:
-    """The rows of some key groups: a slice without copy when the rows are sorted, else a filter."""
+    """The rows of some key groups, sorted: a slice without a copy if they are in order, else a filter."""
     groups = _key_groups(table)
     if is_sorted(groups):
         start, stop = np.searchsorted(groups, [key_groups.start, key_groups.stop], side="left").tolist()

@@ -1,13 +1,13 @@
-"""A bound on what a table unpacks to, before it is unpacked: a file of a few KiB may stand for more than any memory holds.
+"""Bound on what a table unpacks to, checked before it is unpacked: a file of a few KiB may stand for more than any memory holds.
 
-The bound is a multiple of the file's own bytes, and never less than an amount that any process has. Rows that differ, as those of
-a state do, can't be packed as closely as that; large values that are all the same can, and then the setting allows more.
+The bound is UNPACKED_RATIO_MAX times the file's bytes, and at least UNPACKED_BYTES_MAX. Rows that differ, as those of a state do,
+can't be packed that closely; large equal values can, and a setting of the environment allows more.
 
-Nothing is unpacked for it. Of an Arrow IPC file the metadata of its record batches says it: a footer of blocks; a message a
-block, with its rows and where its buffers lie; a packed buffer begins with its unpacked length (File.fbs, Message.fbs). Of a
-Parquet file the footer and the headers of all pages are read (parquet.thrift: FileMetaData, PageHeader; Thrift's compact
-protocol): a row group's metadata may say anything, and the pages' headers are what a reader believes and allocates by. pyarrow
-does not show them, and ends the process over some footers when it is asked for a column's metadata (26.0)."""
+The check unpacks almost nothing. In an Arrow IPC file it reads the footer of blocks and each block's message, with its rows and the
+places of its buffers; a packed buffer begins with its unpacked length (File.fbs, Message.fbs). In a Parquet file it reads the
+footer and the headers of all pages (parquet.thrift: FileMetaData, PageHeader; Thrift's compact protocol): a reader allocates by the
+pages' headers, and the row groups' metadata may say something else. pyarrow does not show these headers, and some footers end the
+process when pyarrow (26.0) is asked for a column's metadata. What the values mean is for row_rules.py."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 _MAGIC = b"ARROW1"
 _METADATA_BYTES_MAX = 64 << 20
-"""Of a footer, or of one batch's message: a buffer takes 16 bytes of it."""
+"""Bytes of a footer, or of one batch's message, which has 16 for each buffer."""
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
-"""Kinds of messages."""
+"""Types of messages."""
 _PAST_HEADER = 8
-"""A continuation mark and the length of the metadata; old files have the length alone, and are refused."""
+"""Bytes of a continuation mark and the metadata's length. Old files have the length alone, and are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Block:
 
     rows: int
     values: int
-    """Of all columns, and of what is nested in them."""
+    """Values of all columns, nested ones included."""
     unpacked_bytes: int
 
 
 def blocks_of(source: pa.NativeFile) -> Iterator[Block]:
-    """The batches of a file. Raises ValueError for what is none, struct.error for numbers that are cut off."""
+    """The batches of an Arrow IPC file. Raises ValueError for a malformed file, struct.error for one that is cut off."""
     size = source.size()
     tail = source.read_at(10, max(0, size - 10))
     if len(tail) < 10 or tail[4:] != _MAGIC:
@@ -88,7 +88,7 @@ def _block(source: pa.NativeFile, size: int, offset: int, metadata_length: int, 
 
 
 class _Table:
-    """A table of FlatBuffers; raises ValueError or struct.error for what is none."""
+    """A table of FlatBuffers. Raises ValueError or struct.error for malformed bytes."""
 
     def __init__(self, data: bytes, position: int | None = None) -> None:
         self.data = data
@@ -98,7 +98,7 @@ class _Table:
             raise ValueError("metadata that is no table")
 
     def _place(self, field: int) -> int:
-        """Where a field is; 0: it is not there."""
+        """Position of a field; 0: the table lacks it."""
         (size,) = struct.unpack_from("<H", self.data, self._fields)
         if 4 + 2 * field >= size:
             return 0
@@ -115,7 +115,7 @@ class _Table:
         return _Table(self.data, place + struct.unpack_from("<I", self.data, place)[0]) if place else None
 
     def vector(self, field: int, size: int) -> Iterator[int]:
-        """Where each of its elements of so many bytes begins."""
+        """Positions of a vector's elements, `size` bytes each."""
         place = self._place(field)
         if place:
             start = place + struct.unpack_from("<I", self.data, place)[0]
@@ -127,20 +127,20 @@ class _Table:
 
 _HEADER_BYTES = 1 << 10
 _HEADER_BYTES_MAX = 1 << 20
-"""A header holds statistics of its page, and these may hold two values."""
+"""Bytes of a page's header, whose statistics may hold two values."""
 _FOOTER_BYTES_MAX = 16 << 20
-"""A row group of 131,072 rows takes 0.5 to 2 KB of it, and 60 KB where ten columns hold texts of thousands of bytes: so this is
-more than a thousand million rows of one subtask.."""
+"""Bytes of a footer. A row group of 131,072 rows takes 0.5 to 2 KB of it, or 60 KB where ten columns hold texts of thousands of
+bytes, so this is enough for more than a thousand million rows of one subtask."""
 _VALUES_MAX = 2_000_000
-"""In a footer; a row group of ten columns has some hundreds. As objects they take up to 150 bytes each."""
+"""Values in a footer; a row group of ten columns has some hundreds. As Python objects they take up to 150 bytes each."""
 _DEPTH_MAX = 8
 _SCHEMA_DEPTH_MAX = 64
-"""Three of them are a list within a list."""
+"""Depth of a schema; a list within a list takes three levels."""
 
 DICTIONARY_PAGE = 2
 DICTIONARY_ENCODINGS = (2, 8)
 DELTA_BYTE_ARRAY = 7
-"""Of texts: each says only how it differs from the one before it."""
+"""Encoding of texts by their difference from the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Page:
     kind: int
     packed_bytes: int
     unpacked_bytes: int
-    """Of the page, encoded; values may be far longer where they are numbers of a dictionary's."""
+    """Bytes of the encoded page. Values that are indices into a dictionary may be far longer."""
     values: int
     """Nulls included."""
     encoding: int
@@ -158,18 +158,18 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One column in one row group. What it is is as in the schema; numbers are what the footer says, at least 0."""
+    """One column in one row group: its type from the schema, its numbers (at least 0) from the footer."""
 
     path: str
     kind: int
-    """Of its values: one of KINDS, or a text."""
+    """Physical type of its values (parquet.thrift: Type); TEXTS for values of no fixed length."""
     width: int
-    """Bytes of a value of fixed length."""
+    """Bytes of a value of fixed length; else 0."""
     values: int
     start: int
     length: int
     lowest: bytes | None
-    """Statistics, if there are any."""
+    """Smallest value, as `highest` the largest, of the statistics; None without them."""
     highest: bytes | None
 
 
@@ -181,13 +181,13 @@ class RowGroup:
 
 _Leaf: TypeAlias = tuple[tuple[bytes, ...], dict[int, Any]]
 TEXTS = 6
-"""The kind of values of no fixed length."""
+"""Physical type of values of no fixed length (BYTE_ARRAY)."""
 _FIXED = 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 
 
 def row_groups_of(source: pa.NativeFile) -> list[RowGroup]:
-    """The row groups of a file. Raises ValueError for what is none."""
+    """The row groups of a Parquet file. Raises ValueError for a malformed file."""
     size = source.size()
     tail = source.read_at(8, max(0, size - 8))
     length = int.from_bytes(tail[:4], "little")
@@ -208,9 +208,9 @@ def row_groups_of(source: pa.NativeFile) -> list[RowGroup]:
 
 
 def _leaves(elements: Iterator[dict[int, Any]], above: tuple[bytes, ...] | None = None, depth: int = 0) -> Iterator[_Leaf]:
-    """The columns of a schema, which is a tree whose elements come before their children, by their paths.
+    """(path, element) of each column of a schema: a tree in which an element comes before its children.
 
-    Field numbers of SchemaElement: 1 type, 2 bytes of a value of fixed length, 4 name, 5 children."""
+    Field numbers of SchemaElement: 1 type, 2 bytes of a value of fixed length, 4 name, 5 number of children."""
     if depth > _SCHEMA_DEPTH_MAX:
         raise ValueError("a Parquet file whose columns are nested without end")
     element = next(elements, {})
@@ -225,7 +225,7 @@ def _leaves(elements: Iterator[dict[int, Any]], above: tuple[bytes, ...] | None 
 def _chunk(found: dict[int, Any], path: tuple[bytes, ...], leaf: dict[int, Any]) -> Chunk:
     """Field numbers of ColumnMetaData: 1 type, 3 path, 5 values, 7 packed bytes, 9 and 11 starts, 12 statistics.
 
-    A reader goes by the schema, whatever the chunk says of itself: so what differs is refused."""
+    A reader goes by the schema, so a chunk that differs from it is refused."""
     kind, name = _number(leaf[1]), b".".join(path).decode()
     if found[1] != kind or tuple(found[3]) != path:
         raise ValueError(f"a Parquet file whose column {name!r} is another one in its schema")
@@ -238,7 +238,7 @@ def _chunk(found: dict[int, Any], path: tuple[bytes, ...], leaf: dict[int, Any])
 
 
 def _number(found: Any) -> int:
-    """Counts, sizes and places. Raises TypeError for what is none, ValueError for one below 0."""
+    """A count, size or position. Raises TypeError for another type, ValueError for a negative one."""
     if type(found) is not int:
         raise TypeError(f"{found!r} is no number")
     if found < 0:
@@ -247,7 +247,7 @@ def _number(found: Any) -> int:
 
 
 def pages_of(source: pa.NativeFile, start: int, length: int, values: int) -> Iterator[Page]:
-    """The pages of a column chunk at `start` with `values` values. Raises ValueError for what are none."""
+    """The pages of a column chunk of `length` bytes at `start`, with `values` values. Raises ValueError for malformed ones."""
     position, left = start, values
     while left > 0 and position < start + length:
         page, size = _page_at(source, position)
@@ -259,7 +259,7 @@ def pages_of(source: pa.NativeFile, start: int, length: int, values: int) -> Ite
 
 
 def _page_at(source: pa.NativeFile, position: int) -> tuple[Page, int]:
-    """The page whose header is at a position, and the bytes of the header."""
+    """(page whose header is at a position, bytes of the header)."""
     wanted = _HEADER_BYTES
     while True:
         data = source.read_at(wanted, position)
@@ -271,7 +271,7 @@ def _page_at(source: pa.NativeFile, position: int) -> tuple[Page, int]:
             if len(data) < wanted or wanted >= _HEADER_BYTES_MAX:
                 raise ValueError(f"no header of a page at {position}") from error
             wanted *= 32
-    # field numbers of PageHeader: 1 type, 2 and 3 sizes, 5, 7 and 8 what is said of data, a dictionary, and data in version 2
+    # field numbers of PageHeader: 1 type, 2 and 3 sizes; 5, 7 and 8 the headers of data, of a dictionary, of data in version 2
     own = header.get(5) or header.get(7) or header.get(8) or {}
     is_second = 8 in header
     try:
@@ -284,7 +284,7 @@ def _page_at(source: pa.NativeFile, position: int) -> tuple[Page, int]:
 
 
 class _Compact:
-    """A reader of Thrift's compact protocol. Raises IndexError at the end of the bytes, ValueError for what is none."""
+    """Reader of Thrift's compact protocol. Raises IndexError at the end of the bytes, ValueError for malformed ones."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -331,7 +331,7 @@ class _Compact:
         raise ValueError(f"type {kind} in the header of a page")
 
     def _element(self, kind: int, depth: int) -> Any:
-        """Of a list, in which a flag has a byte of its own; a field's is in the field's type."""
+        """An element of a list. A flag has a byte of its own here; as a field of a struct its type is its value."""
         return self._byte() == 1 if kind in (1, 2) else self._value(kind, depth)
 
     def _byte(self) -> int:
@@ -361,20 +361,20 @@ class _Compact:
 
 
 UNPACKED_BYTES_MAX = 256 << 20
-"""What any table may unpack to."""
+"""Bytes to which any table may unpack."""
 UNPACKED_RATIO_MAX = 1_000
-"""A table may unpack to so many times its file's bytes, if that is more."""
+"""Multiple of its file's bytes to which a table may unpack, if that is more than UNPACKED_BYTES_MAX."""
 SETTING = "HOLDFAST_UNPACKED_BYTES_MAX"
-"""Of the environment: bytes, in place of UNPACKED_BYTES_MAX."""
+"""Environment variable: bytes, instead of UNPACKED_BYTES_MAX."""
 ROW_BYTES = 64
-"""A row counts as at least so many: what it is turned into takes them, whatever its columns do."""
+"""Bytes that a row counts at least: the objects made of it take as many, whatever its columns are."""
 _VALUE_BYTES = 8
-"""A value, nested ones among them, counts as at least so many: nulls of no type have none in an Arrow file."""
+"""Bytes that a value counts at least, nested ones too: nulls of no type take none in an Arrow file."""
 _MEASURED_ROWS, _MEASURED_BYTES = 1 << 12, 16 << 20
 
 
 class Unpacked:
-    """Counts what one table unpacks to."""
+    """Count of the bytes to which one table unpacks, with its bound."""
 
     def __init__(self, packed_bytes: int) -> None:
         self.allowed = max(_allowed_of_any(), UNPACKED_RATIO_MAX * packed_bytes)
@@ -382,7 +382,7 @@ class Unpacked:
         self.bytes = 0
 
     def add(self, count: int) -> None:
-        """Raises ValueError when it is too much."""
+        """Raises ValueError above the bound."""
         self.bytes += count
         if self.bytes > self.allowed:
             raise ValueError(
@@ -394,14 +394,14 @@ class Unpacked:
         return self.bytes + count <= self.allowed
 
     def copy(self) -> Unpacked:
-        """For one more pass over the table."""
+        """A count for one more pass over the table."""
         copied = Unpacked(self._packed_bytes)
         copied.bytes = self.bytes
         return copied
 
 
 def check_arrow(source: pa.NativeFile) -> Unpacked:
-    """Refuse an Arrow file that unpacks to too much. Raises ValueError, also for what is none; errors of pyarrow."""
+    """Refuse an Arrow IPC file that unpacks to more than its bound, or is malformed. Raises ValueError, and pyarrow's errors."""
     unpacked = Unpacked(source.size())
     try:
         for block in blocks_of(source):
@@ -412,8 +412,10 @@ def check_arrow(source: pa.NativeFile) -> Unpacked:
 
 
 def checked_batch(batch: pa.RecordBatch, unpacked: Unpacked) -> pa.RecordBatch:
-    """A batch of a file that `check_arrow` took, if it is what it says, and its values are no more when each has its own bytes."""
-    batch.validate(full=True)  # offsets, and numbers of dictionaries: whatever uses a wrong one reads what it must not
+    """A batch of a file that `check_arrow` accepted, validated, with its dictionary and view values counted at full length.
+
+    Raises ValueError, and pyarrow's errors."""
+    batch.validate(full=True)  # a wrong offset or dictionary index would read memory that is not the column's
     for column in batch.columns:
         kind = column.type
         if pa.types.is_dictionary(kind):
@@ -424,9 +426,9 @@ def checked_batch(batch: pa.RecordBatch, unpacked: Unpacked) -> pa.RecordBatch:
 
 
 def check_parquet(source: pa.NativeFile) -> int:
-    """Refuse a Parquet file that unpacks to too much, by its pages; gives the bytes of a row, on average, or more.
+    """Refuse a Parquet file that unpacks to more than its bound, judged by its pages. Returns the bytes of an average row, or more.
 
-    Raises ValueError, and errors of pyarrow."""
+    Raises ValueError, and pyarrow's errors."""
     unpacked = Unpacked(source.size())
     numbered = _Numbered(source)
     groups = row_groups_of(source)
@@ -446,7 +448,7 @@ def check_parquet(source: pa.NativeFile) -> int:
 
 
 def _counted(pages: Iterator[Page], unpacked: Unpacked) -> list[Page]:
-    """All of a column. A reader holds one at a time; no single one may be too much."""
+    """The pages of a column, none of which alone may exceed the bound, since a reader holds one at a time."""
     found = []
     for page in pages:
         if not unpacked.allows(page.unpacked_bytes):
@@ -456,7 +458,7 @@ def _counted(pages: Iterator[Page], unpacked: Unpacked) -> list[Page]:
 
 
 class _Numbered:
-    """The texts of a file as numbers of its dictionaries', opened when that is asked for."""
+    """The texts of a Parquet file as indices into its dictionaries; opens the file at the first call."""
 
     def __init__(self, source: pa.NativeFile) -> None:
         self.source = source
@@ -464,7 +466,7 @@ class _Numbered:
         self._file: pq.ParquetFile | None = None
 
     def batches(self, group: int, path: str, rows: int) -> Iterator[pa.RecordBatch]:
-        """Of one column in one row group."""
+        """One column of one row group."""
         if self._file is None:
             self._file = pq.ParquetFile(self.source, read_dictionary=self.paths, pre_buffer=False)
         yield from self._file.iter_batches(rows, row_groups=[group], columns=[path], use_threads=False)
@@ -479,7 +481,7 @@ class _Texts:
     pages: list[Page]
 
     def bytes(self, numbered: _Numbered, unpacked: Unpacked) -> int:
-        """An upper bound if it is allowed, else what it unpacks to, or more than is allowed."""
+        """An upper bound of its bytes if the bound of the table allows that; else its bytes, or more than are allowed."""
         data = [page for page in self.pages if page.kind != DICTIONARY_PAGE]
         plain = sum(page.unpacked_bytes for page in data)
         numbers = sum(page.values for page in data if page.encoding in DICTIONARY_ENCODINGS)
@@ -494,12 +496,12 @@ class _Texts:
         return plain + numbers * longest
 
     def _longest(self, numbered: _Numbered) -> int:
-        """Bytes of the longest value of its dictionary, which comes whole with the first row."""
+        """Bytes of the longest value of its dictionary, which pyarrow reads whole with the first row."""
         first = next(numbered.batches(self.group, self.path, 1), None)
         return max((int(_lengths(each.dictionary).max(initial=0)) for each in _dictionaries(first)), default=0)
 
     def _counted(self, numbered: _Numbered, unpacked: Unpacked) -> int:
-        """How often each value is there, until that is too much."""
+        """Bytes of all values, counted until they exceed the bound."""
         total = 0
         for batch in numbered.batches(self.group, self.path, _MEASURED_ROWS):
             for found in _dictionaries(batch):
@@ -509,9 +511,9 @@ class _Texts:
         return total
 
     def _of_deltas(self, source: pa.NativeFile, unpacked: Unpacked, pages: list[Page]) -> int:
-        """No value is longer than its page; where that says too little, the values are counted, few at a time."""
+        """Bytes of values in DELTA_BYTE_ARRAY pages. No value is longer than its page; if that is too much, they are counted."""
         bound = sum(page.values * page.unpacked_bytes for page in pages)
-        if unpacked.allows(bound) or "." in self.path:  # of a nested one a single row may be too much
+        if unpacked.allows(bound) or "." in self.path:  # a single row of a nested column may be too much to read
             return bound
         rows = max(1, _MEASURED_BYTES // max(page.unpacked_bytes for page in pages))
         file = pq.ParquetFile(source, pre_buffer=False)
@@ -524,7 +526,7 @@ class _Texts:
 
 
 def _dictionaries(batch: pa.RecordBatch | None) -> Iterator[pa.DictionaryArray]:
-    """Those within its columns: more than one if a path names more."""
+    """Dictionary arrays within a batch's columns."""
     for column in () if batch is None else batch.columns:
         yield from _nested_dictionaries(column)
 
@@ -544,7 +546,7 @@ def _nested_dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:
 
 
 def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each value, or more of one that is nested."""
+    """Bytes of each value; an upper bound for nested values."""
     types = pa.types
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     if any(each(values.type) for each in (*texts, types.is_string_view, types.is_binary_view)):

@@ -87,8 +87,8 @@ class RangeTask:
 
     def layout(self) -> StateLayout:
         key_type = KeyType.parse(self.key_type)
-        codec = serializer_of_meta(self.meta)
-        return StateLayout(self.uid, self.meta, key_type, self.max_parallelism, self.schema, codec, self.stamp_ms)
+        serializer = serializer_of_meta(self.meta)
+        return StateLayout(self.uid, self.meta, key_type, self.max_parallelism, self.schema, serializer, self.stamp_ms)
 
     def numbered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches with the subtask of each row; rows of a batch with a bad key go to subtask 0, which refuses them."""
@@ -214,10 +214,10 @@ def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyTyp
     if isinstance(descriptor, ColumnarStateDescriptor):
         schema = keyed_table_schema(key_type, meta, part_fields_of(descriptor), namespace=pa.int64())
         return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
-    codec = serializer_of_meta(meta)
-    assert codec is not None
-    schema = KeyedRows(key_type, shape.max_parallelism, uid).schema(codec)
-    return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, codec, shape.created_ms)
+    serializer = serializer_of_meta(meta)
+    assert serializer is not None
+    schema = KeyedRows(key_type, shape.max_parallelism, uid).schema(serializer)
+    return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, serializer, shape.created_ms)
 
 
 def layout_of_timers(uid: str, name: str, key_type: KeyType, shape: Shape) -> StateLayout:

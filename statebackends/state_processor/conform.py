@@ -42,7 +42,7 @@ class StateLayout:
     key_type: KeyType
     max_parallelism: int
     schema: pa.Schema
-    codec: StateSerializer | None
+    serializer: StateSerializer | None
     """None: a state with columns of its own."""
     stamp_ms: int = 0
     """Of values with a TTL that come without a stamp of their own."""
@@ -106,22 +106,22 @@ class StateLayout:
         if not field.nullable and array.null_count:
             self._refuse(StateValueError, first_row + _first_null(array), f"column {field.name!r} is null")
         array = self._cast(array, field, first_row)
-        spec = self._spec(field.name)
-        if spec is not None:
-            self._check_values(array, spec, first_row)
+        serializer = self._type_serializer(field.name)
+        if serializer is not None:
+            self._check_values(array, serializer, first_row)
         return array
 
-    def _spec(self, column: str) -> TypeSerializer | None:
-        if self.codec is None:
+    def _type_serializer(self, column: str) -> TypeSerializer | None:
+        if self.serializer is None:
             return None
-        return self.codec.value if column == VALUE else self.codec.map_key if column == MAP_KEY else None
+        return self.serializer.value if column == VALUE else self.serializer.map_key if column == MAP_KEY else None
 
     def _cast(self, array: pa.Array, field: pa.Field, first_row: int) -> pa.Array:
         if array.type == field.type:
             return array
-        spec = self._spec(field.name)
-        if not loses_nothing(array.type, field.type, None if spec is None else spec.value_type):
-            wanted = spec.text if spec is not None and "decimal" in spec.text else field.type
+        serializer = self._type_serializer(field.name)
+        if not loses_nothing(array.type, field.type, None if serializer is None else serializer.value_type):
+            wanted = serializer.text if serializer is not None and "decimal" in serializer.text else field.type
             self._refuse(StateValueError, first_row, f"column {field.name!r} is {array.type} and has to be {wanted}")
         try:
             return array.cast(field.type)
@@ -132,14 +132,14 @@ class StateLayout:
                 f"column {field.name!r}: {error}",
             )
 
-    def _check_values(self, array: pa.Array, spec: TypeSerializer, first_row: int) -> None:
+    def _check_values(self, array: pa.Array, serializer: TypeSerializer, first_row: int) -> None:
         try:
-            values = spec.from_arrow(array)
+            values = serializer.from_arrow(array)
         except CorruptStateError as error:
-            self._refuse(StateValueError, first_row + _first_failing(array, spec.from_arrow), error.message)
+            self._refuse(StateValueError, first_row + _first_failing(array, serializer.from_arrow), error.message)
         for row, value in enumerate(values):
             try:
-                spec.check(value)
+                serializer.check(value)
             except StateValueError as error:
                 self._refuse(StateValueError, first_row + row, error.message)
 
@@ -162,7 +162,7 @@ class StateLayout:
     @property
     def rules(self) -> RowRules:
         """By which readers judge the rows."""
-        return RowRules(self.key_type, self.max_parallelism, self.meta, self.codec, self.schema)
+        return RowRules(self.key_type, self.max_parallelism, self.meta, self.serializer, self.schema)
 
     def lists(self, table: pa.Table) -> list[bytes]:
         """Which list each row is an element of: its key and namespace."""

@@ -32,7 +32,7 @@ from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, metadata_path, part_path
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
-from holdfast.statebackends.snapshot.deltas import RUNS_MAX, StatePart, state_parts
+from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, state_parts
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import (
     LINK_DETAIL,
@@ -238,7 +238,7 @@ class StoredSnapshot:
 
 
 def states_of(operator: OperatorState) -> dict[str, StoredState]:
-    """The states of an operator, sorted by name. Raises CorruptStateError for a delta run without its table."""
+    """The states of an operator, sorted by name. Raises CorruptStateError for a delta without its table."""
     keyed: dict[str, list[StatePart]] = {}
     lists: dict[str, list[ListPart]] = {}
     metas: dict[str, StateMeta] = {}
@@ -296,8 +296,8 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
         return f"key groups [{groups.start}, {groups.stop}) of {max_parallelism}"
     if handle.format not in (NATIVE_FORMAT, DELTA_FORMAT, *TABLE_FORMATS):
         return f"unknown format {handle.format!r}"
-    if handle.format == DELTA_FORMAT and any(handle.states.count(meta) > RUNS_MAX for meta in handle.states):
-        return f"more than {RUNS_MAX} delta runs upon one table"
+    if handle.format == DELTA_FORMAT and any(handle.states.count(meta) > DELTAS_MAX for meta in handle.states):
+        return f"more than {DELTAS_MAX} deltas on one table"
     if handle.format != NATIVE_FORMAT:
         if len(handle.parts) != len(handle.states):
             return f"{len(handle.parts)} parts of {len(handle.states)} states"

@@ -29,7 +29,7 @@ from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import fetched_lists, state_batches, state_schema
-from holdfast.statebackends.state_processor.values import Comparer, named, plain_entry, stored_codec
+from holdfast.statebackends.state_processor.values import Comparer, named, plain_entry, stored_serializer
 
 UNIT_ROWS_MAX = 1 << 20
 """Rows of a unit that isn't a key group."""
@@ -52,9 +52,9 @@ class DiffRows:
         self._key_type = state.key_type()
         self._schema = state_schema(reader, state)
         self._comparer = Comparer(state.meta)
-        codec = stored_codec(state)
-        self._codec = codec
-        self._map_key = None if codec is None else codec.map_key
+        serializer = stored_serializer(state)
+        self._serializer = serializer
+        self._map_key = None if serializer is None else serializer.map_key
         self.is_list = state.meta.kind == "list"
         taken = {KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, *key_columns(self._key_type)}
         if state.meta.kind == TIMERS_KIND:
@@ -181,9 +181,9 @@ class DiffRows:
 
     def _entries(self, column: pa.Array) -> list[bytes]:
         """A map's keys, one encoding for equal ones: backends differ in which of them they keep."""
-        assert self._codec is not None
+        assert self._serializer is not None
         assert self._map_key is not None
-        return [self._codec.encode_entry(each) for each in self._map_key.from_arrow(column)]
+        return [self._serializer.encode_entry(each) for each in self._map_key.from_arrow(column)]
 
 
 @dataclass(frozen=True, slots=True)

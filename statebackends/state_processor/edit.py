@@ -33,7 +33,7 @@ from holdfast.statebackends.state_processor.conform import EntryLists, StateLayo
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents, states_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
-from holdfast.statebackends.state_processor.values import stored_codec
+from holdfast.statebackends.state_processor.values import stored_serializer
 from holdfast.statebackends.state_processor.writing import ClaimedFolder, KeyGroupSorter, TableFiles, claimed_folder
 from holdfast.statebackends.storage.port import Storage
 
@@ -99,7 +99,7 @@ def layout_of(reader: PartReader, state: StoredState) -> StateLayout:
     """The table of a stored state. Raises CorruptStateError."""
     schema = state_schema(reader, state)
     operator = state.operator
-    return StateLayout(operator.uid, state.meta, state.key_type(), operator.max_parallelism, schema, stored_codec(state))
+    return StateLayout(operator.uid, state.meta, state.key_type(), operator.max_parallelism, schema, stored_serializer(state))
 
 
 def _changed(reader: PartReader, state: StoredState, change: Change, now_ms: int) -> KeyGroupSorter:

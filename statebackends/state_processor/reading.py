@@ -31,7 +31,7 @@ from holdfast.statebackends.handles import (
     StateHandle,
 )
 from holdfast.statebackends.layout import KEY_GROUP
-from holdfast.statebackends.snapshot.parts import damaged, download_file, of_operator, piece_problem, read_file, unresolved
+from holdfast.statebackends.snapshot.parts import damaged, download_file, length_problem, of_operator, read_file, unresolved
 from holdfast.statebackends.snapshot.tables import EVERY_KEY_GROUP, check_held, restrict, sort_by_key_group
 from holdfast.statebackends.snapshot.unpacking import check_arrow, check_parquet, checked_batch
 from holdfast.statebackends.state_processor.progress import note
@@ -205,7 +205,7 @@ def _of_owner(operator: str, subtask: int) -> Iterator[None]:
 
 def _look(part: FileHandle, path: str, operator: str, subtask: int) -> Flow[None]:
     """Raises CorruptStateError for a file that is missing, or of another length."""
-    problem = yield from piece_problem(part, path, operator, subtask)
+    problem = yield from length_problem(part, path, operator, subtask)
     if problem is not None:
         raise damaged(problem.kind, path, problem.detail, operator, subtask)
 

@@ -24,13 +24,13 @@ from holdfast.statebackends.layout import KEY_GROUP, POSITION, STATE_METADATA, V
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer
-from holdfast.statebackends.snapshot.deltas import StatePart, merged_runs
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.sources import TIME
 from holdfast.statebackends.state_processor.contents import StoredState
 from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.state_processor.reading import BATCH_ROWS, PartReader, TableFile, conform, fetch_windows
-from holdfast.statebackends.state_processor.values import entry_json, named, stored_codec
+from holdfast.statebackends.state_processor.values import entry_json, named, stored_serializer
 from holdfast.statebackends.storage.failures import refusal
 
 JUDGED_ROWS = 1 << 17
@@ -55,7 +55,7 @@ def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
         fields = [(SUBTASK, pa.int32()), (POSITION, pa.int32()), (VALUE, pa.binary()), (JSON, pa.utf8())]
         return pa.schema([pa.field(name, kind, nullable=name == JSON) for name, kind in fields], metadata=metadata)
     key_type, max_parallelism = state.key_type(), state.operator.max_parallelism
-    if stored_codec(state) is not None or state.meta.kind == TIMERS_KIND:
+    if stored_serializer(state) is not None or state.meta.kind == TIMERS_KIND:
         return RowRules.of(state.meta, key_type, max_parallelism).schema
     first = state.keyed[0]
     if first.is_native:
@@ -106,11 +106,11 @@ def _batches(
         return
     for part, wanted in _fetched_parts(reader, state, key_groups):
         if part.is_native:
-            codec = stored_codec(state)
-            if codec is None:
+            serializer = stored_serializer(state)
+            if serializer is None:
                 continue  # such state is not in native files, whatever they declare
             clone = reader.clone(part.handle, operator=state.operator.uid, subtask=part.subtask)
-            rows = native_batches(clone, state, codec, schema, wanted)
+            rows = native_batches(clone, state, serializer, schema, wanted)
             with _told(state, part, "native files"):
                 for batch in judged_rows(rows, _rules(state, schema), wanted_schema.names):
                     yield conform(batch, schema)
@@ -172,7 +172,7 @@ def _not_a_table(state: StoredState, part: StatePart, path: str, error: Exceptio
 
 
 def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
-    return RowRules(state.key_type(), state.operator.max_parallelism, state.meta, stored_codec(state), schema)
+    return RowRules(state.key_type(), state.operator.max_parallelism, state.meta, stored_serializer(state), schema)
 
 
 def _table_batches(
@@ -198,7 +198,7 @@ def _merged_batches(
     own_keys = (TIME,) if rules.meta.kind == TIMERS_KIND else ()
     for some in base.slices(groups):
         tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(some)), file.schema)) for file in (base, *deltas)]
-        merged = merged_runs(tables[0], tables[1:], rules.key_type, rules.max_parallelism, own_keys=own_keys)
+        merged = merged_deltas(tables[0], tables[1:], rules.key_type, rules.max_parallelism, own_keys=own_keys)
         yield from merged.to_batches(max_chunksize=BATCH_ROWS)
 
 
@@ -257,7 +257,7 @@ def _judge_whole_groups(held: list[pa.Table], rules: RowRules) -> list[pa.Table]
 
 
 def native_batches(
-    clone: str, state: StoredState, codec: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
+    clone: str, state: StoredState, serializer: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     """Rows of one state in some key groups, in key-group order. Raises CorruptStateError naming operator and state."""
     try:
@@ -271,7 +271,7 @@ def native_batches(
         rows = store.state_rows(state_id, groups)
         while some := list(islice(rows, BATCH_ROWS)):
             try:
-                batch = _batch(state, codec, schema, some)
+                batch = _batch(state, serializer, schema, some)
             except (CorruptStateError, StateValueError) as error:
                 raise named(error, state) from error
             for start in range(0, batch.num_rows, BATCH_ROWS):
@@ -280,7 +280,7 @@ def native_batches(
         store.close()
 
 
-def _batch(state: StoredState, codec: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
+def _batch(state: StoredState, serializer: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
     keys, values = zip(*rows, strict=True)
     columns = [
         pa.array([key.key_group for key in keys], pa.int32()),
@@ -288,21 +288,21 @@ def _batch(state: StoredState, codec: StateSerializer, schema: pa.Schema, rows: 
         pa.array([key.namespace for key in keys], pa.binary()),
     ]
     decoded: list[Any] = []
-    if codec.kind == "list":
+    if serializer.kind == "list":
         owners: list[int] = []
         positions: list[int] = []
         for row, value in enumerate(values):
             elements = _elements(value)
             owners += [row] * len(elements)
             positions += range(len(elements))
-            decoded += map(codec.decode_value, elements)
+            decoded += map(serializer.decode_value, elements)
         columns = [column.take(pa.array(owners, pa.int64())) for column in columns]
         columns.append(pa.array(positions, pa.int32()))
     else:
-        decoded += map(codec.decode_value, values)
-    if codec.map_key is not None:
-        columns.append(codec.map_key.to_arrow([codec.map_key.decode(key.map_key) for key in keys]))
-    columns += codec.to_arrays(decoded)
+        decoded += map(serializer.decode_value, values)
+    if serializer.map_key is not None:
+        columns.append(serializer.map_key.to_arrow([serializer.map_key.decode(key.map_key) for key in keys]))
+    columns += serializer.to_arrays(decoded)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

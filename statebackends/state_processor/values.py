@@ -30,7 +30,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def stored_codec(state: StoredState) -> StateSerializer | None:
+def stored_serializer(state: StoredState) -> StateSerializer | None:
     """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
     try:
         return serializer_of_meta(state.meta)

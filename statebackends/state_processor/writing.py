@@ -192,10 +192,10 @@ class ClaimedFolder:
 
     def _holds(self, name: str, content: bytes) -> bool:
         try:
-            standing: bytes = self._storage.execute(ReadFile(self._path(name), 0, len(content) + 1))
+            existing: bytes = self._storage.execute(ReadFile(self._path(name), 0, len(content) + 1))
         except ObjectMissingError:
             return False
-        return standing == content
+        return existing == content
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

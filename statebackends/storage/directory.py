@@ -487,8 +487,8 @@ class LocalStorage:
         return unavailable(error, f"{type(operation).__name__} {path} in {self._root}", path=path)
 
 
-def _joined(pieces: list[bytes]) -> bytes:
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _joined(blocks: list[bytes]) -> bytes:
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
 def storage_from_url(url: str) -> LocalStorage:

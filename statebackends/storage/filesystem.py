@@ -41,10 +41,10 @@ def write_all(files: FileSystem, descriptor: int, chunks: Iterable[Buffer]) -> N
 
 def copy_file(files: FileSystem, source: int, target: int, digest: Digest) -> None:
     """Append a file to one that is being written. Nobody changes a file that is uploaded: what is copied is what was read."""
-    while piece := files.read(source, COPY_BYTES, digest.length):
-        digest.add(piece)
-        write_all(files, target, [piece])
-        if len(piece) == COPY_BYTES:
+    while block := files.read(source, COPY_BYTES, digest.length):
+        digest.add(block)
+        write_all(files, target, [block])
+        if len(block) == COPY_BYTES:
             return _copy_rest(files, source, target, digest)
 
 
@@ -52,11 +52,11 @@ def _copy_rest(files: FileSystem, source: int, target: int, digest: Digest) -> N
     """What follows the first `digest.length` bytes, in few steps, each of which leaves the interpreter to others."""
     buffer = memoryview(mmap(-1, UPLOAD_BYTES))  # a page of it is made when it is filled
     while size := files.read_into(source, buffer, digest.length):
-        piece, left = buffer[:size], size
-        digest.add(piece)
+        block, left = buffer[:size], size
+        digest.add(block)
         while left and (copied := files.copy(source, target, left, digest.length - left)):
             left -= copied
-        write_all(files, target, [piece[size - left :]])
+        write_all(files, target, [block[size - left :]])
 
 
 @contextlib.contextmanager

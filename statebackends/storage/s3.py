@@ -189,23 +189,23 @@ class S3Storage:
 
     def _checksum(self, key: str) -> str:
         digest = Digest()
-        for piece in self._transfers.read(key):
-            digest.add(piece)
+        for block in self._transfers.read(key):
+            digest.add(block)
         return digest.checksum
 
     # -- linking
 
     def _link(self, source: str, target: str) -> bool:
         origin_key, key = self._key(source), self._key(target)
-        standing = self._transfers.head(key)
+        existing = self._transfers.head(key)
         origin = self._transfers.head(origin_key)
-        if standing is None:
+        if existing is None:
             if origin is None:
                 raise self._missing(source)
             if self._transfers.copy(origin_key, origin, key):
                 return True
-            standing = self._transfers.head(key)
-        if origin is not None and standing is not None and not self._same(origin_key, origin, key, standing):
+            existing = self._transfers.head(key)
+        if origin is not None and existing is not None and not self._same(origin_key, origin, key, existing):
             path = f"s3://{self._bucket}/{key}"
             raise InvariantError(f"{path} exists with other content than {self.root}/{source}", path=path)
         return False

@@ -42,11 +42,11 @@ def _read_block(descriptor: int, length: int) -> bytes:
     block = os.read(descriptor, length)
     if not block or len(block) == length:
         return block
-    pieces, missing = [block], length - len(block)
-    while missing and (piece := os.read(descriptor, missing)):
-        pieces.append(piece)
-        missing -= len(piece)
-    return b"".join(pieces)
+    blocks, missing = [block], length - len(block)
+    while missing and (block := os.read(descriptor, missing)):
+        blocks.append(block)
+        missing -= len(block)
+    return b"".join(blocks)
 
 
 def replace_file(path: str, chunks: Iterable[Buffer]) -> tuple[int, str]:
@@ -138,7 +138,7 @@ class Transfers:
         step = self._connection.settings.part_bytes
         end = None if length is None else offset + length
         try:
-            data, size, etag = self._piece(key, offset, offset + step if end is None else min(end, offset + step))
+            data, size, etag = self._range(key, offset, offset + step if end is None else min(end, offset + step))
         except RequestFailure as failure:
             if failure.kind is FailureKind.RANGE:
                 return
@@ -146,15 +146,15 @@ class Transfers:
         yield data
         end = size if end is None else min(end, size)
         starts = range(offset + len(data), end, step)
-        fetches = (partial(self._piece, key, start, min(start + step, end), etag) for start in starts)
-        for piece, _, _ in self._ahead(fetches):
-            yield piece
+        fetches = (partial(self._range, key, start, min(start + step, end), etag) for start in starts)
+        for data, _, _ in self._ahead(fetches):
+            yield data
 
-    def _piece(self, key: str, start: int, stop: int, etag: str | None = None) -> tuple[bytearray, int, str]:
+    def _range(self, key: str, start: int, stop: int, etag: str | None = None) -> tuple[bytearray, int, str]:
         """(bytes of [start, stop), size of the object, its version)."""
-        return self._connection.repeated(lambda: self._piece_once(key, start, stop, etag))
+        return self._connection.repeated(lambda: self._range_once(key, start, stop, etag))
 
-    def _piece_once(self, key: str, start: int, stop: int, etag: str | None) -> tuple[bytearray, int, str]:
+    def _range_once(self, key: str, start: int, stop: int, etag: str | None) -> tuple[bytearray, int, str]:
         condition = {} if etag is None else {"IfMatch": etag}
         answer, data = self._connection.fetch(Bucket=self._bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **condition)
         if "ContentRange" in answer:
@@ -224,8 +224,8 @@ class Transfers:
             for number, start in enumerate(range(0, found.size, COPY_PART_BYTES), 1):
                 stop = min(start + COPY_PART_BYTES, found.size)
                 whole = start == 0 and stop == found.size
-                piece = {} if whole else {"CopySourceRange": f"bytes={start}-{stop - 1}"}
-                yield partial(self._copy_part, upload, number, source, found.etag, piece)
+                byte_range = {} if whole else {"CopySourceRange": f"bytes={start}-{stop - 1}"}
+                yield partial(self._copy_part, upload, number, source, found.etag, byte_range)
 
         return self._in_parts(key, sends)
 
@@ -249,11 +249,11 @@ class Transfers:
     def _send_part(self, upload: dict[str, str], number: int, block: Buffer) -> str:
         return str(self._connection.call("upload_part", **upload, PartNumber=number, Body=block)["ETag"])
 
-    def _copy_part(self, upload: dict[str, str], number: int, source: str, etag: str, piece: dict[str, str]) -> str:
+    def _copy_part(self, upload: dict[str, str], number: int, source: str, etag: str, byte_range: dict[str, str]) -> str:
         origin = {"Bucket": self._bucket, "Key": source}
         try:
             answer = self._connection.call(
-                "upload_part_copy", **upload, PartNumber=number, CopySource=origin, CopySourceIfMatch=etag, **piece
+                "upload_part_copy", **upload, PartNumber=number, CopySource=origin, CopySourceIfMatch=etag, **byte_range
             )
         except RequestFailure as failure:
             if failure.kind is FailureKind.MISSING:

@@ -192,7 +192,7 @@ def test_a_piece_without_end_is_not_read(savepoint: Path, tmp_path: Path) -> Non
         part.update(type="segment", offset=0, length=length, file_length=length)
 
     tamper(savepoint, as_piece)
-    assert f"a piece of {length} bytes; none has more than" in run("inspect", savepoint, code=2)
+    assert f"a segment of {length} bytes; none has more than" in run("inspect", savepoint, code=2)
     assert "none has more than" in run("verify", savepoint, code=1)
     assert "none has more than" in run("export", savepoint, tmp_path / "exported", code=2)
 

@@ -23,7 +23,7 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.type_serializer import TypeSerializer
 from holdfast.statebackends.serialization.value_types import SCALARS
 from holdfast.statebackends.snapshot import metadata
-from holdfast.statebackends.snapshot.deltas import RUNS_MAX
+from holdfast.statebackends.snapshot.deltas import DELTAS_MAX
 from holdfast.statebackends.state import OPERATOR_KINDS, ColumnAggregate, ColumnarStateDescriptor
 from holdfast.statebackends.state_processor.contents import KEYED_KINDS
 from holdfast.statebackends.storage.checksums import checksum_of
@@ -183,4 +183,4 @@ def test_the_columns_of_aggregates_are_as_described(kind: pa.DataType) -> None:
 
 
 def test_the_bound_on_delta_runs_is_as_described() -> None:
-    assert f"at most {RUNS_MAX} runs" in DOCUMENT
+    assert f"at most {DELTAS_MAX} runs" in DOCUMENT

@@ -272,14 +272,14 @@ def run_of(document: Document) -> Document:
     return next(handle for handle in keyed_handles(document) if handle["format"] == "arrow-delta")
 
 
-RUNS_MAX = 32
+DELTAS_MAX = 32
 """As the page says."""
 
 
 def too_many_runs(document: Document) -> None:
     handle = run_of(document)
-    handle["states"] += handle["states"][:1] * RUNS_MAX
-    handle["parts"] += handle["parts"][:1] * RUNS_MAX
+    handle["states"] += handle["states"][:1] * DELTAS_MAX
+    handle["parts"] += handle["parts"][:1] * DELTAS_MAX
 
 
 RUNS: dict[str, Callable[[Document], Any]] = {

@@ -143,7 +143,7 @@ class DeltaMachine(BackendMachine):
             self.registry.register(number, shared_handles([resolved]))
             self.completed[number] = (resolved.keyed, model)
             parts = state_parts(resolved.keyed, operator="op")
-            assert all(len(part.deltas) <= tablechains.RUNS_MAX for part in parts)  # type: ignore[attr-defined]
+            assert all(len(part.deltas) <= tablechains.DELTAS_MAX for part in parts)  # type: ignore[attr-defined]
             type(self).increments += any(part.deltas for part in parts)
 
     @precondition(lambda self: self.started)
@@ -202,7 +202,7 @@ def test_increments_restore_what_was_there(
         monkeypatch.setattr(state_table, "EPOCHS_MAX", 2)
         monkeypatch.setattr(state_table, "_LAYERS_MAX", 2)
         monkeypatch.setattr(columnar, "_REMOVED_MAX", 1)
-        monkeypatch.setattr(tablechains, "RUNS_MAX", 2)
+        monkeypatch.setattr(tablechains, "DELTAS_MAX", 2)
     machine: Any = type("Machine", (DeltaMachine,), {"kind": kind, "cache_bytes_max": 0, "inline_threshold": inline_threshold})
     options = settings(max_examples=examples(count), stateful_step_count=25, deadline=None)
     run_state_machine_as_test(machine, settings=options)

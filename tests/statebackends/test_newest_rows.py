@@ -17,7 +17,7 @@ from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.snapshot import deltas as deltaruns
 from holdfast.statebackends.snapshot import rows as keyedrows
-from holdfast.statebackends.snapshot.deltas import delta_run, merged_runs, newest_rows
+from holdfast.statebackends.snapshot.deltas import delta_table, merged_deltas, newest_rows
 from holdfast.statebackends.snapshot.tables import keyed_table_schema, sort_by_key_group
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, TAGS, Cluster, owner
@@ -46,7 +46,7 @@ def table(key_type: KeyType, rows: Sequence[tuple[tuple[bytes, Any], bytes | Non
 
 def run_of(key_type: KeyType, rows: Rows) -> pa.Table:
     gone = table(key_type, [row for row in rows.items() if row[1] is None])
-    return delta_run(table(key_type, [row for row in rows.items() if row[1] is not None]), gone.columns[:-1])
+    return delta_table(table(key_type, [row for row in rows.items() if row[1] is not None]), gone.columns[:-1])
 
 
 def by_key(key_type: KeyType, tables: Sequence[pa.Table]) -> dict[tuple[bytes, bytes], bytes]:
@@ -92,7 +92,7 @@ def test_each_key_has_what_its_newest_row_says(
         patch.setattr(deltaruns, "_TOGETHER_BYTES_MAX", together)
         found = by_key(key_type, list(newest_rows(tables[0], tables[1:], key_type, GROUPS)))
     assert found == {place: value for place, value in expected.items() if value is not None}
-    assert found == by_key(key_type, [merged_runs(tables[0], tables[1:], key_type, GROUPS)])
+    assert found == by_key(key_type, [merged_deltas(tables[0], tables[1:], key_type, GROUPS)])
 
 
 def test_a_base_in_pieces_gives_whole_key_groups_and_is_not_copied_where_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,10 +30,10 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot import increments as tablechains
 from holdfast.statebackends.snapshot.deltas import (
+    DELTAS_MAX,
     REPLACED_METADATA,
-    RUNS_MAX,
-    delta_run,
-    merged_runs,
+    delta_table,
+    merged_deltas,
     replaced_by,
     state_parts,
 )
@@ -107,10 +107,10 @@ def test_there_are_at_most_so_many_runs_and_half_as_many_bytes_as_in_the_base(jo
         handles = job.checkpoint(backends, number, number - 1)
         for part in state_parts(job.completed[number], operator="op"):
             sizes = sum(delta.length for delta in part.deltas)
-            assert sizes <= max(part.base.length // 2, tablechains.RUN_BYTES_MIN)
+            assert sizes <= max(part.base.length // 2, tablechains.DELTA_BYTES_MIN)
         seen.append(runs_of(handles))
-    assert seen[: RUNS_MAX + 2] == [*range(1, RUNS_MAX + 1), 0, 1]
-    assert max(seen[40:]) < RUNS_MAX
+    assert seen[: DELTAS_MAX + 2] == [*range(1, DELTAS_MAX + 1), 0, 1]
+    assert max(seen[40:]) < DELTAS_MAX
     assert read(job.restored(55)) == read(backends)
 
 
@@ -380,8 +380,8 @@ def _table(keys: Sequence[float], values: Sequence[int | None], namespace: bytes
 def test_keys_are_the_same_as_everywhere_and_namespaces_are_told_apart() -> None:
     """-0.0 is 0.0 and there is one NaN."""
     base = pa.concat_tables([_table([0.0, float("nan"), 1.0], [1, 2, 3]), _table([1.0], [4], b"n")])
-    run = delta_run(_table([-0.0], [9]), _table([float("nan")], [0]).columns[:3])
-    merged = merged_runs(base, [run], FLOAT, 8)
+    run = delta_table(_table([-0.0], [9]), _table([float("nan")], [0]).columns[:3])
+    merged = merged_deltas(base, [run], FLOAT, 8)
     assert merged.schema == base.schema
     assert sorted((row["key"], row["namespace"], row["value"]) for row in merged.to_pylist()) == [
         (-0.0, b"", 9), (1.0, b"", 3), (1.0, b"n", 4),
@@ -390,9 +390,9 @@ def test_keys_are_the_same_as_everywhere_and_namespaces_are_told_apart() -> None
 
 def test_the_newest_run_decides() -> None:
     base = _table([1.0, 2.0, 3.0], [1, 2, 3])
-    gone = delta_run(_table([], []), _table([1.0, 2.0], [0, 0]).columns[:3])
-    back = delta_run(_table([2.0, 4.0], [20, 40]), [])
-    merged = merged_runs(base, [gone, back], FLOAT, 8)
+    gone = delta_table(_table([], []), _table([1.0, 2.0], [0, 0]).columns[:3])
+    back = delta_table(_table([2.0, 4.0], [20, 40]), [])
+    merged = merged_deltas(base, [gone, back], FLOAT, 8)
     assert sorted((row["key"], row["value"]) for row in merged.to_pylist()) == [(2.0, 20), (3.0, 3), (4.0, 40)]
     groups = merged.column("key_group").to_pylist()
     assert groups == sorted(groups)
@@ -401,7 +401,7 @@ def test_the_newest_run_decides() -> None:
 def test_a_run_that_is_none_is_refused() -> None:
     base = _table([1.0], [1])
     with pytest.raises(KeyError):
-        merged_runs(base, [base], FLOAT, 8)
+        merged_deltas(base, [base], FLOAT, 8)
     schema = base.schema.with_metadata({REPLACED_METADATA: b"[1, {}]"})
     with pytest.raises(ValueError, match=r"holdfast\.replaced"):
         replaced_by(schema)
