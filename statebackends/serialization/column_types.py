@@ -1,7 +1,7 @@
-"""Which columns of another tool's tables hold the values of a type: those that a cast turns into equal ones, and no others.
+"""Casts of columns in other tools' tables to a state's types: only those that give equal values.
 
-One rule for rows that are restored, read, edited and brought in from elsewhere: no text becomes a number, no fraction an integer,
-no flag a number; numbers widen where nothing is lost."""
+One rule for rows that are restored, read, edited or written from outside: no text becomes a number, no fraction an integer, no flag
+a number; numbers widen where nothing is lost."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ _KINDS = (
 
 
 def loses_nothing(found: pa.DataType, wanted: pa.DataType, value_type: ValueType | None = None) -> bool:
-    """Whether a checked cast from one type to another gives equal values. `value_type`: of the values, which `wanted` may not say:
-    decimals are texts, and numbers become such texts, but not texts of any other kind."""
+    """Whether a checked cast from one type to another gives equal values.
+
+    `value_type`: value type of the column, where `wanted` does not show it: decimals are stored as texts, and numbers may become
+    such texts, but no other texts."""
     types = pa.types
     value_type = value_type.inner if isinstance(value_type, OptionalType) else value_type
     if types.is_null(found):
@@ -57,10 +59,10 @@ def loses_nothing(found: pa.DataType, wanted: pa.DataType, value_type: ValueType
 
 
 def fitted(array: pa.Array, wanted: pa.DataType, value_type: ValueType | None = None) -> pa.Array:
-    """The column as one of the type that it has to have. Raises ValueError, or pyarrow's errors for one without an equal one."""
+    """The column cast to type `wanted`. Raises ValueError or pyarrow's errors if its values have no equal ones there."""
     is_numbered = pa.types.is_dictionary(array.type)
     found = array.type.value_type if is_numbered else array.type
-    if not _fits(found, wanted, value_type):  # judged before each value of a dictionary gets bytes of its own
+    if not _fits(found, wanted, value_type):  # checked before a dictionary is expanded
         raise ValueError(f"it is {array.type} and has to be {wanted}")
     if is_numbered:
         array = array.cast(found)

@@ -1,9 +1,9 @@
-"""Whether state stored under one type can be read under another: what differs, and a verdict that follows from it.
+"""Schema evolution: the differences between a stored type and a declared one, and the verdict that follows from them.
 
-Accepted: the same; a value becoming nullable; int becoming float (where each stored value has an equal one) or Decimal; of a
-record, at any depth: fields gained that are nullable or have a default, fields removed, fields in another order, as long as
-one stays. Fields go by name: a renamed one is one removed and one gained. All else (retyped, newly required, keys of dicts)
-is refused."""
+Accepted: equal types; a value that becomes nullable; int to float (where each stored value has an equal one) or Decimal; in a
+record, at any depth: added fields that are nullable or have a default, removed fields, reordered fields, as long as one field
+stays. Fields go by name: a renamed field is one removed and one added. All else is refused: retyped values, required fields that
+are new, other key types of dicts. How values are rewritten is for type_serializer.py."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Compatibility(StrEnum):
 
     COMPATIBLE_AS_IS = "compatible_as_is"
     COMPATIBLE_AFTER_MIGRATION = "compatible_after_migration"
-    """`serializers.migrate` (bytes) or `from_arrow` (columns) rewrites the values on restore."""
+    """A restore rewrites the values: `type_serializer.migrate` (bytes) or `from_arrow` (columns)."""
     INCOMPATIBLE = "incompatible"
 
 
 class ChangeKind(StrEnum):
-    """How one part of a type differs from what was stored."""
+    """How one part of a declared type differs from the stored type."""
 
     ADDED = "added"
-    """A field; values stored without it get its default, or None."""
+    """A field was added; values stored without it get its default, or None."""
     REMOVED = "removed"
-    """A field; what was stored in it is lost."""
+    """A field was removed; its stored values are lost."""
     WIDENED = "widened"
-    """A number, to a type that has it, too."""
+    """A number became one of a wider type."""
     NULLABLE = "nullable"
     REORDERED = "reordered"
-    """The fields of a record that is stored by position."""
+    """A record stored by position has its fields in another order."""
     TTL_ADDED = "ttl added"
     """Values count as written at the restore."""
     TTL_REMOVED = "ttl removed"
@@ -67,13 +67,13 @@ class SchemaChange(msgspec.Struct, frozen=True):
     """One difference between a stored type and a declared one."""
 
     path: str
-    """Of the part that differs: `address.lines[]`, `{}` for values of a dict, `[1]` of a tuple; empty for the value itself."""
+    """Path of the part that differs: `address.lines[]`, `{}` for values of a dict, `[1]` of a tuple; empty for the value itself."""
     kind: ChangeKind
     stored: str | None = None
     declared: str | None = None
-    """Canonical texts; None where there is none."""
+    """Canonical text of the declared part, as `stored` of the stored one; None if there is no such part."""
     default: bool = False
-    """Of an added field: it has a default. Without one it is None."""
+    """An added field has a default; otherwise it is None in stored values."""
 
     @property
     def verdict(self) -> Compatibility:
@@ -81,7 +81,7 @@ class SchemaChange(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The difference in words."""
         what = self.path or "the value"
         match self.kind:
             case ChangeKind.ADDED:
@@ -105,17 +105,17 @@ class SchemaChange(msgspec.Struct, frozen=True):
 
 
 def worst_verdict(changes: Iterable[SchemaChange]) -> Compatibility:
-    """Of no changes: as is."""
+    """The worst verdict of the changes; COMPATIBLE_AS_IS without changes."""
     return max((change.verdict for change in changes), key=_SEVERITY.index, default=Compatibility.COMPATIBLE_AS_IS)
 
 
 def compare(stored: ValueType, declared: ValueType) -> Compatibility:
-    """Can values of `stored` be read as `declared`?"""
+    """Verdict on reading values of type `stored` as `declared`."""
     return worst_verdict(find_changes(stored, declared))
 
 
 def find_changes(stored: ValueType, declared: ValueType, path: str = "") -> Iterator[SchemaChange]:
-    """What differs, in the order of the stored fields; of fields that are in both, all the way down."""
+    """Differences between two types, at any depth; in a record first the stored fields in their order, then the added ones."""
     if stored.text == declared.text:
         return
     retyped = SchemaChange(path, ChangeKind.RETYPED, stored.text, declared.text)
@@ -150,7 +150,7 @@ def _record_changes(stored: RecordType, declared: RecordType, path: str) -> Iter
     old_fields = {field.name: field for field in stored.fields}
     new_fields = {field.name: field for field in declared.fields}
     if not old_fields.keys() & new_fields.keys():
-        # nothing of the value would be left: most likely another state's type
+        # nothing of a value would be left: most likely the type is another state's
         yield SchemaChange(path, ChangeKind.RETYPED, stored.text, declared.text)
         return
     for name, old in old_fields.items():
@@ -172,5 +172,5 @@ def _record_changes(stored: RecordType, declared: RecordType, path: str) -> Iter
 
 
 def _positions(fields: Mapping[str, RecordField], others: Mapping[str, RecordField]) -> list[str]:
-    """The fields that both have, in the order of one."""
+    """Names of the fields that both have, in the order of the first."""
     return [name for name in fields if name in others]

@@ -1,4 +1,4 @@
-"""The keys of one batch, vectorised: hashes, key groups and canonical bytes are made when asked for, once."""
+"""Keys of one batch, vectorised: hashes, key groups and canonical bytes are computed once, at the first access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TUPLE_TAG = b"\x09"
 
 
 class ArrowKeyColumn:
-    """Implements `state.KeyColumn`; made by `keys.KeyType.column` and `column_of_values`, immutable."""
+    """Implements `state.KeyColumn`; immutable. Made by `keys.KeyType.column` and `column_of_values`."""
 
     __slots__ = ("_arrays", "_encoded", "_fields", "_groups", "_hashes", "_is_tuple", "_max_parallelism", "_operator")
 
@@ -84,12 +84,12 @@ class ArrowKeyColumn:
         return self._encoded
 
     def values(self) -> list[Any]:
-        """The keys as Python values: scalars, or tuples."""
+        """The keys as Python values, scalars or tuples."""
         columns = [array.to_pylist() for array in self._arrays]
         return list(zip(*columns, strict=True)) if self._is_tuple else columns[0]
 
     def take(self, indices: npt.NDArray[Any] | Sequence[int] | pa.Array) -> ArrowKeyColumn:
-        """The keys of some rows, in the order of `indices`; keeps what was already computed."""
+        """The keys of some rows, in the order of `indices`, with what was already computed of them."""
         picked = indices if isinstance(indices, pa.Array) else pa.array(np.asarray(indices, np.int64))
         rows = picked.to_numpy(zero_copy_only=False)
         taken = ArrowKeyColumn(
@@ -103,7 +103,7 @@ class ArrowKeyColumn:
 
 
 def cast_field(field: KeyFieldType, array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """An array of the field's Arrow type with the same values. Raises ValueError or ArrowInvalid."""
+    """An array of the field's Arrow type with equal values. Raises ValueError or ArrowInvalid for another type, a null, or a loss."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if array.type != field.arrow_type:
@@ -118,7 +118,7 @@ def cast_field(field: KeyFieldType, array: pa.Array | pa.ChunkedArray) -> pa.Arr
 
 
 def arrays_of_tuples(fields: Sequence[KeyFieldType], encoded: Sequence[bytes]) -> list[pa.Array]:
-    """One array per field of encoded tuples. Raises CorruptStateError."""
+    """One array per field, from encoded tuples. Raises CorruptStateError."""
     rows = NestedRows(encoded)
     rows.skip_tag(TUPLE_TAG[0])
     arrays = [field.array_of_nested(rows) for field in fields]
@@ -127,7 +127,7 @@ def arrays_of_tuples(fields: Sequence[KeyFieldType], encoded: Sequence[bytes]) -
 
 
 def arrays_of_exact_tuples(fields: Sequence[KeyFieldType], values: Sequence[Any]) -> list[pa.Array] | None:
-    """The columns of tuples whose members have exactly their field's Python class; None if one needs a closer look."""
+    """Columns of tuples whose members have exactly their field's Python class; None if a member needs a further check."""
     if set(map(type, values)) != {tuple} or set(map(len, values)) != {len(fields)}:
         return None
     arrays = []

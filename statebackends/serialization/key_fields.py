@@ -1,11 +1,8 @@
-"""The types that one key field can have: lossless cast, canonical bytes and hash, for one value and for a column.
+"""Types of a key field: lossless cast, canonical bytes and hash, each for one value and for a column.
 
-Canonical bytes are a type tag and a body whose unsigned byte order is the order of the values; a body inside a tuple
-also says where it ends. Reasons for refusing a value are ValueErrors here; keys.py names the operator.
-
-Many encoded tuples read at once, field by field: the inverse of joining each row's encoded fields.
-
-Key fields of decimal, text and binary type: those whose bytes need more than one machine word."""
+Canonical bytes are a type tag and a body, whose unsigned byte order is the order of the values; in a tuple the body also says where
+it ends. `NestedRows` reads many encoded tuples at once, field by field. Values are refused by ValueError; keys.py adds the operator.
+The hash functions are in key_hash.py."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from holdfast.statebackends.serialization import key_hash
 
 
 class NestedRows:
-    """Encoded tuples as one buffer, with the position in each row of the field to read next."""
+    """Encoded tuples in one buffer, with the position of the next field in each row."""
 
     def __init__(self, encoded: Sequence[bytes]) -> None:
         self._joined = b"".join(encoded)
@@ -36,13 +33,13 @@ class NestedRows:
         self._ends: npt.NDArray[np.int64] | None = None
 
     def skip_tag(self, tag: int) -> None:
-        """Check and pass the tag of each row's next field (or of the tuple). Raises CorruptStateError."""
+        """Check and skip the tag of each row's next field, or of the tuple. Raises CorruptStateError."""
         if (self._next >= self._stops).any() or (self._bytes[self._next] != tag).any():
             raise self.corrupt()
         self._next = self._next + 1
 
     def fixed(self, width: int) -> npt.NDArray[np.uint8]:
-        """Pass a body of `width` bytes in each row. Raises CorruptStateError."""
+        """Read a body of `width` bytes in each row. Raises CorruptStateError."""
         start = self._next
         self._next = start + width
         if (self._next > self._stops).any():
@@ -51,7 +48,7 @@ class NestedRows:
         return bodies
 
     def varying(self) -> list[bytes]:
-        """Pass a body that ends at the next 00 that no FF follows. Raises CorruptStateError."""
+        """Read a body that ends at the next 00 without an FF behind it. Raises CorruptStateError."""
         if self._ends is None:
             zero = np.flatnonzero(self._bytes == 0)
             escaped = self._bytes[np.minimum(zero + 1, len(self._bytes) - 1)] == 0xFF
@@ -68,7 +65,7 @@ class NestedRows:
         return [body.replace(b"\0\xff", b"\0") for body in bodies] if b"\0\xff" in joined else bodies
 
     def finish(self) -> None:
-        """Every row must have been read to its end. Raises CorruptStateError."""
+        """Raises CorruptStateError unless each row was read to its end."""
         if (self._next != self._stops).any():
             raise self.corrupt()
 
@@ -96,7 +93,7 @@ class KeyFieldType(ABC):
     """Canonical, as stored in snapshots: `int64`, `decimal128(10, 2)` ..."""
     arrow_type: pa.DataType
     tag: ClassVar[int]
-    """First byte of the canonical encoding: fixed for ever."""
+    """First byte of the canonical encoding; can never change."""
     exact: ClassVar[type[Any]]
     """Python class of canonical values."""
 
@@ -111,15 +108,15 @@ class KeyFieldType(ABC):
 
     @abstractmethod
     def check(self, value: Any) -> Any:
-        """The canonical value equal to `value` (already unwrapped, never None). Raises ValueError with the reason."""
+        """The canonical value equal to `value`, which is unwrapped and not None. Raises ValueError with the reason."""
 
     @abstractmethod
     def encode(self, value: Any, *, nested: bool = False) -> bytes:
-        """Tag and body of a canonical value; `nested`: self-delimiting, for a tuple."""
+        """Tag and body of a canonical value; `nested`: with a self-delimiting body, for a tuple."""
 
     @abstractmethod
     def decode(self, encoded: bytes, start: int, *, nested: bool = False) -> tuple[Any, int]:
-        """The canonical value at `start` and where the next field starts. Raises CorruptStateError."""
+        """(canonical value at `start`, start of the next field). Raises CorruptStateError."""
 
     @abstractmethod
     def hash32(self, value: Any) -> int:
@@ -135,11 +132,11 @@ class KeyFieldType(ABC):
 
     @abstractmethod
     def array_of_encoded(self, encoded: Sequence[bytes]) -> pa.Array:
-        """The inverse of `encoded(nested=False)`. Raises CorruptStateError."""
+        """Inverse of `encoded(nested=False)`. Raises CorruptStateError."""
 
     @abstractmethod
     def array_of_nested(self, rows: NestedRows) -> pa.Array:
-        """The column of this field of encoded tuples, which are read up to it. Raises CorruptStateError."""
+        """This field's column of encoded tuples, read up to this field before. Raises CorruptStateError."""
 
     def check_column(self, array: pa.Array) -> None:  # noqa: B027 - most types have nothing to add
         """Refuse rows that have no Python value. Raises ValueError."""
@@ -156,7 +153,7 @@ class FixedField(KeyFieldType):
 
     @abstractmethod
     def _number(self, value: Any) -> int:
-        """Unsigned number of `width` bytes, in value order."""
+        """Unsigned number of `width` bytes, ordered as the values."""
 
     @abstractmethod
     def _value(self, number: int) -> Any: ...
@@ -260,7 +257,7 @@ class Int64Field(FixedField):
         raise ValueError(f"{kind_of(value)} is not int64")
 
     def _integer(self, value: Any) -> int:
-        """The int64 behind a canonical value."""
+        """The int64 that stands for a canonical value."""
         number: int = value
         return number
 
@@ -493,7 +490,7 @@ class _BytesField(KeyFieldType):
             raise self._corrupt(encoded) from error
 
     def _end(self, encoded: bytes, start: int) -> int:
-        """Position after the 00 that ends the body."""
+        """Position behind the 00 that ends the body."""
         zero = encoded.find(b"\0", start)
         while zero >= 0 and encoded[zero + 1 : zero + 2] == b"\xff":
             zero = encoded.find(b"\0", zero + 2)
@@ -580,7 +577,7 @@ class BinaryField(_BytesField):
 
 
 def _buffers(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Value bytes of exactly these rows, and offsets into them that start at 0."""
+    """(value bytes of these rows, offsets into them, from 0)."""
     if not len(array):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
     _, offset_buffer, data_buffer = array.buffers()

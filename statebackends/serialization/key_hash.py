@@ -1,7 +1,7 @@
-"""Key hash v1: the 32-bit hash of a key field, one value at a time and vectorised over buffers; the two agree.
+"""Key hash v1: the 32-bit hash of a key field, for one value and vectorised over buffers, with equal results.
 
-Recorded in every snapshot as `key_hash_version`; it can't change, since it decides where every key lives. Hashes are
-unsigned 32-bit numbers (Java's signed hash modulo 2**32). It knows hashes of canonical values only; keys.py casts."""
+It can't change, since it decides the key group of every key; snapshots record it as `key_hash_version`. Hashes are unsigned 32-bit
+numbers: Java's signed hash modulo 2**32. It takes canonical values; the casts are in key_fields.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRUE, _FALSE = 1231, 1237
 _CANONICAL_NAN = 0x7FF8000000000000
 _INVERSE_31 = pow(31, -1, 1 << 32)
 _BLOCK_BYTES = 1 << 16
-"""Units hashed at a time; small enough for the temporaries to stay in the cache."""
+"""Units hashed at a time, few enough for the temporaries to stay in the processor's cache."""
 
 Hashes = npt.NDArray[np.uint32]
 
@@ -28,7 +28,7 @@ def hash_bool(value: bool) -> int:
 
 
 def hash_int64(value: int) -> int:
-    """low32(v ^ v >>> 32) of a signed 64-bit number: also of dates (days) and timestamps (microseconds)."""
+    """low32(v ^ v >>> 32) of a signed 64-bit number; also for dates (days) and timestamps (microseconds). Source: Long.hashCode."""
     bits = value & _MASK64
     return (bits ^ (bits >> 32)) & _MASK32
 
@@ -46,7 +46,7 @@ def hash_float64(value: float) -> int:
 
 
 def hash_utf8(value: str) -> int:
-    """Sum of powers of 31 over UTF-16 units, as Java's String.hashCode; no normalisation. The value holds no surrogate."""
+    """Sum of powers of 31 over UTF-16 units, as Java's String.hashCode; without normalisation. No lone surrogates."""
     h = 0
     if value.isascii():
         for unit in value.encode("ascii"):
@@ -99,31 +99,31 @@ def hash_float64s(values: npt.NDArray[np.float64]) -> Hashes:
 
 
 def hash_decimals(low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]) -> Hashes:
-    """low, high: the two 64-bit halves of each 128-bit unscaled value."""
+    """`low`, `high`: the 64-bit halves of each 128-bit unscaled value."""
     return hash_int64s(low ^ high)
 
 
 def hash_utf8s(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> Hashes:
-    """data: UTF-8 bytes; row i is data[offsets[i]:offsets[i+1]], offsets[0] == 0, offsets[-1] == len(data).
+    """`data`: UTF-8 bytes; row i is data[offsets[i]:offsets[i+1]], offsets[0] == 0, offsets[-1] == len(data).
 
-    Raises UnicodeDecodeError if a row isn't UTF-8 (lone surrogates included)."""
+    Raises UnicodeDecodeError for a row that isn't UTF-8, one with a lone surrogate included."""
     if not len(data) or data.max() < 0x80:
         return _polynomials(data, offsets)
     continuation = (data & 0xC0) == 0x80
     starts = offsets[:-1][offsets[:-1] < offsets[1:]]
     if continuation[starts].any():
-        # rows that are invalid alone can be valid when joined: find the row that fails
+        # rows that are invalid alone can be valid when joined: decode each, so that the invalid one raises
         for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             data[start:stop].tobytes().decode("utf-8")
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), np.uint16)
-    # a lead byte gives one unit, that of a four-byte sequence two
+    # a lead byte gives one UTF-16 unit, that of a four-byte sequence two
     units_before = np.zeros(len(data) + 1, np.int64)
     np.cumsum((~continuation).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
     return _polynomials(units, units_before[offsets])
 
 
 def hash_binaries(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> Hashes:
-    """As hash_utf8s, for binary values: 31**length + the polynomial over signed bytes."""
+    """As `hash_utf8s`, for binary values: 31**length + the polynomial over signed bytes."""
     sums = _polynomials(data.view(np.int8), offsets)
     lengths = np.diff(offsets)
     powers = _powers_of_31(int(lengths.max(initial=0)))
@@ -131,7 +131,7 @@ def hash_binaries(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -
 
 
 def hash_columns(columns: list[Hashes]) -> Hashes:
-    """`hash_fields`, vectorised: columns[i][row] is the hash of field i."""
+    """`hash_fields`, vectorised; columns[i][row] is the hash of field i."""
     h = np.ones(len(columns[0]), np.uint32)
     for column in columns:
         h = h * np.uint32(31) + column

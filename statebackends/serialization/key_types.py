@@ -1,4 +1,4 @@
-"""Which key field type a text, a Python class or an Arrow type names."""
+"""Key field types by text, Python class or Arrow type, and the Python values of scalars."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PYTHON_TYPES: dict[Any, str] = {
     datetime: "timestamp[us, UTC]",
 }
 _MARKS = re.compile(r'"(?:[^"\\]|\\.)*"?|[,()<>\[\]]', re.DOTALL)
-"""What separates the arguments of a type's text; a quoted name (JSON) is one mark."""
+"""Marks in a type's text: brackets, commas, and quoted names (JSON), which are one mark each."""
 _DECIMAL_TEXT = re.compile(r"decimal128\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
 
 
@@ -101,8 +101,8 @@ _ARROW_CHECKS = (
 
 
 def split_arguments(text: str) -> list[str]:
-    """Arguments of a type's text, of a key or of a value: split at the commas outside of brackets and quoted names, as in
-    `utf8,decimal128(10, 2)` and `namedtuple<"a<b": int>,str`."""
+    """Arguments of a type's text, split at the commas outside of brackets and quoted names: `utf8,decimal128(10, 2)`,
+    `namedtuple<"a<b": int>,str`."""
     arguments, depth, start = [], 0, 0
     for match in _MARKS.finditer(text):
         mark = match[0]
@@ -114,14 +114,14 @@ def split_arguments(text: str) -> list[str]:
 
 
 def unwrap(value: Any) -> Any:
-    """The Python value of a NumPy or Arrow scalar; others as they are. Raises ValueError on null and on nanoseconds."""
+    """The Python value of a NumPy or Arrow scalar; other values as they are. Raises ValueError for null and for nanoseconds."""
     if isinstance(value, np.generic):
         if isinstance(value, np.timedelta64 | np.datetime64) and np.datetime_data(value.dtype)[0] != "D":
             raise ValueError("a naive NumPy time is refused: use a datetime with a time zone")
         value = value.item()
     elif isinstance(value, pa.Scalar):
         if not pa.types.is_null(value.type):
-            field_of_arrow(value.type)  # refuses what Python would round, such as nanoseconds
+            field_of_arrow(value.type)  # refuses types that Python would round, such as nanoseconds
         value = value.as_py()
     if value is None:
         raise ValueError("the key is null")
@@ -129,11 +129,11 @@ def unwrap(value: Any) -> Any:
 
 
 _EXACT = {"bool", "int64", "utf8", "binary", "date32"}
-"""Fields whose values need no more than Arrow's own checks when they have exactly the field's class."""
+"""Fields whose values need only Arrow's checks if they have exactly the field's class."""
 
 
 def array_of_exact(field: KeyFieldType, values: Sequence[Any]) -> pa.Array | None:
-    """The column of values that all have the field's own Python class; None if one needs a closer look."""
+    """The column of values that all have exactly the field's Python class; None if a value needs a further check."""
     if field.text not in _EXACT or set(map(type, values)) != {field.exact}:
         return None
     try:

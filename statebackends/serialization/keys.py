@@ -1,7 +1,7 @@
-"""Keys: the declared type of an operator's key, lossless casts to it, and the canonical bytes that identify a key.
+"""Key types: the declared type of an operator's key, lossless casts to it, and the canonical bytes that identify a key.
 
-A key is one field or a tuple of fields. Its identity is `encode(key)` in every backend, never Python's `==`; its place
-is `hash32(key)` (key hash v1) through keygroups.py. What a single field may be is decided in key_fields.py."""
+A key is one field or a tuple of fields. Its identity is `encode(key)` in every backend, never Python's `==`; its key group follows
+from `hash32(key)` (key hash v1) by keygroups.py. The types of a single field are in key_fields.py."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _REPR_LENGTH_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class KeyType:
-    """The declared type of a key. Made by `parse`, `of` or `from_arrow`; equal when the texts are."""
+    """Declared type of a key. Made by `parse`, `of` or `from_arrow`; equal if the texts are."""
 
     text: str
-    """Canonical: `int64`, `tuple<utf8,date32>` ...; stored in every snapshot."""
+    """Canonical text, stored in every snapshot: `int64`, `tuple<utf8,date32>` ..."""
     fields: tuple[KeyFieldType, ...]
     is_tuple: bool
 
@@ -56,9 +56,9 @@ class KeyType:
 
     @staticmethod
     def from_arrow(data_types: Sequence[pa.DataType]) -> KeyType:
-        """Key type of the columns that a stream is keyed by: one gives a scalar, several a tuple.
+        """Key type of the columns by which a stream is keyed: a scalar for one, a tuple for several.
 
-        Raises InvalidConfigError for a column whose values don't all fit a key type without loss."""
+        Raises InvalidConfigError for a column type that no key type holds without loss."""
         fields = [_typed(key_types.field_of_arrow, data_type) for data_type in data_types]
         return _make(fields, is_tuple=len(fields) != 1)
 
@@ -73,8 +73,8 @@ class KeyType:
     def check(self, value: Any, *, operator: str | None = None) -> Any:
         """The canonical key equal to `value`: a lossless cast, with NumPy and Arrow scalars unwrapped.
 
-        Raises InvalidKeyError naming the operator: a null anywhere, another type (bool is not int, int is not float),
-        out of range, a naive datetime, a lone surrogate."""
+        Raises InvalidKeyError naming the operator for a null, another type (bool is not int, int is not float), a value out of
+        range, a naive datetime, a lone surrogate."""
         try:
             if not self.is_tuple:
                 return key_types.check_member(self.fields[0], value)
@@ -87,7 +87,7 @@ class KeyType:
             raise self._refused(str(error), operator, value=repr(value)[:_REPR_LENGTH_MAX]) from error
 
     def encode(self, value: Any, *, operator: str | None = None) -> bytes:
-        """Canonical bytes of a key: its identity. Their unsigned order is the order of keys. Raises InvalidKeyError."""
+        """Canonical bytes of a key, which are its identity; their unsigned order is that of keys. Raises InvalidKeyError."""
         key = self.check(value, operator=operator)
         if not self.is_tuple:
             return self.fields[0].encode(key)
@@ -96,7 +96,7 @@ class KeyType:
         )
 
     def decode(self, encoded: bytes) -> Any:
-        """The key of canonical bytes. Raises CorruptStateError."""
+        """Inverse of `encode`. Raises CorruptStateError."""
         if not self.is_tuple:
             value, stop = self.fields[0].decode(encoded, 0)
         else:
@@ -112,7 +112,7 @@ class KeyType:
         return value
 
     def hash32(self, value: Any, *, operator: str | None = None) -> int:
-        """Key hash v1, unsigned 32 bit. Raises InvalidKeyError."""
+        """Key hash v1 of a key, 0..2**32-1. Raises InvalidKeyError."""
         key = self.check(value, operator=operator)
         if not self.is_tuple:
             return self.fields[0].hash32(key)
@@ -158,7 +158,7 @@ class KeyType:
         return None if array is None else [array]
 
     def values(self, encoded: Sequence[bytes]) -> list[Any]:
-        """`decode` of each. Raises CorruptStateError."""
+        """`decode` of each key. Raises CorruptStateError."""
         if self.is_tuple or isinstance(self.fields[0], TimestampField):
             return [self.decode(row) for row in encoded]
         decoded: list[Any] = self.fields[0].array_of_encoded(encoded).to_pylist()
@@ -204,5 +204,5 @@ def _parse(text: str) -> KeyType:
 
 
 def key_columns(key_type: KeyType) -> list[str]:
-    """Names of the key's columns."""
+    """Names of a key's columns in tables: `key`, or `key_0`, `key_1` ... for a tuple."""
     return [f"key_{index}" for index in range(len(key_type.fields))] if key_type.is_tuple else ["key"]

@@ -1,8 +1,8 @@
-"""Values of states declared `Pickled`: pickle, and the names that Holdfast's modules had before they were one package.
+"""Values of states declared `Pickled`, including those that name Holdfast's modules by their old names.
 
-Pickle stores a class by its module and name. A value stored then names `statebackends.errors` or `operators.time`, and is read as
-the class of today (ADR 49). A user's project may have packages of those names: what can be imported from them is the user's. Only
-stored state is read this way, never rows from a network."""
+Pickle stores a class by its module and name. Values stored before Holdfast was one package name `statebackends.errors` or
+`operators.time`, and are read as today's classes (docs/adr/0049). A user's project may have packages of those names, whose classes
+come first. Only stored state is read this way, never rows from a network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOME = Path(__file__).resolve().parents[2]
 """The folder that holds our packages: of a checkout, its root."""
 
 _OLD_NAMES = re.compile(rb"(?:api|barriers|coordinator|operators|statebackends)\.")
-"""Of modules: bytes without one are given to pickle as they are."""
+"""Old names of modules; bytes without one go to pickle as they are."""
 
 _MOVED = {
     "api.snapshots.fsck": "holdfast.api.snapshots.maintenance",
@@ -41,11 +41,11 @@ _MOVED = {
     "statebackends.serializers": "holdfast.statebackends.state",
     "statebackends.ttl": "holdfast.statebackends.state",
 }
-"""Old module -> today's, of all that `hf.` names; others have only the prefix more."""
+"""Old module -> today's, for all names that `hf.` exports; other modules only got the prefix `holdfast.`."""
 
 
 def pickle_value(value: Any) -> bytes:
-    """Raises StateValueError for a value that can't be pickled."""
+    """Pickle of a value. Raises StateValueError for a value that can't be pickled."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception as error:
@@ -55,7 +55,7 @@ def pickle_value(value: Any) -> bytes:
 
 
 def unpickle_value(encoded: bytes) -> Any:
-    """The value of stored bytes. Raises CorruptStateError."""
+    """The value of a stored pickle. Runs code of its classes. Raises CorruptStateError."""
     try:
         if _OLD_NAMES.search(encoded) is None:
             return pickle.loads(encoded)
@@ -79,6 +79,6 @@ class _Unpickler(pickle.Unpickler):
 
 @functools.cache
 def _is_the_users(package: str) -> bool:
-    """Whether this name can be imported, and not as a folder of our own checkout that happens to be on the path."""
+    """Whether a package of this name can be imported that is not a folder of Holdfast's checkout on the path."""
     found = find_spec(package)
     return found is not None and (found.origin is None or not Path(os.path.realpath(found.origin)).is_relative_to(_HOME / package))

@@ -1,7 +1,7 @@
-"""Python types and value types: the value type of a declared Python type, and the plain Python type of a value type's text.
+"""Value type of a declared Python type, and plain Python type of a value type's text.
 
-A declared type whose values would not come back equal is refused when the graph is built. A type made from a text needs none of
-the user's classes, so that a tool can read any snapshot."""
+A declared type whose values would not come back equal is refused when the graph is built. A type made from a text needs none of the
+user's classes, so that tools read any snapshot. How values are converted is for value_types.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HINT = (
 
 
 def encode_unusual(value: Any) -> Any:
-    """What msgpack gets for a class it doesn't know: the plain value of scalars that ValueType.check accepts."""
+    """Plain value, for msgpack, of a class that it doesn't know: a NumPy or Arrow scalar, or a subclass that ValueType.check accepts."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, pa.Scalar):
@@ -68,12 +68,12 @@ ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_unusual)
 def value_type_of(python_type: Any, *, lenient: bool = False) -> ValueType:
     """The value type of a declared type. Raises InvalidConfigError.
 
-    lenient: accept records in which an absent key and None look alike (read by tools, never declared)."""
+    `lenient`: accept records in which an absent key and None look alike; tools read such, but they can't be declared."""
     return _Builder(lenient).build(python_type)
 
 
 class _Builder:
-    """One walk over a type; remembers the records it is inside of, to refuse recursion."""
+    """Walk over one type, which remembers the records around it to refuse recursive ones."""
 
     def __init__(self, lenient: bool) -> None:
         self._lenient = lenient
@@ -194,7 +194,7 @@ class _Builder:
         for name, hint in hints.items():
             mark = get_origin(hint)
             inner = get_args(hint)[0] if mark in (NotRequired, typing.Required) else hint
-            # Python does not see the marks of a class whose annotations are texts (`from __future__ import annotations`)
+            # `__required_keys__` ignores marks in annotations that are texts (`from __future__ import annotations`)
             required = mark is typing.Required or (mark is not NotRequired and name in declared.__required_keys__)
             field = self._field(name, name, inner, None if required else (lambda: MISSING))
             if not required and isinstance(field.value_type, OptionalType) and not self._lenient:
@@ -236,7 +236,7 @@ def _refused(declared: Any) -> InvalidConfigError:
 
 
 def python_type_of_arrow(data_type: pa.DataType) -> Any:
-    """Declared type for values of an Arrow type; structs become dicts. Raises InvalidConfigError."""
+    """Python type to declare for values of an Arrow type; structs become TypedDicts. Raises InvalidConfigError."""
     arrow = pa.types
     if arrow.is_dictionary(data_type):
         return python_type_of_arrow(data_type.value_type)
@@ -296,7 +296,7 @@ def parse_type(text: str) -> Any:
 
 
 class _Parser:
-    """Recursive descent over one text."""
+    """Recursive-descent parser of one text."""
 
     def __init__(self, text: str) -> None:
         self._text, self._position = text, 0
@@ -352,7 +352,7 @@ class _Parser:
                 optional.add(name)
         if kind == "namedtuple":
             record: Any = typing.NamedTuple("Row", list(members.items()))  # type: ignore[misc]
-            # the stored default is unknown; every stored row has the field
+            # the default is not stored, and not needed: every stored row has the field
             record.__new__.__defaults__ = (None,) * len(optional)
             record._field_defaults = dict.fromkeys((n for n in members if n in optional), None)
             return record

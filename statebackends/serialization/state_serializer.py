@@ -1,8 +1,7 @@
-"""What a declared keyed state is made of: its stored description, its serializers, and how its values are copied.
+"""Serializers of keyed states: of a declared state, or of a stored one from its StateMeta alone, without the user's classes.
 
-It decides whether stored state fits a declaration; the rules for types are in evolution.py.
-
-Codecs of stored states from their text alone, without the user's classes. Pickled values stay bytes: nothing runs."""
+It also makes the StateMeta of a declared state, and decides whether a stored one fits it; the rules for types are in evolution.py.
+A serializer made from a StateMeta leaves pickled values as bytes, so that tools run no user code."""
 
 from __future__ import annotations
 
@@ -50,31 +49,32 @@ from holdfast.statebackends.state import (
 
 TIMERS_KIND = "timers"
 TIMERS_VALUE_TYPE = "int"
-"""Timer rows hold a time, int64 ms."""
+"""Value type of timers, whose rows hold a time, int64 ms."""
 CODED_KINDS = ("value", "list", "map", "reducing", "aggregating")
-"""Kinds whose values have one declared type, and may have a TTL; the others have columns of their own."""
+"""Kinds of state whose values have one declared type, and may have a TTL; other kinds have columns of their own."""
 
 _ROW_LIST = msgspec.msgpack.Decoder(list[bytes])
 _STAMP = struct.Struct(">q")
-"""Before the encoding of a value that carries a stamp."""
+"""Stamp before the encoding of a value of a state with a TTL."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSerializer:
-    """Codecs of one value, list, map, reducing or aggregating state."""
+    """Serializer of one value, list, map, reducing or aggregating state."""
 
     meta: StateMeta
     value: TypeSerializer
-    """Of the value, list element, map value or accumulator."""
+    """Of a value, list element, map value or accumulator."""
     map_key: TypeSerializer | None
+    """Of a map's keys; None for other kinds."""
     copy: Copier | None
-    """Copies one value, element or map value; None if they can't change."""
+    """Copies one value, list element or map value; None if they can't be changed in place."""
     key_form: Form | None = None
-    """Of a map's keys: see Shape.key_form."""
+    """Of a map's keys: see ValueType.key_form."""
 
     @staticmethod
     def of(descriptor: StateDescriptor, key_type: KeyType) -> StateSerializer:
-        """Raises InvalidConfigError for a descriptor without such rows."""
+        """Serializer of a declared state. Raises InvalidConfigError for columnar and operator state, or an invalid type."""
         if isinstance(descriptor, ColumnarStateDescriptor | OperatorListStateDescriptor):
             raise InvalidConfigError(f"{descriptor.kind} state has no rows per key", state=descriptor.name)
         value = TypeSerializer.of(descriptor.type)
@@ -93,7 +93,7 @@ class StateSerializer:
 
     @property
     def checks(self) -> Checks:
-        """What its state object asks of values before it takes them."""
+        """Checks of values for the state object, before it accepts them."""
         return checks_of(self.name, self.kind, self.value.value_type, None if self.map_key is None else self.map_key.value_type)
 
     @property
@@ -106,52 +106,52 @@ class StateSerializer:
 
     @property
     def value_fields(self) -> list[pa.Field]:
-        """Columns of one value, list element or map value in a table."""
+        """Columns of values, list elements or map values in a table."""
         return [pa.field(VALUE, self.value.arrow_type)]
 
     def to_arrays(self, values: Sequence[Any]) -> list[pa.Array]:
-        """Those columns. Raises StateValueError."""
+        """Arrays of `value_fields` for values, list elements or map values. Raises StateValueError."""
         return [self.value.to_arrow(values)]
 
     def from_columns(self, batch: pa.RecordBatch) -> list[Any]:
-        """The inverse; the columns may be of an older, compatible type. Raises CorruptStateError."""
+        """Inverse of `to_arrays`; the columns may be of an older, compatible type. Raises CorruptStateError."""
         return self.value.from_arrow(batch.column(VALUE))
 
     def decode_value(self, encoded: bytes) -> Any:
-        """Of one value, list element or map value. Raises CorruptStateError."""
+        """One value, list element or map value. Raises CorruptStateError."""
         return self.value.decode(encoded)
 
     def encode(self, value: Any) -> bytes:
-        """Bytes of what one key has (of one entry, for map state)."""
+        """Bytes of one key's value or list, or of one map entry's value. Raises StateValueError."""
         if self.kind == "list":
             return msgspec.msgpack.encode([self.value.encode(element) for element in value])
         return self.value.encode(value)
 
     def encode_all(self, values: Sequence[Any]) -> list[bytes]:
-        """`encode` of each."""
+        """`encode` of each value."""
         return [self.encode(value) for value in values] if self.kind == "list" else self.value.encode_all(values)
 
     def decode(self, encoded: bytes) -> Any:
-        """The inverse. Raises CorruptStateError."""
+        """Inverse of `encode`. Raises CorruptStateError."""
         if self.kind != "list":
             return self.value.decode(encoded)
         return [self.value.decode(element) for element in _elements(self, encoded)]
 
     def encode_entry(self, map_key: Any) -> bytes:
-        """Bytes of a map's key."""
+        """Bytes of a map's key, equal for equal keys. Raises StateValueError."""
         if self.map_key is None:
             raise InvariantError(f"state {self.name!r} is no map state")
         return self.map_key.encode(map_key) if self.key_form is None else self.map_key.encode_as(map_key, self.key_form)
 
     def decode_entry(self, encoded: bytes) -> Any:
-        """The inverse. Raises CorruptStateError."""
+        """Inverse of `encode_entry`. Raises CorruptStateError."""
         if self.map_key is None:
             raise InvariantError(f"state {self.name!r} is no map state")
         return self.map_key.decode(encoded)
 
 
 class TtlSerializer(StateSerializer):
-    """Codec of a state with TTL: what is kept and encoded is not the value but (stamp in ms, value)."""
+    """Serializer of a state with a TTL, whose tables hold and store (stamp in ms, value) instead of values."""
 
     __slots__ = ()
 
@@ -188,7 +188,7 @@ class TtlSerializer(StateSerializer):
         return self.decode_value(encoded)
 
     def newest_stamp(self, encoded: bytes) -> int:
-        """Of what one key has, or one entry of a map. Raises CorruptStateError."""
+        """Newest stamp, ms, in the bytes of one key's value or list, or of one map entry. Raises CorruptStateError."""
         if self.kind == "list":
             return max(map(self.stamp_of, _elements(self, encoded)), default=-(2**63))
         return self.stamp_of(encoded)
@@ -215,9 +215,10 @@ def _elements(serializer: StateSerializer, encoded: bytes) -> list[bytes]:
 
 
 def migrate_rows(stored: StateMeta, serializer: StateSerializer, encoded: Sequence[bytes], now_ms: int) -> list[bytes]:
-    """Rewrite what keys have (entries, for map state), stored under a type that fits. Raises CorruptStateError, StateValueError.
+    """Rewrite encoded values (map entries, for map state) of a stored state for a declared one that it fits.
 
-    Values that carry no stamp yet get `now_ms`: to the new declaration they were written at the restore."""
+    Values without a stamp get `now_ms`, as if written at the restore, where the declared state has a TTL.
+    Raises CorruptStateError, StateValueError."""
     if stored.value_type == serializer.meta.value_type:
         return list(encoded)
     _, value_text, had_stamps = value_texts(stored)
@@ -241,7 +242,7 @@ def migrate_rows(stored: StateMeta, serializer: StateSerializer, encoded: Sequen
 
 
 def value_texts(meta: StateMeta) -> tuple[str, str, bool]:
-    """(type of a map's keys or "", type of the values, whether they carry stamps)."""
+    """(type text of a map's keys or "", type text of the values, whether they carry stamps). Raises InvalidConfigError."""
     key, text = split_map_text(meta.value_type) if meta.kind == "map" else ("", meta.value_type)
     return key, *split_ttl_text(text)
 
@@ -252,8 +253,8 @@ def has_stamps(meta: StateMeta) -> bool:
 
 
 def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMeta:
-    """What is stored about a declared state. Raises InvalidConfigError if its type can't be stored, or its name: no checkpoint
-    could ever complete."""
+    """StateMeta of a declared state. Raises InvalidConfigError if its type or name can't be stored, which would fail every
+    checkpoint."""
     if not isinstance(descriptor, DESCRIPTORS):
         raise InvalidConfigError(f"{descriptor!r} declares no state: use a descriptor, such as ValueStateDescriptor")
     name = descriptor.name
@@ -270,7 +271,7 @@ def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMe
 
 
 def state_metas(descriptors: Sequence[StateDescriptor], key_type: KeyType | None) -> tuple[StateMeta, ...]:
-    """Of all states that an operator declares. Raises InvalidConfigError for a wrong or repeated name, or an invalid type."""
+    """StateMeta of each state that an operator declares. Raises InvalidConfigError for an invalid or repeated name, or a type."""
     metas = tuple(state_meta(descriptor, key_type) for descriptor in descriptors)
     names = [meta.name for meta in metas]
     for name in names:
@@ -280,7 +281,7 @@ def state_metas(descriptors: Sequence[StateDescriptor], key_type: KeyType | None
 
 
 def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -> Compatibility:
-    """Whether stored rows can be read as they are or rewritten. Raises IncompatibleStateError."""
+    """Verdict on a stored state: rows are read as they are, or rewritten. Raises IncompatibleStateError for other states."""
     changes = state_changes(stored, declared)
     verdict = worst_verdict(changes)
     if verdict is Compatibility.INCOMPATIBLE:
@@ -290,7 +291,7 @@ def check_compatible(stored: StateMeta, declared: StateMeta, *, operator: str) -
 
 
 def state_changes(stored: StateMeta, declared: StateMeta) -> list[SchemaChange]:
-    """What differs between a stored state and the declared one of its name; nothing, if they are the same."""
+    """Differences between a stored state and the declared one of its name."""
     if stored == declared:
         return []
     retyped = [SchemaChange("", ChangeKind.RETYPED, meta_text(stored), meta_text(declared))]
@@ -309,7 +310,7 @@ def state_changes(stored: StateMeta, declared: StateMeta) -> list[SchemaChange]:
 
 
 def not_widened(stored: StateMeta, declared: StateMeta, error: StateValueError, *, operator: str) -> IncompatibleStateError:
-    """What becomes of a value that can't be rewritten, though its type can: the verdict was about types, and so is the error."""
+    """The error for a value that can't be rewritten though its type can (an int without an equal float): the types don't fit."""
     return _incompatible(stored, declared, operator, f": {error.message}")
 
 
@@ -325,7 +326,7 @@ def _incompatible(stored: StateMeta, declared: StateMeta, operator: str, reason:
 
 
 def meta_text(meta: StateMeta) -> str:
-    """A stored or declared state in words; operator state has no key."""
+    """A stored or declared state in words, for messages."""
     key = f" by {meta.key_type}" if meta.key_type is not None else ""
     return f"{meta.kind} of {meta.value_type}{key}"
 
@@ -336,12 +337,12 @@ _OPAQUE = TypeSerializer(PICKLED, OpaqueType(PICKLED, bytes, bytes), bytes, byte
 
 
 def stored_type(text: str) -> TypeSerializer:
-    """The type of stored values, with `pickled` as plain bytes. Raises InvalidConfigError."""
+    """Serializer of a stored type's text, with `pickled` as plain bytes. Raises InvalidConfigError."""
     return _OPAQUE if text == PICKLED else TypeSerializer.parse(text)
 
 
 def serializer_of_meta(meta: StateMeta) -> StateSerializer | None:
-    """Codec of a keyed state; None for one of a kind with columns of its own. Raises InvalidConfigError."""
+    """Serializer of a stored keyed state; None for kinds with columns of their own. Raises InvalidConfigError."""
     if meta.kind not in CODED_KINDS:
         return None
     key_text, value_text, stamped = value_texts(meta)
@@ -354,4 +355,4 @@ def _form_of(map_key: TypeSerializer) -> Form | None:
     try:
         return map_key.value_type.key_form()
     except InvalidConfigError:
-        return None  # no job declares such a map any more: its keys are what their bytes are
+        return None  # no job can declare such a map any more: keys are identified by their bytes

@@ -1,11 +1,8 @@
-"""Value serializers: a state's declared type -> msgpack bytes, typed Arrow columns, and a text that is stored with snapshots.
+"""Serializers of a state's declared type: msgpack bytes, typed Arrow columns, and a canonical text stored with snapshots.
 
-The law is that what goes in comes out equal, or is refused at once. Pickle is used for `Pickled` alone, which the user asks
-for. Records are identified by their fields, not by class names, so that classes may move between modules.
-
-How a value of a declared type is copied, so that changing the copy leaves the original as it was.
-
-Needed where a value is still being read by a snapshot. Scalars and tuples of them need no copy at all."""
+A value comes back equal, or is refused when it is written. Pickle is used for `Pickled` alone. Records are identified by their
+fields, not by class names, so that classes may move between modules. `copier_of` decides how a value is copied that a snapshot
+still reads. Columns of each type are in value_types.py, the types of Python in python_types.py."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ Copier = Callable[[Any], Any]
 
 
 def copier_of(serializer: TypeSerializer) -> Copier | None:
-    """None when values can't be changed in place; a shallow copy when that is deep enough; else a round trip."""
+    """Copier of a type's values: None if they can't be changed in place, a shallow copy if that is enough, else a round trip."""
     value_type = serializer.value_type
     if _immutable(value_type):
         return None
@@ -74,17 +71,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TypeSerializer:
-    """The declared type of a state's values. Made by `of` or `parse`; equal when the texts are."""
+    """Serializer of one type. Made by `of` or `parse`; equal if the texts are."""
 
     text: str
-    """Canonical; stored with every snapshot."""
+    """Canonical text of the type, stored with every snapshot."""
     value_type: ValueType = field(compare=False, repr=False)
     _encode: Callable[[Any], bytes] = field(compare=False, repr=False)
     _decode: Callable[[bytes], Any] = field(compare=False, repr=False)
 
     @staticmethod
     def of(declared: Any) -> TypeSerializer:
-        """The serializer of a Python type, an Arrow type, or `Pickled`. Raises InvalidConfigError naming what is supported."""
+        """Serializer of a Python type, an Arrow type, or `Pickled`. Raises InvalidConfigError naming the supported types."""
         if isinstance(declared, TypeSerializer):
             return declared
         if declared is Pickled or get_origin(declared) is Pickled:
@@ -96,7 +93,7 @@ class TypeSerializer:
 
     @staticmethod
     def parse(text: str) -> TypeSerializer:
-        """The serializer of a stored text, without the user's classes: records are dicts. Raises InvalidConfigError."""
+        """Serializer of a stored text, without the user's classes: records are dicts. Raises InvalidConfigError."""
         return _parse(text)
 
     @property
@@ -105,11 +102,11 @@ class TypeSerializer:
         return self.value_type.arrow_type
 
     def check(self, value: Any) -> None:
-        """Refuse a value that would not come back equal. Raises StateValueError."""
+        """Raises StateValueError for a value that would not come back equal."""
         self.value_type.check(value)
 
     def encode(self, value: Any) -> bytes:
-        """Msgpack of one value (or its pickle, for `Pickled`). Raises StateValueError."""
+        """Msgpack of one value; its pickle for `Pickled`. Raises StateValueError."""
         self.value_type.check(value)
         try:
             return self._encode(value)
@@ -117,7 +114,7 @@ class TypeSerializer:
             raise refused(value, self.text, str(error)) from error
 
     def encode_as(self, value: Any, form: Form) -> bytes:
-        """Msgpack of what `form` makes of a value that has been checked. Raises StateValueError."""
+        """Msgpack of `form(value)`, for a map's key. Raises StateValueError."""
         self.value_type.check(value)
         try:
             return self._encode(form(value))
@@ -130,10 +127,10 @@ class TypeSerializer:
         try:
             return list(map(self._encode, values))
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
-            return [self.encode(value) for value in values]  # raises for the one at fault
+            return [self.encode(value) for value in values]  # raises for the value at fault
 
     def decode(self, encoded: bytes) -> Any:
-        """The value of its bytes. Raises CorruptStateError."""
+        """Inverse of `encode`. Raises CorruptStateError."""
         try:
             return self._decode(encoded)
         except (*UNDECODABLE, ValueError, TypeError) as error:
@@ -146,7 +143,7 @@ class TypeSerializer:
     def from_arrow(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
         """The values of a column written for this type, or for one that `compatibility` accepts.
 
-        Raises CorruptStateError, or StateValueError for a value that the wider type doesn't have after all."""
+        Raises CorruptStateError; StateValueError for a value without an equal one in the wider type."""
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         try:
@@ -191,7 +188,7 @@ def compatibility(stored_text: str, declared: TypeSerializer) -> Compatibility:
 
 
 def type_changes(stored_text: str, declared: TypeSerializer) -> list[SchemaChange]:
-    """What differs between a stored type and the declared one."""
+    """Differences between a stored type and the declared one."""
     if stored_text == declared.text:
         return []
     try:
@@ -204,7 +201,7 @@ def type_changes(stored_text: str, declared: TypeSerializer) -> list[SchemaChang
 def migrate(stored_text: str, declared: TypeSerializer, encoded: Sequence[bytes]) -> list[bytes]:
     """Rewrite values stored under a type that is COMPATIBLE_AFTER_MIGRATION.
 
-    Raises CorruptStateError, or StateValueError for a value that the wider type doesn't have after all."""
+    Raises CorruptStateError; StateValueError for a value without an equal one in the wider type."""
     if stored_text == declared.text:
         return list(encoded)
     stored = TypeSerializer.parse(stored_text)
@@ -213,7 +210,7 @@ def migrate(stored_text: str, declared: TypeSerializer, encoded: Sequence[bytes]
 
 
 def map_text(key_text: str, value_text: str) -> str:
-    """Value type text of a map state, whose entries are stored one by one."""
+    """Value type text of a map state."""
     return f"map<{key_text},{value_text}>"
 
 

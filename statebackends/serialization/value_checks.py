@@ -1,8 +1,8 @@
-"""What a state asks of a value before it takes it: that it is of the declared type. Without it a wrong value is found when a
-checkpoint encodes it, and nobody knows any more which record it came from.
+"""Checks that a state makes of a value before it accepts it: that it is of the declared type.
 
-Asked for each record, so it looks at what is cheap: the class, the range of an int, every field of a record, and of a container a
-few members at its ends, where a value that was just added is. The encoding still checks all of it."""
+Without them a wrong value would be found when a checkpoint encodes it, long after the record that it came from. They run for each
+record, so they check what is cheap: the class, the range of an int, all fields of a record, and a few members at the ends of a
+container, where a new value usually is. The encoding still checks all of a value."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Check: TypeAlias = Callable[[Any], Any]
 """Raises StateValueError for a value that is not of the type."""
 
 MEMBERS_MAX = 4
-"""Of a container, that are looked at on either side."""
+"""Members of a container that are checked at each end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Of one state. Each raises StateValueError that names the state."""
+    """Checks of one state. Each raises StateValueError naming the state."""
 
     value: Check
-    """Of what one key has, one element of a list, one value of a map."""
+    """Checks a value, list element or map value."""
     values: Callable[[Sequence[Any]], None]
-    """Of several at once."""
+    """Checks several of them."""
     key: Check
-    """Of a map's key."""
+    """Checks a map's key."""
 
 
 def checks_of(name: str, kind: str, value: ValueType, key: ValueType | None) -> Checks:
@@ -56,7 +56,7 @@ def checks_of(name: str, kind: str, value: ValueType, key: ValueType | None) -> 
                 value.check_all(values)
                 return
             except StateValueError:
-                pass  # the one at fault is named below
+                pass  # the loop below names the value at fault
         for each in values:
             check(each)
 
@@ -64,7 +64,7 @@ def checks_of(name: str, kind: str, value: ValueType, key: ValueType | None) -> 
 
 
 def _top(value_type: ValueType, name: str, kind: str) -> Check:
-    """Errors name the state. Of a scalar it is one call in all, which is what a record can afford."""
+    """A check whose errors name the state. For a scalar it is a single call, as it runs for each record."""
     return _scalar(value_type, _named(value_type.check, name, kind)) or _named(_check_of(value_type), name, kind)
 
 
@@ -107,11 +107,11 @@ def _check_of(value_type: ValueType) -> Check:
         return _record(value_type)
     if isinstance(value_type, OpaqueType) and value_type.members:
         return _union(value_type, [_check_of(member) for member in value_type.members])
-    return value_type.check  # nothing to ask of what is pickled
+    return value_type.check  # a pickled value has no checks
 
 
 def _scalar(value_type: ValueType, whole: Check) -> Check | None:
-    """One call for what is obviously right; `whole` decides on the rest. None if nothing is obvious about the type."""
+    """A check that accepts obviously right scalars in one call, and leaves others to `whole`; None for types without a fast check."""
     for kind, check in (
         (int, lambda value: (type(value) is int and -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF) or whole(value)),
         (float, lambda value: type(value) is float or whole(value)),
@@ -195,6 +195,6 @@ def _union(value_type: OpaqueType, members: list[Check]) -> Check:
                 return
             except StateValueError:
                 continue
-        value_type.check(value)  # as it is encoded: that alone decides
+        value_type.check(value)  # encoding decides: members may refuse what the union accepts
 
     return check

@@ -1,9 +1,10 @@
-"""Types of state values: for each, its canonical text, its Arrow type, and columns of values to Arrow and back.
+"""Types of state values, each with its canonical text, its Arrow type, and conversions of columns to Arrow and back.
 
 Scalars, collections and records; a record (msgspec.Struct, dataclass, NamedTuple, TypedDict) is an Arrow struct by field name.
-Columns are built leaf by leaf, so that a struct or list costs a few calls per field, not one per value. A type is strict on
-the way in (StateValueError) and reads older forms that evolution.py allows on the way out. It also says what is encoded in the
-place of a map's key, so that keys which are equal in Python have one encoding (ADR 25)."""
+Columns are built leaf by leaf, so that a struct or list costs a few calls per field, not one per value. A type refuses values that
+would not come back equal (StateValueError), and reads the older forms that evolution.py allows. It also gives the form in which a
+map's key is encoded, so that keys that are equal in Python have one encoding (docs/adr/0025). Which Python type has which value
+type is for python_types.py."""
 
 from __future__ import annotations
 
@@ -34,13 +35,14 @@ from holdfast.statebackends.serialization.key_fields import (
 from holdfast.statebackends.serialization.key_types import unwrap
 
 Form: TypeAlias = Callable[[Any], Any]
+"""Maps a map's key to a value that is encoded in its place: equal keys have one form."""
 
 _DECIMAL_ZEROS_MAX = 28
-"""Written out at the end of a map's key; behind more it keeps its exponent."""
+"""Zeros at the end of a map's key that are written out; with more the key keeps its exponent."""
 
 
 def one_decimal(value: Decimal) -> Decimal:
-    """The same for 1.0, 1.00 and 1, and for 1E+1 and 10."""
+    """One form for equal decimals: 1.0, 1.00 and 1; 1E+1 and 10."""
     if not value.is_finite():
         return value
     sign, digits, exponent = value.as_tuple()
@@ -55,7 +57,7 @@ def one_decimal(value: Decimal) -> Decimal:
 
 
 def form_of_members(forms: Sequence[Form | None]) -> Form | None:
-    """Of a sequence with a form for each member, or None for one that stays as it is."""
+    """Form of a sequence from those of its members; None for a member, or the result, stands for the value itself."""
     if not any(forms):
         return None
     return lambda value: [member if form is None else form(member) for form, member in zip(forms, value, strict=True)]
@@ -63,10 +65,11 @@ def form_of_members(forms: Sequence[Form | None]) -> Form | None:
 
 _REPR_LENGTH_MAX = 200
 _PLAIN_DECIMAL = r"^-?[0-9]+(\.[0-9]*)?(E[+-]?[0-9]{1,9})?$"
-"""What no closer look is needed for."""
+"""Texts that need no closer check."""
 
 
 def refused(value: Any, text: str, reason: str = "") -> StateValueError:
+    """The error for a value that is not of the declared type `text`."""
     shown = repr(value)[:_REPR_LENGTH_MAX]
     message = f"{shown} ({type(value).__name__}) is not of the declared type {text}"
     return StateValueError(f"{message}: {reason}" if reason else message, type=text, value=shown)
@@ -85,10 +88,10 @@ class ValueType(ABC):
 
     @abstractmethod
     def check(self, value: Any) -> None:
-        """Raises StateValueError unless `value` comes back equal from msgpack and from Arrow."""
+        """Raises StateValueError for a value that would not come back equal from msgpack and from Arrow."""
 
     def check_all(self, values: Sequence[Any]) -> None:
-        """`check` of each."""
+        """`check` of each value."""
         for value in values:
             self.check(value)
 
@@ -98,18 +101,18 @@ class ValueType(ABC):
 
     @abstractmethod
     def from_arrow(self, array: pa.Array) -> list[Any]:
-        """The inverse; also reads the older forms that evolution.py allows. Raises CorruptStateError."""
+        """Inverse of `to_arrow`; also reads the older forms that evolution.py allows. Raises CorruptStateError."""
 
     def check_column(self, array: pa.Array) -> None:
-        """Refuse rows that `from_arrow` could not read, or would read as something else, without making a value of each.
+        """Refuse rows that `from_arrow` can't read, or would read as other values, without making the values.
 
-        `array` is a valid one of `arrow_type`. Raises CorruptStateError, ValueError."""
+        `array`: a valid one of `arrow_type`. Raises CorruptStateError, ValueError."""
         self._no_nulls(array)
 
     def key_form(self) -> Form | None:
-        """What is encoded in the place of a map's key, so that keys which are equal in Python have one encoding; None: the key.
+        """Form of values as a map's keys; None: the value itself.
 
-        Raises InvalidConfigError for a type whose equal values can't have one."""
+        Raises InvalidConfigError for a type whose equal values can't have one form."""
         return None
 
     def _no_nulls(self, array: pa.Array) -> None:
@@ -123,7 +126,7 @@ class ScalarType(ValueType):
     def __init__(
         self, text: str, python_type: type, field: KeyFieldType, obvious: Callable[[Any], bool] = lambda value: False
     ) -> None:
-        """obvious: True for values of exactly `python_type` that need no closer look."""
+        """`obvious`: True for values of exactly `python_type` that need no further check."""
         self.text, self.arrow_type = text, field.arrow_type
         self.python_type, self._exact = python_type, {python_type}
         self._field, self._obvious = field, obvious
@@ -165,7 +168,7 @@ class ScalarType(ValueType):
 
 
 class TimeType(ScalarType):
-    """An aware datetime, microseconds; comes back in UTC."""
+    """An aware datetime in microseconds, which comes back in UTC."""
 
     def __init__(self) -> None:
         super().__init__("datetime", datetime, TimestampField())
@@ -175,7 +178,7 @@ class TimeType(ScalarType):
 
 
 class FloatType(ValueType):
-    """float; an int that a float holds exactly is taken too, as Python's typing has it, and comes back as float."""
+    """float. An int with an equal float is accepted, as in Python's typing, and comes back as float."""
 
     text = "float"
     arrow_type = pa.float64()
@@ -211,7 +214,7 @@ class FloatType(ValueType):
 
 
 class DecimalType(ValueType):
-    """Decimal of any precision: its decimal text, so that exponent and trailing zeros survive."""
+    """Decimal of any precision, stored as text, so that exponent and trailing zeros survive."""
 
     text = "decimal"
     arrow_type = pa.utf8()
@@ -237,7 +240,7 @@ class DecimalType(ValueType):
         try:
             return [Decimal(value) for value in values]
         except (InvalidOperation, ValueError):
-            return [_decimal_of(value) for value in values]  # raises for the one at fault
+            return [_decimal_of(value) for value in values]  # raises for the value at fault
 
     def check_column(self, array: pa.Array) -> None:
         self._no_nulls(array)
@@ -260,14 +263,14 @@ def _decimal_of(value: Any) -> Decimal:
 
 
 class OpaqueType(ValueType):
-    """A value with no single Arrow type (a union): a binary column of msgpack."""
+    """A value without a single Arrow type (a union, say): a binary column of msgpack."""
 
     arrow_type = pa.binary()
 
     def __init__(
         self, text: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], members: tuple[ValueType, ...] = ()
     ) -> None:
-        """`members`: of a union."""
+        """`members`: types of a union's members."""
         self.text, self.encode, self.decode, self.members = text, encode, decode, members
 
     def key_form(self) -> None:
@@ -295,7 +298,7 @@ class OpaqueType(ValueType):
 
     def check_column(self, array: pa.Array) -> None:
         self._no_nulls(array)
-        if self.text != "pickled":  # whose bytes are for its own job alone
+        if self.text != "pickled":  # only the job itself may load its pickles
             self.from_arrow(array)
 
 
@@ -329,7 +332,7 @@ class OptionalType(ValueType):
 
 
 def scatter(present: pa.Array, valid: Sequence[bool]) -> pa.Array:
-    """An array as long as `valid`: the rows of `present` in order where it says True, null elsewhere."""
+    """An array as long as `valid`: the rows of `present`, in order, where it is True; null elsewhere."""
     if len(present) == len(valid):
         return present
     flags = np.asarray(valid, np.bool_)
@@ -337,7 +340,7 @@ def scatter(present: pa.Array, valid: Sequence[bool]) -> pa.Array:
 
 
 class ListType(ValueType):
-    """list, set, frozenset, or tuple of any length: an Arrow list."""
+    """A list, set, frozenset, or tuple of any length: an Arrow list."""
 
     def __init__(self, text: str, container: type[Collection[Any]], inner: ValueType) -> None:
         self.text, self.arrow_type, self.children = text, pa.list_(inner.arrow_type), (inner,)
@@ -376,7 +379,7 @@ class ListType(ValueType):
 
 
 class DictType(ValueType):
-    """dict: an Arrow map, in the dict's order."""
+    """A dict: an Arrow map, in the dict's order."""
 
     def __init__(self, key: ValueType, value: ValueType) -> None:
         self.text = f"dict<{key.text},{value.text}>"
@@ -465,14 +468,14 @@ def _offsets(values: Sequence[Collection[Any]]) -> pa.Array:
 
 
 def _entries(array: pa.Array) -> tuple[list[int], pa.Array, pa.Array]:
-    """Of an array of maps: `_starts`, the keys and the values."""
+    """(`_starts`, keys, values) of an array of maps."""
     starts = _starts(array)
     first = array.offsets[0].as_py() if len(array) else 0
     return starts, array.keys.slice(first, starts[-1]), array.items.slice(first, starts[-1])
 
 
 def _are_distinct(starts: list[int], keys: pa.Array) -> bool:
-    """Whether no map has a key twice; keys are equal where Arrow says so."""
+    """Whether no map has a key twice, by Arrow's equality."""
     bounds = np.asarray(starts)
     sizes = np.diff(bounds)
     if (sizes <= 1).all():
@@ -484,7 +487,7 @@ def _are_distinct(starts: list[int], keys: pa.Array) -> bool:
 
 
 def _starts(array: pa.Array) -> list[int]:
-    """Where each row's members start among the flattened members of the rows, and where the last row's stop."""
+    """Start of each row's members among the flattened members of all rows, and the end of the last row's."""
     lengths = np.zeros(len(array) + 1, np.int64)
     offsets = array.offsets.to_numpy(zero_copy_only=False) if len(array) else np.zeros(1, np.int32)
     np.subtract(offsets, offsets[0], out=lengths)
@@ -505,7 +508,7 @@ SCALARS: dict[type, ValueType] = {
 
 
 MISSING: Any = object()
-"""The value of a TypedDict key that isn't there."""
+"""Value of an absent key of a TypedDict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +520,7 @@ class RecordField:
     """As encoded, and as the Arrow struct names it."""
     value_type: ValueType
     default: Callable[[], Any] | None
-    """Makes the value of a record that was written without the field; None: the field is required."""
+    """Makes the value for a record stored without the field; None: the field is required."""
 
     @property
     def text(self) -> str:
@@ -526,7 +529,7 @@ class RecordField:
 
 
 class RecordType(ValueType):
-    """A record. `struct<...>` is encoded as a map by name, `namedtuple<...>` as an array by position."""
+    """A record: `struct<...>` is encoded as a map by field name, `namedtuple<...>` as an array by position."""
 
     def __init__(
         self,
@@ -544,7 +547,7 @@ class RecordType(ValueType):
         self._class, self._is_dict, self._positional = record_class, is_dict, positional
 
     def read(self, value: Any, field: RecordField) -> Any:
-        """A field of a record, or MISSING. Raises StateValueError for a key that has to be there."""
+        """A field of a record, or MISSING. Raises StateValueError for an absent key that is required."""
         if not self._is_dict:
             return getattr(value, field.attribute)
         member = value.get(field.attribute, MISSING)
@@ -553,7 +556,7 @@ class RecordType(ValueType):
         return member
 
     def check_class(self, value: Any) -> None:
-        """Raises StateValueError for what is no record of this kind, whatever its fields are."""
+        """Raises StateValueError for a value of another class, or a dict with unknown keys; doesn't check fields."""
         if not isinstance(value, self._class):
             raise refused(value, self.text)
         if self._is_dict and not value.keys() <= {field.attribute for field in self.fields}:
@@ -576,7 +579,7 @@ class RecordType(ValueType):
             found = [
                 (field.name, member if each is None else each(member))
                 for field, member, each in given
-                if member is not MISSING  # of a dict that was made without it
+                if member is not MISSING
             ]
             return [member for _, member in found] if self.kind == "namedtuple" else dict(found)
 

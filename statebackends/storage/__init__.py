@@ -1,4 +1,4 @@
-"""Checkpoint storage: the port (`port.py`), its implementations, and where a snapshot's folder lies."""
+"""Checkpoint storage: the port (port.py), its implementations, and the storage of a snapshot's folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["is_absolute_folder", "resolve_folder", "split_folder"]
 
 
 def is_absolute_folder(folder: str) -> bool:
-    """True for a location of its own (`/path`, `file:///path`), False for a folder below the state directory."""
+    """Whether a folder is an absolute location (`/path`, `file:///path`), and not one below the state directory."""
     return "://" in folder or folder.startswith("/")
 
 
 def resolve_folder(folder: str, default: Storage) -> tuple[Storage, str]:
-    """Where a snapshot's folder lies: (storage, folder relative to its root).
+    """(storage, folder relative to its root) of a snapshot's folder.
 
-    A storage-relative folder (`<job>/chk-42`) is in `default`; an absolute location is below a storage of its own (`split_folder`),
-    which is reached as `default` is. Raises InvalidConfigError for a location that it does not reach."""
+    A relative folder (`<job>/chk-42`) is in `default`; an absolute location is in another storage (`split_folder`), reached by
+    `default.at`. Raises InvalidConfigError for a location that `default` does not reach."""
     if not is_absolute_folder(folder):
         return default, folder
     parent, relative = split_folder(folder)
@@ -33,7 +33,7 @@ def resolve_folder(folder: str, default: Storage) -> tuple[Storage, str]:
 def split_folder(location: str) -> tuple[str, str]:
     """(location of a storage, folder relative to it) of a snapshot at an absolute location.
 
-    The storage is as high as what the snapshot may name: a checkpoint shares files with others in its job's directory."""
+    For a checkpoint the storage is its state directory, since it shares files with others of its job; else the parent folder."""
     parent, _, name = location.rstrip("/").rpartition("/")
     if is_checkpoint_folder(name):
         above, _, job = parent.rpartition("/")

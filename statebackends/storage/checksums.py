@@ -1,4 +1,4 @@
-"""Checksums of snapshot files: `xxh3_128:<32 hex>`, over bytes as they pass."""
+"""Checksums of snapshot files: `xxh3_128:<32 hex>`, computed while bytes are read or written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.statebackends.storage.port import Buffer
 
 
 class Digest:
-    """Length and checksum of the chunks added so far."""
+    """Length and checksum of the bytes added so far."""
 
     __slots__ = ("_digest", "length")
 
@@ -28,14 +28,14 @@ class Digest:
         return f"xxh3_128:{self._digest.hexdigest()}"
 
     def passing(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
-        """The same chunks, each added as it passes."""
+        """The chunks, each added as it is taken."""
         for chunk in chunks:
             self.add(chunk)
             yield chunk
 
 
 def checksum_of(*chunks: Buffer) -> str:
-    """Checksum of the concatenation."""
+    """Checksum of the chunks, concatenated."""
     digest = Digest()
     for chunk in chunks:
         digest.add(chunk)

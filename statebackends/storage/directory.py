@@ -1,12 +1,9 @@
-"""Storage on a directory (a local disk or a shared file system) with conditional create through hard links.
+"""Storage on a directory (a local disk or a shared file system), with conditional create by hard links.
 
-A file appears under its name whole or not at all: bytes go to `.tmp` below the root, are synced, and are then linked.
-link() is the one atomic step that also refuses to overwrite, which rename() would not. What it says is durable is: file
-first, then the folder that names it, then each folder made on the way. It decides nothing about what is written.
-
-Folders as people write them: a path, or a `file:///` URL; what is neither, and what no system takes, is refused by name.
-
-Durable folders below a storage root: made when needed, and synced into their parents before anything relies on them."""
+A file appears under its name whole or not at all: its bytes go to `.tmp` below the root, are synced, and are then linked. link() is
+atomic and refuses to overwrite; rename() would not. A write is durable when it returns: the file is synced first, then the folder
+that names it; a folder is made when needed, and synced into its parent before a file in it counts. It knows nothing of the content
+of files. System calls are in filesystem.py, modes in permissions.py."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ from holdfast.statebackends.storage.transfers import ONE_BY_ONE, TransferPool
 
 
 def folder_of(location: str) -> str:
-    """The folder that a path or a `file:///` URL names. Raises InvalidConfigError."""
+    """Folder of a path or a `file:///` URL. Raises InvalidConfigError for any other location."""
     scheme, mark, rest = location.partition("://")
     if not mark:
         return check_folder(location)
@@ -57,13 +54,13 @@ def folder_of(location: str) -> str:
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
         raise InvalidConfigError(f"{location!r} names a host: use file:/// and an absolute path", url=location)
-    if "?" in path or "#" in path:  # a URL's path ends there: a folder of another name would be taken
+    if "?" in path or "#" in path:  # a URL's path ends there: it would name another folder
         raise InvalidConfigError(f"{location!r}: in a URL the name of a folder has %3F for '?' and %23 for '#'", url=location)
     return check_folder(f"/{unquote(path)}")
 
 
 def check_folder(path: str) -> str:
-    """The path. Raises InvalidConfigError for one that is empty, or that no system takes."""
+    """The path itself. Raises InvalidConfigError for an empty path, or one that no system accepts."""
     if not path:
         raise InvalidConfigError("the location of a folder is empty", path=path)
     try:
@@ -79,7 +76,7 @@ T = TypeVar("T")
 
 
 class DurableFolders:
-    """Remembers which folders this process has synced; thread-safe."""
+    """Folders below a storage root that this process has made durable. Thread-safe."""
 
     def __init__(self, file_system: FileSystem, root: str) -> None:
         self._fs, self._root = file_system, root
@@ -87,7 +84,7 @@ class DurableFolders:
         self._known: set[str] = set()
 
     def within(self, folder: str, action: Callable[[], T]) -> T:
-        """Run an action in a durable folder; make the folder again if somebody removed it meanwhile."""
+        """Run an action in a durable folder; if another process removed the folder meanwhile, make it again and repeat."""
         self.ensure(folder)
         try:
             return action()
@@ -97,9 +94,9 @@ class DurableFolders:
             return action()
 
     def ensure(self, folder: str) -> None:
-        """Make a folder and its ancestors, each synced into its parent.
+        """Make a folder and its ancestors, and sync each into its parent.
 
-        Also if it exists: another process may have made it and may not have synced it yet."""
+        Existing ones are synced too: another process may have made one and not synced it yet."""
         with self._lock:
             if folder in self._known:
                 return
@@ -109,7 +106,7 @@ class DurableFolders:
         try:
             self._fs.mkdir(folder)
         except FileExistsError:
-            pass  # a file in its place fails the next step, with its own error
+            pass  # a file in its place makes the next step fail
         except FileNotFoundError:
             self.forget("")
             self.ensure(parent)
@@ -124,10 +121,10 @@ class DurableFolders:
             self._fs.fsync_folder(parent)
         except PermissionError:
             if parent.startswith(self._root):
-                raise  # above the root, a folder that we may not read is not ours to sync
+                raise  # a folder above the root that this process may not read needs no sync by it
 
     def forget(self, folder: str) -> None:
-        """A folder was deleted: it and those below must be made again. Empty: all of them."""
+        """Forget a deleted folder and those below it; all folders if `folder` is empty."""
         with self._lock:
             self._known = {known for known in self._known if folder and known != folder and not known.startswith(folder + "/")}
 
@@ -135,19 +132,18 @@ class DurableFolders:
 TEMPORARY_FOLDER = ".tmp"
 _NOT_NAMES = frozenset({"", ".", ".."})
 TEMPORARY_AGE_MS = 24 * 3_600_000
-"""A temporary file untouched for so long is what a writer that died left behind; the first write of each process deletes it."""
+"""Age at which a temporary file is one that a dead writer left; the first write of each storage object deletes those."""
 _READ_BYTES = 128 << 20
-"""Read at once of a file of which so much is wanted: pieces would have to be joined. Not of one whose length nobody has said: room
-for so much costs a small file several times its own reading, keeps pages of its own for ever, and is refused where a process may
-have no more memory than it needs."""
+"""Bytes of one read where the caller gives a length, so that blocks needn't be joined. A read of unknown length has smaller steps:
+room for so much takes several times as long as a small file, keeps its memory pages, and may be refused under a memory limit."""
 _DELETE_PASSES_MAX = 3
 _TRANSFERS = TransferPool(transfers_max=4, bytes_max=4 * UPLOAD_BYTES, transfer_bytes_max=UPLOAD_BYTES)
-"""Of all directories of a process: a file system makes several files durable in hardly more time than one."""
+"""Pool of all directories of a process: a file system syncs several files in hardly more time than one."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStorage:
-    """Implements `operations.Storage`. Makes the root when it first writes; what it makes is its owner's, see `permissions`."""
+    """Implements `port.Storage`. Makes the root at the first write, with the modes of permissions.py."""
 
     def __init__(
         self,
@@ -157,7 +153,7 @@ class LocalStorage:
         new_nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
         elsewhere: Callable[[str], ops.Storage] | None = None,
     ) -> None:
-        """`elsewhere` opens locations that are in no file system."""
+        """`elsewhere` opens locations outside of file systems."""
         self._root = os.path.abspath(os.fspath(root))
         self._prefix = self._root if self._root.endswith("/") else f"{self._root}/"
         self._fs: FileSystem = file_system if file_system is not None else OsFileSystem(permissions_of(self._root))
@@ -166,7 +162,7 @@ class LocalStorage:
         self._folders = DurableFolders(self._fs, self._root)
         self._has_swept = False
         self.transfers = _TRANSFERS if file_system is None else ONE_BY_ONE
-        """As `operations.ConcurrentStorage`; a file system that is not the real one is asked one thing at a time."""
+        """As `port.ConcurrentStorage`; another file system than the real one gets one operation at a time."""
 
     @property
     def root(self) -> str:
@@ -181,7 +177,7 @@ class LocalStorage:
         return self._derived(folder, self._fs if found is PRIVATE else OsFileSystem(found))
 
     def for_output(self) -> LocalStorage:
-        """The same folder, for a sink: other programs read what it writes, as far as the umask lets them."""
+        """The same folder for a sink's output, which other programs may read as far as the umask allows."""
         return self._derived(self._root, OsFileSystem(OUTPUT) if type(self._fs) is OsFileSystem else self._fs)
 
     @property
@@ -192,8 +188,8 @@ class LocalStorage:
         return LocalStorage(folder, file_system=file_system, new_nonce=self._new_nonce, elsewhere=self._elsewhere)
 
     def execute(self, operation: ops.Operation) -> Any:
-        """Perform one operation. I/O errors are StorageUnavailableError, or its kinds in `system_failures`, with the path and the
-        system's words."""
+        """Perform one operation. Raises StorageUnavailableError, or its subclass in failures.py, with the path and the system's
+        words."""
         path = ops.path_of(operation)
         try:
             return self._perform(operation)
@@ -201,7 +197,7 @@ class LocalStorage:
             raise self._unavailable(operation, path, error) from error
 
     def sweep_temporary(self, *, now_ms: int, age_ms: int) -> int:
-        """Delete what crashed writers left in `.tmp` before now_ms - age_ms (file system clock). Returns files deleted."""
+        """Delete files in `.tmp` that were last modified before now_ms - age_ms (file system clock); returns how many."""
         folder = posixpath.join(self._root, TEMPORARY_FOLDER)
         deleted = 0
         for name, _ in self._entries(folder):
@@ -242,7 +238,7 @@ class LocalStorage:
                 assert_never(operation)
 
     def _resolve(self, path: str) -> str:
-        """Absolute path of a storage path. Raises InvalidConfigError for one that could leave the root."""
+        """Absolute path of a storage path. Raises InvalidConfigError for a path that could leave the root."""
         parts = path.split("/")
         if not _NOT_NAMES.isdisjoint(parts) or "\0" in path or parts[0] == TEMPORARY_FOLDER:
             raise InvalidConfigError(f"{path!r} is not a path below the storage root", path=path)
@@ -256,7 +252,7 @@ class LocalStorage:
         else:
             created = False
         if not created:
-            # whoever made it may not have got to this fsync yet, and the caller acts on its existence
+            # its writer may have died before this fsync, and the caller acts on the file
             self._folders.ensure(posixpath.dirname(target))
             self._fs.fsync_folder(posixpath.dirname(target))
         return created
@@ -265,7 +261,7 @@ class LocalStorage:
         return self._store(target, lambda descriptor, digest: write_all(self._fs, descriptor, digest.passing(chunks)))
 
     def _store(self, target: str, fill: Callable[[int, Digest], None]) -> tuple[int, str]:
-        """Write under a name that is this writer's own: an existing file must be an earlier try of the same write."""
+        """Write under a name that is this writer's alone: an existing file must be an earlier try of the same write."""
         digest = Digest()
         if not self._publish(target, lambda descriptor: fill(descriptor, digest)):
             found = self._stat(target)
@@ -275,7 +271,7 @@ class LocalStorage:
         return digest.length, digest.checksum
 
     def _publish(self, target: str, fill: Callable[[int], None]) -> bool:
-        """Durable temporary file, link, durable name. False: the name was taken."""
+        """Make a durable temporary file, link it to `target`, and make the name durable. False: the name was taken."""
         folder = self._prefix + TEMPORARY_FOLDER
         temporary = f"{folder}/{self._new_nonce()}"
         try:
@@ -286,7 +282,7 @@ class LocalStorage:
             self._discard(temporary)
 
     def _sweep_once(self, temporary: str) -> None:
-        """Delete what writers left that died long ago, by the clock that dated it; the write at hand does not depend on it."""
+        """Delete temporary files of writers that died long ago, by the file system's clock. Failures don't matter to this write."""
         if self._has_swept:
             return
         self._has_swept = True
@@ -305,7 +301,7 @@ class LocalStorage:
         try:
             self._fs.link(temporary, target)
         except FileExistsError:
-            # a network file system may repeat a link() whose first answer was lost: then the name is ours
+            # a network file system may repeat a link() whose first answer was lost: then this call made the name
             mine, found = self._stat(temporary), self._stat(target)
             if mine is None or found is None or mine.inode != found.inode:
                 return False
@@ -492,5 +488,5 @@ def _joined(blocks: list[bytes]) -> bytes:
 
 
 def storage_from_url(url: str) -> LocalStorage:
-    """Storage named by a plain path or a `file:///` URL. Raises InvalidConfigError naming any other scheme."""
+    """Storage of a path or a `file:///` URL. Raises InvalidConfigError for any other scheme."""
     return LocalStorage(folder_of(url))

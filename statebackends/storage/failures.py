@@ -1,8 +1,8 @@
-"""What a failed call of the system means, whoever tells of it: Python, Arrow, RocksDB or the library between Python and RocksDB.
+"""Errors of failed system calls, as reported by Python, Arrow, RocksDB and rocksdict.
 
-One table from the system's error numbers to errors of ours, and one function for each way in which they are told. Only a wrong
-checksum or format is a CorruptStateError, which ends a job. Whatever the system refuses may pass: the job is restarted under
-its strategy, and the error's class says why. S3's answers are in `s3_failures`."""
+One table maps the system's error numbers to error classes, and one function reads each form in which they are reported. Only a
+wrong checksum or format is a CorruptStateError, which ends the job. All that the system refuses may pass: the job restarts under
+its strategy, and the error's class says why. S3's answers are in s3_connection.py."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NAMES: dict[type[StorageUnavailableError], tuple[str, ...]] = {
 KINDS: dict[int, type[StorageUnavailableError]] = {
     getattr(errno, name): kind for kind, names in _NAMES.items() for name in names if hasattr(errno, name)
 }
-"""By error number. Any other (out of memory, a missing folder, a lock) is a StorageUnavailableError without a name of its own.
+"""Error number -> class. Other numbers (out of memory, a missing folder, a lock) give a plain StorageUnavailableError.
 
-By name first, since a system has only some of them: EREMOTEIO and EUCLEAN are Linux's alone."""
+Made from names, since a system has only some of them: EREMOTEIO and EUCLEAN are Linux's alone."""
 
 _NOT_A_DATABASE = ("Corruption", "Invalid argument", "Not implemented")
-"""What RocksDB says first of files that it can't make a database of: damaged, of another kind, of a newer version."""
+"""First words of RocksDB's errors for files that are no database: damaged, of another kind, of a newer version."""
 
 _SUBCODES = {
     "No space left on device": errno.ENOSPC,
@@ -44,19 +44,19 @@ _SUBCODES = {
     "IO fenced off": errno.EIO,
     "No such file or directory": errno.ENOENT,
 }
-"""RocksDB's own words behind `IO error: `, in any language of the system."""
+"""RocksDB's own words behind `IO error: `, whatever the system's language."""
 
 _NUMBER = re.compile(r"\(os error ([0-9]+)\)|\[(?i:errno) ([0-9]+)\]")
-"""As Rust and Arrow tell it."""
+"""An error number as Rust and Arrow write it."""
 
 
 def kind_of(code: int | None) -> type[StorageUnavailableError]:
-    """The class of errors with this number; None: it is not known."""
+    """Class for an error number; None: not known."""
     return KINDS.get(code, StorageUnavailableError) if code is not None else StorageUnavailableError
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The system's error number, from the exception or from its words; None if neither has one."""
+    """The system's error number, from the exception or its message; None if neither has one."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     text = str(error)
@@ -65,7 +65,7 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def _told(text: str) -> int | None:
-    """The number of an error that RocksDB tells in words: `IO error: [subcode: ]what: path: words`, maybe with more behind it."""
+    """Number of an error that RocksDB reports as `IO error: [subcode: ]what: path: words`, maybe with more behind it."""
     _, status, rest = text.partition("IO error: ")
     if not status:
         return None
@@ -78,7 +78,7 @@ def _told(text: str) -> int | None:
 
 
 def unavailable(error: BaseException, doing: str, **fields: object) -> StorageUnavailableError:
-    """What a failed call is called here. `doing` comes before the system's words; `fields` name what it was about."""
+    """The error for a failed call. `doing` precedes the system's words in the message; `fields` name the things concerned."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     code = errno_of(error)
     if code is not None:
@@ -87,18 +87,19 @@ def unavailable(error: BaseException, doing: str, **fields: object) -> StorageUn
 
 
 def refusal(error: BaseException, doing: str, **fields: object) -> StorageUnavailableError | None:
-    """What the system refused while a library made bytes a table, or a table bytes: memory, or a call. None: the error is about the
-    bytes. Arrow tells both as OSError, and only the first with a number."""
+    """The error for memory or a call that the system refused while a library converted a table. None: the error is about the bytes.
+
+    Arrow raises OSError for both, with a number only for a refused call."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and errno_of(error) is not None):
         return unavailable(error, doing, **fields)
     return None
 
 
 def rocksdb_failure(error: BaseException, folder: str, *, opening: bool = False) -> StorageUnavailableError | CorruptStateError:
-    """What an exception of RocksDB's library means. `opening`: files are about to become a database, so that what RocksDB calls
-    invalid or not implemented is of them.
+    """The error for an exception of rocksdict. `opening`: a database is being opened, so `Invalid argument` and `Not implemented`
+    are about its files.
 
-    RocksDB also calls a table corrupt that it could not open; then the system's refusal decides."""
+    RocksDB also reports a table as corrupt if the system refused to open it; then the system's error decides."""
     status = str(error).partition(": ")[0]
     is_format = status in _NOT_A_DATABASE if opening else status == "Corruption"
     if is_format and kind_of(errno_of(error)) is StorageUnavailableError:

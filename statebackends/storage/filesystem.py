@@ -1,10 +1,8 @@
-"""The system calls that directory storage makes, as a port: a test can stop it between any two, a simulator replace it.
+"""System calls of directory storage, as a port: tests stop it between any two calls, and the simulator replaces it.
 
-Paths are absolute. Every method raises OSError as the system does; nothing is retried or interpreted here.
-
-Bytes from one open file to another, in pieces that suit the kernel and leave the interpreter to a busy task loop.
-
-Which files these are, and when they are durable, is the caller's business."""
+Paths are absolute. Methods raise OSError as the system does; nothing is retried or interpreted. `write_all` and `copy_file` move
+bytes in steps that suit the kernel, and leave the interpreter to a busy task loop. Which files these are, and when they are
+durable, is for directory.py."""
 
 from __future__ import annotations
 
@@ -28,19 +26,19 @@ from holdfast.statebackends.storage.port import Buffer
 
 COPY_BYTES = 1 << 20
 UPLOAD_BYTES = 4 << 20
-"""Read at once of a large file that is uploaded. Between two steps a busy task loop keeps the interpreter for 5 ms, and loses time
-of its own when it gives it away: so the steps are few."""
+"""Bytes of one step of a large upload. Between two steps a busy task loop keeps the interpreter for 5 ms, and each switch costs it
+time too, so steps are large and few."""
 
 
 def write_all(files: FileSystem, descriptor: int, chunks: Iterable[Buffer]) -> None:
     for chunk in chunks:
         rest = memoryview(chunk).cast("B")
-        while rest:  # in pieces: for a large one the kernel looks for large pages, which takes it ten times as long
+        while rest:  # for one large write the kernel looks for large pages, which takes ten times as long
             rest = rest[files.write(descriptor, rest[:COPY_BYTES]) :]
 
 
 def copy_file(files: FileSystem, source: int, target: int, digest: Digest) -> None:
-    """Append a file to one that is being written. Nobody changes a file that is uploaded: what is copied is what was read."""
+    """Append an open file to one that is being written, adding its bytes to `digest`. The source must not change meanwhile."""
     while block := files.read(source, COPY_BYTES, digest.length):
         digest.add(block)
         write_all(files, target, [block])
@@ -49,8 +47,8 @@ def copy_file(files: FileSystem, source: int, target: int, digest: Digest) -> No
 
 
 def _copy_rest(files: FileSystem, source: int, target: int, digest: Digest) -> None:
-    """What follows the first `digest.length` bytes, in few steps, each of which leaves the interpreter to others."""
-    buffer = memoryview(mmap(-1, UPLOAD_BYTES))  # a page of it is made when it is filled
+    """Append the bytes behind the first `digest.length`, in large steps that release the interpreter lock."""
+    buffer = memoryview(mmap(-1, UPLOAD_BYTES))  # its pages are allocated when they are filled
     while size := files.read_into(source, buffer, digest.length):
         block, left = buffer[:size], size
         digest.add(block)
@@ -61,7 +59,7 @@ def _copy_rest(files: FileSystem, source: int, target: int, digest: Digest) -> N
 
 @contextlib.contextmanager
 def about_local(local_path: str) -> Iterator[None]:
-    """An error of a local file is not the storage's: it is its disk that is full."""
+    """Report OSErrors within as those of a local file, not of the storage: it is the local disk that is full, say."""
     try:
         yield
     except OSError as error:
@@ -69,11 +67,11 @@ def about_local(local_path: str) -> Iterator[None]:
 
 
 _COPYING_SINCE = (5, 3)
-"""Version of Linux; what older ones copy from file to file is not always what was there."""
+"""Linux version from which copy_file_range is used; older ones don't always copy the right bytes."""
 
 
 class FileStat(msgspec.Struct, frozen=True):
-    """What is known of one directory entry."""
+    """Attributes of one file or folder."""
 
     size: int
     """Bytes."""
@@ -81,17 +79,17 @@ class FileStat(msgspec.Struct, frozen=True):
     """(device, inode): equal for two names of one file."""
     is_folder: bool
     modified_ms: int
-    """Wall clock of the file system."""
+    """Wall clock of the file system, ms since the epoch."""
 
 
 class FileSystem(Protocol):
-    """One call each; thread-safe."""
+    """A file system, one system call a method. Thread-safe."""
 
     def create(self, path: str) -> int:
         """Open a new file for writing. Raises FileExistsError."""
 
     def open(self, path: str) -> int:
-        """Open an existing regular file for reading; never waits."""
+        """Open an existing regular file for reading, without waiting (for the writer of a pipe, say)."""
 
     def write(self, descriptor: int, data: Buffer) -> int:
         """Bytes written; may be fewer than given."""
@@ -100,11 +98,12 @@ class FileSystem(Protocol):
         """Up to `size` bytes at `offset`; empty at the end of the file."""
 
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
-        """As `read`, into memory that is there already. Returns the bytes read."""
+        """As `read`, into a buffer. Returns the number of bytes read."""
 
     def copy(self, source: int, target: int, size: int, offset: int) -> int:
-        """Append what is in a file at `offset` to one that is being written. Returns the bytes copied, which may be fewer than
-        `size` and 0 before the end: what is left has to be read and written."""
+        """Append up to `size` bytes at `offset` of a file to one that is being written; returns the number of bytes copied.
+
+        0 may come before the end: the caller then reads and writes the rest."""
 
     def fsync(self, descriptor: int) -> None: ...
 
@@ -114,7 +113,7 @@ class FileSystem(Protocol):
         """Make the names in a folder durable."""
 
     def link(self, source: str, target: str) -> None:
-        """Second name for a file. Raises FileExistsError."""
+        """Make a second name of a file. Raises FileExistsError."""
 
     def unlink(self, path: str) -> None: ...
 
@@ -126,7 +125,7 @@ class FileSystem(Protocol):
     def stat(self, path: str) -> FileStat: ...
 
     def is_link(self, path: str) -> bool:
-        """Whether a path is a symbolic link; also False if it is not there."""
+        """Whether a path is a symbolic link; False for a missing one."""
 
     def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
         """(name, is a folder) of each entry, in no particular order."""
@@ -141,7 +140,7 @@ def _copies() -> bool:
 
 
 class OsFileSystem:
-    """The real one."""
+    """Implements `FileSystem` on the operating system."""
 
     permissions = PRIVATE
 
@@ -152,7 +151,7 @@ class OsFileSystem:
         return self.permissions.create_file(path)
 
     def open(self, path: str) -> int:
-        # Opening a pipe would wait for its writer, and a device may have no end: only files have what is to be read.
+        # Opening a pipe would wait for its writer, and a device may have no end: only regular files are read.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             mode = os.fstat(descriptor).st_mode
@@ -179,7 +178,7 @@ class OsFileSystem:
             return 0
         try:
             return os.copy_file_range(source, target, size, offset)
-        except OSError:  # some say so in errors of their own; a full or a broken disk is told by the write that follows
+        except OSError:  # file systems differ in their errors; the write that follows reports a full or broken disk
             return 0
 
     def fsync(self, descriptor: int) -> None:

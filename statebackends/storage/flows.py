@@ -1,13 +1,7 @@
-"""Small files that are read and decoded whole, however long somebody has made them: never more of one than such files have.
+"""Flows that several rooms share: bounded reads of small files, group deletion, and making a found file durable.
 
-A sparse file costs its maker nothing, and whoever reads it all of its length.
-
-Several files deleted at one time, where their order is nobody's business.
-
-What one must do before acting on a file that somebody else may have died over: make sure that its name stays.
-
-On a directory a name can be seen before it is durable. Who wrote it was not told of success then; whoever finds it and goes on
-from there has to finish the job, or a power loss takes back what others have acted on."""
+A record is read up to a bound, however long its file is: a sparse file of any length costs its maker nothing, and its reader all of
+its length. What records mean is for the callers."""
 
 from __future__ import annotations
 
@@ -21,13 +15,13 @@ from holdfast.statebackends.storage.port import DeleteFile, Flow, InParallel, Pu
 T = TypeVar("T")
 
 FIRST_BYTES = 1 << 20
-"""Asked for first, and enough for nearly every record; room for more is made for a file that has more."""
+"""Bytes of the first read of a record, enough for nearly all of them."""
 RECORD_BYTES_MAX = 64 << 20
-"""Of a record: of what a few numbers and a message, the metrics of a job, or the names of an input's files need."""
+"""Bytes of a record: more than a few numbers and a message, a job's metrics, or the names of an input's files need."""
 
 
 def read_whole(path: str, bytes_max: int = RECORD_BYTES_MAX) -> Flow[bytes]:
-    """The bytes of a record. Raises CorruptStateError naming the file when it is longer than `bytes_max`, ObjectMissingError."""
+    """The bytes of a record. Raises CorruptStateError naming a file longer than `bytes_max`, and ObjectMissingError."""
     content: bytes = yield ReadFile(path, 0, min(FIRST_BYTES, bytes_max + 1))
     if len(content) == FIRST_BYTES:
         rest: bytes = yield ReadFile(path, FIRST_BYTES, bytes_max + 1 - FIRST_BYTES)
@@ -39,10 +33,10 @@ def read_whole(path: str, bytes_max: int = RECORD_BYTES_MAX) -> Flow[bytes]:
 
 
 def read_in_group(readers: Sequence[Callable[[], Flow[T]]]) -> Flow[list[T]]:
-    """Results of flows that read small files whole, in their order. Each is begun once, or once more if it reads a long file.
+    """Results, in order, of flows that read small files whole. A flow is started once, or twice if it reads a long file.
 
-    Those that a first read of each file is enough for run several at one time. The others, which anybody may have made as long as
-    their kind can be, come one after another: a pool counts each as if it were moved in pieces, and these are in memory whole."""
+    Flows for which a first read of each file is enough run several at one time. The others run one after another: the pool counts a
+    transfer's bytes as if it were streamed, and these files are in memory whole."""
     first: list[list[T]] = yield InParallel([_unless_long(reader()) for reader in readers], [FIRST_BYTES] * len(readers))
     results: list[T] = []
     for reader, found in zip(readers, first, strict=True):
@@ -51,7 +45,7 @@ def read_in_group(readers: Sequence[Callable[[], Flow[T]]]) -> Flow[list[T]]:
 
 
 def _unless_long(flow: Flow[T]) -> Flow[list[T]]:
-    """The flow's result, or nothing as soon as it asks for what follows the first bytes of a file."""
+    """The flow's result in a list; an empty list as soon as the flow reads behind the first bytes of a file."""
     step: Callable[[], Any] = partial(next, flow)
     while True:
         try:
@@ -68,7 +62,7 @@ def _unless_long(flow: Flow[T]) -> Flow[list[T]]:
 
 
 def delete_files(paths: Iterable[str]) -> Flow[int]:
-    """Delete files in any order; returns how many there were. A crash, or a failure, leaves any of them."""
+    """Delete files, in any order; returns how many existed. A crash or failure may leave any of them."""
     flows = [_delete(path) for path in paths]
     gone: list[bool] = yield InParallel(flows, [0] * len(flows))
     return sum(gone)
@@ -80,7 +74,10 @@ def _delete(path: str) -> Flow[bool]:
 
 
 def make_durable(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
-    """Content of a file, as `read` gives it, which is durable from now on. Raises ObjectMissingError."""
+    """The content of a file, as `read` gives it, made durable. Raises ObjectMissingError.
+
+    On a directory a name may be visible before it is durable, and its writer may have died in between. A process that finds the
+    file and acts on it first makes the name durable; otherwise a power loss would undo what others have acted on."""
     content = yield from read(path)
-    yield PutIfAbsent(path, content)  # it exists: this makes its name durable, and writes nothing
+    yield PutIfAbsent(path, content)  # the file exists: this makes its name durable, and writes nothing
     return content

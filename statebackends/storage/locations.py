@@ -1,4 +1,4 @@
-"""From a location, as people write it, to a storage: the one place that knows all kinds."""
+"""Storage of a location as users write it: the only module that knows all kinds of storage."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from holdfast.statebackends.storage.s3 import is_s3, open_s3
 
 
 def open_storage(location: str) -> Storage:
-    """Storage of a path, a `file:///` or an `s3://bucket/prefix` URL; it reaches (`at`) every other one, too.
+    """Storage of a path, a `file:///` or an `s3://bucket/prefix` URL. Its `at` reaches locations of every kind.
 
-    Raises InvalidConfigError naming any other scheme, or saying what to install. Nothing is sent or created yet."""
+    Sends and creates nothing. Raises InvalidConfigError for another scheme, or with the package to install."""
     if is_s3(location):
         return open_s3(location, elsewhere=open_storage)
     return LocalStorage(folder_of(location), elsewhere=open_storage)
 
 
 def open_output(location: str, beside: Storage | None = None) -> Storage:
-    """Storage of what a sink writes for other programs. `beside`: the storage whose reach it shares."""
+    """Storage of a sink's output, which other programs read. `beside`: a storage whose access it shares (`at`)."""
     storage = open_storage(location) if beside is None else beside.at(location)
     return storage.for_output() if isinstance(storage, LocalStorage) else storage

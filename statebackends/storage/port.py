@@ -1,9 +1,9 @@
 """The storage port: operations as records, and flows that yield them.
 
-A *flow* is a generator that yields operations and is sent their results; it does no I/O itself. Production drives it
-on a pool thread with `run_flow`, the simulator steps it and may kill it between any two operations. A *grouped* flow may also
-yield flows that need nothing of each other; whoever drives it runs them at one time, or in any order. Paths are
-relative to the storage root, with `/`, never starting with `/` and never containing `..`."""
+A *flow* is a generator that yields operations and receives their results; it does no I/O itself. Production drives it on a pool
+thread with `run_flow`; the simulator steps it, and may kill it between any two operations. A flow may also yield a group of
+independent flows (`InParallel`), which its driver runs at one time or in any order. Paths are relative to the storage root, with
+`/`, never starting with `/` and never containing `..`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ W = TypeVar("W")
 
 
 class PutIfAbsent(msgspec.Struct, frozen=True):
-    """Create `path` with `data`, durable and whole, unless it exists. Result: bool, True if this call created it.
+    """Create `path` with `data`, atomically and durably, unless it exists. Result: bool, True if this call created it.
 
-    Raises AmbiguousWriteError when storage can't tell; the caller reads back and compares."""
+    Raises AmbiguousWriteError if storage can't say; the caller then reads back and compares."""
 
     path: str
     data: bytes
 
 
 class WriteFile(msgspec.Struct, frozen=True):
-    """Write a file whose name nobody else uses, durable when the operation returns. Result: int, bytes written."""
+    """Write a file whose name is this writer's alone; durable when the operation returns. Result: int, bytes written."""
 
     path: str
     chunks: Sequence[Buffer]
 
 
 class UploadFile(msgspec.Struct, frozen=True):
-    """Copy a local file to `path`, durable when the operation returns. Result: (length, checksum)."""
+    """As `WriteFile`, from a local file. Result: (length, checksum) of the bytes copied."""
 
     local_path: str
     path: str
@@ -52,7 +52,9 @@ class DownloadFile(msgspec.Struct, frozen=True):
 
 
 class ReadFile(msgspec.Struct, frozen=True):
-    """Result: bytes of the file, or of [offset, offset+length). Raises ObjectMissingError."""
+    """Result: bytes [offset, offset+length) of the file, fewer at its end; without a length all from `offset`.
+
+    Raises ObjectMissingError."""
 
     path: str
     offset: int = 0
@@ -60,11 +62,10 @@ class ReadFile(msgspec.Struct, frozen=True):
 
 
 class StatFile(msgspec.Struct, frozen=True):
-    """Result: int, size in bytes, or None if the path does not exist; LINKED for one that leads elsewhere where it must not."""
+    """Result: int, size in bytes; None if there is no such file; LINKED if one of its last `own_names` names is a symbolic link."""
 
     path: str
     own_names: int = 0
-    """So many of the last names in the path must be no symbolic links."""
 
 
 LINKED = -1
@@ -83,39 +84,39 @@ class DescribeFiles(msgspec.Struct, frozen=True):
 
 
 class FileFacts(NamedTuple):
-    """What a listing says of one file."""
+    """Facts about one file in a listing."""
 
     path: str
-    """Full, as `ListFiles` gives it."""
+    """Full path, as in `ListFiles`."""
     size: int
     """Bytes."""
     modified_ms: int
-    """Wall clock of the storage: never later than the moment at which the file could first be seen."""
+    """Wall clock of the storage, ms since the epoch; never later than the moment at which the file became visible."""
 
 
 class ListFolder(msgspec.Struct, frozen=True):
-    """Result: sorted list[str] of names directly in `prefix`, folders with a trailing '/'. Empty when it is missing."""
+    """Result: sorted list[str] of names directly in `prefix`, folders with a trailing '/'. Empty for a missing folder."""
 
     prefix: str
 
 
 class LinkFile(msgspec.Struct, frozen=True):
-    """Make `target` a second name of `source` without overwriting; fine if target already is it. Result: bool created.
+    """Make `target` a second name of `source`, without overwriting; durable when the operation returns. Result: bool, created.
 
-    Durable when the operation returns. Raises ObjectMissingError if source is missing and target does not exist."""
+    False if `target` exists with the same content; with another one InvariantError. Raises ObjectMissingError if neither exists."""
 
     source: str
     target: str
 
 
 class DeleteFile(msgspec.Struct, frozen=True):
-    """Result: bool, False if it was not there."""
+    """Delete a file. Result: bool, False if it did not exist."""
 
     path: str
 
 
 class DeleteFolder(msgspec.Struct, frozen=True):
-    """Delete a folder and all below it; fine if missing. Result: int, files deleted."""
+    """Delete a folder and all files below it; it may be missing. Result: int, files deleted."""
 
     prefix: str
 
@@ -137,23 +138,23 @@ Operation: TypeAlias = (
 
 
 class InParallel(msgspec.Struct, frozen=True):
-    """Flows that need nothing of each other. Result: list of their results, in their order.
+    """A group of independent flows. Result: list of their results, in their order.
 
-    If one fails, those that have not begun never do, the others end or are closed between two operations, and the first failure
+    If one fails, flows that have not begun don't begin, the others end or are closed between two operations, and the first failure
     in order is raised."""
 
     flows: Sequence[Generator[Operation | InParallel, Any, Any]]
     sizes: Sequence[int]
-    """Bytes that each transfers: so much is in memory at most while it runs."""
+    """Bytes that each flow transfers, and holds in memory at most."""
 
 
 Flow: TypeAlias = Generator[Operation | InParallel, Any, T]
 PlainFlow: TypeAlias = Generator[Operation, Any, T]
-"""Without groups: for whoever performs one operation at a time, see `one_by_one`."""
+"""A flow without groups, for drivers that perform one operation at a time: see `one_by_one`."""
 
 
 def path_of(operation: Operation) -> str:
-    """The path, or the folder, that an operation is about; of a link, its target."""
+    """The path or folder of an operation; of a link, its target."""
     match operation:
         case ListFiles() | DescribeFiles() | ListFolder() | DeleteFolder():
             return operation.prefix
@@ -168,30 +169,29 @@ class Storage(Protocol):
 
     @property
     def root(self) -> str:
-        """Printable location, for messages and for `_metadata`; a directory's absolute path or a URL."""
+        """Printable location, for messages and `_metadata`: a directory's absolute path, or a URL."""
 
     def at(self, location: str) -> Storage:
-        """Storage of another root, reached as this one is. `location` is a path or a URL, as in `open_storage`.
+        """Storage of another root, with the access of this one. `location`: a path or URL, as for `open_storage`.
 
-        Raises InvalidConfigError for one that this kind of storage does not reach."""
+        Raises InvalidConfigError for a location that this kind of storage does not reach."""
 
     def execute(self, operation: Operation) -> Any:
-        """Perform one operation; its result is described on the record. Raises StorageUnavailableError on I/O errors."""
+        """Perform one operation; its record describes the result. Raises StorageUnavailableError for I/O errors."""
 
 
 @runtime_checkable
 class ConcurrentStorage(Protocol):
-    """Storage that gains by several operations at one time."""
+    """Storage that is faster with several operations at one time."""
 
     @property
     def transfers(self) -> TransferPool:
-        """The bounds that they share with others."""
+        """Pool that bounds its operations, shared with other storages."""
 
 
 class InTurn:
-    """Implements `Storage`: another one, for flows whose groups are not worth threads of their own.
-
-    Of several small flows that run at one time, say, each on its own thread."""
+    """Implements `Storage` over another one, without threads for groups: for several small flows that run at one time, say, each on
+    a thread of its own."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -208,12 +208,12 @@ class InTurn:
 
 
 def transfers_of(storage: Storage) -> TransferPool:
-    """How many operations of a group run at one time on a storage: one, unless it says otherwise."""
+    """Pool for the groups of flows on a storage; ONE_BY_ONE for a storage that is no ConcurrentStorage."""
     return storage.transfers if isinstance(storage, ConcurrentStorage) else ONE_BY_ONE
 
 
 def transfers_between(source: Storage, target: Storage) -> TransferPool:
-    """How many copies from the one to the other run at one time: one, if either says no more."""
+    """Pool for copies from one storage to another: the larger one, or a pool of one transfer if either storage has such."""
     pools = transfers_of(source), transfers_of(target)
     return min(pools, key=_at_once) if min(map(_at_once, pools)) == 1 else max(pools, key=_at_once)
 
@@ -227,19 +227,19 @@ def _go_on() -> None:
 
 
 def perform(wanted: Operation | InParallel, storage: Storage, check: Callable[[], None] = _go_on) -> Any:
-    """The result of an operation, or of a group. `check` is called before each flow of a group begins, and may raise."""
+    """The result of an operation or a group. `check` is called before each flow of a group begins, and may raise."""
     if not isinstance(wanted, InParallel):
         return storage.execute(wanted)
     return transfers_of(storage).run([partial(run_flow, flow, storage) for flow in wanted.flows], wanted.sizes, check)
 
 
 def run_flow(flow: Flow[T], storage: Storage) -> T:
-    """Drive a flow to its end on this thread; errors of an operation are thrown into the flow at its yield."""
+    """Drive a flow to its end on this thread. An operation's error is raised at the flow's `yield`."""
     return drive(flow, lambda wanted: perform(wanted, storage))
 
 
 def drive(flow: Generator[W, Any, T], fulfil: Callable[[W], Any]) -> T:
-    """As `run_flow`, for flows that also yield what is no operation: `fulfil` gives each result, or raises what the flow gets."""
+    """As `run_flow`, for flows that yield other things too: `fulfil` returns each result, or raises the error for the flow."""
     try:
         wanted = next(flow)
         while True:
@@ -255,9 +255,9 @@ def drive(flow: Generator[W, Any, T], fulfil: Callable[[W], Any]) -> T:
 
 
 def one_by_one(flow: Flow[T], choose: Callable[[int], int] = lambda count: 0) -> PlainFlow[T]:
-    """The same flow without groups, for drivers that perform one operation at a time.
+    """The flow without groups, for drivers that perform one operation at a time.
 
-    `choose` says which of so many flows of a group, in their order, goes on by one operation."""
+    `choose(count)` returns the index, among the `count` unfinished flows of a group, of the one that does the next operation."""
     try:
         wanted = next(flow)
         while True:

@@ -1,9 +1,8 @@
-"""Storage on S3 and on what speaks its protocol: whole objects, conditional creates, no folders and no renames.
+"""Storage on S3 and stores that speak its protocol: whole objects, conditional creates, no folders and no renames.
 
-It relies on what S3 promises since 2024: reads and listings see every acknowledged write, and of all conditional creates of a
-name one succeeds. Nothing here lists, but the three operations whose purpose it is. It decides nothing about what is written.
-
-`s3://bucket/prefix` and the paths below it, checked before anything is sent."""
+It relies on S3's guarantees since 2024: reads and listings see every acknowledged write, and of all conditional creates of a name
+one succeeds. Only the operations that list files or delete a folder list keys. Locations and paths are checked before a request is
+sent. It knows nothing of the content of files. Requests and retries are in s3_connection.py, parts of objects in s3_transfer.py."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def is_s3(location: str) -> bool:
 
 
 def parse_location(location: str) -> tuple[str, str]:
-    """(bucket, what all keys begin with: empty, or with a trailing `/`). Taken literally: nothing is percent-decoded.
+    """(bucket, prefix of all keys: empty, or with a trailing `/`) of a location, which is not percent-decoded.
 
     Raises InvalidConfigError."""
     if not is_s3(location) or "\0" in location:
@@ -55,26 +54,26 @@ def parse_location(location: str) -> tuple[str, str]:
 
 
 def location_of(bucket: str, prefix: str) -> str:
-    """The one form of a location."""
+    """Canonical location of a bucket and a prefix."""
     return f"{SCHEME}{bucket}/{prefix}".rstrip("/")
 
 
 def check_path(path: str) -> None:
-    """Raise InvalidConfigError for a path that a directory would not take: what works here has to work there."""
+    """Raise InvalidConfigError for a path that LocalStorage would refuse, so that both accept the same paths."""
     parts = path.split("/")
     if not _NOT_NAMES.isdisjoint(parts) or "\0" in path or parts[0] == TEMPORARY_FOLDER:
         raise InvalidConfigError(f"{path!r} is not a path below the storage root", path=path)
 
 
 PAGE_KEYS_MAX = 1_000
-"""Keys in one listing, and in one request to delete them: S3's bound for both."""
+"""Keys of one listing, and of one request to delete them: S3's bound for both."""
 
 
 class S3Storage:
-    """Implements `operations.Storage` on the keys of a bucket below a prefix."""
+    """Implements `port.Storage` on the keys of a bucket below a prefix."""
 
     def __init__(self, location: str, connection: S3Connection, *, elsewhere: Callable[[str], ops.Storage] | None = None) -> None:
-        """`elsewhere` opens locations that are not on S3. Raises InvalidConfigError for a location that is none."""
+        """`elsewhere` opens locations outside of S3. Raises InvalidConfigError for a malformed location."""
         self._bucket, self._prefix = parse_location(location)
         self._connection = connection
         self._elsewhere = elsewhere
@@ -86,30 +85,30 @@ class S3Storage:
 
     @property
     def transfers(self) -> TransferPool:
-        """As `operations.ConcurrentStorage`: requests wait for answers most of their time."""
+        """As `port.ConcurrentStorage`: requests wait for answers most of the time."""
         return self._connection.transfers
 
     def at(self, location: str) -> ops.Storage:
-        """Another bucket or prefix of the same endpoint, reached through the same connection; or a location elsewhere."""
+        """Another bucket or prefix of the same endpoint, on the same connection; or a location outside of S3."""
         if self._elsewhere is not None and not is_s3(location):
             return self._elsewhere(location)
         return S3Storage(location, self._connection, elsewhere=self._elsewhere)
 
     def execute(self, operation: ops.Operation) -> Any:
-        """Perform one operation. Errors name bucket and key; their kinds are in `s3_failures`."""
+        """Perform one operation. Errors name bucket and key; `s3_connection.error_of` has their classes."""
         path = ops.path_of(operation)
         doing = f"{type(operation).__name__} {path} in {self.root}"
         try:
             return self._perform(operation)
         except RequestFailure as failure:
             raise error_of(failure, doing, self._bucket, f"{self._prefix}{path}") from failure
-        except OSError as error:  # of the local end of an upload or download
+        except OSError as error:  # of the local file of an upload or download
             raise unavailable(error, doing, path=path) from error
 
     def check_conditions(self) -> None:
-        """Raise InvalidConfigError for a store that ignores conditions; once for each bucket.
+        """Raise InvalidConfigError for a store that ignores conditions; tried once for each bucket.
 
-        It would let two leaders create one name, and nobody would notice."""
+        On such a store two leaders could create one name unnoticed."""
         self._connection.once("conditions", self._bucket, self._try_condition)
 
     def _perform(self, operation: ops.Operation) -> Any:
@@ -157,7 +156,7 @@ class S3Storage:
     def _try_condition(self) -> None:
         key = f"{self._prefix}{TEMPORARY_FOLDER}/{uuid.uuid4().hex}"
         if not self._transfers.create(key, b"condition"):
-            return  # somebody else's object of this very name: conditions work
+            return  # the store refused to overwrite an object of this name: conditions work
         created_twice = self._transfers.create(key, b"condition")
         self._connection.call("delete_object", Bucket=self._bucket, Key=key)
         if created_twice:
@@ -178,7 +177,7 @@ class S3Storage:
         return digest.length, digest.checksum
 
     def _store(self, key: str, blocks: Iterator[ops.Buffer]) -> Digest:
-        """Write under a name that is this writer's own: an existing object must be an earlier try of the same write."""
+        """Write under a name that is this writer's alone: an existing object must be an earlier try of the same write."""
         digest = Digest()
         if not self._transfers.upload(key, digest.passing(blocks)):
             found = self._transfers.head(key)
@@ -217,13 +216,13 @@ class S3Storage:
     def _same(self, key: str, found: Found, other_key: str, other: Found) -> bool:
         if found.size != other.size:
             return False
-        # equal tags mean equal content; different ones mean nothing, they depend on parts and encryption
+        # equal tags mean equal content; different ones say nothing, since they depend on parts and encryption
         return found.etag == other.etag or self._checksum(key) == self._checksum(other_key)
 
     # -- listing
 
     def _listed(self, prefix: str, *, deep: bool) -> Iterator[tuple[str, bool]]:
-        """(path from the root, False) of each file below a folder; or (name, is a folder) of what is directly in it."""
+        """`deep`: (path from the root, False) of each file below a folder; else (name, is a folder) of each entry in it."""
         folder = self._folder(prefix)
         cut = len(self._prefix) if deep else len(folder)
         hidden = f"{self._prefix}{TEMPORARY_FOLDER}/"
@@ -234,7 +233,7 @@ class S3Storage:
                     yield each["Prefix"][cut:-1], True
             for each in page.get("Contents", ()):
                 key = str(each["Key"])
-                if not key.endswith("/") and not key.startswith(hidden):  # `folder/` is how consoles make folders
+                if not key.endswith("/") and not key.startswith(hidden):  # consoles make folders as objects `folder/`
                     yield key[cut:], False
 
     def _described(self, prefix: str) -> Iterator[ops.FileFacts]:
@@ -258,7 +257,7 @@ class S3Storage:
     # -- deleting
 
     def _delete_file(self, key: str) -> bool:
-        if self._transfers.head(key) is None:  # the store itself would not say
+        if self._transfers.head(key) is None:  # a deletion does not say whether the object existed
             return False
         self._connection.call("delete_object", Bucket=self._bucket, Key=key)
         return True
@@ -289,6 +288,6 @@ class S3Storage:
 def open_s3(
     location: str, *, connection: S3Connection | None = None, elsewhere: Callable[[str], ops.Storage] | None = None
 ) -> S3Storage:
-    """Storage on S3 named by `s3://bucket/prefix`. Raises InvalidConfigError for another location, or without boto3."""
+    """Storage of `s3://bucket/prefix`. Raises InvalidConfigError for another location, or without boto3."""
     check_installed()
     return S3Storage(location, connection if connection is not None else S3Connection(), elsewhere=elsewhere)

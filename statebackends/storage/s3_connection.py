@@ -1,11 +1,10 @@
-"""The way to one S3 endpoint: a client of boto3, made on first use, and how requests are repeated.
+"""Connection to one S3 endpoint: a boto3 client made on first use, retries, and the meaning of failed requests.
 
-boto3 finds credentials, region and endpoint as it always does (AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION, profiles, roles ...).
-Its own retries are off: it would repeat a conditional create and report its own success as somebody else's.
+boto3 finds credentials, region and endpoint as usual (AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION, profiles, roles ...). Its own
+retries are off: it would repeat a conditional create, and report its own success as another writer's.
 
-What a failed request to S3 means: may it be repeated, may it have happened, and what is its caller told?
-
-Knows boto's exceptions and S3's error codes, and no operation. It needs no boto installed to be imported."""
+For a failed request it decides whether it may be repeated, whether it may have happened, and which error the caller gets. It knows
+boto's exceptions and S3's error codes, and no operation. It can be imported without boto3."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from holdfast.statebackends.storage.transfers import TransferPool
 
 
 class FailureKind(StrEnum):
-    """What the caller of one request does differently."""
+    """Kinds of failed requests, by what the caller does."""
 
     MISSING = "missing"
     """No such object."""
@@ -46,21 +45,21 @@ class FailureKind(StrEnum):
     EXISTS = "exists"
     """A precondition failed: 412."""
     CONFLICT = "conflict"
-    """Another request on the same name was under way; this one did nothing: 409."""
+    """Another request for the same name was under way, and this one did nothing: 409."""
     RANGE = "range"
-    """Nothing at that offset: 416."""
+    """The object has no bytes at the offset: 416."""
     THROTTLED = "throttled"
-    """Refused unread."""
+    """The store refused the request without reading it."""
     UNREACHED = "unreached"
-    """The request never got there."""
+    """The request did not reach the store."""
     UNCLEAR = "unclear"
-    """No answer, or one that does not say whether anything was done."""
+    """There is no answer, or one that does not say whether the request was done."""
     FULL = "full"
-    """A quota is used up, or the store has no space: 507. It has answered; some of its disks may have the object."""
+    """A quota is used up, or the store has no space: 507. The store has answered; some of its disks may have the object."""
     UNSUPPORTED = "unsupported"
     """The store does not know this request: 501."""
     INVALID = "invalid"
-    """A name or a setting that no store would take."""
+    """A name or setting that no store accepts."""
     OTHER = "other"
 
 
@@ -111,7 +110,7 @@ _STATUS = {
     501: FailureKind.UNSUPPORTED,
     507: FailureKind.FULL,
 }
-"""For answers without a code that is known, which a HEAD never has."""
+"""HTTP status -> kind, for answers without a known code; a HEAD's answer has no code."""
 
 _EXCEPTIONS = {
     "EndpointConnectionError": FailureKind.UNREACHED,
@@ -132,7 +131,7 @@ _EXCEPTIONS = {
     "LoginError": FailureKind.CREDENTIALS,
     "ProfileNotFound": FailureKind.CREDENTIALS,
 }
-"""By the name of the most special class that is listed; whatever else botocore raises before it sends is a wrong setting."""
+"""Name of botocore's exception class -> kind; the most derived listed class counts. Other exceptions mean a wrong setting."""
 
 
 class RequestFailure(Exception):
@@ -149,7 +148,7 @@ class RequestFailure(Exception):
 
 
 def failure_of(error: Exception) -> RequestFailure:
-    """What an exception of botocore stands for. Any other exception is raised again: it is a bug."""
+    """The RequestFailure for an exception of botocore. Raises any other exception again: it is a bug."""
     response = getattr(error, "response", None)
     if isinstance(response, dict) and "Error" in response:
         return _failure_of_answer(response)
@@ -167,19 +166,19 @@ def _failure_of_answer(response: dict[str, Any]) -> RequestFailure:
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     kind = _CODES.get(code)
     if kind is None:
-        # 200 with an error inside (CompleteMultipartUpload answers before it is done) is as unclear as a 500
+        # 200 with an error in its body (CompleteMultipartUpload answers before it is done) is as unclear as 500
         unclear = status >= 500 or status == 200
         kind = _STATUS.get(status, FailureKind.UNCLEAR if unclear else FailureKind.OTHER)
     return RequestFailure(kind, code if not code.isdecimal() else f"HTTP {status}", text or f"HTTP {status}")
 
 
 def failure_of_entry(code: str, message: str) -> RequestFailure:
-    """What went wrong with one object of several in a request."""
+    """The RequestFailure for one object of several in a request."""
     return RequestFailure(_CODES.get(code, FailureKind.OTHER), code, message or code)
 
 
 def error_of(failure: RequestFailure, doing: str, bucket: str, key: str) -> HoldfastError:
-    """The error that says so to people and programs. `doing`: the operation and its path."""
+    """The error for a failed request. `doing`: the operation and its path, for the message."""
     place: dict[str, Any] = {"path": f"s3://{bucket}/{key}", "bucket": bucket, "key": key}
     match failure.kind:
         case FailureKind.MISSING:
@@ -206,30 +205,30 @@ T = TypeVar("T")
 
 _READ_BYTES = 1 << 20
 PART_BYTES_MIN = 5 << 20
-"""S3's bound for all parts of a multipart upload but the last."""
+"""S3's lower bound for all parts of a multipart upload but the last, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Times in ms. Two settings of None leave the choice to boto3."""
+    """Settings of a connection. Times in ms, sizes in bytes; None leaves the choice to boto3."""
 
     endpoint_url: str | None = None
     region: str | None = None
     connect_timeout_ms: int = 5_000
     read_timeout_ms: int = 15_000
-    """Silence on a connection after which a request is given up."""
+    """Silence on a connection after which a request fails."""
     retry_timeout_ms: int = 30_000
-    """How long one request is repeated; the last try may end after it."""
+    """Time during which a request is repeated; the last try may end later."""
     backoff_first_ms: int = 50
     backoff_max_ms: int = 5_000
     part_bytes: int = 8 << 20
     """Objects above this size are sent and fetched in parts of it."""
     parts_in_flight_max: int = 4
-    """Of one operation, and of all operations together; an operation holds up to twice as many in memory."""
+    """Parts under way, of one operation and of all together; an operation holds up to twice as many in memory."""
     transfers_in_flight_max: int = 8
     """Files of one group that are sent or fetched at one time."""
     transfer_bytes_max: int = 64 << 20
-    """Of files in memory at one time, in all groups together; a single one may hold more (see `parts_in_flight_max`)."""
+    """Bytes in memory of the files of all groups; a single file may take more (see `parts_in_flight_max`)."""
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
@@ -255,12 +254,12 @@ _ALWAYS_TOLD = {
     "upload_part": "ETag",
     "upload_part_copy": "CopyPartResult",
 }
-"""What each answer of S3 has. A proxy's page with status 200 has none of it: taken for an answer, it would be a write that was
-never done, or a listing of a folder that is not empty."""
+"""Request -> field that each answer of S3 has. A proxy's page with status 200 lacks it, and would pass for a write that was done,
+or for the listing of an empty folder."""
 
 
 class S3Connection:
-    """Shared by all storages on one endpoint; thread-safe. Nothing is sent, and boto3 not imported, before the first request."""
+    """Connection that all storages on one endpoint share. Thread-safe. boto3 is imported at the first request."""
 
     def __init__(
         self,
@@ -271,7 +270,7 @@ class S3Connection:
         uniform: Callable[[float, float], float] = random.uniform,
         connect: Callable[[S3Settings], Any] | None = None,
     ) -> None:
-        """`clock` and `sleep` in seconds; `uniform` draws between two bounds; `connect` makes what stands for boto3's client."""
+        """`clock` and `sleep`: in seconds. `uniform` draws between two bounds. `connect` makes the client."""
         self.settings = settings if settings is not None else S3Settings()
         self.settings.check()
         self._clock, self._sleep, self._uniform = clock, sleep, uniform
@@ -283,10 +282,10 @@ class S3Connection:
         settings = self.settings
         single_bytes_max = 2 * settings.parts_in_flight_max * settings.part_bytes
         self.transfers = TransferPool(settings.transfers_in_flight_max, settings.transfer_bytes_max, single_bytes_max)
-        """Of all storages on this endpoint."""
+        """Pool of all storages on this endpoint."""
 
     def request(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """One request, tried once, whose answer has no body to read. Raises RequestFailure."""
+        """Send one request, once, whose answer has no body to read. Raises RequestFailure."""
         client = self._connected()
         try:
             answer: dict[str, Any] = getattr(client, name)(**arguments)
@@ -302,20 +301,22 @@ class S3Connection:
         return answer
 
     def fetch(self, **arguments: Any) -> tuple[dict[str, Any], bytearray]:
-        """One GET of an object, tried once: the answer and its whole body. Raises RequestFailure."""
+        """GET an object, once: (answer, whole body). Raises RequestFailure."""
         answer = self.request("get_object", **arguments)
         body, data = answer["Body"], bytearray()
         try:
-            while chunk := body.read(_READ_BYTES):  # one read of all of it would hold it twice
+            while chunk := body.read(_READ_BYTES):  # a single read would hold the body twice
                 data += chunk
             return answer, data
-        except Exception as error:  # a body that ends early has told nothing
+        except Exception as error:  # a body that ends early is no answer
             raise failure_of(error) from error
         finally:
             body.close()
 
     def repeated(self, action: Callable[[], T], *, timeout_ms: int | None = None) -> T:
-        """What the action returns, which is run again while its failures may pass. Raises the last RequestFailure."""
+        """Run an action, again while it fails with a RETRYABLE kind and time is left; returns its result.
+
+        `timeout_ms`: instead of `retry_timeout_ms`. Raises the last RequestFailure."""
         allowed_ms = self.settings.retry_timeout_ms if timeout_ms is None else timeout_ms
         deadline = self._clock() + allowed_ms / 1000
         longest = tenacity.wait_exponential(
@@ -331,11 +332,11 @@ class S3Connection:
         return retrying(action)
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """One request that may be repeated at will. Raises RequestFailure."""
+        """`request`, repeated as in `repeated`; for idempotent requests. Raises RequestFailure."""
         return self.repeated(lambda: self.request(name, **arguments))
 
     def submit(self, action: Callable[[], T]) -> Future[T]:
-        """Run an action on the threads that parts are sent and fetched on."""
+        """Run an action on the threads that send and fetch parts."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.settings.parts_in_flight_max, thread_name_prefix="holdfast-s3")
@@ -343,7 +344,7 @@ class S3Connection:
         return pool.submit(action)
 
     def once(self, check: str, bucket: str, action: Callable[[], None]) -> None:
-        """Run a check of a bucket unless it passed before on this connection."""
+        """Run a check of a bucket, unless it has passed on this connection before."""
         with self._lock:
             passed = (check, bucket) in self._checks
         if not passed:
@@ -352,7 +353,7 @@ class S3Connection:
                 self._checks.add((check, bucket))
 
     def close(self) -> None:
-        """Give back connections and threads; another request makes them anew."""
+        """Release connections and threads; a later request makes new ones."""
         with self._lock:
             client, self._client = self._client, None
             pool, self._pool = self._pool, None
@@ -369,7 +370,7 @@ class S3Connection:
 
 
 def check_installed() -> None:
-    """Raise InvalidConfigError, saying what to install, unless boto3 is there."""
+    """Raise InvalidConfigError naming the package to install, if boto3 is missing."""
     try:
         import boto3  # noqa: F401 - its absence is the finding
         import botocore.config  # noqa: F401
@@ -394,7 +395,7 @@ def _make_client(settings: S3Settings) -> Any:
         user_agent_extra="holdfast",
     )
     try:
-        found = botocore.session.Session()  # of its own: credentials are found anew
+        found = botocore.session.Session()  # a session of its own looks for credentials again
         descriptions = _descriptions(found.get_config_variable("data_path"))
         found.register_component("data_loader", descriptions)
         with _making_session:
@@ -407,14 +408,14 @@ def _make_client(settings: S3Settings) -> Any:
 
 
 _making_session = threading.Lock()
-"""Over the list of folders that all clients' descriptions are looked for in."""
+"""Guards the list of folders in which clients' descriptions are searched."""
 
 
 @functools.cache
 def _descriptions(folders: str | None) -> Any:
-    """What botocore has on disk about S3, there (AWS_DATA_PATH) or in its own folder.
+    """Loader of botocore's descriptions of S3, in `folders` (AWS_DATA_PATH) and in its own folder.
 
-    Read once a process: of the 80 ms that it takes to make a client, 65 go into reading."""
+    One for the process: of the 80 ms to make a client, reading descriptions takes 65."""
     from botocore.loaders import create_loader
 
     return create_loader(folders)

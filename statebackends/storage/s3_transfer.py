@@ -1,9 +1,8 @@
-"""Bytes to and from objects: in one request, or in parts, a bounded number of them at one time and in memory.
+"""Transfers of objects: in one request, or in parts, a bounded number of them at one time and in memory; and their local files.
 
-Creates are conditional (If-None-Match: *) and carry a nonce as metadata: whoever finds an object can tell whose create made
-it, also when the answer was lost, the request was repeated on the way, or somebody else wrote the same bytes.
-
-The local ends of uploads and downloads. Raises OSError as the system does."""
+Creates are conditional (If-None-Match: *) and carry a nonce as metadata, which says whose create made an object, also if the answer
+was lost, the request was repeated on the way, or another writer sent the same bytes. It knows no paths of storage, and no
+operation. Local files raise OSError as the system does."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from holdfast.statebackends.storage.s3_connection import FailureKind, RequestFai
 
 
 def blocks_of_file(path: str, block_bytes: Callable[[int], int]) -> Iterator[Buffer]:
-    """A file in blocks of the length chosen for its size, the last one shorter. Raises ObjectMissingError at the first."""
+    """A file in blocks of block_bytes(file size) bytes, the last one shorter. Raises ObjectMissingError at the first."""
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -38,7 +37,7 @@ def blocks_of_file(path: str, block_bytes: Callable[[int], int]) -> Iterator[Buf
 
 
 def _read_block(descriptor: int, length: int) -> bytes:
-    """So many bytes, fewer only at the end of the file."""
+    """`length` bytes, fewer only at the end of the file."""
     block = os.read(descriptor, length)
     if not block or len(block) == length:
         return block
@@ -50,12 +49,12 @@ def _read_block(descriptor: int, length: int) -> bytes:
 
 
 def replace_file(path: str, chunks: Iterable[Buffer]) -> tuple[int, str]:
-    """Write a new file in place of an old one; (length, checksum). The old one stays if the first chunk can't be had."""
+    """Write a file in place of an old one; returns (length, checksum). The old one stays if the first chunk can't be read."""
     digest = Digest()
     passing = digest.passing(chunks)
     first = next(passing, b"")
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # it may share its content with a file of a live database
+        os.unlink(path)  # the old file may be a hard link to one of an open database
     with open(path, "xb", buffering=0) as file:
         for chunk in itertools.chain([first], passing):
             view = memoryview(chunk).cast("B")
@@ -67,22 +66,23 @@ def replace_file(path: str, chunks: Iterable[Buffer]) -> tuple[int, str]:
 log = logging.getLogger("holdfast.storage")
 
 NONCE = "holdfast-nonce"
-"""Name of the metadata that says which create made an object."""
+"""Name of the metadata with the nonce of the create that made an object."""
 PARTS_MAX = 10_000
 """S3's bound for one object."""
 COPY_PART_BYTES = 1 << 30
-"""One part of a server-side copy; S3's bound is 5 GiB."""
+"""Bytes of one part of a server-side copy; S3's bound is 5 GiB."""
 ABORT_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What HEAD says of an object."""
+    """Answer to a HEAD of an object."""
 
     size: int
+    """Bytes."""
     etag: str
     nonce: str
-    """Empty: not made by a create of ours."""
+    """Of the create that made it; empty for an object that Holdfast did not make."""
 
 
 class Transfers:
@@ -95,7 +95,7 @@ class Transfers:
     # -- looking
 
     def head(self, key: str) -> Found | None:
-        """Size, version and maker of an object; None if there is none."""
+        """Size, version and nonce of an object; None if there is no such object."""
         return self._connection.repeated(lambda: self._head_once(key))
 
     def _head_once(self, key: str) -> Found | None:
@@ -107,30 +107,32 @@ class Transfers:
                 return None
             if failure.kind is FailureKind.DENIED:
                 self._explain(key)
-            if failure.code == "HTTP 503":  # its reason is left out, too, but that it asks for patience is all there is to it
+            if failure.code == "HTTP 503":  # a HEAD has no code of its own, and this status means throttling
                 raise RequestFailure(FailureKind.THROTTLED, failure.code, str(failure)) from failure
             raise
         metadata = answer.get("Metadata", {})
         return Found(int(answer["ContentLength"]), str(answer["ETag"]), str(metadata.get(NONCE, "")))
 
     def _check_bucket(self) -> None:
-        """A HEAD of an object does not say whether its bucket is missing, too."""
+        """Raise RequestFailure for a missing bucket, which a HEAD of an object does not tell from a missing object."""
         try:
             self._connection.request("head_bucket", Bucket=self._bucket)
         except RequestFailure as failure:
             if failure.kind is FailureKind.MISSING:
                 raise RequestFailure(FailureKind.NO_BUCKET, failure.code, "no such bucket") from failure
-            if failure.kind is not FailureKind.DENIED:  # it may exist and not be ours to look at
+            if failure.kind is not FailureKind.DENIED:  # the bucket may exist without a right to look at it
                 raise
 
     def _explain(self, key: str) -> None:
-        """A refused HEAD has no words; the same GET does. Raises its failure, if it fails."""
+        """Repeat a refused HEAD, whose answer has no message, as a GET, and raise that one's failure."""
         self._connection.fetch(Bucket=self._bucket, Key=key, Range="bytes=0-0")
 
     # -- reading
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> Iterator[bytearray]:
-        """Pieces of [offset, offset+length) in order; those after the first are fetched ahead. Raises when it doesn't exist."""
+        """Bytes [offset, offset+length) of an object in parts, in order; parts behind the first are fetched ahead.
+
+        Raises RequestFailure, of kind MISSING if there is no such object."""
         if length == 0:
             if self.head(key) is None:
                 raise RequestFailure(FailureKind.MISSING, "", "no such object")
@@ -151,7 +153,7 @@ class Transfers:
             yield data
 
     def _range(self, key: str, start: int, stop: int, etag: str | None = None) -> tuple[bytearray, int, str]:
-        """(bytes of [start, stop), size of the object, its version)."""
+        """(bytes [start, stop), size of the object, its version)."""
         return self._connection.repeated(lambda: self._range_once(key, start, stop, etag))
 
     def _range_once(self, key: str, start: int, stop: int, etag: str | None) -> tuple[bytearray, int, str]:
@@ -159,14 +161,14 @@ class Transfers:
         answer, data = self._connection.fetch(Bucket=self._bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **condition)
         if "ContentRange" in answer:
             size = int(answer["ContentRange"].rpartition("/")[2])
-        else:  # a store may answer with all of it
+        else:  # a store may answer with the whole object
             size, data = len(data), data[start:stop]
         if len(data) != max(0, min(stop, size) - start):
             raise RequestFailure(FailureKind.UNCLEAR, "", f"{len(data)} bytes came of [{start}, {stop}) of {size}")
         return data, size, str(answer["ETag"])
 
     def _ahead(self, actions: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-        """Results in order, with so many actions under way as the settings say. None is under way any more when it ends."""
+        """Results in order, with at most `parts_in_flight_max` actions under way; none is when the iterator ends."""
         waiting: deque[Future[Any]] = deque()
         try:
             for action in actions:
@@ -194,14 +196,14 @@ class Transfers:
         )
 
     def upload(self, key: str, blocks: Iterator[Buffer]) -> bool:
-        """Make an object of blocks, each but the last `block_bytes` long, unless the name is taken; True if this call made it."""
+        """As `create`, from blocks, all but the last of which are `block_bytes` long."""
         first = list(itertools.islice(blocks, 2))
         if len(first) < 2:
             return self.create(key, first[0] if first else b"")
 
         def sends(upload: dict[str, str]) -> Iterator[Callable[[], str]]:
             for number in itertools.count(1):
-                block = first.pop(0) if first else next(blocks, None)  # nobody keeps a block that was sent
+                block = first.pop(0) if first else next(blocks, None)  # a block is released once it is sent
                 if block is None:
                     return
                 yield partial(self._send_part, upload, number, block)
@@ -209,14 +211,13 @@ class Transfers:
         return self._in_parts(key, sends)
 
     def block_bytes(self, size: int) -> int:
-        """Length of the blocks of an object."""
+        """Bytes of the blocks of an object of `size` bytes."""
         return max(self._connection.settings.part_bytes, -(-size // PARTS_MAX))
 
     def copy(self, source: str, found: Found, key: str) -> bool:
-        """Make an object with the content of another, inside the store, unless the name is taken; True if this call made it.
+        """As `create`, with the content of another object, copied inside the store.
 
-        In parts, though one is enough for most: more stores take a condition there than on a plain copy, and the copy gets a
-        nonce of its own."""
+        Always a multipart copy: more stores accept a condition there than on a plain copy, and the copy gets a nonce of its own."""
         if found.size == 0:
             return self.create(key, b"")
 
@@ -263,7 +264,7 @@ class Transfers:
         return str(answer["CopyPartResult"]["ETag"])
 
     def _abort(self, upload: dict[str, str]) -> None:
-        """Parts of an upload that nobody completes are paid for until somebody aborts it."""
+        """Abort an upload: its parts would be paid for until then."""
         abort = partial(self._connection.request, "abort_multipart_upload", **upload)
         try:
             self._connection.repeated(abort, timeout_ms=ABORT_TIMEOUT_MS)
@@ -273,7 +274,9 @@ class Transfers:
                 log.warning("%s: the unfinished upload %s could not be aborted: %s", path, upload["UploadId"], failure)
 
     def _decide(self, key: str, nonce: str, create: Callable[[], Any]) -> bool:
-        """Run a conditional create until it is known who made the object; True: this one."""
+        """Repeat a conditional create until it is known whose create made the object; True: this one.
+
+        Raises AmbiguousWriteError if that stays unknown, RequestFailure if the create certainly failed."""
         unclear = False
 
         def attempt() -> bool:
@@ -287,7 +290,7 @@ class Transfers:
                     raise
                 found = self._head_once(key)
                 if found is not None:
-                    return found.nonce == nonce  # "exists" may be the echo of our own success
+                    return found.nonce == nonce  # "exists" may be the answer to a repeat of this create
                 unclear = before
                 if failure.kind is FailureKind.EXISTS:
                     raise RequestFailure(FailureKind.CONFLICT, failure.code, "it existed, and is gone again") from failure
@@ -305,7 +308,7 @@ class Transfers:
                 if found is not None:
                     return found.nonce == nonce
                 absent = not unclear
-            if absent:  # and will stay so: a store that is full has answered
+            if absent:  # a full store has answered, so the object will not appear later
                 raise
             path = f"s3://{self._bucket}/{key}"
             message = f"{path} may or may not have been written: {failure}"
@@ -313,7 +316,7 @@ class Transfers:
 
 
 def blocks_of(chunks: Iterable[Buffer], size: int) -> Iterator[Buffer]:
-    """The same bytes in blocks of `size`, the last one shorter; none for no bytes."""
+    """The bytes of the chunks in blocks of `size` bytes, the last one shorter; no block for no bytes."""
     block = bytearray()
     for chunk in chunks:
         view = memoryview(chunk).cast("B")

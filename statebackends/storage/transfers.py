@@ -1,7 +1,7 @@
-"""Several transfers at one time, within bounds on threads and memory that all groups of a process share.
+"""Pool of transfers that run at one time, within bounds on threads and memory shared by all groups of a process.
 
-It knows no storage: what is run is calls. A thread that waits for its group works for it, too, so that no group waits for
-another one's threads."""
+It runs calls, and knows no storage. A thread that waits for its group also works for it, so that no group waits for the threads of
+another."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def _go_on() -> None:
 
 
 class TransferPool:
-    """Thread-safe. Threads live as long as their group and are daemons: a process that must end waits for no stuck upload."""
+    """Bounds on threads and bytes of transfers. Thread-safe.
+
+    Threads live as long as their group, and are daemons, so that a process can end despite a stuck upload."""
 
     def __init__(self, transfers_max: int, bytes_max: int, transfer_bytes_max: int) -> None:
-        """`transfers_max`: of one group at one time; all groups together have one less in threads of their own.
-        `bytes_max`: held in memory by all of them; one alone may hold more. `transfer_bytes_max`: what a single one holds at
-        most, however large its file is."""
+        """`transfers_max`: transfers of one group at one time; all groups together have one thread less than that of their own.
+        `bytes_max`: bytes in memory of all transfers; a single one may exceed it. `transfer_bytes_max`: bytes that one transfer
+        holds at most, however large its file is."""
         self.transfers_max = transfers_max
         self.bytes_max = bytes_max
         self._transfer_bytes_max = transfer_bytes_max
@@ -37,11 +39,12 @@ class TransferPool:
         self._mine = threading.local()
 
     def run(self, calls: Sequence[Callable[[], T]], sizes: Sequence[int], check: Callable[[], None] = _go_on) -> list[T]:
-        """Results in the order of the calls. `sizes`: bytes that each transfers. Within a call of another group they run one
-        by one, on its thread and its share of the bytes: waiting for more while it holds some could be waiting for itself.
+        """Run the calls and return their results, in order. `sizes`: bytes that each call transfers. `check` is called before each,
+        on any thread, and may raise.
 
-        `check` is called before each begins, on any thread, and may raise. After a failure nothing more begins; what is under
-        way ends; then the first failure in order is raised."""
+        After a failure no further call begins and running ones end; then the first failure in order is raised. A group within a
+        call of another group runs one by one, on that call's thread and bytes: waiting for more bytes while it holds some could
+        deadlock."""
         if not calls:
             return []
         group = _Group(self, calls, sizes, check)
@@ -54,7 +57,7 @@ class TransferPool:
                 thread = threading.Thread(target=group.serve, name="holdfast-transfer", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the system gives us no more: this one does it all
+                except RuntimeError:  # the system has no more threads: those that started do the work
                     break
                 started.append(thread)
             group.serve()
@@ -67,7 +70,7 @@ class TransferPool:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """Wait, first come, first served, until so many bytes may be held."""
+        """Hold `size` bytes, after waiting (first come, first served) until the bound allows it."""
         held, ticket = max(0, min(size, self._transfer_bytes_max)), object()
         with self._changed:
             self._waiting.append(ticket)
@@ -95,9 +98,9 @@ class TransferPool:
 
 
 def _join(group: _Group[T], threads: Sequence[threading.Thread]) -> BaseException | None:
-    """Wait for all, also when interrupted: whoever cleans up must know what they still write. The interrupt, if there was one.
+    """Wait for all threads, also when interrupted, so that cleanup knows that they have ended. Returns the interrupt, if any.
 
-    An interrupt in the start of a thread leaves one that is not among `threads`: what it does is the group's to know."""
+    An interrupt while a thread starts leaves one that is not in `threads`; `group.wait` waits for its call."""
     interrupt: BaseException | None = None
     while True:  # an interrupt may come between any two steps
         try:
@@ -111,7 +114,7 @@ def _join(group: _Group[T], threads: Sequence[threading.Thread]) -> BaseExceptio
 
 
 class _Group(Generic[T]):
-    """The calls of one group, taken in order by whichever thread is free."""
+    """The calls of one group; each free thread takes the next one."""
 
     def __init__(
         self, pool: TransferPool, calls: Sequence[Callable[[], T]], sizes: Sequence[int], check: Callable[[], None]
@@ -130,7 +133,7 @@ class _Group(Generic[T]):
         self._failures: dict[int, BaseException] = {}
 
     def serve(self) -> None:
-        """Run calls until none is left or one has failed."""
+        """Run calls until all are taken or one has failed."""
         while (index := self._take()) is not None:
             try:
                 with self._pool.holding(self._sizes[index]):
@@ -146,18 +149,18 @@ class _Group(Generic[T]):
                     self._changed.notify_all()
 
     def stop(self) -> None:
-        """Nothing more begins."""
+        """Begin no further call."""
         with self._changed:
             self._ended = True
 
     def wait(self) -> None:
-        """Until no other thread has a call."""
+        """Wait until no other thread runs a call."""
         with self._changed:
             while self._active - {threading.get_ident()}:
                 self._changed.wait()
 
     def alone(self) -> list[T]:
-        """Run all calls on this thread; nobody else's are waited for."""
+        """Run all calls on this thread, without waiting for other groups."""
         results = []
         for call in self._calls:
             self._check()
@@ -174,10 +177,10 @@ class _Group(Generic[T]):
 
     def results(self) -> list[T]:
         if self._failures:
-            # An interrupt is nobody's failure, and must not be lost behind one.
+            # An interrupt comes first: a failure must not hide it.
             raise min(self._failures.items(), key=lambda item: (isinstance(item[1], Exception), item[0]))[1]
         return [self._results[index] for index in range(len(self._calls))]
 
 
 ONE_BY_ONE = TransferPool(1, 1, 1)
-"""Everything on the thread that asks, in order."""
+"""Runs all calls on the calling thread, in order."""

@@ -478,5 +478,5 @@ def test_a_run_that_is_missing_damaged_or_alone_is_refused(job: Job) -> None:
     (operator,) = snapshot.metadata.operators
     operator = msgspec.structs.replace(operator, subtasks=(OperatorSubtaskState(keyed=(base, many)),))
     crowded = StoredSnapshot(msgspec.structs.replace(snapshot.metadata, operators=(operator,)), snapshot.storage, snapshot.folder)
-    with pytest.raises(CorruptStateError, match="more than 32 delta runs"):
+    with pytest.raises(CorruptStateError, match="more than 32 deltas"):
         check_contents(crowded)
