@@ -103,7 +103,7 @@ class ArrowKeyColumn:
 
 
 def cast_field(field: KeyFieldType, array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """An array of the field's Arrow type with equal values. Raises ValueError or ArrowInvalid for another type, a null, or a loss."""
+    """An array of the field's Arrow type with equal values. Raises ValueError or ArrowInvalid for other types, nulls and losses."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if array.type != field.arrow_type:

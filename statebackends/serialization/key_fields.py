@@ -1,8 +1,8 @@
 """Types of a key field: lossless cast, canonical bytes and hash, each for one value and for a column.
 
 Canonical bytes are a type tag and a body, whose unsigned byte order is the order of the values; in a tuple the body also says where
-it ends. `NestedRows` reads many encoded tuples at once, field by field. Values are refused by ValueError; keys.py adds the operator.
-The hash functions are in key_hash.py."""
+it ends. `NestedRows` reads many encoded tuples at once, field by field. Values are refused by ValueError; keys.py adds the
+operator. The hash functions are in key_hash.py."""
 
 from __future__ import annotations
 

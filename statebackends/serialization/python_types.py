@@ -42,7 +42,7 @@ _HINT = (
 
 
 def encode_unusual(value: Any) -> Any:
-    """Plain value, for msgpack, of a class that it doesn't know: a NumPy or Arrow scalar, or a subclass that ValueType.check accepts."""
+    """Plain value, for msgpack, of an object that ValueType.check accepts: a NumPy or Arrow scalar, or one of a subclass."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, pa.Scalar):

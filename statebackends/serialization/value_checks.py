@@ -111,7 +111,7 @@ def _check_of(value_type: ValueType) -> Check:
 
 
 def _scalar(value_type: ValueType, whole: Check) -> Check | None:
-    """A check that accepts obviously right scalars in one call, and leaves others to `whole`; None for types without a fast check."""
+    """A check that accepts obviously right scalars in one call and leaves others to `whole`; None for other types."""
     for kind, check in (
         (int, lambda value: (type(value) is int and -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF) or whole(value)),
         (float, lambda value: type(value) is float or whole(value)),

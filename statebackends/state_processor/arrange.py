@@ -1,7 +1,8 @@
-"""A snapshot with operators and states taken out, renamed, added, or in another number of key groups, as a canonical savepoint.
+"""Writes a canonical savepoint with operators and states removed, renamed, added, or with another max parallelism.
 
-What stays as it is is carried over as `edit` does it. Where max parallelism changes every key is hashed anew, and its row sorted
-into its new key group. Operators' parallelism stays: a restore deals state out to any."""
+Unchanged state is carried over as in edit.py. Where max parallelism changes, each key is hashed again, and its row sorted into its
+new key group. Operators keep their parallelism, since a restore redistributes state to any. The wanted result is an Arrangement
+(arrangement.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from holdfast.statebackends.storage.port import Storage
 
 
 def shape_of(arrangement: Arrangement, uid: str, shape: Shape) -> Shape:
-    """Of the states that are added to an operator; `shape`: that of operators that the snapshot does not have."""
+    """Shape of states that are added to an operator. `shape`: that of operators which are not in the snapshot."""
     if uid not in arrangement.operators:
         return shape
     kept = arrangement.operators[uid]
@@ -41,11 +42,11 @@ def write_arranged(
     *,
     graph: dict[str, Any] | None,
 ) -> StoredSnapshot:
-    """Write what is kept and what is added into a folder that is new or empty.
+    """Write kept and added state into a folder that is new or empty.
 
-    `graph`: the job's graph with the operators' new uids. `shape`: of operators that the snapshot does not have; states that are
-    added to others are laid out by `shape_of`. Raises InvalidConfigError for a state that is there already, and as
-    `write_savepoint` and `edit_snapshot` do; then the folder is as it was."""
+    `graph`: the job's graph with the operators' new uids. `shape`: that of operators which are not in the snapshot; states added to
+    others have that of `shape_of`. Raises InvalidConfigError for an added state that is kept already, and as `write_savepoint` and
+    `edit_snapshot` do; the folder is then as it was."""
     source = arrangement.snapshot
     by_operator = grouped(added, {uid: list(arrangement.metas(uid).values()) for uid in arrangement.operators})
     places = {kept.source: uid for uid, kept in arrangement.operators.items()}
@@ -79,7 +80,7 @@ class _Writing:
         return new_operator(uid, states, shape, self.target, self.storage, self.files)
 
     def kept(self, operator: OperatorState, uid: str, added: Sequence[AnyState]) -> OperatorState:
-        """An operator of the snapshot, with what is added to it in handles of its own."""
+        """A kept operator; states added to it are in handles of their own."""
         kept = self.arrangement.operators[uid]
         moved = self._moved(operator, uid, kept) if kept.max_parallelism != operator.max_parallelism else []
         names = {stored: name for stored, name in kept.names.items() if not any(state.meta.name == name for state in moved)}
@@ -93,7 +94,7 @@ class _Writing:
         return carried
 
     def _moved(self, operator: OperatorState, uid: str, kept: KeptOperator) -> list[NewState]:
-        """Keyed states whose rows go to other key groups."""
+        """Keyed states of an operator whose max parallelism changes."""
         states = states_of(operator)
         return [self._rehashed(states[stored], uid, name, kept) for name, stored in kept.states.items() if states[stored].is_keyed]
 
@@ -109,12 +110,12 @@ class _Writing:
 
 
 def _joined(carried: OperatorSubtaskState, beside: OperatorSubtaskState) -> OperatorSubtaskState:
-    keyed = tuple(handle for handle in carried.keyed if handle.states)  # one without states would say nothing but its key groups
+    keyed = tuple(handle for handle in carried.keyed if handle.states)  # a handle without states is not needed beside others
     return msgspec.structs.replace(carried, keyed=(*keyed, *beside.keyed), operator=(*carried.operator, *beside.operator))
 
 
 def _external(arrangement: Arrangement) -> tuple[str, ...]:
-    """Files elsewhere, without those that only operators need which are gone."""
+    """External files, without those that only removed operators need."""
     kept = {operator.source for operator in arrangement.operators.values()}
     named: Mapping[bool, set[str]] = {True: set(), False: set()}
     metadata = arrangement.snapshot.metadata

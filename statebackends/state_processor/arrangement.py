@@ -1,6 +1,7 @@
-"""Which operators and states of a snapshot a new savepoint is to have, under which names, in how many key groups.
+"""Arrangement of a new savepoint: which operators and states of a snapshot it has, under which names, with which max parallelism.
 
-A picture of the end, and not a list of steps: names that are swapped, or given back, cost nothing. It reads `_metadata` alone."""
+It describes the result and not the steps to it, so swapped or restored names cost nothing. It reads `_metadata` alone; arrange.py
+writes the savepoint."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class KeptOperator:
     """Its uid in the snapshot."""
     max_parallelism: int
     states: Mapping[str, str]
-    """Name in the savepoint -> name in the snapshot; those left out are gone."""
+    """Name in the savepoint -> name in the snapshot; other states are removed."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -32,7 +33,8 @@ class KeptOperator:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What becomes of a snapshot; each step gives another one."""
+    """The wanted savepoint; immutable, each change gives another one. Methods that name an operator or state raise NotFoundError if
+    it is not kept."""
 
     snapshot: StoredSnapshot
     operators: Mapping[str, KeptOperator]
@@ -40,7 +42,7 @@ class Arrangement:
 
     @staticmethod
     def of(snapshot: StoredSnapshot) -> Arrangement:
-        """All as it is."""
+        """The snapshot unchanged."""
         kept = {
             operator.uid: KeptOperator(operator.uid, operator.max_parallelism, {name: name for name in states_of(operator)})
             for operator in snapshot.metadata.operators
@@ -48,7 +50,6 @@ class Arrangement:
         return Arrangement(snapshot, kept)
 
     def without_operator(self, uid: str) -> Arrangement:
-        """Raises NotFoundError, as all that follow do for what is not there."""
         self.operator(uid)
         return replace(self, operators={each: kept for each, kept in self.operators.items() if each != uid})
 
@@ -57,7 +58,7 @@ class Arrangement:
         return self._with(uid, replace(kept, states={each: stored for each, stored in kept.states.items() if each != name}))
 
     def with_operator_renamed(self, uid: str, to: str) -> Arrangement:
-        """Raises InvalidConfigError if there is one of that uid, or it can't be one."""
+        """Raises InvalidConfigError if `to` is the uid of another operator, or an invalid one."""
         self.operator(uid)
         operator_id(to)
         if to != uid and to in self.operators:
@@ -65,7 +66,7 @@ class Arrangement:
         return replace(self, operators={to if each == uid else each: kept for each, kept in self.operators.items()})
 
     def with_state_renamed(self, uid: str, name: str, to: str) -> Arrangement:
-        """Raises InvalidConfigError if there is one of that name, it can't be one, or the state is timers."""
+        """Raises InvalidConfigError if `to` is the name of another state or an invalid one, and for timers."""
         kept = self._with_state(uid, name)
         wrong = ""
         if states_of(self.snapshot.operator(kept.source))[kept.states[name]].meta.kind == TIMERS_KIND:
@@ -79,7 +80,7 @@ class Arrangement:
         return self._with(uid, replace(kept, states={to if each == name else each: stored for each, stored in kept.states.items()}))
 
     def with_max_parallelism(self, max_parallelism: int, uid: str | None = None) -> Arrangement:
-        """Of one operator, or of all. Raises InvalidConfigError if it is out of bounds, or less than an operator's parallelism."""
+        """Set it for one operator, or for all. Raises InvalidConfigError if it is out of bounds, or below a parallelism."""
         changed = {}
         for each in self.operators if uid is None else (uid,):
             kept = self.operator(each)
@@ -95,25 +96,25 @@ class Arrangement:
         return replace(self, operators={**self.operators, **changed})
 
     def operator(self, uid: str) -> KeptOperator:
-        """Raises NotFoundError naming the operators that there are."""
+        """A kept operator. Raises NotFoundError naming the kept ones."""
         if uid not in self.operators:
             known = ", ".join(sorted(self.operators)) or "none"
             raise NotFoundError(f"the savepoint has no operator {uid!r} from the snapshot; it has: {known}", operator=uid)
         return self.operators[uid]
 
     def metas(self, uid: str) -> dict[str, StateMeta]:
-        """The states that are kept of an operator, by their names in the savepoint."""
+        """Kept states of an operator, by name in the savepoint."""
         kept = self.operator(uid)
         stored = states_of(self.snapshot.operator(kept.source))
         return {name: renamed(stored[own].meta, name) for name, own in kept.states.items()}
 
     @property
     def renamed_operators(self) -> dict[str, str]:
-        """Uid in the snapshot -> another one in the savepoint."""
+        """Uid in the snapshot -> uid in the savepoint, of renamed operators."""
         return {kept.source: uid for uid, kept in self.operators.items() if kept.source != uid}
 
     def described(self) -> Iterator[str]:
-        """What differs from the snapshot, a few words each."""
+        """Each difference from the snapshot in a few words."""
         kept = {operator.source: (uid, operator) for uid, operator in self.operators.items()}
         for operator in self.snapshot.metadata.operators:
             if operator.uid not in kept:

@@ -1,8 +1,8 @@
-"""A canonical savepoint that no job took: states made of rows that come from elsewhere, for a job to start with history.
+"""Bootstrap of a savepoint: states made of rows from elsewhere, so that a job starts with history.
 
-A state may be written by many processes: each gets the rows of some subtasks' key groups and writes their files. Names are of one
-writer and one try, so that a task that is repeated, or lives on after its driver gave it up, writes over nothing; `_metadata` names
-the files that the driver got an answer about, and nothing else. Knows no Spark."""
+Several processes may write a state: each gets the rows of some subtasks' key groups, and writes their files. File names belong to
+one writer and one try, so that a repeated task, or one that lives on after its driver gave it up, overwrites nothing; `_metadata`
+names only files that were reported to the driver. It does not know Spark. How rows are checked is for conform.py."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ SUBTASK_COLUMN = "__holdfast_subtask"
 
 
 class WrittenRange(msgspec.Struct, frozen=True):
-    """A file that a task wrote; or why it could not, with `error` not empty."""
+    """A file that a task wrote, or the error that it met."""
 
     subtask: int
     name: str = ""
     length: int = 0
     checksum: str = ""
     error: str = ""
-    """Class of the error, of which the message and the fields (JSON) follow."""
+    """Name of the error's class; empty for a file."""
     message: str = ""
     fields: str = "{}"
+    """Fields of the error, JSON."""
 
     @staticmethod
     def failed(error: HoldfastError, subtask: int) -> WrittenRange:
@@ -56,7 +57,7 @@ class WrittenRange(msgspec.Struct, frozen=True):
         return WrittenRange(subtask, error=type(error).__name__, message=error.message, fields=fields)
 
     def check(self) -> None:
-        """Raises the error that the task met."""
+        """Raises the error that the task met, if any."""
         if self.error:
             kind: type[HoldfastError] = getattr(errors, self.error, HoldfastError)
             raise kind.of(self.message, msgspec.json.decode(self.fields))
@@ -64,7 +65,7 @@ class WrittenRange(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """What every task is told."""
+    """Parameters of the tasks that write one state."""
 
     uid: str
     meta: StateMeta
@@ -74,9 +75,9 @@ class RangeTask:
     schema: pa.Schema
     stamp_ms: int
     location: str
-    """Of the savepoint's folder: a path that all processes see, or a URL."""
+    """Location of the savepoint's folder: a path that all processes see, or a URL."""
     writer: str
-    """In the name of every file."""
+    """Part of the name of every file."""
 
     @staticmethod
     def of(layout: StateLayout, parallelism: int, location: str, writer: str) -> RangeTask:
@@ -91,7 +92,7 @@ class RangeTask:
         return StateLayout(self.uid, self.meta, key_type, self.max_parallelism, self.schema, serializer, self.stamp_ms)
 
     def numbered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches with the subtask of each row; rows of a batch with a bad key go to subtask 0, which refuses them."""
+        """The batches with the subtask of each row. Rows of a batch with an invalid key go to subtask 0, which refuses them."""
         key_type = KeyType.parse(self.key_type)
         for batch in batches:
             keys = [batch.column(name) for name in key_columns(key_type)]
@@ -103,10 +104,10 @@ class RangeTask:
             yield batch.append_column(SUBTASK_COLUMN, pa.array(subtasks.astype(np.int32)))
 
     def write(self, batches: Iterable[pa.RecordBatch], attempt: str) -> Iterator[WrittenRange]:
-        """Write a file for each subtask among numbered rows, which must be all rows of these subtasks; `attempt` is no other's.
+        """Write a file for each subtask of `numbered` rows, which must be all rows of these subtasks. `attempt`: id of this try.
 
-        What is wrong with rows is told, for trying again would not mend it; StorageUnavailableError is raised. Memory: as
-        sorting.py says."""
+        Errors of rows are returned, since a repeated task would meet them too; StorageUnavailableError is raised. Memory is
+        bounded by KeyGroupSorter."""
         subtask = 0
         try:
             place = place_of(self.location)
@@ -139,14 +140,14 @@ def as_row(written: WrittenRange) -> dict[str, Any]:
 
 
 JOB_ID = "0" * 32
-"""Of no job: a name's hash is never this."""
+"""Job id of bootstrapped savepoints; no job's name hashes to it."""
 CHECKPOINT_ID = 1
-"""A job that starts from the savepoint goes on with the next id."""
+"""Checkpoint id of bootstrapped savepoints; a job that starts from one continues with the next id."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewState:
-    """One keyed state of one operator, and where its rows come from."""
+    """One keyed state of one operator, with its rows."""
 
     layout: StateLayout
     batches: Batches
@@ -162,11 +163,11 @@ class NewState:
 
 @dataclass(frozen=True, slots=True)
 class SpreadState:
-    """One keyed state of one operator whose files other processes write, each those of some subtasks."""
+    """One keyed state of one operator whose files other processes write."""
 
     layout: StateLayout
     write: Callable[[RangeTask], Iterable[WrittenRange]]
-    """Have all rows written, each subtask's by one task, and say what was. A subtask without rows needs no file."""
+    """Has all rows written, those of a subtask by one task, and returns the results. A subtask without rows needs no file."""
 
     @property
     def uid(self) -> str:
@@ -179,7 +180,7 @@ class SpreadState:
 
 @dataclass(frozen=True, slots=True)
 class NewEntries:
-    """One operator state of one operator, and where its entries come from."""
+    """One operator state of one operator, with its entries."""
 
     uid: str
     meta: StateMeta
@@ -191,7 +192,7 @@ AnyState: TypeAlias = NewState | SpreadState | NewEntries
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the savepoint says of the job that it stands for."""
+    """Facts about the job that the savepoint is made for."""
 
     job_name: str
     max_parallelism: int
@@ -206,7 +207,7 @@ class Shape:
 
 
 def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyType, shape: Shape) -> StateLayout:
-    """The table of a declared state. Raises InvalidConfigError for operator state, or a type that can't be stored."""
+    """Table of a declared keyed state. Raises InvalidConfigError for operator state, or a type that can't be stored."""
     if isinstance(descriptor, OperatorListStateDescriptor):
         reason = f"{descriptor.kind} is not keyed state: give its entries by with_operator_state"
         raise InvalidConfigError(f"operator {uid!r}, state {descriptor.name!r}: {reason}", operator=uid, state=descriptor.name)
@@ -221,7 +222,7 @@ def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyTyp
 
 
 def layout_of_timers(uid: str, name: str, key_type: KeyType, shape: Shape) -> StateLayout:
-    """The table of the timers of an operator that are stored under a name."""
+    """Table of an operator's timers that are stored under `name`."""
     meta = timer_meta(name, key_type)
     schema = keyed_table_schema(key_type, meta, [pa.field(TIME, pa.int64(), nullable=False)])
     return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
@@ -230,8 +231,8 @@ def layout_of_timers(uid: str, name: str, key_type: KeyType, shape: Shape) -> St
 def write_savepoint(states: Sequence[AnyState], shape: Shape, storage: Storage, folder: str) -> StoredSnapshot:
     """Write the states into a folder that is new or empty, `_metadata` last.
 
-    Raises InvalidConfigError for a state that is there twice, or an operator of several key types; InvalidKeyError and
-    StateValueError naming operator, state and row. Then the folder is as it was."""
+    Raises InvalidConfigError for a repeated state, or an operator with several key types; InvalidKeyError and StateValueError
+    naming operator, state and row. The folder is then as it was."""
     shape.check()
     by_operator = grouped(states)
     with claimed_folder(storage, folder, "bootstrap") as target:
@@ -253,7 +254,7 @@ def write_savepoint(states: Sequence[AnyState], shape: Shape, storage: Storage, 
 
 
 def grouped(states: Sequence[AnyState], kept: Mapping[str, Sequence[StateMeta]] | None = None) -> dict[str, list[AnyState]]:
-    """The states of each operator by uid. `kept`: those that an operator has besides.
+    """Uid -> states of the operator. `kept`: states that operators already have, which count in the checks.
 
     Raises InvalidConfigError as `write_savepoint` does."""
     found: dict[str, list[AnyState]] = {}
@@ -265,7 +266,7 @@ def grouped(states: Sequence[AnyState], kept: Mapping[str, Sequence[StateMeta]] 
 
 
 def _check_states(uid: str, states: Sequence[AnyState], kept: Sequence[StateMeta]) -> None:
-    operator_id(uid)  # raises for what is none
+    operator_id(uid)  # raises for an invalid uid
     there = {meta.name for meta in kept}
     taken = next((state.meta.name for state in states if state.meta.name in there), None)
     if taken is not None:
@@ -283,7 +284,7 @@ def _check_states(uid: str, states: Sequence[AnyState], kept: Sequence[StateMeta
 def new_operator(
     uid: str, states: Sequence[AnyState], shape: Shape, target: ClaimedFolder, storage: Storage, files: TableFiles | None = None
 ) -> OperatorState:
-    """An operator with these states alone. `storage`: that of the target; `files`: what names its files, if others do so too."""
+    """Write an operator with these states alone. `storage`: that of the target; `files`: shared writer of the target's files."""
     with PartReader(storage, lambda path, *, operator: path) as scratch:
         files = files or TableFiles(target, scratch)
         keyed = sorted((state for state in states if not isinstance(state, NewEntries)), key=lambda state: state.meta.name)
@@ -311,7 +312,7 @@ def _dealt(state: NewEntries, shape: Shape) -> dict[int, list[bytes]]:
 
 
 def _sorted(state: NewState, shape: Shape, scratch: PartReader, files: TableFiles) -> Callable[[int], FileHandle]:
-    """Take all rows in; the function that writes those of a subtask."""
+    """Sort all rows; returns a function that writes those of a subtask."""
     rows = KeyGroupSorter(state.layout, scratch.new_path)
     for batch in state.batches:
         rows.add(batch)
@@ -324,7 +325,7 @@ def _sorted(state: NewState, shape: Shape, scratch: PartReader, files: TableFile
 
 
 def _spread(state: SpreadState, shape: Shape, target: ClaimedFolder, files: TableFiles) -> Callable[[int], FileHandle]:
-    """Have all files written; the function that gives that of a subtask, or writes one without rows."""
+    """Have all files written; returns a function that gives the file of a subtask, or writes one without rows."""
     writer = uuid.uuid4().hex
     target.expect(writer)
     found: dict[int, FileHandle] = {}

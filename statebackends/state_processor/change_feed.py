@@ -1,6 +1,6 @@
-"""The change feed of one state between two snapshots: a typed row for each key that was added, removed or changed.
+"""Change feed of one state between two snapshots: a typed row for each key that was added, removed or changed.
 
-Compared as `diff` compares: parallelism, backend and format don't matter. Memory is one key group of both sides, or about a
+Rows are compared as in diff.py: parallelism, backend and format don't matter. Memory holds one key group of each side, or about a
 million rows where max parallelism differs."""
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from holdfast.statebackends.state_processor.values import entry_json
 
 CHANGE = "change"
 BEFORE, AFTER = "before_", "after_"
-"""What the names of value columns begin with."""
+"""Prefixes of the names of value columns."""
 _FEED_ROWS = 1 << 15
 _ENTRIES = pa.schema([pa.field(CHANGE, pa.utf8(), nullable=False), (VALUE, pa.binary()), (JSON, pa.utf8())])
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeFeed:
-    """One state of two snapshots. Each call opens and reads them for itself."""
+    """Change feed of one state. Each call opens and reads the snapshots."""
 
     before: StoredSnapshot
     after: StoredSnapshot
@@ -38,7 +38,7 @@ class ChangeFeed:
 
     @staticmethod
     def of(before: StoredSnapshot, after: StoredSnapshot, uid: str, name: str) -> ChangeFeed:
-        """Raises NotFoundError if neither has the state; InvalidConfigError if it is of another kind or key type in one of them."""
+        """Feed of a state. Raises NotFoundError if neither snapshot has it; InvalidConfigError if kind or key type differ."""
         found = tuple(_state(snapshot, uid, name) for snapshot in (before, after))
         old, new = found
         if old is None and new is None:
@@ -58,21 +58,21 @@ class ChangeFeed:
 
     @property
     def max_parallelism(self) -> int | None:
-        """By whose key groups the feed can be read in parts; None for operator state, and where the two differ."""
+        """Number of key groups by which the feed can be read in parts; None for operator state, or if the snapshots differ."""
         found = {side.operator.max_parallelism for side in self.sides if side is not None}
         return found.pop() if self.is_keyed and len(found) == 1 else None
 
     def schema(self) -> pa.Schema:
-        """`change`, what a row is about, and each value column before and after. Raises CorruptStateError."""
+        """`change`, the identity columns, and each value column before and after. Raises CorruptStateError."""
         if not self.is_keyed:
             return _ENTRIES
         with self.before.reader() as left, self.after.reader() as right:
             return _schema(self._rows((left, right), None))
 
     def batches(self, key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows, or those of some key groups; in their order, where both snapshots have as many.
+        """All rows, or those of some key groups; in key-group order where both snapshots have the same max parallelism.
 
-        Raises CorruptStateError, StorageUnavailableError; InvalidConfigError for key groups where there are none in common."""
+        Raises CorruptStateError, StorageUnavailableError; InvalidConfigError for `key_groups` without a common max parallelism."""
         if key_groups is not None and self.max_parallelism is None:
             raise InvalidConfigError("key groups of a feed: the two snapshots have none in common")
         with self.before.reader() as left, self.after.reader() as right:
@@ -101,7 +101,7 @@ def _state(snapshot: StoredSnapshot, uid: str, name: str) -> StoredState | None:
 
 
 def _schema(sides: _Sides) -> pa.Schema:
-    """Of keyed state; a state that is on one side only has its columns on both."""
+    """Schema of a keyed state's feed; a state in one snapshot only has its columns on both sides."""
     shown = sides[1] or sides[0]
     assert shown is not None
     fields = [pa.field(CHANGE, pa.utf8(), nullable=False), *(shown.schema.field(name) for name in shown.identity_columns)]
@@ -150,7 +150,7 @@ def _unit_rows(old: RowUnit | None, new: RowUnit | None, sides: _Sides, schema: 
 
 
 def _entry_batches(old: Counter[bytes], new: Counter[bytes]) -> Iterator[pa.RecordBatch]:
-    """Of operator state, which is a bag of entries."""
+    """Feed of operator state, which is a bag of entries."""
     for change, found in ((Change.REMOVED, old - new), (Change.ADDED, new - old)):
         entries = sorted(found.elements())
         for start in range(0, len(entries), _FEED_ROWS):

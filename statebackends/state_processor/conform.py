@@ -1,9 +1,9 @@
-"""Rows and entries from outside, judged and brought into the form in which a savepoint holds them.
+"""Rows and entries from outside, checked and converted to the form of a savepoint.
 
-Keyed rows: keys are hashed again, since a row whose key group is not that of its key is never found; values are cast only where
-nothing is lost, and checked one by one. Entries of operator state are opaque bytes of the operator's own: their form and order are
-checked, and that copies of a broadcast state are equal; then they are dealt out over the subtasks. All entries of a state are held,
-as a restore holds them."""
+Keys are hashed again, since a row with a wrong key group would never be found; values are cast only where nothing is lost, and
+checked one by one. Entries of operator state are opaque: their columns and order are checked, and that copies of broadcast state
+are equal; then they are distributed over the subtasks. All entries of a state are held in memory, as in a restore. How rows are
+sorted and written is for writing.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POSITION_HINT = f"; leave {POSITION!r} out to have elements in the order of the
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The table of one state of one operator."""
+    """Table of one state of one operator."""
 
     operator: str
     meta: StateMeta
@@ -45,14 +45,14 @@ class StateLayout:
     serializer: StateSerializer | None
     """None: a state with columns of its own."""
     stamp_ms: int = 0
-    """Of values with a TTL that come without a stamp of their own."""
+    """Stamp, ms since the epoch, of values with a TTL that come without one."""
 
     def conform(self, batch: pa.RecordBatch | pa.Table, first_row: int = 0) -> pa.Table:
         """The batch with the columns of the schema, in its order and types.
 
-        `key_group` may be missing, else it must be right; so may `namespace` (then there is one), `position` (then rows are in
-        order) and `ttl_stamp_ms`. `first_row`: how many rows came before, for errors. Raises InvalidKeyError, StateValueError,
-        InvalidConfigError; each names operator, state and, where there is one, the row."""
+        Optional columns: `key_group`, which must be right if given; `namespace` (default: empty, or 0); `position` (default: the
+        order of rows); `ttl_stamp_ms` (default: `stamp_ms`). `first_row`: number of rows before, for errors. Raises
+        InvalidKeyError, StateValueError, InvalidConfigError; each names operator, state and, if known, the row."""
         self._check_columns(batch)
         columns: dict[str, pa.Array] = {}
         keys = [self._whole(batch, name, first_row, InvalidKeyError) for name in key_columns(self.key_type)]
@@ -150,7 +150,9 @@ class StateLayout:
         return array
 
     def check_distinct(self, table: pa.Table) -> None:
-        """Refuse two rows of one entry: only one of them would be found. All rows of a key must be in the table."""
+        """Raises InvalidKeyError for two rows of one identity, of which only one would be found.
+
+        The table must hold all rows of each of its keys."""
         twice = self.rules.repeated(table)
         if twice is not None:
             raise InvalidKeyError(
@@ -161,11 +163,11 @@ class StateLayout:
 
     @property
     def rules(self) -> RowRules:
-        """By which readers judge the rows."""
+        """Rules by which readers judge the rows."""
         return RowRules(self.key_type, self.max_parallelism, self.meta, self.serializer, self.schema)
 
     def lists(self, table: pa.Table) -> list[bytes]:
-        """Which list each row is an element of: its key and namespace."""
+        """The list of each row, as bytes of its key and namespace."""
         arrays = [table.column(name) for name in key_columns(self.key_type)]
         encoded = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).encoded()
         namespaces = table.column(NAMESPACE).to_pylist()
@@ -193,7 +195,7 @@ def _first_null(array: pa.Array) -> int:
 
 
 def _first_failing(array: pa.Array, convert: Callable[[pa.Array], Any]) -> int:
-    """The first row that a conversion fails on."""
+    """The first row on which a conversion fails."""
     start, stop = 0, len(array)
     while stop - start > 1:
         middle = (start + stop) // 2
@@ -212,13 +214,13 @@ _Entry: TypeAlias = tuple[int, int, bytes]
 
 
 class EntryLists:
-    """The entries of one state; rows are added, and then dealt out."""
+    """Entries of one operator state: rows are added, and then distributed over the subtasks."""
 
     def __init__(
         self, operator: str, meta: StateMeta, subtasks: Sequence[int], check_json: Callable[[], None] | None = None
     ) -> None:
         """`subtasks`: those that get a share, ascending. `check_json` is called once, before the first entry that is given as JSON
-        text alone; it raises if the operator's entries don't survive that."""
+        alone; it raises if the operator's entries are not the same after JSON."""
         self._operator = operator
         self._meta = meta
         self._subtasks = list(subtasks)
@@ -227,10 +229,10 @@ class EntryLists:
         self._given: set[str] | None = None
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Rows with `value` (bytes) or `json` (the entry as JSON text, stored as msgpack); of both, `json` must be that of `value`.
+        """Add rows with `value` (bytes), `json` (the entry as JSON text, stored as msgpack), or both, which must agree.
 
-        `subtask` may be left out: entries are then dealt out evenly; `position` is their order, else it is that of the rows.
-        Raises StateValueError and InvalidConfigError naming operator, state and row."""
+        Optional columns: `subtask` (default: entries are distributed evenly) and `position` (default: the order of rows). Raises
+        StateValueError and InvalidConfigError naming operator, state and row."""
         self._check_columns(batch)
         if not batch.num_rows:
             return
@@ -243,13 +245,13 @@ class EntryLists:
         self._entries += zip(subtasks, positions, self._values(batch, first), strict=True)
 
     def dealt(self) -> dict[int, list[bytes]]:
-        """The entries of each subtask. Raises StateValueError for copies of a broadcast state that differ, and a position twice."""
+        """Subtask -> its entries. Raises StateValueError for copies of broadcast state that differ, and for a repeated position."""
         entries = sorted(self._entries, key=lambda entry: entry[:2])
         for before, after in pairwise(entries):
             if before[:2] == after[:2]:
                 whose = "" if before[0] == -1 else f" of subtask {before[0]}"
                 raise StateValueError(
-                    f"{self._who}: two rows have the {POSITION} {before[1]}{whose}: nobody knows which entry comes first; leave "
+                    f"{self._who}: two rows have the {POSITION} {before[1]}{whose}, so their order is not known; leave "
                     f"{POSITION!r} out to have the order of the rows",
                     **self._named,
                 )
@@ -346,7 +348,7 @@ class EntryLists:
 
 
 def refuse_json(operator: str, meta: StateMeta, entry: bytes) -> HoldfastError | None:
-    """What is wrong with making entries like this one of JSON; None: it comes out as it is."""
+    """The error if an entry is not the same after a round trip through JSON; None if it is."""
     text = entry_json(entry)
     if text is not None and msgspec.msgpack.encode(msgspec.json.decode(text)) == entry:
         return None

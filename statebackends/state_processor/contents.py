@@ -1,7 +1,7 @@
-"""A snapshot as tools see it: where it is, its operators and states, and where each part of a state is.
+"""Contents of a snapshot, for tools: its location, its operators and states, and the parts of each state.
 
-A place is a path or a URL to a storage and a folder in it. Only `_metadata` is read here; what its checksum can't vouch for, since
-anyone can write such a file, is checked: that its records fit together, and that no path leads out of the snapshot."""
+Only `_metadata` is read here. It may be forged, since anyone can write one with a right checksum; so it is checked that its records
+fit together, and that no path leaves the snapshot. Bytes of parts are for reading.py, rows for rows.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 
 def place_of(location: Location, *, levels: int = 1) -> Place:
-    """The folder at a path or URL, in a storage whose root is `levels` above it. Raises InvalidConfigError."""
+    """The folder at a path or URL, in a storage whose root is `levels` folders above it. Raises InvalidConfigError."""
     text = absolute_location(location)
     scheme, mark, path = text.rpartition("://")
     segments = [segment for segment in path.split("/") if segment]
@@ -82,18 +82,18 @@ def place_of(location: Location, *, levels: int = 1) -> Place:
 
 
 def absolute_location(location: Location) -> str:
-    """A path from the root, or a URL other than file://, which is a path."""
+    """An absolute path, or a URL; a file:// URL becomes a path."""
     text = os.fspath(location)
     if "://" in text and not text.startswith("file://"):
         return text
     text = folder_of(text)
-    return os.path.normpath(Path(os.path.expanduser(text)).absolute())  # Path.expanduser raises for a user that is not known
+    return os.path.normpath(Path(os.path.expanduser(text)).absolute())  # Path.expanduser raises for an unknown user
 
 
 def place_of_snapshot(location: Location) -> Place:
-    """The folder of a snapshot, or the one that its `_metadata` file is in. Raises InvalidConfigError.
+    """Place of a snapshot, given by its folder or its `_metadata`. Raises InvalidConfigError.
 
-    The storage's root is high enough for what a checkpoint shares with others."""
+    The root of a checkpoint's storage is its state directory, since it shares files with others of its job."""
     text = absolute_location(location)
     text = text if text.endswith("://") else text.rstrip("/") or "/"
     if text.rpartition("/")[2] == METADATA_NAME:
@@ -102,7 +102,7 @@ def place_of_snapshot(location: Location) -> Place:
 
 
 KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})
-"""All that there are in version 1: another kind is of a newer version, and would be misread as one of these."""
+"""Kinds of keyed state in version 1. Another kind is of a newer version, and refused: it would be misread as one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ListPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One state of one operator: its keyed parts in key-group order, or its list parts in the order of their subtasks."""
+    """One state of one operator: keyed parts in key-group order, or list parts in the order of their subtasks."""
 
     operator: OperatorState
     meta: StateMeta
@@ -128,7 +128,7 @@ class StoredState:
 
     @property
     def format(self) -> str:
-        """Of its files: `parquet`, `arrow`, `rocksdb`, or `list` for operator state."""
+        """Format of its parts: `parquet`, `arrow` or `rocksdb`; `list` for operator state."""
         return self.keyed[0].handle.format if self.keyed else "list"
 
     @property
@@ -139,7 +139,7 @@ class StoredState:
 
     @property
     def entries(self) -> int:
-        """Entries of operator state; -1 for keyed state, which has to be read for it."""
+        """Entries of operator state; -1 for keyed state, whose rows are counted only by reading them."""
         return -1 if self.keyed else sum(part.handle.count for part in self.lists)
 
     def key_type(self) -> KeyType:
@@ -152,7 +152,7 @@ class StoredState:
             raise self.corrupt(f"key type: {error}") from error
 
     def corrupt(self, reason: str, path: str | None = None) -> CorruptStateError:
-        """The error for something wrong with this state."""
+        """The error for damage of this state, in the file `path` if given."""
         where = f"{path}: " if path else ""
         uid = self.operator.uid
         return CorruptStateError(
@@ -166,12 +166,12 @@ class StoredState:
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A snapshot and where its files are."""
+    """A snapshot's metadata, and the location of its files."""
 
     metadata: SnapshotMetadata
     storage: Storage
     folder: str
-    """Relative to the storage's root, which is high enough for the files that incremental checkpoints share."""
+    """Relative to the storage's root; of a checkpoint the root is the state directory, below which shared files lie."""
 
     @property
     def location(self) -> str:
@@ -183,7 +183,7 @@ class StoredSnapshot:
 
     @property
     def is_self_contained(self) -> bool:
-        """All its files lie in its folder; those of a checkpoint may lie beside it."""
+        """Whether all its files lie in its folder; a checkpoint may share files beside it."""
         return self.metadata.kind != "checkpoint"
 
     def path_of(self, path: str, *, operator: str | None = None) -> str:
@@ -207,11 +207,11 @@ class StoredSnapshot:
         return joined
 
     def reader(self) -> PartReader:
-        """A reader of its parts, for one thread; to be used in a `with`."""
+        """A reader of the snapshot's parts, for one thread and a `with` block."""
         return PartReader(self.storage, self.path_of)
 
     def operator(self, uid: str) -> OperatorState:
-        """Raises NotFoundError naming the operators that there are."""
+        """One operator. Raises NotFoundError naming the operators of the snapshot."""
         operators = {operator.uid: operator for operator in self.metadata.operators}
         if uid not in operators:
             known = ", ".join(sorted(operators)) or "none"
@@ -219,7 +219,7 @@ class StoredSnapshot:
         return operators[uid]
 
     def state(self, uid: str, name: str) -> StoredState:
-        """Raises NotFoundError naming the states that there are."""
+        """One state of an operator. Raises NotFoundError naming the states of the operator."""
         states = states_of(self.operator(uid))
         if name not in states:
             known = ", ".join(states) or "none"
@@ -227,7 +227,9 @@ class StoredSnapshot:
         return states[name]
 
     def states(self, uid: str | None = None, name: str | None = None) -> Iterator[StoredState]:
-        """All states, or those of one operator, or one; operators in their order, states by name. Raises NotFoundError."""
+        """All states, those of one operator, or one; operators in their order, states by name.
+
+        Raises NotFoundError; InvalidConfigError for a name without an operator."""
         if name is not None and uid is None:
             raise InvalidConfigError(f"state {name!r} of which operator?", state=name)
         if uid is not None and name is not None:
@@ -261,16 +263,16 @@ def states_of(operator: OperatorState) -> dict[str, StoredState]:
 
 
 def check_contents(snapshot: StoredSnapshot) -> None:
-    """Refuse a `_metadata` whose records don't fit together, though its checksum is right. Raises CorruptStateError."""
+    """Raises CorruptStateError for a `_metadata` whose records don't fit together, though its checksum is right."""
     check_described(snapshot.metadata, snapshot.metadata_path)
     if snapshot.is_self_contained:
         snapshot.path_of(METADATA_NAME)
 
 
 def check_described(metadata: SnapshotMetadata, path: str) -> None:
-    """As `check_contents`, of the records in the `_metadata` at `path` alone. Raises CorruptStateError."""
+    """`check_contents` of the records alone; `path` names the `_metadata` in errors. Raises CorruptStateError."""
     if not 1 <= metadata.checkpoint_id <= CHECKPOINT_ID_MAX:
-        # The ids of a job that starts from it go on behind it, and what names can't hold would never be found again.
+        # A job that starts from the snapshot takes the ids behind it, and file names must hold them.
         reason = f"checkpoint id {metadata.checkpoint_id} is not in 1..{CHECKPOINT_ID_MAX}"
         raise CorruptStateError(f"{path}: {reason}", path=path, operator=None, reason="contents")
     for operator in metadata.operators:
@@ -311,7 +313,7 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
 
 
 def _wrong_inline(part: StateHandle, table_format: str) -> str:
-    """Of a table that is no file; those are looked at when their checksums are."""
+    """Why an inline part is not a table of the format; "" if it may be one. Files are checked together with their checksums."""
     if not isinstance(part, InlineHandle):
         return ""
     ends = FileEnds()
@@ -358,12 +360,12 @@ SCHEMA = pa.schema(
         pa.field("entries", pa.int64()),
     ]
 )
-"""Sizes are bytes. Null: `state` and all behind it of an operator without state; `size` of native files, which hold all states of
-their operator; `key_type` of operator state, and `entries` of keyed state."""
+"""Schema of `metadata_table`. Sizes are bytes. Null: `state` and the columns behind it for an operator without state; `size` of
+native files, which hold all states of their operator; `key_type` of operator state; `entries` of keyed state."""
 
 
 def metadata_table(snapshot: StoredSnapshot) -> pa.Table:
-    """Operators in their order, states by name. Raises CorruptStateError."""
+    """Table of a snapshot's states: operators in their order, states by name. Raises CorruptStateError."""
     rows: list[dict[str, Any]] = []
     for operator in snapshot.metadata.operators:
         own = {

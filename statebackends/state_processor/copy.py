@@ -1,7 +1,7 @@
-"""A snapshot copied to another place as a savepoint of its own: every file checked on the way, `_metadata` last.
+"""Copy of a snapshot to another folder, as a self-contained savepoint: each file is checked on the way, `_metadata` comes last.
 
-Files are copied several at one time, and no more than these lie in the scratch folder. A copy that fails deletes what it
-wrote; one that dies leaves a folder without `_metadata`, which is no snapshot for anybody."""
+Several files are copied at one time, and only these lie in the scratch folder. A copy that fails deletes its files; one that dies
+leaves a folder without `_metadata`, which is no snapshot. How the folder is claimed is for writing.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.statebackends.state_processor.writing import claimed_folder
 from holdfast.statebackends.storage.port import Storage, transfers_between
 
 RESERVED_NAMES = (OWNER_NAME, CLAIM_NAME)
-"""What a coordinator writes beside a snapshot's files: a file of these names would be taken for its word."""
+"""Names of a coordinator's records in a snapshot's folder: no copied file may have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,17 @@ class _File:
     operator: str
     subtask: int
     path: str
-    """In the source's storage."""
+    """Path in the source's storage."""
     handle: FileHandle
 
 
 def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonce: str = "") -> StoredSnapshot:
-    """Copy into a folder of a storage, which must be new or empty. Files stay in their formats; a checkpoint becomes a savepoint.
-    A piece of a file becomes a file.
+    """Copy a snapshot into a folder of a storage, which must be new or empty. Files keep their formats; a segment becomes a file of
+    its own, and a checkpoint a savepoint.
 
-    What the snapshot needs outside its folder (`external`) is named as before and not copied. Raises CorruptStateError for a
-    damaged source, InvalidConfigError for a folder in use, StorageUnavailableError; then the folder is as it was."""
+    External files keep their names, and are not copied. `nonce`: unique to this writer; drawn unless given. Raises
+    CorruptStateError for a damaged source, InvalidConfigError for a folder in use, StorageUnavailableError; the folder is then as
+    it was."""
     files = _files(source)
     names = _new_names(source, files)
     metadata = _renamed(source, names)
@@ -56,7 +57,7 @@ def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonc
 
 
 _Place: TypeAlias = tuple[str, int | None]
-"""(path in the source's storage, offset of a piece)."""
+"""(path in the source's storage, offset of a segment; None: the whole file)."""
 
 
 def _place_of(source: StoredSnapshot, handle: FileHandle, operator: str) -> _Place:
@@ -64,7 +65,7 @@ def _place_of(source: StoredSnapshot, handle: FileHandle, operator: str) -> _Pla
 
 
 def _files(source: StoredSnapshot) -> dict[_Place, _File]:
-    """Every file, or piece of one, once. Raises CorruptStateError."""
+    """Each file or segment of the source, once. Raises CorruptStateError."""
     files: dict[_Place, _File] = {}
     for operator in source.metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
@@ -82,7 +83,7 @@ def _files(source: StoredSnapshot) -> dict[_Place, _File]:
 
 
 def _new_names(source: StoredSnapshot, files: dict[_Place, _File]) -> dict[_Place, str]:
-    """Names in the copy: as they were inside the folder; files from outside of it, and pieces, get one of their own."""
+    """Names in the copy: unchanged for files of the source's folder; new ones for files outside of it, and for segments."""
     inside = f"{source.folder}/"
     taken = {METADATA_NAME, UNFINISHED_NAME, *RESERVED_NAMES}
     names: dict[_Place, str] = {}

@@ -1,9 +1,9 @@
-"""What changed between two snapshots: keys added, removed and changed, for each operator and state.
+"""Difference of two snapshots: keys added, removed and changed, for each operator and state.
 
 Parallelism, backend and format don't matter: keys compare by their canonical bytes, values by their encoding, operator state as a
-bag of entries. The rows of a keyed state are compared a unit at a time. A unit is a key group where both sides have the same
-number of them; else a share of the keys by a hash of their own, and the state is read once for every unit. Either way a key is in
-the same unit on both sides, and one unit of both is in memory."""
+bag of entries. Keyed rows are compared a unit at a time, and a key is in the same unit on both sides. With equal max parallelism a
+unit is a key group; otherwise it is a share of the keys by another hash, and the state is read once for each unit. One unit of each
+side is in memory. Rows come from rows.py."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ UNIT_ROWS_MAX = 1 << 20
 
 
 Identity: TypeAlias = tuple[bytes, Any, Any]
-"""What a row is about, in the order of keys: (canonical key; namespace, bytes or int; encoded key of a map's entry, or time of a
-timer, or b""). A plain tuple, since there is one for every row."""
+"""Identity of a row, ordered as keys: (canonical key; namespace, bytes or int; encoded key of a map's entry, time of a timer, or
+b""). A plain tuple, since each row has one."""
 
 Unit = dict[Identity, bytes]
-"""Identity -> encoded value; a list's elements are one value."""
+"""Identity -> encoded value; the elements of a list are one value."""
 
 
 class DiffRows:
     """One side of a comparison of keyed state."""
 
     def __init__(self, reader: PartReader, state: StoredState, key_groups: KeyGroupRange | None = None) -> None:
-        """`key_groups`: only these. Raises CorruptStateError."""
+        """`key_groups`: those to compare; None: all. Raises CorruptStateError."""
         self._reader, self._state, self._key_groups = reader, state, key_groups
         self._key_type = state.key_type()
         self._schema = state_schema(reader, state)
@@ -63,11 +63,11 @@ class DiffRows:
         self.identity_columns = [name for name in self._schema.names if name in taken - {KEY_GROUP, POSITION}]
 
     def count(self) -> int:
-        """Rows, all read for it."""
+        """Number of rows, which reads all of them."""
         return sum(batch.num_rows for batch in self._batches())
 
     def by_key_group(self) -> Iterator[tuple[int, Unit]]:
-        """Key groups that have rows, ascending."""
+        """(key group, its rows) of key groups with rows, ascending."""
         group, unit = -1, _UnitBuilder(self._state, is_list=self.is_list)
         for batch in self._batches():
             groups = batch.column(0).to_numpy()
@@ -83,7 +83,7 @@ class DiffRows:
             yield group, unit.build()
 
     def by_hash(self, units: int) -> Iterator[tuple[int, Unit]]:
-        """`units` shares of the keys, each with a whole pass over the state."""
+        """(number, rows) of each of `units` shares of the keys; each reads the whole state."""
         for number in range(units):
             unit = _UnitBuilder(self._state, is_list=self.is_list)
             for batch in self._batches():
@@ -101,12 +101,12 @@ class DiffRows:
         return self._value_columns
 
     def value_type(self, column: str) -> pa.DataType:
-        """Of what one key has in a value column: all elements of a list together."""
+        """Arrow type of one key's value in a value column; for a list that of all its elements."""
         own = self._schema.field(column).type
         return pa.list_(own) if self.is_list else own
 
     def row_units(self, units: int | None) -> Iterator[RowUnit]:
-        """As `by_key_group`, or with `units` as `by_hash`, with the rows themselves."""
+        """As `by_key_group` (None) or `by_hash`, with the rows themselves."""
         if units is None:
             yield from self._row_key_groups()
             return
@@ -148,7 +148,7 @@ class DiffRows:
         return RowUnit(number, builder.build(), rows, pa.Table.from_batches(batches, self._schema), self)
 
     def shown(self, identity: Identity) -> tuple[Any, Any]:
-        """(key, map key or time) as plain values."""
+        """(key, map key or time, or None) of an identity, as plain values."""
         key, _, rest = identity
         if self._map_key is not None:
             rest = self._map_key.decode(rest)
@@ -180,7 +180,7 @@ class DiffRows:
         return list(zip(keys, batch.column(NAMESPACE).to_pylist(), rest, strict=True)), positions, values
 
     def _entries(self, column: pa.Array) -> list[bytes]:
-        """A map's keys, one encoding for equal ones: backends differ in which of them they keep."""
+        """Encoded map keys, the same for equal keys: of those, backends keep different ones."""
         assert self._serializer is not None
         assert self._map_key is not None
         return [self._serializer.encode_entry(each) for each in self._map_key.from_arrow(column)]
@@ -193,17 +193,17 @@ class RowUnit:
     number: int
     unit: Unit
     rows: dict[Identity, list[int]]
-    """Rows of the table; of a list its elements, in their order."""
+    """Identity -> its rows of the table: one, or the elements of a list in their order."""
     table: pa.Table
     side: DiffRows
 
     def identities(self, wanted: Sequence[Identity]) -> list[pa.Array]:
-        """What these rows are about, a column each."""
+        """Identity columns of these identities."""
         firsts = self.table.take(pa.array([self.rows[each][0] for each in wanted], pa.int64()))
         return [_whole(firsts.column(name)) for name in self.side.identity_columns]
 
     def values(self, wanted: Sequence[Identity]) -> list[pa.Array]:
-        """What these rows have, a column each."""
+        """Value columns of these identities."""
         places = [self.rows[each] for each in wanted]
         taken = self.table.take(pa.array([row for rows in places for row in rows], pa.int64()))
         columns = [_whole(taken.column(name)) for name in self.side.value_columns]
@@ -222,7 +222,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 class _UnitBuilder:
-    """Rows of one unit."""
+    """Builder of one unit, from rows."""
 
     def __init__(self, state: StoredState, *, is_list: bool) -> None:
         self.rows = 0
@@ -239,7 +239,7 @@ class _UnitBuilder:
             self._elements.setdefault(identity, []).append((position, value))
 
     def build(self) -> Unit:
-        """Raises CorruptStateError if a key is there twice."""
+        """The unit. Raises CorruptStateError for a repeated identity."""
         if self._elements is not None:
             return {each: _joined(elements) for each, elements in self._elements.items()}
         if len(self._unit) != self.rows:
@@ -256,7 +256,7 @@ def _joined(elements: list[tuple[int, bytes]]) -> bytes:
 
 
 class Change(StrEnum):
-    """What became of one key."""
+    """How one key differs."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -265,7 +265,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyDifference:
-    """One key that differs; for operator state one entry."""
+    """One key that differs, or one entry of operator state."""
 
     change: Change
     key: Any
@@ -274,25 +274,25 @@ class KeyDifference:
     entry: Any
     """Key of a map's entry, or time of a timer; else None."""
     before: Any
-    """Plain value; None if there was none."""
+    """Plain value; None if there is none, as in `after`."""
     after: Any
 
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One state of one operator. Rows are counted: keys, entries of a map, timers, entries of operator state."""
+    """Difference of one state of one operator. Counts are of rows: keys, entries of maps, timers, entries of operator state."""
 
     operator: str
     state: str
     before: StateMeta | None
-    """None: the state is only in the second snapshot."""
+    """None: the state is only in the other snapshot; so in `after`."""
     after: StateMeta | None
     added: int
     removed: int
     changed: int
     same: int
     keys: tuple[KeyDifference, ...]
-    """The first ones, in the order of key groups and keys."""
+    """The first differing keys, in the order of key groups and keys."""
 
     @property
     def is_same(self) -> bool:
@@ -301,7 +301,7 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDiff:
-    """Two snapshots compared."""
+    """Difference of two snapshots."""
 
     states: tuple[StateDiff, ...]
     operators_added: tuple[str, ...]
@@ -315,7 +315,7 @@ class SnapshotDiff:
 def diff_snapshots(
     before: StoredSnapshot, after: StoredSnapshot, uid: str | None = None, name: str | None = None, *, keys_max: int = 0
 ) -> SnapshotDiff:
-    """Compare all states, those of one operator, or one. `keys_max`: differing keys to keep of each state.
+    """Compare all states, those of one operator, or one. `keys_max`: differing keys to return of each state.
 
     Raises CorruptStateError; NotFoundError if neither snapshot has the operator or state."""
     sides = before, after
@@ -348,7 +348,7 @@ def _diff_state(
         _compare_entries(entries_of(left, before), entries_of(right, after), tally)
     elif before is not None and after is not None and is_comparable(before, after):
         _compare_rows(DiffRows(left, before), DiffRows(right, after), tally, by_key_group=_has_same_groups(before, after))
-    else:  # nothing of the one can be anything of the other
+    else:  # no row of the one can be a row of the other
         tally.removed += _count(left, before)
         tally.added += _count(right, after)
     return StateDiff(
@@ -365,7 +365,7 @@ def _diff_state(
 
 
 def is_comparable(before: StoredState, after: StoredState) -> bool:
-    """Whether a row of the one can be one of the other."""
+    """Whether rows of the two states can be equal: kind and key type are."""
     return (before.meta.kind, before.meta.key_type) == (after.meta.kind, after.meta.key_type)
 
 
@@ -374,7 +374,7 @@ def _has_same_groups(before: StoredState, after: StoredState) -> bool:
 
 
 class _Tally:
-    """Counts, and the first keys that differ."""
+    """Counts of one state, and the first keys that differ."""
 
     def __init__(self, keys_max: int) -> None:
         self.added = self.removed = self.changed = self.same = 0
@@ -400,7 +400,7 @@ def _compare_rows(before: DiffRows, after: DiffRows, tally: _Tally, *, by_key_gr
 
 
 def _merged(before: Iterator[tuple[int, Unit]], after: Iterator[tuple[int, Unit]]) -> Iterator[tuple[Unit, Unit]]:
-    """Units of the same number side by side; both streams are ascending."""
+    """Units of equal number side by side; both streams are ascending."""
     left, right = next(before, None), next(after, None)
     while left is not None or right is not None:
         number = min(each[0] for each in (left, right) if each is not None)
@@ -450,7 +450,7 @@ def _count(reader: PartReader, state: StoredState | None) -> int:
 
 
 def entries_of(reader: PartReader, state: StoredState | None) -> Counter[bytes]:
-    """The entries of all subtasks; of a broadcast state, whose subtasks hold copies, those of the fullest copy of each entry."""
+    """Entries of all subtasks, with counts; of broadcast state, whose subtasks hold copies, the highest count of each entry."""
     found: Counter[bytes] = Counter()
     if state is None:
         return found

@@ -1,7 +1,7 @@
-"""A snapshot with some of its states made anew, as a canonical savepoint of its own; all other state is carried over.
+"""Writes a canonical savepoint from a snapshot with some states replaced; all other state is carried over.
 
-Nothing is changed in place. Tables in Parquet are copied byte for byte, those of other formats are rewritten as Parquet in a
-stream; `_metadata` comes last."""
+Nothing is changed in place. Parquet tables are copied byte for byte, tables in other formats are rewritten as Parquet in a stream;
+`_metadata` comes last. Operators and states keep their names here; other arrangements are for arrange.py."""
 
 from __future__ import annotations
 
@@ -40,22 +40,21 @@ from holdfast.statebackends.storage.port import Storage
 Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table]
 
 Change: TypeAlias = Callable[[Batches, pa.Schema], Batches]
-"""The rows that a state has, and its schema, to the rows that it is to have; both as a stream."""
+"""(present rows of a state, its schema) -> its new rows; both as streams."""
 
 CANONICAL = "parquet"
 EDITED_PROPERTY = "edited"
-"""Of the savepoint: what was done, for people."""
+"""Property of the savepoint that says, for people, what was edited."""
 
 
 def edit_snapshot(
     source: StoredSnapshot, changes: Mapping[tuple[str, str], Change], storage: Storage, folder: str, *, now_ms: int
 ) -> StoredSnapshot:
-    """Write the snapshot with the changed states (by operator uid and state name) into a folder that is new or empty.
+    """Write the snapshot with changed states into a folder that is new or empty.
 
-    `now_ms`: the stamp of values with a TTL that come without one.
-
-    Raises NotFoundError for a state that is not there; InvalidKeyError, StateValueError, InvalidConfigError naming operator, state
-    and row for rows that it can't have; CorruptStateError, StorageUnavailableError. Then the folder is as it was."""
+    `changes`: (operator uid, state name) -> change. `now_ms`: stamp of values with a TTL that come without one. Raises
+    NotFoundError for an unknown state; InvalidKeyError, StateValueError and InvalidConfigError naming operator, state and row for
+    invalid rows; CorruptStateError, StorageUnavailableError. The folder is then as it was."""
     for uid, name in changes:
         source.state(uid, name)
     with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:
@@ -78,9 +77,9 @@ def edit_snapshot(
 
 
 def finish_edited(metadata: SnapshotMetadata, edited: str, target: ClaimedFolder, storage: Storage, folder: str) -> StoredSnapshot:
-    """Make the folder a canonical savepoint: write `_metadata`, that of the snapshot with the operators which the folder has.
+    """Write `_metadata`, which makes the folder a canonical savepoint. `metadata`: that of the source, with the folder's operators.
 
-    `edited`: what was done, for people. Raises CorruptStateError for what nobody could open: it is not to be left to its user."""
+    `edited`: what was edited, for people. Raises CorruptStateError for a result that could not be opened again."""
     properties = {name: value for name, value in metadata.properties.items() if name != NATIVE_PROPERTY}
     kind = "savepoint" if metadata.kind == "checkpoint" else metadata.kind
     properties |= {EDITED_PROPERTY: edited} if edited else {}
@@ -91,12 +90,12 @@ def finish_edited(metadata: SnapshotMetadata, edited: str, target: ClaimedFolder
 
 
 def named_schema(schema: pa.Schema, meta: StateMeta) -> pa.Schema:
-    """The columns of a state as those of the state that it becomes."""
+    """A state's schema with the StateMeta that it has in the savepoint."""
     return schema.with_metadata({**(schema.metadata or {}), STATE_METADATA: msgspec.json.encode(meta)})
 
 
 def layout_of(reader: PartReader, state: StoredState) -> StateLayout:
-    """The table of a stored state. Raises CorruptStateError."""
+    """Table of a stored state. Raises CorruptStateError."""
     schema = state_schema(reader, state)
     operator = state.operator
     return StateLayout(operator.uid, state.meta, state.key_type(), operator.max_parallelism, schema, stored_serializer(state))
@@ -111,7 +110,7 @@ def _changed(reader: PartReader, state: StoredState, change: Change, now_ms: int
 
 
 def _changed_entries(reader: PartReader, state: StoredState, change: Change) -> dict[int, list[bytes]]:
-    """The entries that each subtask with a share of an operator state is to have. Of a broadcast state, one copy is shown."""
+    """Subtask -> new entries of an operator state. The change gets one copy of a broadcast state."""
     uid, schema = state.operator.uid, state_schema(reader, state)
 
     def check_json() -> None:
@@ -149,7 +148,7 @@ def _one_copy(reader: PartReader, state: StoredState, schema: pa.Schema) -> Batc
 
 
 class OperatorRewriting:
-    """One operator with its key groups where they were."""
+    """Writer of one operator whose key groups stay where they are."""
 
     def __init__(
         self,
@@ -162,8 +161,8 @@ class OperatorRewriting:
         changed: Mapping[str, KeyGroupSorter],
         lists: Mapping[str, Mapping[int, list[bytes]]],
     ) -> None:
-        """`uid`: that of the operator in the target; `names`: of its states in the snapshot to those in the target, without those
-        that are not to be there. `changed` and `lists`: states that are made anew, by their names in the snapshot."""
+        """`uid`: of the operator in the target. `names`: state name in the snapshot -> in the target; other states are dropped.
+        `changed`, `lists`: rows and entries of replaced states, by name in the snapshot."""
         self._reader = reader
         self._target = target
         self._files = files
@@ -191,7 +190,7 @@ class OperatorRewriting:
         return self._operator.operator_id if self._uid == self._operator.uid else operator_id(self._uid)
 
     def _keyed_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[KeyedStateHandle]:
-        """The tables that are kept, each with the delta runs upon it, which stay behind."""
+        """Handles of the kept tables. Deltas are merged into them, and have no handles."""
         for handle in state.keyed:
             kept = [index for index, meta in enumerate(handle.states) if meta.name in self._names]
             if handle.format != DELTA_FORMAT and (kept or not handle.states):
@@ -240,7 +239,7 @@ class OperatorRewriting:
         return FileHandle(name, part.length, part.checksum)
 
     def _check_covered(self, subtasks: tuple[OperatorSubtaskState, ...]) -> None:
-        """Raise InvalidConfigError if rows are of key groups that no subtask of the snapshot had."""
+        """Raises InvalidConfigError for rows of key groups that no subtask of the snapshot has."""
         for name, rows in self._changed.items():
             covered = [
                 handle.key_groups for state in subtasks for handle in state.keyed if name in {each.name for each in handle.states}

@@ -1,6 +1,6 @@
-"""States of a snapshot as Parquet datasets that any tool reads: `<folder>/<uid>/<state>/part-00000.parquet`.
+"""Export of a snapshot's states as Parquet datasets, which any tool reads: `<folder>/<uid>/<state>/part-00000.parquet`.
 
-`_export.json` is written last and lists what there is: without it an export is not whole."""
+`_export.json` is written last and lists the datasets; an export without it is incomplete. Rows come from rows.py."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ VERSION = 1
 FILE_ROWS_MAX = 1 << 20
 """Rows of one file."""
 _GROUP_ROWS = 1 << 17
-"""Rows of one row group: what is held in memory."""
+"""Rows of one row group, which is held in memory."""
 WAITING_FILES_MAX = 16
 _WAITING_BYTES = 64 << 20
-"""Written to the scratch folder before they are uploaded together; one file more than that at most."""
+"""Number and bytes of files in the scratch folder at which they are uploaded together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ExportedState:
     folder: str
     """Relative to the export's folder."""
     columns: dict[str, str]
-    """Name -> Arrow type, in order."""
+    """Column -> Arrow type, in order."""
     rows: int
     files: tuple[str, ...]
     """Relative to `folder`."""
@@ -53,20 +53,20 @@ class ExportedState:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What an export wrote."""
+    """Result of an export."""
 
     location: str
     states: tuple[ExportedState, ...]
 
 
 def export_snapshot(source: StoredSnapshot, states: Sequence[StoredState], storage: Storage, folder: str) -> ExportReport:
-    """Write these states into a folder of a storage, which must be new or empty.
+    """Export states into a folder of a storage, which must be new or empty.
 
-    Raises CorruptStateError, InvalidConfigError for a folder in use, StorageUnavailableError; then the folder is as it was."""
+    Raises CorruptStateError, InvalidConfigError for a folder in use, StorageUnavailableError; the folder is then as it was."""
     exported: list[ExportedState] = []
     with claimed_folder(storage, folder, "export") as target, source.reader() as reader, source.reader() as scratch:
         uploads = _Uploads(scratch, target)
-        for _, own in groupby(states, key=lambda state: state.operator.uid):  # what one operator's states share is read once
+        for _, own in groupby(states, key=lambda state: state.operator.uid):  # files that one operator's states share are read once
             exported += [_export(reader, state, uploads) for state in own]
             reader.forget()
         uploads.flush()
@@ -92,7 +92,7 @@ def _manifest(source: StoredSnapshot, exported: Sequence[ExportedState]) -> dict
 
 
 class _Uploads:
-    """Files on their way, several at one time."""
+    """Local files to be uploaded, several at one time."""
 
     def __init__(self, scratch: PartReader, target: ClaimedFolder) -> None:
         self._scratch = scratch
@@ -103,7 +103,7 @@ class _Uploads:
         return self._scratch.new_path("export")
 
     def add(self, local: str, name: str) -> int:
-        """A file that is complete; its bytes. Waits for those before it if they are many, or large."""
+        """Add a complete file, and return its bytes. Uploads the waiting files if they are many, or large."""
         with scratch_errors(local):
             size = os.path.getsize(local)
         self._waiting.append((local, name, size))
@@ -139,7 +139,7 @@ def _export(reader: PartReader, state: StoredState, uploads: _Uploads) -> Export
 
 
 def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[Iterator[pa.Table]]:
-    """The tables of each file, one file at least; each is to be used up before the next is asked for."""
+    """The tables of each file, of one at least. An iterator must be exhausted before the next one is taken."""
     groups = _groups(batches, schema)
     first = next(groups, None)
     if first is None:
@@ -161,7 +161,7 @@ def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[Ite
 
 
 def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Batches put together into tables of about one row group."""
+    """The batches as tables of about one row group."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

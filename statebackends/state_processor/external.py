@@ -1,9 +1,8 @@
-"""Files that a snapshot needs outside its folder (`external` in `_metadata`): staged files of a sink, a source's sealed input.
+"""Checks of external files, which a snapshot needs outside its folder: staged files of a sink, a source's sealed input.
 
-An entry is a path alone. What else is known of such a file is looked at: an input's manifest says length and checksum of each of
-its files; of a staged Parquet file only how it has to begin and end. Absolute paths are asked of the storage that they name, so
-these flows run on one that goes where a path points; what can't be asked is told with the reason, and is no problem of the
-snapshot."""
+An entry of `external` in `_metadata` is a path alone. Its file is checked as far as more is known: an input's manifest has length
+and checksum of each of its files; a staged Parquet file must begin and end as one. The flows run on a storage that also reaches
+absolute paths. A file that can't be checked is reported with the reason, and is no problem of the snapshot."""
 
 from __future__ import annotations
 
@@ -40,18 +39,18 @@ INPUT_VERSION = 1
 """Highest version of an input's manifest that this code understands."""
 
 _END_BYTES = 16
-"""More than what marks either end of a Parquet file."""
+"""Bytes read at each end of a Parquet file, more than its magic bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class UncheckedFile:
-    """A file that a snapshot needs, and why nobody has looked at it."""
+    """An external file that was not checked, and why."""
 
     path: str
-    """As `_metadata` names it."""
+    """As in `_metadata`."""
     reason: str
     error: HoldfastError | None = field(default=None, compare=False)
-    """What storage raised, where that is the reason."""
+    """The error of storage, if that is the reason."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
@@ -71,20 +70,20 @@ class InputFile(msgspec.Struct, frozen=True):
 
 
 class InputFiles(msgspec.Struct, frozen=True):
-    """As much of an input's manifest as says what its files are."""
+    """The files of an input, and the version, in its manifest."""
 
     files: tuple[InputFile, ...]
     version: int
 
 
 def decode_input(content: bytes) -> InputFiles:
-    """Of a version that may be newer than INPUT_VERSION. Raises one of UNDECODABLE."""
+    """The files in an input's manifest, whose version may be above INPUT_VERSION. Raises one of UNDECODABLE."""
     return decode_json(content, InputFiles)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file that there is."""
+    """An external file that exists: the entry that names it, and its path."""
 
     entry: str
     path: str
@@ -95,8 +94,8 @@ NO_DIRECTORY = "relative to the state directory of its job, which a savepoint do
 
 
 def check_external(entries: Iterable[str], *, relative: bool = True, contents: bool = True) -> Flow[ExternalReport]:
-    """Look at each entry, several at one time. `relative`: paths that are not absolute can be looked up. `contents`: without, it is
-    enough that a file is there."""
+    """Check the entries, several at one time. `relative`: paths that are not absolute can be looked up in this storage. `contents`:
+    False checks only that files exist."""
     problems: list[SnapshotProblem] = []
     unchecked: list[UncheckedFile] = []
     for batch in batches(list(dict.fromkeys(entries))):
@@ -113,7 +112,7 @@ def check_external(entries: Iterable[str], *, relative: bool = True, contents: b
 
 
 def _look(entry: str, *, relative: bool, contents: bool) -> Flow[_Look]:
-    """The first of the places where there is a file; one that can't be asked is no answer about the others."""
+    """Look for the file of an entry at each of its places. If one can't be looked at and the others lack it, it is unchecked."""
     reason = ""
     refused: HoldfastError | None = None
     for place in external_places(entry):
@@ -128,7 +127,7 @@ def _look(entry: str, *, relative: bool, contents: bool) -> Flow[_Look]:
                 detail = (yield from _wrong_ends(place, size)) if contents and place.endswith(".parquet") else ""
                 return SnapshotProblem(ProblemKind.FORMAT, "", -1, place, detail) if detail else _Found(entry, place)
         except ObjectMissingError:
-            continue  # it has moved on
+            continue  # the file has moved to its next place
         except (InvalidConfigError, StorageUnavailableError) as error:
             reason, refused = error.message, error
     if reason:
@@ -137,7 +136,7 @@ def _look(entry: str, *, relative: bool, contents: bool) -> Flow[_Look]:
 
 
 def _wrong_ends(path: str, size: int) -> Flow[str]:
-    """Why a staged file of so many bytes is no whole Parquet file; empty if it may be one."""
+    """Why a staged file of `size` bytes is not a whole Parquet file; "" if it may be one."""
     ends = FileEnds()
     for offset in (0, max(0, size - _END_BYTES)):
         ends.add((yield ReadFile(path, offset, _END_BYTES)))
@@ -145,7 +144,7 @@ def _wrong_ends(path: str, size: int) -> Flow[str]:
 
 
 def _check_input(found: _Found) -> Flow[list[SnapshotProblem | UncheckedFile]]:
-    """The files of a source's input against what its manifest says of them; nothing for any other file."""
+    """Check the files of a source's input against its manifest; returns nothing for other external files."""
     if not is_input_manifest(found.path):
         return []
     try:

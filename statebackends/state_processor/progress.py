@@ -1,6 +1,6 @@
-"""How far a tool has come: rows and bytes that it has read, told to whoever wants to show it.
+"""Progress of a tool: rows and bytes that it has read, for a command that shows it.
 
-One listener a process, as a tool is one command; without one a note costs a comparison. Any thread may note."""
+A process has one listener, as a tool is one command; without a listener a note costs a comparison. Any thread may note."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Work:
-    """What was done since it began; any thread."""
+    """Work done so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,14 +31,14 @@ _listening: Work | None = None
 
 
 def note(*, rows: int = 0, size: int = 0, what: str = "") -> None:
-    """So much more was read."""
+    """Add rows and bytes that were read. `what`: operator and state of the rows."""
     if _listening is not None:
         _listening.add(rows, size, what)
 
 
 @contextmanager
 def noted(work: Work) -> Iterator[None]:
-    """All that is done within is added to `work`."""
+    """Add all notes within to `work`."""
     global _listening
     before, _listening = _listening, work
     try:

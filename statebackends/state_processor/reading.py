@@ -1,9 +1,9 @@
-"""The bytes of a snapshot's parts, and its tables as streams of batches: what is read of a snapshot by a tool.
+"""Reader of a snapshot's parts, for tools, and of tables as streams of batches.
 
-A part is checked against its length and checksum before it is opened: small ones are held in memory, a larger one is copied into
-a scratch folder once, and only the copy is opened. Tables (Arrow IPC, Parquet) come as batches in key-group order. Those that
-backends write are in order, and pass through; those that another tool has edited may not be, and are read several times, each
-time for as many key groups as fit in memory. Columns come in the state's own order and types."""
+A part is checked against length and checksum before it is opened: a small one is held in memory, a larger one is copied into a
+scratch folder once, and the copy is opened. Tables (Arrow IPC, Parquet) come as batches in key-group order. A table that a backend
+wrote is in order, and is read once; one that another tool edited may not be, and is then read several times, each time for as many
+key groups as fit in memory. The rules of rows are in rows.py."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from holdfast.statebackends.storage.failures import unavailable
 from holdfast.statebackends.storage.port import Flow, InParallel, Storage, perform, run_flow
 
 MEMORY_BYTES_MAX = 4 << 20
-"""Files up to this length are read into memory; larger ones are copied."""
+"""Bytes up to which a file is read into memory; a larger one is copied into the scratch folder."""
 
 FETCH_BYTES_MAX, FETCH_PARTS_MAX = 32 << 20, 64
-"""Of one state's parts that are read at one time; a single one may have more bytes."""
+"""Bytes and number of one state's parts that are read at one time; a single part may have more bytes."""
 
 P = TypeVar("P")
 
@@ -55,7 +55,7 @@ class PathOf(Protocol):
 
 
 class PartReader:
-    """Parts of one snapshot; a context manager that deletes its copies. One thread."""
+    """Reader of one snapshot's parts, and a context manager that deletes its copies. For one thread."""
 
     def __init__(self, storage: Storage, path_of: PathOf) -> None:
         self._storage = storage
@@ -99,9 +99,9 @@ class PartReader:
         return run_flow(self._read(part, operator, subtask), self._storage) if fetched is None else fetched
 
     def fetch(self, parts: Iterable[tuple[StateHandle, int]], *, operator: str) -> None:
-        """Small parts, each with its subtask, that will be read or opened next, read at one time: the caller bounds their bytes.
+        """Read small parts, each given with its subtask, at one time, for the next `read` or `open`. The caller bounds their bytes.
 
-        Raises StorageUnavailableError. One that is damaged is told of when its turn comes."""
+        Raises StorageUnavailableError. A damaged part raises when it is read or opened."""
         wanted = [(part, subtask) for part, subtask in parts if isinstance(part, FileHandle) and _is_small(part)]
         flows = [self._unless_damaged(part, operator, subtask) for part, subtask in wanted]
         read = perform(InParallel(flows, [max(part.length, 0) for part, _ in wanted]), self._storage)
@@ -123,7 +123,7 @@ class PartReader:
         return data
 
     def copy(self, part: FileHandle, *, operator: str, subtask: int, target: str | None = None) -> str:
-        """Local path of a checked copy: `target`, any thread; or one of the reader's own. Raises CorruptStateError."""
+        """Local path of a checked copy: `target` (on any thread), or a path in the scratch folder. Raises CorruptStateError."""
         local = target or self.new_path("part")
         run_flow(self._copy(part, operator, subtask, local), self._storage)
         return local
@@ -131,12 +131,12 @@ class PartReader:
     def _copy(self, part: FileHandle, operator: str, subtask: int, local: str) -> Flow[None]:
         path = self._path_of(part.path, operator=operator)
         with _of_owner(operator, subtask), scratch_errors(local):
-            yield from _look(part, path, operator, subtask)  # before it fills the disk
+            yield from _look(part, path, operator, subtask)  # before a file of another length fills the disk
             yield from download_file(part, path, local, operator, subtask)
         note(size=part.length)
 
     def clone(self, handle: KeyedStateHandle, *, operator: str, subtask: int) -> str:
-        """Folder with a native handle's files under their own names, copied once. Raises CorruptStateError."""
+        """Folder with a native handle's files under their local names, copied once. Raises CorruptStateError."""
         folder = self._clones.get(handle)
         if folder is None:
             folder = self.new_path("native")
@@ -161,7 +161,7 @@ class PartReader:
         os.unlink(local)
 
     def new_path(self, kind: str) -> str:
-        """A path in the scratch folder that nobody has used."""
+        """A new path in the scratch folder."""
         if self._scratch is None:
             with scratch_errors(tempfile.gettempdir()):
                 self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-snapshot-")
@@ -170,7 +170,7 @@ class PartReader:
 
 
 def fetch_windows(parts: Sequence[P], size: Callable[[P], int]) -> Iterator[Sequence[P]]:
-    """The parts in turn: one, two, four ..., as many as are fetched at one time; one who stops early has read little in vain."""
+    """The parts in windows to fetch at one time: one, two, four ..., so that a caller who stops early has read little in vain."""
     start, count = 0, 1
     while start < len(parts):
         stop, bytes_ = start + 1, size(parts[start])
@@ -187,7 +187,7 @@ def _is_small(part: FileHandle) -> bool:
 
 @contextmanager
 def scratch_errors(path: str) -> Iterator[None]:
-    """I/O errors of local scratch files as StorageUnavailableError."""
+    """Report OSErrors within as StorageUnavailableError of the scratch file `path`."""
     try:
         yield
     except OSError as error:
@@ -196,7 +196,7 @@ def scratch_errors(path: str) -> Iterator[None]:
 
 @contextmanager
 def _of_owner(operator: str, subtask: int) -> Iterator[None]:
-    """Errors of storage say whose file could not be read."""
+    """Errors of storage within name the operator and subtask."""
     try:
         yield
     except StorageUnavailableError as error:
@@ -204,7 +204,7 @@ def _of_owner(operator: str, subtask: int) -> Iterator[None]:
 
 
 def _look(part: FileHandle, path: str, operator: str, subtask: int) -> Flow[None]:
-    """Raises CorruptStateError for a file that is missing, or of another length."""
+    """Raises CorruptStateError for a file that is missing, or has another length."""
     problem = yield from length_problem(part, path, operator, subtask)
     if problem is not None:
         raise damaged(problem.kind, path, problem.detail, operator, subtask)
@@ -212,21 +212,21 @@ def _look(part: FileHandle, path: str, operator: str, subtask: int) -> Flow[None
 
 BATCH_ROWS = 1 << 15
 BATCH_BYTES = 32 << 20
-"""Of a batch, about: what each of its rows takes on average is known, and not of any single one."""
+"""Bytes of a batch, roughly: only the average row is known."""
 _READ_BYTES = 1 << 20
-"""Of each column at a time: a row group that another tool wrote may be all of a file."""
+"""Bytes of a column that are read at a time: a row group of another tool may be a whole file."""
 SORT_ROWS_MAX = 1 << 20
-"""Rows of a file out of order that are sorted at a time; more only if they are of one key group."""
+"""Rows of an unsorted file that are sorted at a time; more only if they are of one key group."""
 
 
 class TableFile(ABC):
-    """One open file. Errors are pyarrow's and ValueError; the caller names the file."""
+    """One open table. Raises pyarrow's errors and ValueError; the caller names the file."""
 
     schema: pa.Schema
     held: KeyGroupRange = EVERY_KEY_GROUP
-    """The key groups of the file's handle: rows of others are no rows of the snapshot, and refused."""
+    """Key groups of the file's handle; rows of others are refused."""
     _counted: tuple[KeyGroupRange, npt.NDArray[np.int64], bool] | None = None
-    """What `_count` found last."""
+    """Last result of `_count`, with its key groups."""
 
     @staticmethod
     def open(source: pa.NativeFile, table_format: str, held: KeyGroupRange = EVERY_KEY_GROUP) -> TableFile:
@@ -236,10 +236,10 @@ class TableFile(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, at most BATCH_ROWS at a time; all columns, or these."""
+        """All rows, at most BATCH_ROWS at a time, with all columns or those in `columns`."""
 
     def sorted_batches(self, groups: KeyGroupRange, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of some key groups in key-group order; all columns, or those of these that there are, and the key group."""
+        """The rows of some key groups in key-group order, with all columns, or the key group and those in `columns` that exist."""
         counts, in_order = self._count(groups)
         names = None if columns is None else [name for name in self.schema.names if name == KEY_GROUP or name in columns]
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
@@ -252,11 +252,11 @@ class TableFile(ABC):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def slices(self, groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
-        """Consecutive ranges with at most SORT_ROWS_MAX of its rows each, or of one key group."""
+        """Consecutive ranges of key groups with at most SORT_ROWS_MAX rows of the file each, or of one key group."""
         yield from _slices(self._count(groups)[0], groups)
 
     def _count(self, groups: KeyGroupRange) -> tuple[npt.NDArray[np.int64], bool]:
-        """Rows of each key group of the range, and whether all rows are in order."""
+        """(rows of each key group of the range, whether all rows are in order)."""
         if self._counted is None or self._counted[0] != groups:
             self._counted = (groups, *self._count_rows(groups))
         return self._counted[1:]
@@ -322,13 +322,13 @@ class _ArrowFile(TableFile):
                 yield batch.slice(start, rows)
 
     def _reader_of(self, columns: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
-        """One that reads and decompresses nothing else."""
+        """A reader that reads and decompresses these columns alone."""
         fields = [index for name in columns if (index := self.schema.get_field_index(name)) >= 0]
         return pa.ipc.open_file(self._source, options=pa.ipc.IpcReadOptions(included_fields=fields))
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a schema, cast. Raises ValueError or pyarrow's errors."""
+    """The batch with the columns of a schema, cast. Raises ValueError or pyarrow's errors."""
     if batch.schema.equals(schema):
         return batch
     arrays = []

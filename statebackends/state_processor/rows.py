@@ -1,10 +1,10 @@
-"""The rows of one state as a stream of Arrow batches, whatever its format: tables, native files, operator lists.
+"""Rows of one state as a stream of Arrow batches, from any format: tables, native files, operator lists.
 
-Keyed rows come in key-group order, a batch of at most BATCH_ROWS at a time, and are judged as a restore judges them (row_rules.py):
-what it refuses is refused here. Values are judged batch by batch; which rows there are, a batch of whole key groups at a time
-(JUDGED_ROWS or JUDGED_BYTES), before any of it is given out. Of a key group with more rows than that, what came first is given out,
-and only what the rows are about is held until its end. Of tables with deltas a slice of key groups is held. Native files are opened
-read-only as a local clone: opening a database writes into its folder, and RocksDB needs names of its own."""
+Keyed rows come in key-group order, at most BATCH_ROWS at a time, and follow the rules that a restore applies (row_rules.py). Values
+are judged batch by batch. Identities are judged for whole key groups (up to JUDGED_ROWS or JUDGED_BYTES), before their rows are
+given out; of a larger key group, rows are given out earlier, and only their identities are held until its end. Tables with deltas
+are merged a slice of key groups at a time. Native files are opened as a local clone, since opening a database writes into its
+folder, and RocksDB needs its own file names. Checks of files are in reading.py."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from holdfast.statebackends.state_processor.values import entry_json, named, sto
 from holdfast.statebackends.storage.failures import refusal
 
 JUDGED_ROWS = 1 << 17
-"""Rows judged together, but for a key group of more."""
+"""Rows that are judged together; more only if they are of one key group."""
 JUDGED_BYTES = 32 << 20
-"""Held back until they are judged, and one batch."""
+"""Bytes of rows, beside one batch, that are held back until they are judged."""
 SUBTASK = "subtask"
 JSON = "json"
-"""Column with the JSON text of an operator's list entry, if it is msgpack of something that JSON has; else null."""
+"""Column with the JSON text of an operator's list entry; null unless it is msgpack of a value that JSON has."""
 
 _TABLE_ERRORS = (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError)
 _MEMORY_BYTES = 8 << 20
@@ -49,7 +49,7 @@ _ELEMENTS = msgspec.msgpack.Decoder(list[bytes])
 
 
 def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
-    """Columns of a state's rows. Opens a file only where the columns are the state's own. Raises CorruptStateError."""
+    """Schema of a state's rows. Opens a file only for kinds with columns of their own. Raises CorruptStateError."""
     if not state.is_keyed:
         metadata = {STATE_METADATA: msgspec.json.encode(state.meta)}
         fields = [(SUBTASK, pa.int32()), (POSITION, pa.int32()), (VALUE, pa.binary()), (JSON, pa.utf8())]
@@ -65,7 +65,7 @@ def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
 
 
 def choose_columns(state: StoredState, schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Some columns of a state's schema. Raises InvalidConfigError naming those that there are."""
+    """The schema with these columns alone. Raises InvalidConfigError naming the columns of the state."""
     for name in columns:
         if name not in schema.names or columns.count(name) > 1:
             known = ", ".join(schema.names)
@@ -86,7 +86,8 @@ def state_batches(
     *,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """All rows, or those of some key groups; all columns of the state's `schema`, or these, of which tables read no more.
+    """All rows, or those of some key groups, with all columns of the state's `schema`, or those in `columns`: only they are read
+    from tables.
 
     Raises CorruptStateError, StorageUnavailableError, InvalidConfigError."""
     wanted = schema if columns is None else choose_columns(state, schema, columns)
@@ -108,7 +109,7 @@ def _batches(
         if part.is_native:
             serializer = stored_serializer(state)
             if serializer is None:
-                continue  # such state is not in native files, whatever they declare
+                continue  # native files hold no such state
             clone = reader.clone(part.handle, operator=state.operator.uid, subtask=part.subtask)
             rows = native_batches(clone, state, serializer, schema, wanted)
             with _told(state, part, "native files"):
@@ -121,7 +122,7 @@ def _batches(
 def _fetched_parts(
     reader: PartReader, state: StoredState, key_groups: KeyGroupRange | None
 ) -> Iterator[tuple[StatePart, KeyGroupRange]]:
-    """The parts that have some of these key groups, with those; their small files are read several at one time."""
+    """(part, its key groups among the wanted ones) of each part that has some; small files are read several at one time."""
     parts = []
     for part in state.keyed:
         wanted = part.key_groups if key_groups is None else part.key_groups.intersection(key_groups)
@@ -134,7 +135,7 @@ def _fetched_parts(
 
 
 def fetched_lists(reader: PartReader, state: StoredState) -> Iterator[tuple[int, list[bytes]]]:
-    """Subtask and entries of each part of operator state."""
+    """(subtask, entries) of each part of operator state."""
     uid = state.operator.uid
     for some in fetch_windows(state.lists, lambda part: max(part.handle.part.length, 0)):
         reader.fetch([(part.handle.part, part.subtask) for part in some], operator=uid)
@@ -145,7 +146,7 @@ def fetched_lists(reader: PartReader, state: StoredState) -> Iterator[tuple[int,
 
 @contextmanager
 def _opened(reader: PartReader, state: StoredState, part: StatePart, delta: StateHandle | None = None) -> Iterator[TableFile]:
-    """The base of a part, open, or a delta upon it; errors of its content name it."""
+    """A part's base, or a delta, as an open table. Errors of its content within name it."""
     table = part.base if delta is None else delta
     source = reader.open(table, operator=state.operator.uid, subtask=part.subtask)
     with _told(state, part, table.path if isinstance(table, FileHandle) else "inline"):
@@ -154,12 +155,12 @@ def _opened(reader: PartReader, state: StoredState, part: StatePart, delta: Stat
 
 @contextmanager
 def _told(state: StoredState, part: StatePart, path: str) -> Iterator[None]:
-    """Errors of the rows in a part name it."""
+    """Errors of a part's rows within name it."""
     try:
         yield
     except CorruptStateError as error:
         if error.operator is not None:
-            raise  # of another part, or of storage: it names it already
+            raise  # an error of a file, which names it
         raise _not_a_table(state, part, path, error) from error
     except _TABLE_ERRORS as error:
         if (refused := refusal(error, path, path=path)) is not None:
@@ -178,7 +179,7 @@ def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
 def _table_batches(
     reader: PartReader, state: StoredState, part: StatePart, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
-    """`schema`: all columns of the state; `wanted`: those to be read."""
+    """`schema`: all columns of the state; `wanted`: those to read."""
     rules = _rules(state, schema)
     with ExitStack() as files:
         base = files.enter_context(_opened(reader, state, part))
@@ -194,7 +195,7 @@ def _table_batches(
 def _merged_batches(
     rules: RowRules, base: TableFile, deltas: Sequence[TableFile], groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a base and its deltas, a slice of key groups at a time; each of them is judged by itself."""
+    """Rows of a base and its deltas, merged a slice of key groups at a time; each table is judged by itself."""
     own_keys = (TIME,) if rules.meta.kind == TIMERS_KIND else ()
     for some in base.slices(groups):
         tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(some)), file.schema)) for file in (base, *deltas)]
@@ -216,9 +217,9 @@ def _list_batches(reader: PartReader, state: StoredState, schema: pa.Schema) -> 
 
 
 def judged_rows(batches: Iterable[pa.RecordBatch], rules: RowRules, names: Collection[str]) -> Iterator[pa.RecordBatch]:
-    """The batches, which come in key-group order, with the state's columns in their types: those of `names`, and `rules.identity`.
+    """Batches in key-group order with the columns in `names` and `rules.identity` in their canonical types, judged by `rules`.
 
-    Raises as `RowRules` does: for a row that is there twice at the latest after these rows."""
+    Raises as `RowRules` does; for a repeated identity, in a large key group, only after its rows were given out."""
     wanted = {*names, *rules.identity}
     held: list[pa.RecordBatch] = []
     identities: list[pa.Table] = []
@@ -241,12 +242,12 @@ def judged_rows(batches: Iterable[pa.RecordBatch], rules: RowRules, names: Colle
 
 
 def _copy(table: pa.Table) -> pa.Table:
-    """A slice of a batch would keep its values in memory."""
+    """A copy of a slice, which would keep all values of its batch in memory."""
     return table.take(pa.array(np.arange(len(table))))
 
 
 def _judge_whole_groups(held: list[pa.Table], rules: RowRules) -> list[pa.Table]:
-    """Judges all but the last key group, of which more rows may come; that is what is returned."""
+    """Judge all key groups but the last, of which more rows may come; returns the last one's identities."""
     newest = held[-1].column(KEY_GROUP)[-1].as_py()
     if held[0].column(KEY_GROUP)[0].as_py() == newest:
         return held
@@ -259,7 +260,7 @@ def _judge_whole_groups(held: list[pa.Table], rules: RowRules) -> list[pa.Table]
 def native_batches(
     clone: str, state: StoredState, serializer: StateSerializer, schema: pa.Schema, groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one state in some key groups, in key-group order. Raises CorruptStateError naming operator and state."""
+    """Rows of one state in the database at `clone`, for some key groups and in their order. Raises CorruptStateError."""
     try:
         store = RocksStore(clone, write_buffer_bytes=_MEMORY_BYTES, block_cache_bytes=_MEMORY_BYTES, read_only=True)
     except CorruptStateError as error:

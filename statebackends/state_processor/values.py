@@ -1,4 +1,4 @@
-"""Values of stored states without the user's classes: bytes by which they compare, and entries of operators as plain values."""
+"""Values of stored states, without the user's classes: bytes by which they compare, and operators' entries as plain values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _same(value: Any) -> Any:
 
 
 def stored_serializer(state: StoredState) -> StateSerializer | None:
-    """Codec of a keyed state; None for one of a kind with columns of its own. Raises CorruptStateError."""
+    """Serializer of a keyed state; None for kinds with columns of their own. Raises CorruptStateError."""
     try:
         return serializer_of_meta(state.meta)
     except (InvalidConfigError, RecursionError) as error:
@@ -39,9 +39,9 @@ def stored_serializer(state: StoredState) -> StateSerializer | None:
 
 
 class Comparer:
-    """Values of a column, as read from Arrow, to bytes that are equal when the values are.
+    """Encoder of values, as read from Arrow, to bytes that are equal if the values are.
 
-    The encoding is the one that values are stored in, but for sets and dicts, which are brought into order first."""
+    The encoding is that of stored values, with sets and dicts put into order first."""
 
     def __init__(self, meta: StateMeta) -> None:
         self._normalise: Normaliser = _same
@@ -51,7 +51,7 @@ class Comparer:
             self._stamped = has_stamps(meta)
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
-        """One encoding a row of these columns; a value with a TTL compares with its stamp. Raises CorruptStateError."""
+        """Encoding of each row of these value columns; a value with a TTL compares with its stamp. Raises CorruptStateError."""
         try:
             if self._stamped:
                 values, stamps = columns
@@ -66,7 +66,7 @@ class Comparer:
 
 
 def _normaliser(value_type: ValueType) -> Normaliser:
-    """What brings one value's sets and dicts into order; `_same` where there are none."""
+    """Function that puts a value's sets and dicts into order; `_same` for a type without them."""
     inner = [_normaliser(child) for child in value_type.children]
     match value_type:
         case ListType():
@@ -105,7 +105,7 @@ def _of_entries(key: Normaliser, member: Normaliser) -> Normaliser:
 
 
 def plain_entry(entry: bytes) -> Any:
-    """An operator's list entries are opaque; most are msgpack."""
+    """The value of an operator's list entry if it is msgpack, as most are; else its bytes."""
     try:
         return msgspec.msgpack.decode(entry)
     except (*UNDECODABLE, ValueError):
@@ -113,7 +113,7 @@ def plain_entry(entry: bytes) -> Any:
 
 
 def entry_json(entry: bytes) -> str | None:
-    """The JSON text of an operator's list entry, if it is msgpack of something that JSON has."""
+    """JSON text of an operator's list entry; None unless it is msgpack of a value that JSON has."""
     value = plain_entry(entry)
     if isinstance(value, bytes):
         return None
@@ -124,5 +124,5 @@ def entry_json(entry: bytes) -> str | None:
 
 
 def named(error: HoldfastError, state: StoredState, path: str | None = None) -> CorruptStateError:
-    """An error about a value or a key, saying whose it was."""
+    """An error about a value or key, naming operator and state."""
     return state.corrupt(error.message, path)

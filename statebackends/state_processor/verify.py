@@ -1,6 +1,7 @@
-"""Every file of a snapshot against its length and checksum: all problems, not the first one.
+"""Verification of a snapshot: all files against length and checksum, external files included.
 
-A file that can't be read is a problem like a damaged one; the others are still checked."""
+It finds all problems, not only the first: an unreadable file is a problem like a damaged one. The check of a file is in
+snapshot/parts.py."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from holdfast.statebackends.storage.port import Flow
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was looked at, and what is wrong."""
+    """Result of a verification."""
 
     files: int
-    """Checked, `_metadata` included; a file that is named twice counts once."""
+    """Files checked, `_metadata` included; a file that several handles name counts once."""
     size: int
-    """Bytes of state that the snapshot names in them."""
+    """Bytes of state in them, as handles say."""
     problems: tuple[SnapshotProblem, ...]
     unchecked: tuple[UncheckedFile, ...]
-    """Files outside the snapshot's folder that could not be asked for, such as those that a savepoint names relative to the state
-    directory of its job: where that is can't be known."""
+    """External files that could not be checked, such as those of a savepoint relative to its job's state directory, which it does
+    not name."""
 
     @property
     def is_sound(self) -> bool:
@@ -40,10 +41,9 @@ def _ignore(problem: SnapshotProblem) -> None:
 
 
 def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], None] = _ignore) -> Flow[VerifyReport]:
-    """As `verify_snapshot`, external files included; `found` hears of each problem soon, in their order.
+    """`verify_snapshot`, external files included. `found` is called with each problem, in order, after each group of files.
 
-    To be run on the snapshot's storage, or on one that goes where an absolute path points, too: else what lies elsewhere is
-    unchecked."""
+    Run it on the snapshot's storage; on one that also reaches absolute paths, external files at those are checked too."""
 
     def look(handle: FileHandle, operator: str, subtask: int, table_format: str) -> Flow[SnapshotProblem | None]:
         try:

@@ -1,10 +1,9 @@
-"""A new folder that one writer fills, and the files of a canonical savepoint in it.
+"""Writing of a canonical savepoint (or an export): a folder claimed by one writer, its files, and the sort of rows.
 
-The claim on the folder is a conditional create, so that two writers never share one; a folder that holds anything is never
-written into, and until the last file exists it means nothing. A writer that fails deletes what it wrote. Tables are Parquet
-files, written as rows come. Rows that come in any order are sorted by key group first: in memory while they have up to
-HELD_BYTES_MAX, else through files of some key groups each; while they go out, the rows of a BUCKETS-th of the key groups are in
-memory."""
+A conditional create claims the folder, so that two writers never share one. A folder that is not empty is never written into, and
+it is no snapshot before its last file exists. A writer that fails deletes its files. Tables are Parquet files. Rows in any order
+are sorted by key group first: in memory up to HELD_BYTES_MAX, else through scratch files of some key groups each; on output the
+rows of 1/BUCKETS of the key groups are in memory. How rows are checked is for conform.py."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ from holdfast.statebackends.storage.port import (
 
 
 class ClaimedFolder:
-    """Made by `claimed_folder`."""
+    """A folder claimed by this writer; made by `claimed_folder`."""
 
     def __init__(self, storage: Storage, folder: str, purpose: str, nonce: str) -> None:
         self.location = f"{storage.root.rstrip('/')}/{folder}"
@@ -67,8 +66,9 @@ class ClaimedFolder:
         self._entered = self._finished = self._unknown = False
 
     def upload(self, local: str, name: str, *, expected: tuple[int, str] | None = None) -> int:
-        """Copy a local file in; returns its bytes. Any thread. Raises StorageUnavailableError, also if other bytes arrived than
-        expected."""
+        """Copy a local file into the folder; returns its bytes. Any thread. `expected`: its length and checksum.
+
+        Raises StorageUnavailableError, also if other bytes were written than expected."""
         self._names.append(name)
         found: tuple[int, str] = self._storage.execute(UploadFile(local, self._path(name)))
         if expected is not None and found != expected:
@@ -76,7 +76,7 @@ class ClaimedFolder:
         return found[0]
 
     def upload_all(self, files: Sequence[tuple[str, str, int]]) -> None:
-        """Several local files, each with its name here and its bytes, at one time. Raises StorageUnavailableError."""
+        """`upload` of several (local file, name, bytes) at one time. Raises StorageUnavailableError."""
         self._names += [name for _, name, _ in files]
         flows = [self._upload(local, name, size) for local, name, size in files]
         perform(InParallel(flows, [size for *_, size in files]), self._storage)
@@ -87,19 +87,19 @@ class ClaimedFolder:
             raise StorageUnavailableError(f"{self.location}/{name}: {length} bytes were written of {size}", path=self._path(name))
 
     def store(self, local: str, name: str) -> FileHandle:
-        """As `upload`, for a file of a snapshot."""
+        """As `upload`; returns the handle of the file."""
         self._names.append(name)
         length, checksum = self._storage.execute(UploadFile(local, self._path(name)))
         return FileHandle(name, length, checksum)
 
     def expect(self, mark: str) -> None:
-        """Other processes write files with this mark in their names; those that are not admitted are deleted in the end.
+        """Expect files of other processes with this mark in their names; those not admitted are deleted in the end.
 
-        One that lives on may still write after that: its file is named by nothing."""
+        A process that lives on may write one later, which no handle names."""
         self._marks.append(mark)
 
     def admit(self, name: str, length: int, checksum: str) -> FileHandle:
-        """A file of an expected mark. Raises StorageUnavailableError if it is not in the folder as it was told."""
+        """Take over a file of an expected mark. Raises StorageUnavailableError if it is missing or has another length."""
         path = self._path(name)
         found: int | None = self._storage.execute(StatFile(path))
         if found != length:
@@ -111,7 +111,7 @@ class ClaimedFolder:
         return FileHandle(name, length, checksum)
 
     def _sweep(self, kept: Collection[str]) -> None:
-        """Delete what other processes left."""
+        """Delete files of expected marks other than `kept`."""
         if not self._marks:
             return
         names = [path.removeprefix(f"{self._folder}/") for path in self._storage.execute(ListFiles(self._folder))]
@@ -121,9 +121,9 @@ class ClaimedFolder:
         run_flow(delete_files(self._path(name) for name in names), self._storage)
 
     def finish(self, name: str, content: bytes) -> None:
-        """Withdraw the claim and create the last file.
+        """Delete the claim and create the last file.
 
-        Raises AmbiguousWriteError if storage can't tell whether it did: then nothing is deleted."""
+        Raises AmbiguousWriteError if storage can't say whether it exists; then nothing is deleted."""
         self._sweep(self._names)
         self._storage.execute(DeleteFile(self._path(UNFINISHED_NAME)))
         self._names.append(name)
@@ -162,14 +162,15 @@ class ClaimedFolder:
             raise InvalidConfigError(f"{self.location} {what}: nothing is overwritten, name a new folder", path=self._folder)
 
     def abandon(self) -> None:
-        """Delete what was written, finished or not; nothing, once that is done. Raises StorageUnavailableError."""
+        """Delete all files of this writer, finished or not; idempotent. Raises StorageUnavailableError."""
         if not self._entered and not self._holds(UNFINISHED_NAME, self._claim):
-            return  # an interrupted claim may stand all the same
+            return  # not claimed; an interrupted claim may exist, and is deleted below
         self._exit(KeyboardInterrupt())
 
     def _exit(self, error: BaseException) -> None:
-        """Delete what was written: the newest first, which may be what makes the rest a snapshot, and the claim last; say so in the
-        error if that fails."""
+        """Delete this writer's files: the newest first, since it may make the rest a snapshot, and the claim last.
+
+        A failure is added to the message of `error`."""
         if self._unknown:
             return
         try:
@@ -203,16 +204,16 @@ class ClaimedFolder:
 
 @contextmanager
 def claimed_folder(storage: Storage, folder: str, purpose: str, nonce: str = "") -> Iterator[ClaimedFolder]:
-    """A folder that is new or empty, for this writer alone; the block must call `finish`.
+    """Claim a folder that is new or empty; the block must call `finish`.
 
-    `nonce`: no other writer has it; one is drawn unless given. Raises InvalidConfigError for a folder in use. When the block
-    raises, the folder is as it was before."""
+    `nonce`: unique to this writer; drawn unless given. Raises InvalidConfigError for a folder in use. If the block raises, the
+    folder is as it was before."""
     target = ClaimedFolder(storage, folder, purpose, nonce or uuid.uuid4().hex)
     _newest.append(target)
     try:
         target._enter()
         target._entered = True
-        target._refuse_used([name for name in target._listed() if name != UNFINISHED_NAME])  # somebody may just have finished
+        target._refuse_used([name for name in target._listed() if name != UNFINISHED_NAME])  # another writer may just have finished
         yield target
         if not target._finished:
             raise InvariantError(f"{target.location} was not finished")
@@ -226,23 +227,23 @@ def claimed_folder(storage: Storage, folder: str, purpose: str, nonce: str = "")
 
 
 _newest: deque[ClaimedFolder] = deque(maxlen=8)
-"""Of this process, for a command that is interrupted when they are finished, and has not said so yet."""
+"""Newest writers of this process, for a command that is interrupted after they finished, and before it has reported that."""
 
 
 def abandon_newest() -> None:
-    """Delete what the newest writers of this process have written: for a process that writes for one command, and ends."""
+    """Delete the files of this process's newest writers: for a process that runs one command and ends."""
     while _newest:
         _newest.pop().abandon()
 
 
 def forget_newest() -> None:
-    """They stay, whatever becomes of what this process does next."""
+    """Keep the files of the newest writers, whatever happens later in this process."""
     _newest.clear()
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """No Ctrl-C within: what deletes has to come to its end. Elsewhere than on the main thread there is none."""
+    """Ignore Ctrl-C within, so that deletions are completed. Without effect on other threads than the main one, which get none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -254,13 +255,13 @@ def uninterrupted() -> Iterator[None]:
 
 
 GROUP_ROWS = 1 << 17
-"""Rows of one row group: what is held in memory."""
+"""Rows of one row group, which is held in memory."""
 INLINE_BYTES = 20_480
-"""Operator state of fewer bytes lives in `_metadata`, as that of a job does by default."""
+"""Bytes below which operator state is inline; a job's default."""
 
 
 def write_table(local: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.RecordBatch]) -> None:
-    """A local Parquet file of rows in key-group order; one with the schema alone if there are none."""
+    """Write rows in key-group order to a local Parquet file, with the schema alone if there are none."""
     with scratch_errors(local), pq.ParquetWriter(local, schema, compression="zstd", store_schema=True) as writer:
         held: list[pa.Table] = []
         for rows in tables:
@@ -272,7 +273,7 @@ def write_table(local: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.Re
 
 
 class TableFiles:
-    """Names and writes the files of one savepoint."""
+    """Writer of the files of one savepoint, each with a new name."""
 
     def __init__(self, target: ClaimedFolder, scratch: PartReader) -> None:
         self._target = target
@@ -280,14 +281,14 @@ class TableFiles:
         self._count = 0
 
     def name(self, operator: str, subtask: int, what: str) -> str:
-        """A file name that was not given out before."""
+        """A new file name."""
         self._count += 1
         return f"{file_name(operator)}-{subtask}-{self._count}-{file_name(what)}"
 
     def write(
         self, operator: str, subtask: int, state: str, schema: pa.Schema, tables: Iterable[pa.Table | pa.RecordBatch]
     ) -> FileHandle:
-        """One state's share of one subtask, in key-group order; a file with the schema alone if there are no rows."""
+        """Write one state's share of one subtask, rows in key-group order; a file with the schema alone if there are none."""
         local = self._scratch.new_path("table")
         write_table(local, schema, tables)
         handle = self._target.store(local, self.name(operator, subtask, f"{state}.parquet"))
@@ -295,7 +296,7 @@ class TableFiles:
         return handle
 
     def write_list(self, operator: str, subtask: int, meta: StateMeta, entries: Sequence[bytes]) -> OperatorListHandle:
-        """One operator state's share of one subtask."""
+        """Write one operator state's share of one subtask."""
         encoded = msgspec.msgpack.encode(entries)
         if len(encoded) < INLINE_BYTES:
             return OperatorListHandle(meta, InlineHandle(encoded), len(entries))
@@ -312,7 +313,7 @@ HELD_BYTES_MAX = 64 << 20
 
 
 class KeyGroupSorter:
-    """The rows of one state; one thread. Files are the caller's scratch folder's to delete."""
+    """Sort of one state's rows by key group. For one thread. Its files go when the caller's scratch folder is deleted."""
 
     def __init__(self, layout: StateLayout, new_path: Callable[[str], str], *, held_bytes_max: int = HELD_BYTES_MAX) -> None:
         self._layout = layout
@@ -326,7 +327,7 @@ class KeyGroupSorter:
         self._finished = False
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Rows as `StateLayout.conform` takes them; raises as it does."""
+        """Add rows that `StateLayout.conform` accepts; raises as it does."""
         if batch.num_rows:
             table = self._layout.conform(batch, self._rows)
             self._rows += batch.num_rows
@@ -340,9 +341,9 @@ class KeyGroupSorter:
         return self._rows
 
     def tables(self, groups: KeyGroupRange) -> Iterator[pa.Table]:
-        """The rows of some key groups, in their order; those of a list in the order of their positions, which are counted anew.
+        """The rows of some key groups, in their order; list elements by position, and numbered from 0 again.
 
-        No rows may be added afterwards. Raises InvalidKeyError for two rows of one entry."""
+        No rows may be added afterwards. Raises InvalidKeyError for two rows of one identity."""
         self._finish()
         for bucket in range(self._count):
             own = self._groups_of(bucket)
