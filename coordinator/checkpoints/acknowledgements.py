@@ -215,7 +215,7 @@ class AcknowledgementJudge:
                 if declared.get(meta.name) != meta:
                     raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
                 if (meta.name in found) is not (handle.format == DELTA_FORMAT):
-                    raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta run of it and no table before")
+                    raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta of it and no table before")
                 found.add(meta.name)
             natives += handle.format == NATIVE_FORMAT
             for part in handle.parts:
@@ -333,11 +333,11 @@ def _check_shape(handle: KeyedStateHandle) -> None:
     if handle.names or len(handle.states) != parts:
         raise _Refused(f"{parts} tables of {len(handle.states)} states")
     if handle.format == DELTA_FORMAT and parts > DELTAS_MAX:
-        runs: dict[str, int] = {}
+        deltas: dict[str, int] = {}
         for meta in handle.states:
-            runs[meta.name] = runs.get(meta.name, 0) + 1
-        if max(runs.values()) > DELTAS_MAX:
-            raise _Refused(f"more than {DELTAS_MAX} delta runs of one state")
+            deltas[meta.name] = deltas.get(meta.name, 0) + 1
+        if max(deltas.values()) > DELTAS_MAX:
+            raise _Refused(f"more than {DELTAS_MAX} deltas of one state")
 
 
 def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:

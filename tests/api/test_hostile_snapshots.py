@@ -187,11 +187,11 @@ def test_a_piece_without_end_is_not_read(savepoint: Path, tmp_path: Path) -> Non
     path, length = first_file(savepoint), 1 << 40
     os.truncate(path, length)
 
-    def as_piece(document: Document) -> None:
+    def as_segment(document: Document) -> None:
         part = next(part for part in keyed(document)["parts"] if part.get("path") == path.name)
         part.update(type="segment", offset=0, length=length, file_length=length)
 
-    tamper(savepoint, as_piece)
+    tamper(savepoint, as_segment)
     assert f"a segment of {length} bytes; none has more than" in run("inspect", savepoint, code=2)
     assert "none has more than" in run("verify", savepoint, code=1)
     assert "none has more than" in run("export", savepoint, tmp_path / "exported", code=2)

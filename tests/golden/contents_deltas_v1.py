@@ -1,4 +1,4 @@
-"""Three checkpoints of one operator, each after the first an increment: tables of state with delta runs upon them.
+"""Three checkpoints of one operator, each after the first an increment: tables of state with deltas on them.
 
 Never change what is here: the snapshots are kept for ever."""
 

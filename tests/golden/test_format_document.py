@@ -182,5 +182,5 @@ def test_the_columns_of_aggregates_are_as_described(kind: pa.DataType) -> None:
         assert value_type_text(descriptor) == f"columnar<out={function}({kind})>"
 
 
-def test_the_bound_on_delta_runs_is_as_described() -> None:
-    assert f"at most {DELTAS_MAX} runs" in DOCUMENT
+def test_the_bound_on_deltas_is_as_described() -> None:
+    assert f"at most {DELTAS_MAX} deltas" in DOCUMENT

@@ -115,7 +115,7 @@ def first_list(document: Document) -> Document:
     return document["operators"][0]["subtasks"][0]["operator"][0]
 
 
-def as_piece(document: Document, offset: int, more: int) -> None:
+def as_segment(document: Document, offset: int, more: int) -> None:
     part = last_file(document)
     part.update(type="segment", offset=offset, file_length=part["length"] + more)
 
@@ -136,11 +136,11 @@ RECORDS: dict[str, Callable[[Document], Any]] = {
     "an unknown keyed handle": lambda d: first_handle(d).update(type="runs"),
     "an unknown operator handle": lambda d: first_list(d).update(type="operator_map"),
     "an unknown part": lambda d: last_file(d).update(type="slice"),
-    "a piece not within its file": lambda document: as_piece(document, 1, 0),
-    "a piece of 64 MiB and a byte": lambda d: last_file(d).update(
+    "a segment not within its file": lambda document: as_segment(document, 1, 0),
+    "a segment of 64 MiB and a byte": lambda d: last_file(d).update(
         type="segment", offset=0, length=(64 << 20) + 1, file_length=(64 << 20) + 1
     ),
-    "a piece of a file of another length": lambda document: as_piece(document, 0, 1),
+    "a segment of a file of another length": lambda document: as_segment(document, 0, 1),
     "a placeholder": lambda d: last_file(d).update(type="placeholder"),
     "an unknown format": lambda d: first_handle(d).update(format="orc"),
     "an unknown keyed kind": of_all_handles("kind", "histogram"),
@@ -260,7 +260,7 @@ def test_tables(folder: Path, tmp_path: Path, what: str) -> None:
     assert_refused(folder, tmp_path)
 
 
-# ----------------------------------------------------------------------------------------------------------- delta runs
+# ----------------------------------------------------------------------------------------------------------- deltas
 
 
 def keyed_handles(document: Document) -> list[Document]:

@@ -55,7 +55,7 @@ class DeltaMachine(BackendMachine):
 
     inline_threshold: int
     increments = 0
-    """Checkpoints with delta runs, of all runs of the machine."""
+    """Checkpoints with deltas, of all runs of the machine."""
 
     def start_over(self, backend: Any) -> None:
         self.backend = backend

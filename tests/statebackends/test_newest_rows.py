@@ -1,4 +1,4 @@
-"""The newest row of each key of a base and its delta runs, as a restore loads them: a few key groups at a time."""
+"""The newest row of each key of a base and its deltas, as a restore loads them: a few key groups at a time."""
 
 from __future__ import annotations
 

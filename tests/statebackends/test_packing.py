@@ -296,7 +296,7 @@ def seen(job: Job, number: int) -> StoredSnapshot:
 
 @pytest.fixture
 def stored(job: Job) -> StoredSnapshot:
-    """A checkpoint with packed tables and a packed delta run on each."""
+    """A checkpoint with packed tables and a packed delta on each."""
     backends = [job.cluster.backend((COUNT, TAGS))]
     write(backends, range(40), 1)
     job.checkpoint(backends, 1, None)

@@ -407,11 +407,11 @@ def test_a_dictionary_is_judged_before_each_value_gets_bytes_of_its_own() -> Non
             fitted(pa.DictionaryArray.from_arrays(numbers, values), pa.int64())
 
 
-# ---------------------------------------------------------------------------------------------------------- delta runs
+# ---------------------------------------------------------------------------------------------------------- deltas
 
 
 def golden_chains() -> list[Path]:
-    """Checkpoints whose tables have delta runs upon them."""
+    """Checkpoints whose tables have deltas on them."""
     found = []
     for path in sorted((Path(__file__).parents[1] / "golden/snapshots").rglob("_metadata")):
         operators = hf.Snapshot(path).metadata.operators

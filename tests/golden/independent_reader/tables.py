@@ -39,7 +39,7 @@ def raw_rows(table: pa.Table, meta: dict[str, Any], max_parallelism: int, *, is_
 
 
 def apply_run(before: list[dict[str, Any]], run: list[dict[str, Any]], replaced: list[int]) -> list[dict[str, Any]]:
-    """The rows of a state after a delta run."""
+    """The rows of a state after a delta."""
 
     def identity(row: dict[str, Any]) -> str:
         return json.dumps([row["key"], row["namespace"], row.get("time")], sort_keys=True, default=bytes.hex)
