@@ -1,8 +1,8 @@
-"""Rules of the rows of keyed state, which restores and all tools apply to every table (docs/snapshot-format.md, "What a row must be").
+"""Rules of the rows of keyed state, which restores and all tools apply to every table.
 
 A row's key group is that of its key, and one of its handle's. Its identity is unique: key and namespace, and a map's entry, a
-list's position or a timer's time. Its values decode. Rows are judged column by column, without a Python call per row but for
-msgpack."""
+list's position or a timer's time. Its values decode (docs/snapshot-format.md, "What a row must be"). Rows are judged column by
+column, without a Python call per row but for msgpack."""
 
 from __future__ import annotations
 

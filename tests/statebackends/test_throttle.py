@@ -1,4 +1,4 @@
-"""The pace of work that holds the interpreter lock, on clocks of the test's own."""
+"""The throttle of work that holds the interpreter lock, on clocks of the test's own."""
 
 from __future__ import annotations
 
