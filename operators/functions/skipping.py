@@ -81,6 +81,10 @@ class SkippingOperator(Operator):
         super().setup(context, output)
         self._skipped = SkippedRows(context) if self.skips else None
 
+    def share_skipped(self, other: SkippingOperator) -> None:
+        """Count rows with another function of the same operator, whose limit is for both."""
+        self._skipped = other._skipped
+
     def _refuse(self, tell: Callable[[], HoldfastError], cause: Exception | None = None) -> None:
         """A row can't be taken, for the reason that `tell` makes. Returns if it is left out; else raises that error."""
         if self._skipped is None:
