@@ -97,17 +97,22 @@ def _plan(
     sides: Sides, paces: Paces, uneven: int | None, drawn: int, settings: dict[str, Any], parallelism: int | None
 ) -> JobPlan:
     environment = Environment("connected", parallelism=parallelism or drawn, **settings)
-    asking, asked = (_timed(environment, feed, pace) for feed, pace in zip(sides, paces, strict=True))
-    if uneven is not None:
-        asked.set_parallelism(uneven)
+    asking, asked = (
+        _timed(environment, feed, pace, own) for feed, pace, own in zip(sides, paces, (None, uneven), strict=True)
+    )
     found = asking.connect(asked).key_by("key", "key").process(Versions()).uid("versions")
     found.sink_to(ParquetSink(PATH), uid="found")
     return environment.build()
 
 
-def _timed(environment: Environment, feed: Feed, pace: tuple[float, int]) -> Stream:
+def _timed(environment: Environment, feed: Feed, pace: tuple[float, int], parallelism: int | None) -> Stream:
+    """The feed with its event times; records reach an assigner from one subtask, so that none is late."""
     source = environment.from_source(feed.source(*pace)).uid(feed.uid)
-    return source.assign_timestamps("at", max_out_of_orderness_ms=feed.disorder_ms).uid(f"{feed.uid}-times")
+    timed = source.assign_timestamps("at", max_out_of_orderness_ms=feed.disorder_ms).uid(f"{feed.uid}-times")
+    if parallelism is not None:
+        for each in (source, timed):
+            each.set_parallelism(parallelism)
+    return timed
 
 
 # ------------------------------------------------------------------------------------------ the same, one record at a time
