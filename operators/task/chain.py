@@ -5,7 +5,7 @@ nothing of gates, checkpoints in flight or the life of the subtask."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
@@ -68,61 +68,55 @@ class ChainNode:
 class _Branch:
     """Who takes the records of one output: direct calls to the operators behind it, and the partitions that it feeds."""
 
-    __slots__ = ("children", "is_shared", "partitions")
+    __slots__ = ("_children", "_is_shared", "_partitions")
 
     def __init__(self, node: ChainNode, tag: str | None) -> None:
         readers = node.readers.get(tag, [])
         nodes = [reader for reader in readers if isinstance(reader, ChainNode)]
-        self.children = tuple((child.context.counters, child.operator.process_batch) for child in nodes)
-        self.partitions = tuple(reader.emit for reader in readers if not isinstance(reader, ChainNode))
-        self.is_shared = len(readers) > 1 or len(node.readers) > 1
+        self._children = tuple((child.context.counters, child.operator.process_batch) for child in nodes)
+        self._partitions = tuple(reader.emit for reader in readers if not isinstance(reader, ChainNode))
+        self._is_shared = len(readers) > 1 or len(node.readers) > 1
         """Somebody else may have the same rows: an operator may emit one to several of its outputs."""
 
-
-class ChainOutput:
-    """Outputs of one operator: the main one, and side outputs by their tags."""
-
-    __slots__ = ("_chain", "_children", "_counters", "_is_shared", "_node", "_partitions", "_sides")
-
-    def __init__(self, chain: OperatorChain, node: ChainNode) -> None:
-        self._chain = chain
-        self._node = node
-        self._counters = node.context.counters
-        main = _Branch(node, None)
-        self._children, self._partitions, self._is_shared = main.children, main.partitions, main.is_shared
-        self._sides = {tag: _Branch(node, tag) for tag in node.readers if tag is not None}
-
-    def collect(self, batch: Batch) -> None:
-        count = batch.num_rows
-        if count == 0:
-            return
-        if self._chain.sealed:
-            raise self._sealed_error()
-        self._counters.records_out += count
+    def send(self, batch: Batch, count: int) -> None:
         for counters, process in self._children:
             counters.records_in += count
             process(batch.unshared() if self._is_shared else batch, 0)
         for emit in self._partitions:
             emit(batch.unshared() if self._is_shared else batch)
 
+
+class ChainOutput:
+    """Outputs of one operator: the main one, and side outputs by their tags."""
+
+    __slots__ = ("_chain", "_counters", "_node", "_send", "_sides")
+
+    def __init__(self, chain: OperatorChain, node: ChainNode) -> None:
+        self._chain = chain
+        self._node = node
+        self._counters = node.context.counters
+        self._send = _Branch(node, None).send
+        self._sides = {tag: _Branch(node, tag).send for tag in node.readers if tag is not None}
+
+    def collect(self, batch: Batch) -> None:
+        self._collect(batch, self._send)
+
     def collect_side(self, tag: str, batch: Batch) -> None:
-        branch, count = self._sides.get(tag), batch.num_rows
-        if branch is None or count == 0:
+        send = self._sides.get(tag)
+        if send is not None:
+            self._collect(batch, send)
+
+    def _collect(self, batch: Batch, send: Callable[[Batch, int], None]) -> None:
+        count = batch.num_rows
+        if count == 0:
             return
         if self._chain.sealed:
-            raise self._sealed_error()
+            raise InvariantError(f"operator {self._node.uid} emits between the barrier and the end of the synchronous snapshot")
         self._counters.records_out += count
-        for counters, process in branch.children:
-            counters.records_in += count
-            process(batch.unshared() if branch.is_shared else batch, 0)
-        for emit in branch.partitions:
-            emit(batch.unshared() if branch.is_shared else batch)
+        send(batch, count)
 
     def has_readers(self, tag: str) -> bool:
         return tag in self._sides
-
-    def _sealed_error(self) -> InvariantError:
-        return InvariantError(f"operator {self._node.uid} emits between the barrier and the end of the synchronous snapshot")
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         node = self._node
