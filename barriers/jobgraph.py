@@ -75,6 +75,13 @@ class JobEdge(msgspec.Struct, frozen=True):
     key: tuple[str, ...] | None = None
     """Key columns for HASH by column; None for HASH by a key function (found by uid of the target head)."""
     key_type: str | None = None
+    side_output: str | msgspec.UnsetType = msgspec.UNSET
+    """Tag of the side output that feeds the edge; unset: the operator's main output."""
+
+    @property
+    def tag(self) -> str | None:
+        """Of the side output; None for the main output."""
+        return self.side_output or None
 
 
 class JobVertex(msgspec.Struct, frozen=True):
@@ -89,6 +96,8 @@ class JobVertex(msgspec.Struct, frozen=True):
     """Head to tail, in data order."""
     chain_edges: tuple[tuple[str, str], ...] = ()
     """(uid, uid) pairs inside the chain: a chain is a tree when an operator feeds several chained ones."""
+    chain_side_outputs: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Uid of a chained operator -> tag of the side output that feeds it. Unset, or not among them: a main output."""
 
     @property
     def is_source(self) -> bool:
@@ -341,8 +350,12 @@ def with_uids(graph: dict[str, Any] | None, uids: Mapping[str, str]) -> dict[str
             for each in vertex.operators
         )
         inner = tuple((to.get(source, source), to.get(target, target)) for source, target in vertex.chain_edges)
-        head = ids.get(vertex.vertex_id, vertex.vertex_id)
-        return msgspec.structs.replace(vertex, vertex_id=head, operators=tuple(renamed), chain_edges=inner)
+        head, sides = ids.get(vertex.vertex_id, vertex.vertex_id), vertex.chain_side_outputs
+        if sides is not msgspec.UNSET:
+            sides = {to.get(uid, uid): tag for uid, tag in sides.items()}
+        return msgspec.structs.replace(
+            vertex, vertex_id=head, operators=tuple(renamed), chain_edges=inner, chain_side_outputs=sides
+        )
 
     def edge_of(edge: JobEdge) -> JobEdge:
         source, target = (ids.get(each, each) for each in (edge.source, edge.target))

@@ -110,6 +110,11 @@ class MultiInputValve:
     def watermark_ms(self) -> int:
         return self._minimum.watermark_ms
 
+    @property
+    def input_count(self) -> int:
+        """Logical inputs."""
+        return len(self._valves)
+
     def input_watermark_ms(self, index: int) -> int:
         """Event time of one logical input."""
         return self._valves[index].watermark_ms

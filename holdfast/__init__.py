@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.operators.datastream.launcher import JobHandle as JobHandle
     from holdfast.operators.datastream.launcher import OperatorProgress as OperatorProgress
     from holdfast.operators.datastream.launcher import Progress as Progress
+    from holdfast.operators.datastream.stream import ConnectedStreams as ConnectedStreams
     from holdfast.operators.datastream.stream import KeyedStream as KeyedStream
     from holdfast.operators.datastream.stream import Stream as Stream
     from holdfast.operators.datastream.stream import WindowedStream as WindowedStream
@@ -40,11 +41,13 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.aggregates import mean as mean
     from holdfast.operators.functions.aggregates import min as min
     from holdfast.operators.functions.aggregates import sum as sum
+    from holdfast.operators.functions.connected import KeyedCoProcessFunction as KeyedCoProcessFunction
     from holdfast.operators.functions.context import FunctionContext as FunctionContext
     from holdfast.operators.functions.context import RichFunction as RichFunction
     from holdfast.operators.functions.process import Collector as Collector
     from holdfast.operators.functions.process import ProcessContext as ProcessContext
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
+    from holdfast.operators.functions.side_outputs import OutputTag as OutputTag
     from holdfast.operators.functions.time import Tumbling as Tumbling
     from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
@@ -98,6 +101,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import TooManyFilesError as TooManyFilesError
     from holdfast.statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
     from holdfast.statebackends.errors import UnclaimedStateError as UnclaimedStateError
+    from holdfast.statebackends.errors import UndeclaredOutputError as UndeclaredOutputError
     from holdfast.statebackends.errors import UndeclaredStateError as UndeclaredStateError
     from holdfast.statebackends.errors import UnknownColumnError as UnknownColumnError
     from holdfast.statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
@@ -135,10 +139,12 @@ _EXPORTS = {
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
     "holdfast.operators.datastream.launcher": ("JobHandle", "OperatorProgress", "Progress"),
-    "holdfast.operators.datastream.stream": ("KeyedStream", "Stream", "WindowedStream"),
+    "holdfast.operators.datastream.stream": ("ConnectedStreams", "KeyedStream", "Stream", "WindowedStream"),
     "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "holdfast.operators.functions.connected": ("KeyedCoProcessFunction",),
     "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
+    "holdfast.operators.functions.side_outputs": ("OutputTag",),
     "holdfast.operators.functions.time": ("Tumbling",),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
@@ -191,6 +197,7 @@ _EXPORTS = {
         "TooManyFilesError",
         "TooManyRowsSkippedError",
         "UnclaimedStateError",
+        "UndeclaredOutputError",
         "UndeclaredStateError",
         "UnknownColumnError",
         "UnsupportedVersionError",

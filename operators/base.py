@@ -30,6 +30,12 @@ class Output(Protocol):
 
     def collect(self, batch: Batch) -> None: ...
 
+    def collect_side(self, tag: str, batch: Batch) -> None:
+        """To a declared side output. What nobody reads is dropped."""
+
+    def has_readers(self, tag: str) -> bool:
+        """Whether the job reads this side output: rows for one without readers need not be made."""
+
     def emit_watermark(self, timestamp_ms: int) -> None:
         """A watermark of the operator's own (an assigner's), behind all that it has collected so far.
 
@@ -135,6 +141,11 @@ class OperatorContext(Protocol):
     def storage(self) -> Storage:
         """The state directory."""
 
+    def input_watermark_ms(self, input_index: int) -> int:
+        """Event time of one input; the operator's own (`process_watermark`) is the least of those that are not idle.
+
+        MIN_WATERMARK before the first. Raises InvariantError for an input that the operator doesn't have."""
+
     def now_ms(self) -> int:
         """Wall clock."""
 
@@ -178,6 +189,13 @@ class Operator:
         """Event time advanced (all inputs combined). Each `yield` ends a slice, so that mail and barriers get in.
 
         The runtime forwards the watermark after the last slice, unless `forwards_watermarks` is False."""
+        return iter(())
+
+    def end_input(self, input_index: int) -> Iterator[None]:
+        """No more records on one of several inputs; behind its maximum watermark, in slices, once in each attempt.
+
+        Every input ends before `finish`. When a job is stopped with a drain, and may go on later, all end together: none is ended
+        while another one is read. Not called on an operator with one input, whose end is `finish`."""
         return iter(())
 
     uses_timers: bool = False
@@ -293,7 +311,7 @@ class JobPlan:
     """uid -> template, copied (pickle round trip) per subtask."""
     sources: dict[str, Source]
     """uid of a source operator -> source."""
-    selectors: dict[str, KeySelector]
-    """uid of a keyed operator -> the selector of its input; also used by HASH edges into its vertex."""
+    selectors: dict[tuple[str, int], KeySelector]
+    """(uid of a keyed operator, input index) -> the selector of that input; also used by HASH edges into its vertex."""
     schemas: dict[int, Any]
     """edge id -> pa.Schema or None."""

@@ -414,6 +414,13 @@ class UndeclaredStateError(HoldfastError):
     frames: str | None = None
 
 
+class UndeclaredOutputError(InvalidConfigError):
+    """A function emitted to a side output that it did not declare, or when it has no record to emit one for."""
+
+    operator: str
+    side_output: str
+
+
 class StateOverflowError(HoldfastError):
     """An integer sum left the range of int64."""
 

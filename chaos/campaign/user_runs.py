@@ -220,11 +220,13 @@ def _culprit(
     if not (first.emitted.complete and second.emitted.complete):
         return None
     plan = scenario.plan(None)
+    one, other = first.emitted, second.emitted
     for uid in operators_before(plan.graph, sink.sink_id):
-        if first.emitted.counted(uid) != second.emitted.counted(uid):
-            source = operator_rows(plan, uid, first.emitted.columns.get(uid, ()))
-            told = difference(source, first.emitted.rows.get(uid, []), second.emitted.rows.get(uid, []))
-            return None if told is None else (uid, told)
+        for output in sorted({*one.outputs_of(uid), *other.outputs_of(uid)}):
+            if one.counted(output) != other.counted(output):
+                source = operator_rows(plan, uid, one.columns.get(output, ()))
+                told = difference(source, one.rows.get(output, []), other.rows.get(output, []))
+                return None if told is None else (uid, told)
     return None
 
 

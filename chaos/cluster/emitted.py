@@ -23,7 +23,8 @@ class EmittedRows:
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
-        """uid -> frozen rows, in the order in which they were given."""
+        """Output -> frozen rows, in the order in which they were given. The main output of an operator is called by its uid, a side
+        output `uid:tag`."""
         self.columns: dict[str, tuple[str, ...]] = {}
         self.complete = True
         self._count = 0
@@ -37,7 +38,11 @@ class EmittedRows:
 
         operator.setup = setup  # type: ignore[method-assign]
 
-    def add(self, uid: str, batch: Batch) -> None:
+    def outputs_of(self, uid: str) -> list[str]:
+        """The main output, and the side outputs that had rows."""
+        return [uid, *sorted(output for output in self.rows if output.startswith(f"{uid}:"))]
+
+    def add(self, output: str, batch: Batch) -> None:
         """Rows are noted as they are now: who takes them may change them."""
         self._count += batch.num_rows
         if not self.complete or self._count > ROWS_MAX:
@@ -48,12 +53,12 @@ class EmittedRows:
             columns, rows = _rows_of(batch)
         except (HoldfastError, pa.ArrowException):
             return  # rows of no declared type, which no sink takes
-        known = self.columns.setdefault(uid, columns)
+        known = self.columns.setdefault(output, columns)
         if known == columns:
-            self.rows.setdefault(uid, []).extend(rows)
+            self.rows.setdefault(output, []).extend(rows)
 
-    def counted(self, uid: str) -> Counter[Row]:
-        return Counter(self.rows.get(uid, ()))
+    def counted(self, output: str) -> Counter[Row]:
+        return Counter(self.rows.get(output, ()))
 
 
 class _Noted:
@@ -68,6 +73,14 @@ class _Noted:
         if batch.num_rows:
             self._emitted.add(self._uid, batch)
         self._output.collect(batch)
+
+    def collect_side(self, tag: str, batch: Batch) -> None:
+        if batch.num_rows:
+            self._emitted.add(f"{self._uid}:{tag}", batch)
+        self._output.collect_side(tag, batch)
+
+    def has_readers(self, tag: str) -> bool:
+        return self._output.has_readers(tag)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         self._output.emit_watermark(timestamp_ms)

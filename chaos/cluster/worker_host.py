@@ -43,7 +43,7 @@ from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
 from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.operators.base import JobPlan, Operator
-from holdfast.operators.functions.process import ProcessOperator
+from holdfast.operators.functions.process import KeyedFunctionOperator
 from holdfast.operators.functions.window import TumblingWindowOperator
 from holdfast.operators.task.pool import POOL_THREADS
 from holdfast.operators.task.subtask import Subtask
@@ -63,7 +63,7 @@ WAIT_MIN_US = 100
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
-FIRING = (TumblingWindowOperator, ProcessOperator)
+FIRING = (TumblingWindowOperator, KeyedFunctionOperator)
 """Operators whose watermarks make them emit in slices."""
 
 _REPEATABLE: dict[str, Any] = {

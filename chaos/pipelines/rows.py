@@ -128,7 +128,7 @@ def _inputs(graph: JobGraph, uid: str) -> list[str]:
 def _keys(plan: JobPlan, uids: Iterable[str], columns: tuple[str, ...]) -> tuple[str, ...]:
     """Of the nearest keyed operator whose key the rows still have."""
     for uid in uids:
-        names: tuple[str, ...] = getattr(plan.selectors.get(uid), "names", ())
+        names: tuple[str, ...] = getattr(plan.selectors.get((uid, 0)), "names", ())
         if names and set(names) <= set(columns):
             return names
     return ()

@@ -9,12 +9,13 @@ from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.alignment import AbortedIds, BlockChannel, UnblockChannels
 from holdfast.barriers.channels import OutputChannel
 from holdfast.barriers.credits import ReceiverCredit, SenderCredit
-from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.barriers.elements import CheckpointBarrier, EndOfData, Watermark
 from holdfast.barriers.frames import EncodedFrame
 from holdfast.barriers.gate import InputGate
-from holdfast.barriers.valve import StatusWatermarkValve
+from holdfast.barriers.valve import MultiInputValve, StatusWatermarkValve
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
+from holdfast.operators.task.chain import ChainOutput, OperatorChain
 
 
 def _never_blocks(original: Any) -> Any:
@@ -60,6 +61,58 @@ def _advances_to_maximum(original: Any) -> Any:
         return self._emit(max(aligned)) if aligned else []
 
     return advance
+
+
+def _takes_the_fastest_input(original: Any) -> Any:
+    def handle(self: MultiInputValve, channel: int, signal: Any) -> list[Any]:
+        if len(self._valves) == 1 or not isinstance(signal, Watermark):
+            return list(original(self, channel, signal))
+        target, position = self._routes[channel]
+        passed = self._valves[target].handle(position, signal)
+        return [each for time in passed if isinstance(time, Watermark) for each in self._minimum._emit(time.timestamp_ms)]
+
+    return handle
+
+
+def _keeps_from_side_outputs(original: Any) -> Any:
+    """A barrier waits until something else goes to a side output; at the end of the data nothing else does."""
+
+    def broadcast(self: OperatorChain, event: Any) -> None:
+        _tell_side_outputs(self)
+        if not isinstance(event, CheckpointBarrier) or getattr(self, "ended", False):
+            self.ended = isinstance(event, EndOfData)  # type: ignore[attr-defined]
+            original(self, event)
+            return
+        for node in self.nodes:
+            main = node.readers.get(None, [])
+            for partition in node.partitions:
+                if partition in main:
+                    partition.broadcast(event)
+                else:
+                    self.__dict__.setdefault("belated", []).append((partition, event))
+
+    return broadcast
+
+
+def _tell_side_outputs(chain: OperatorChain) -> None:
+    for partition, barrier in chain.__dict__.pop("belated", ()):
+        partition.broadcast(barrier)
+
+
+def _tells_behind_rows(original: Any) -> Any:
+    def collect_side(self: ChainOutput, tag: str, batch: Any) -> None:
+        original(self, tag, batch)
+        _tell_side_outputs(self._chain)
+
+    return collect_side
+
+
+def _tells_behind_watermarks(original: Any) -> Any:
+    def forward(self: OperatorChain, node: Any, timestamp_ms: int) -> Any:
+        yield from original(self, node, timestamp_ms)
+        _tell_side_outputs(self)
+
+    return forward
 
 
 def _always_sends(original: Any) -> Any:
@@ -136,6 +189,24 @@ SABOTAGES = (
         ("I7", "I10", "I1", "I2"),
         (Mutant(StatusWatermarkValve, "_advance_to_minimum", _advances_to_maximum),),
         workloads=("windows", "timers"),
+    ),
+    Sabotage(
+        "fastest_input",
+        "event time of an operator with two inputs is that of the faster one",
+        ("I7", "I10", "I1", "I2"),
+        (Mutant(MultiInputValve, "handle", _takes_the_fastest_input),),
+        workloads=("connected",),
+    ),
+    Sabotage(
+        "belated_side_barrier",
+        "a barrier does not go to side outputs when it goes to the main output, but behind the next of their rows",
+        ("I7", "I2", "I5"),
+        (
+            Mutant(OperatorChain, "broadcast", _keeps_from_side_outputs),
+            Mutant(OperatorChain, "_forward", _tells_behind_watermarks),
+            Mutant(ChainOutput, "collect_side", _tells_behind_rows),
+        ),
+        workloads=("sideoutputs",),
     ),
     Sabotage(
         "open_data_port",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.chaos.workloads import (
     aggregate,
     broadcast,
+    connected,
     counter,
     ends,
     expiring,
@@ -13,6 +14,7 @@ from holdfast.chaos.workloads import (
     late,
     long,
     random_graphs,
+    side_outputs,
     states,
     timers,
     windows,
@@ -22,7 +24,10 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
-    for module in (counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs)
+    for module in (
+        *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
+        *(connected, side_outputs),
+    )
 }
 """Those that run when none is named."""
 

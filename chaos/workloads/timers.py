@@ -88,10 +88,10 @@ def _plan(feeds: Feeds, paces: Paces, drawn: int, settings: dict[str, Any], para
 
 def _rows(feeds: Feeds, drained: Drained = ()) -> Counter[Row]:
     """A drain lets go whatever waits: what comes behind it is in order by itself."""
-    return Counter(_numbered([_ordered(feeds, segment) for segment in in_segments(feeds, drained)]))
+    return Counter(numbered([ordered_records(feeds, segment) for segment in in_segments(feeds, drained)]))
 
 
-def _ordered(feeds: Feeds, segment: Mapping[str, Iterable[int]]) -> list[tuple[int, int, int, int]]:
+def ordered_records(feeds: Feeds, segment: Mapping[str, Iterable[int]]) -> list[tuple[int, int, int, int]]:
     """(at, i, key, value) of these records, in turn."""
     return sorted(
         (feed.at(index), feed.first + index, feed.key(index), feed.value(index)) for feed in feeds for index in segment[feed.uid]
@@ -100,12 +100,12 @@ def _ordered(feeds: Feeds, segment: Mapping[str, Iterable[int]]) -> list[tuple[i
 
 def _emitted_at(feeds: Feeds, positions: Positions, drained: Drained, held: CutStates) -> Counter[Row]:
     """All records in front of a cut but those that wait in its state."""
-    *before, last = (_ordered(feeds, segment) for segment in in_segments(feeds, drained, positions))
+    *before, last = (ordered_records(feeds, segment) for segment in in_segments(feeds, drained, positions))
     waiting = held["waiting"]
-    return Counter(_numbered([*before, [record for record in last if (record[2], record[0]) not in waiting]]))
+    return Counter(numbered([*before, [record for record in last if (record[2], record[0]) not in waiting]]))
 
 
-def _numbered(segments: list[list[tuple[int, int, int, int]]]) -> Iterator[Row]:
+def numbered(segments: list[list[tuple[int, int, int, int]]]) -> Iterator[Row]:
     seqs: dict[int, int] = {}
     totals: dict[int, int] = {}
     for at, i, key, value in chain.from_iterable(segments):
@@ -115,14 +115,17 @@ def _numbered(segments: list[list[tuple[int, int, int, int]]]) -> Iterator[Row]:
 
 
 def _states_at(feeds: Feeds, positions: Positions, drained: Drained = ()) -> CutStates:
-    """Records in front of the cut and their timers; those that the watermark may have passed have possibly fired."""
     before = {feed.uid: list(read_before(positions[feed.uid], feed.rows)) for feed in feeds}
     passed = watermark_bound(feeds, before, positions)
-    segment = in_segments(feeds, drained, positions)[-1]
+    return waiting_states(ordered_records(feeds, in_segments(feeds, drained, positions)[-1]), passed)
+
+
+def waiting_states(records: Iterable[tuple[int, int, int, int]], passed: int | None) -> CutStates:
+    """Of Reorder: records (at, i, key, value) in front of the cut and their timers; those that the watermark may have passed
+    have possibly fired. `passed`: no watermark is higher; None: it may be the maximum."""
     waiting: dict[Any, list[tuple[int, int]]] = {}
-    for feed in feeds:
-        for index in segment[feed.uid]:
-            waiting.setdefault((feed.key(index), feed.at(index)), []).append((feed.first + index, feed.value(index)))
+    for at, i, key, value in records:
+        waiting.setdefault((key, at), []).append((i, value))
     held = {timer: [number for pair in sorted(pairs) for number in pair] for timer, pairs in waiting.items()}
     fired = {timer for timer in held if passed is None or timer[1] <= passed}
     return {

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
@@ -56,6 +57,10 @@ class StreamEdge:
     """None: forward when the parallelisms are equal, else rebalance."""
     selector: Selector | None = None
     """Of a HASH edge."""
+    input_index: int = 0
+    """Which input of the node: a union merges several edges into one."""
+    side_output: str | None = None
+    """Tag of the side output of the node that it comes from; None: its main output."""
 
 
 @dataclass
@@ -77,9 +82,11 @@ class StreamNode:
     max_parallelism: int | None = None
     chaining: Chaining = Chaining.ALWAYS
     selector: Selector | None = None
-    """Of an operator with keyed state."""
+    """Of an operator with keyed state: that of its first input. Keys of all inputs have one type."""
     timestamped: bool = False
     """Whether its records have event times."""
+    side_outputs: dict[str, RowType] = field(default_factory=dict)
+    """Tag -> rows, of each side output that the operator declares."""
     properties: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -95,7 +102,9 @@ class StreamGraph:
         self.nodes: list[StreamNode] = []
 
     def add(self, kind: str, name: str, inputs: Iterable[StreamEdge] = (), **settings: Any) -> StreamNode:
+        """Raises GraphError for inputs that don't go together."""
         node = StreamNode(len(self.nodes), kind, name, tuple(inputs), **settings)
+        _check_inputs(node)
         self.nodes.append(node)
         return node
 
@@ -135,6 +144,7 @@ class PlacedNode:
     operator: Operator | None = None
     source: Source | None = None
     output_type: RowType = UNDECLARED
+    side_outputs: dict[str, RowType] = field(default_factory=dict)
     chaining: Chaining = Chaining.ALWAYS
     selector: Selector | None = None
     sink_id: str | None = None
@@ -151,6 +161,8 @@ class Link:
     target: str
     partitioning: Partitioning
     selector: Selector | None = None
+    input_index: int = 0
+    side_output: str | None = None
 
 
 @dataclass
@@ -159,6 +171,8 @@ class Chain:
 
     nodes: list[PlacedNode]
     edges: list[tuple[str, str]] = field(default_factory=list)
+    side_outputs: dict[str, str] = field(default_factory=dict)
+    """Uid of an operator -> tag of the side output that feeds it."""
 
     @property
     def head(self) -> PlacedNode:
@@ -181,7 +195,9 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         if (link.source, link.target) in chained:
             continue
         edge_id = len(edges)
-        schemas[edge_id] = by_uid[link.source].output_type.schema
+        source = by_uid[link.source]
+        rows = source.output_type if link.side_output is None else source.side_outputs[link.side_output]
+        schemas[edge_id] = rows.schema
         edges.append(_job_edge(edge_id, link, vertex_of))
     vertices = tuple(
         JobVertex(
@@ -191,6 +207,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
             max_parallelism=chain.head.max_parallelism,
             operators=tuple(_describe(node) for node in chain.nodes),
             chain_edges=tuple(chain.edges),
+            chain_side_outputs=chain.side_outputs or msgspec.UNSET,
         )
         for chain in chains
     )
@@ -232,6 +249,7 @@ def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[Plac
             operator=node.operator,
             source=node.source,
             output_type=node.output_type,
+            side_outputs=node.side_outputs,
             chaining=node.chaining,
             selector=node.selector,
             properties=dict(node.properties),
@@ -334,14 +352,14 @@ def _links(placed: list[PlacedNode]) -> list[Link]:
     links = []
     for node in placed:
         for edge in node.inputs:
-            links.append(_link(writers[edge.source], node, edge.partitioning, edge.selector))
+            links.append(_link(writers[edge.source], node, edge))
         if node.committer_of is not None:
-            links.append(_link(writers[node.index], node, None, None))
+            links.append(_link(writers[node.index], node, StreamEdge(node.index)))
     return links
 
 
-def _link(source: PlacedNode, target: PlacedNode, partitioning: Partitioning | None, selector: Selector | None) -> Link:
-    equal = source.parallelism == target.parallelism
+def _link(source: PlacedNode, target: PlacedNode, edge: StreamEdge) -> Link:
+    equal, partitioning = source.parallelism == target.parallelism, edge.partitioning
     if partitioning is None:
         partitioning = Partitioning.FORWARD if equal else Partitioning.REBALANCE
     elif partitioning is Partitioning.FORWARD and not equal:
@@ -350,7 +368,7 @@ def _link(source: PlacedNode, target: PlacedNode, partitioning: Partitioning | N
             f"{target.uid!r} has {target.parallelism}",
             operator=target.uid,
         )
-    return Link(source.uid, target.uid, partitioning, selector)
+    return Link(source.uid, target.uid, partitioning, edge.selector, edge.input_index, edge.side_output)
 
 
 def _job_edge(edge_id: int, link: Link, vertex_of: dict[str, str]) -> JobEdge:
@@ -359,18 +377,33 @@ def _job_edge(edge_id: int, link: Link, vertex_of: dict[str, str]) -> JobEdge:
         source=vertex_of[link.source],
         source_operator=link.source,
         target=vertex_of[link.target],
-        input_index=0,
+        input_index=link.input_index,
         partitioning=link.partitioning,
         key=None if link.selector is None else link.selector.columns,
         key_type=None if link.selector is None else link.selector.key_type_text,
+        side_output=link.side_output or msgspec.UNSET,
     )
 
 
-def _selectors(placed: list[PlacedNode], links: list[Link]) -> dict[str, Any]:
-    """uid -> selector, of operators with keyed state and of the targets of HASH edges."""
-    found: dict[str, Any] = {node.uid: node.selector for node in placed if node.selector is not None}
-    found.update({link.target: link.selector for link in links if link.selector is not None})
+def _selectors(placed: list[PlacedNode], links: list[Link]) -> dict[tuple[str, int], Any]:
+    """(uid, input) -> selector, of operators with keyed state and of the targets of HASH edges."""
+    found: dict[tuple[str, int], Any] = {(node.uid, 0): node.selector for node in placed if node.selector is not None}
+    found.update({(link.target, link.input_index): link.selector for link in links if link.selector is not None})
     return found
+
+
+def _check_inputs(node: StreamNode) -> None:
+    """Inputs are numbered from 0 on, and keys meet only where they have one type. Raises GraphError."""
+    indexes = sorted({edge.input_index for edge in node.inputs})
+    if indexes != list(range(len(indexes))):
+        raise GraphError(f"operator {node.label!r}: its inputs are numbered {indexes}, not from 0 on", operator=node.label)
+    selectors = [(edge.input_index, edge.selector) for edge in node.inputs if edge.selector is not None]
+    if len({selector.key_type_text for _, selector in selectors}) > 1:
+        found = ", ".join(f"input {index + 1} by {selector!r} ({selector.key_type_text})" for index, selector in selectors)
+        raise GraphError(
+            f"operator {node.label!r}: the keys of its inputs have different types: {found}; give key_type= to key_by",
+            operator=node.label,
+        )
 
 
 def _describe(node: PlacedNode) -> OperatorDescription:
@@ -417,19 +450,21 @@ def chain_nodes(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining:
     by_uid = {node.uid: node for node in nodes}
     inputs = Counter(link.target for link in links)
     behind = {
-        link.target: link.source
+        link.target: link
         for link in links
         if chaining and inputs[link.target] == 1 and is_chainable(link, by_uid[link.source], by_uid[link.target])
     }
     chains: dict[str, Chain] = {}
     for node in nodes:
-        source = behind.get(node.uid)
-        if source is None:
+        link = behind.get(node.uid)
+        if link is None:
             chains[node.uid] = Chain([node])
             continue
-        chain = chains[node.uid] = chains[source]
+        chain = chains[node.uid] = chains[link.source]
         chain.nodes.append(node)
-        chain.edges.append((source, node.uid))
+        chain.edges.append((link.source, node.uid))
+        if link.side_output is not None:
+            chain.side_outputs[node.uid] = link.side_output
     return [chains[node.uid] for node in nodes if chains[node.uid].head is node]
 
 

@@ -51,12 +51,18 @@ class PlanDigest:
 
 def digest_plan(plan: JobPlan) -> PlanDigest:
     """Inside `modules_by_value`, if modules of the user's are to be looked into."""
-    parts = {uid: (plan.operators.get(uid), _as_given(plan.sources.get(uid)), plan.selectors.get(uid)) for uid in _uids(plan)}
+    parts = {uid: (plan.operators.get(uid), _as_given(plan.sources.get(uid)), *_selectors(plan, uid)) for uid in _uids(plan)}
     return PlanDigest(plan.graph, {uid: _digest(part) for uid, part in parts.items()})
 
 
 def _uids(plan: JobPlan) -> list[str]:
-    return sorted({*plan.operators, *plan.sources, *plan.selectors})
+    return sorted({*plan.operators, *plan.sources, *(uid for uid, _ in plan.selectors)})
+
+
+def _selectors(plan: JobPlan, uid: str) -> list[Any]:
+    """Of the first input, or None; then of the others."""
+    others = sorted(index for found, index in plan.selectors if found == uid and index)
+    return [plan.selectors.get((uid, index)) for index in (0, *others)]
 
 
 def _as_given(source: Source | None) -> Source | None:

@@ -6,6 +6,7 @@ stream process functions, windows and running aggregates keep state per key."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import reduce
 from typing import Any, Protocol, Self
@@ -16,9 +17,11 @@ from holdfast.barriers.jobgraph import Partitioning
 from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
+from holdfast.operators.functions.connected import CoRowFunctionOperator, KeyedCoProcessFunction, KeyedCoProcessOperator
 from holdfast.operators.functions.process import (
     CallableProcessFunction,
     Collector,
+    KeyedFunction,
     ProcessContext,
     ProcessFunction,
     ProcessOperator,
@@ -26,6 +29,7 @@ from holdfast.operators.functions.process import (
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapBatchesOperator, MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_type, declared_type, merged_type, undeclared_error
 from holdfast.operators.functions.selectors import Key, Selector, key_selector
+from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, declared_side_outputs, tag_name
 from holdfast.operators.functions.skipping import is_skipping
 from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
@@ -97,7 +101,8 @@ class Stage:
 
     def _own(self, setting: str) -> StreamNode:
         if self._node is None:
-            raise GraphError(f"{setting}() applies to an operator, not to a union, key_by or partitioning: call it on what follows")
+            what = "a union, key_by, partitioning or side output"
+            raise GraphError(f"{setting}() applies to an operator, not to {what}: call it on what follows")
         return self._node
 
 
@@ -201,7 +206,7 @@ class Stream(Stage):
         `key_type` (a Python class, an Arrow type) is needed for a function without a return annotation."""
 
         selector = key_selector(key, key_type, self._row_type, f"key_by({self._key_text(key)})")
-        inputs = tuple(StreamEdge(edge.source, Partitioning.HASH, selector) for edge in self._inputs)
+        inputs = tuple(replace(edge, partitioning=Partitioning.HASH, selector=selector) for edge in self._inputs)
         return KeyedStream(self.environment, inputs, self._row_type, selector)
 
     # --------------------------------------------------------------------------------------------------- partitionings
@@ -214,6 +219,27 @@ class Stream(Stage):
                 raise GraphError("a union takes streams of one environment")
         row_type = reduce(lambda left, right: merged_type(left, right, "union"), (stream._row_type for stream in streams))
         return Stream(self.environment, tuple(edge for stream in streams for edge in stream._inputs), row_type)
+
+    def connect(self, other: Stream) -> ConnectedStreams:
+        """Two streams of whatever columns for one operator, which knows the records of each and shares state between them."""
+        if not isinstance(other, Stream):
+            raise GraphError(f"connect takes a stream, not {other!r}")
+        if other.environment is not self.environment:
+            raise GraphError("connect takes streams of one environment")
+        return ConnectedStreams(self, other)
+
+    def side_output(self, tag: OutputTag | str) -> Stream:
+        """The rows that the operator emits with this tag (`ctx.output(tag, row)`), as a stream like any other.
+
+        Raises GraphError for a tag that the operator does not declare."""
+        node, name = self._own("side_output"), tag_name(tag)
+        if name not in node.side_outputs:
+            declared = ", ".join(node.side_outputs) or "none"
+            raise GraphError(
+                f"operator {node.label!r} has no side output {name!r}; declared: {declared}. Declare it in side_outputs",
+                operator=node.label,
+            )
+        return Stream(self.environment, (StreamEdge(node.index, side_output=name),), node.side_outputs[name])
 
     def rebalance(self) -> Stream:
         """Deal the records to the next operator's subtasks in turn."""
@@ -261,7 +287,7 @@ class Stream(Stage):
         return Stream(self.environment, (StreamEdge(node.index),), output, node)
 
     def _partitioned(self, partitioning: Partitioning) -> Stream:
-        inputs = tuple(StreamEdge(edge.source, partitioning) for edge in self._inputs)
+        inputs = tuple(replace(edge, partitioning=partitioning, selector=None) for edge in self._inputs)
         return Stream(self.environment, inputs, self._row_type)
 
     @property
@@ -311,8 +337,11 @@ class KeyedStream(Stream):
         *,
         states: Sequence[StateDescriptor] = (),
         returns: Any = None,
+        side_outputs: SideOutputDeclarations | None = None,
     ) -> Stream:
-        """Run a ProcessFunction, or a plain function `(value, ctx, out)` with these `states`, on each record of a key."""
+        """Run a ProcessFunction, or a plain function `(value, ctx, out)` with these `states`, on each record of a key.
+
+        `side_outputs`: {tag: columns}, or hf.OutputTags, of what it emits with `ctx.output`; None: as the function declares."""
         if not isinstance(function, ProcessFunction):
             if isinstance(function, type) or not callable(function):
                 raise GraphError(f"operator 'process': {function!r} is neither a ProcessFunction instance nor a function")
@@ -322,10 +351,10 @@ class KeyedStream(Stream):
         if type(function).process_element is ProcessFunction.process_element and "process_element" not in vars(function):
             raise GraphError(f"operator 'process': {type(function).__name__} must define process_element")
         self._row_type.check_rows("process")
-        declared = function.returns if returns is None else returns
-        output = UNDECLARED if declared is None else declared_type(declared, "process")
-        operator = ProcessOperator(function, self._selector, self._row_type, output)
+        output, sides = _declared_outputs(function, returns, side_outputs, "process")
+        operator = ProcessOperator(function, self._selector, self._row_type, output, sides)
         stream = self._add_keyed("process", operator, output)
+        stream._own("process").side_outputs.update(sides)
         if operator.uses_timers:
             stream._own("process").properties["timers"] = True
         return stream
@@ -360,6 +389,114 @@ class KeyedStream(Stream):
     def _need_columns(self, operator: str) -> None:
         if self._row_type.schema is None:
             raise undeclared_error(operator, "columns")
+
+
+def _declared_outputs(
+    function: KeyedFunction, returns: Any, side_outputs: SideOutputDeclarations | None, operator: str
+) -> tuple[RowType, dict[str, RowType]]:
+    """Rows of the main output and of each side output, by what the call or else the function declares."""
+    declared = function.returns if returns is None else returns
+    sides = function.side_outputs if side_outputs is None else side_outputs
+    output = UNDECLARED if declared is None else declared_type(declared, operator)
+    return output, declared_side_outputs(sides, operator)
+
+
+class ConnectedStreams:
+    """Two streams whose records go to one operator: `map` and `flat_map` with a function for each, or, by key, `process`."""
+
+    def __init__(self, first: Stream, second: Stream) -> None:
+        self._streams = (first, second)
+
+    def __repr__(self) -> str:
+        first, second = self._streams
+        return f"<ConnectedStreams of {first!r} and {second!r}>"
+
+    def key_by(self, key1: Key, key2: Key, *, key_type: Any = None) -> ConnectedStreams:
+        """Bring equal keys of both streams together: a key of the first, and a key of the second, which have one type.
+
+        `key_type` as of `Stream.key_by`, for both. What follows raises GraphError for keys of different types."""
+        first, second = self._streams
+        return ConnectedStreams(first.key_by(key1, key_type=key_type), second.key_by(key2, key_type=key_type))
+
+    def map(
+        self, f1: Callable[[Any], Any], f2: Callable[[Any], Any], *, returns: Any = None, on_error: str = "fail"
+    ) -> Stream:
+        """One row out for each row in: `f1` for those of the first stream, `f2` for those of the second.
+
+        `returns` and `on_error` as of `Stream.map`; without `returns` both functions have the same return annotation, or none."""
+        return self._rows("co_map", MapOperator, (f1, f2), returns, on_error, each=False)
+
+    def flat_map(
+        self,
+        f1: Callable[[Any], Iterable[Any]],
+        f2: Callable[[Any], Iterable[Any]],
+        *,
+        returns: Any = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Any number of rows out for each row in; else as `map`."""
+        return self._rows("co_flat_map", FlatMapOperator, (f1, f2), returns, on_error, each=True)
+
+    def process(
+        self,
+        function: KeyedCoProcessFunction,
+        *,
+        returns: Any = None,
+        side_outputs: SideOutputDeclarations | None = None,
+    ) -> Stream:
+        """Run a KeyedCoProcessFunction, whose state and timers both streams share. `returns` and `side_outputs` as of
+        `KeyedStream.process`.
+
+        Raises GraphError for streams without keys, or with keys of different types."""
+        what = "co_process"
+        if not isinstance(function, KeyedCoProcessFunction):
+            raise GraphError(f"operator {what!r}: {function!r} is not a KeyedCoProcessFunction instance", operator=what)
+        for method in ("process_element1", "process_element2"):
+            if getattr(type(function), method) is getattr(KeyedCoProcessFunction, method):
+                raise GraphError(f"operator {what!r}: {type(function).__name__} must define {method}", operator=what)
+        first, second = self._streams
+        if not isinstance(first, KeyedStream) or not isinstance(second, KeyedStream):
+            raise GraphError(f"operator {what!r}: both streams need a key: call key_by(key1, key2) before it", operator=what)
+        output, sides = _declared_outputs(function, returns, side_outputs, what)
+        selectors = (first._selector, second._selector)
+        operator = KeyedCoProcessOperator(function, selectors, (first._row_type, second._row_type), output, sides)
+        properties = {"timers": True} if operator.uses_timers else {}
+        return self._add(what, operator, output, selector=first._selector, side_outputs=sides, properties=properties)
+
+    def _rows(
+        self,
+        kind: str,
+        operator: type[MapOperator] | type[FlatMapOperator],
+        functions: tuple[Callable[[Any], Any], Callable[[Any], Any]],
+        returns: Any,
+        on_error: str,
+        *,
+        each: bool,
+    ) -> Stream:
+        skips = is_skipping(on_error, kind)
+        declared = [stream._declared(f, returns, kind, each=each) for stream, f in zip(self._streams, functions, strict=True)]
+        output = declared[0]
+        if declared[1] != output:
+            raise GraphError(
+                f"operator {kind!r}: its functions return rows of different types, {output.described()} and "
+                f"{declared[1].described()}: give returns=",
+                operator=kind,
+            )
+        for stream, function in zip(self._streams, functions, strict=True):
+            if each or output.schema is not None:
+                check_returns(function, kind)
+            stream._row_type.check_rows(kind)
+        pairs = zip(functions, self._streams, strict=True)
+        first, second = (operator(function, stream._row_type, output, skips=skips) for function, stream in pairs)
+        return self._add(kind, CoRowFunctionOperator(first, second), output)
+
+    def _add(self, kind: str, operator: Operator, output: RowType, **settings: Any) -> Stream:
+        first, second = self._streams
+        inputs = (*first._inputs, *(replace(edge, input_index=1) for edge in second._inputs))
+        timestamped = first._timestamped and second._timestamped
+        graph = first.environment.graph
+        node = graph.add(kind, kind, inputs, operator=operator, output_type=output, timestamped=timestamped, **settings)
+        return Stream(first.environment, (StreamEdge(node.index),), output, node)
 
 
 class WindowedStream:

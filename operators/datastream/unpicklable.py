@@ -41,11 +41,11 @@ class Culprit:
 
 def check_picklable(plan: JobPlan) -> None:
     """Raise GraphError naming operator, function and variable if the plan can't be pickled, before anything is started."""
-    for found in (plan.operators, plan.selectors, plan.sources):
-        for uid, value in found.items():
-            error = _failure(value)
-            if error is not None:
-                raise _explained(uid, find_culprit(value), error) from error
+    selectors = [(uid, selector) for (uid, _), selector in plan.selectors.items()]
+    for uid, value in [*plan.operators.items(), *selectors, *plan.sources.items()]:
+        error = _failure(value)
+        if error is not None:
+            raise _explained(uid, find_culprit(value), error) from error
     check_pickled_states(plan)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
 from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, overload
 
@@ -14,6 +14,7 @@ from holdfast.operators.base import Operator, OperatorContext, Output, TimerServ
 from holdfast.operators.functions.context import FunctionContext
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, SideOutputs
 from holdfast.operators.task.timers import InternalTimerService
 from holdfast.operators.task.user_failures import NO_RECORD, Described, raise_located, shown
 from holdfast.statebackends.backend import KeyedStateBackend
@@ -45,10 +46,13 @@ Collector: TypeAlias = Callable[[Any], None]
 class ProcessContext(FunctionContext):
     """What a ProcessFunction sees beside the record. `state` and `timers` follow the current key."""
 
-    __slots__ = ("_backend", "_descriptors", "_states", "_timers", "timestamp")
+    __slots__ = ("_backend", "_descriptors", "_sides", "_states", "_timers", "timestamp")
 
-    def __init__(self, operator: OperatorContext, descriptors: tuple[StateDescriptor, ...], *, uses_timers: bool) -> None:
+    def __init__(
+        self, operator: OperatorContext, descriptors: tuple[StateDescriptor, ...], sides: SideOutputs, *, uses_timers: bool
+    ) -> None:
         super().__init__(operator)
+        self._sides = sides
         self._backend: KeyedStateBackend = operator.keyed_state
         self._timers: TimerService | None = operator.timers if uses_timers else None
         self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
@@ -91,6 +95,13 @@ class ProcessContext(FunctionContext):
             )
         return declared, self._backend.get_state(declared)
 
+    def output(self, tag: OutputTag | str, row: Any) -> None:
+        """Emit a row to a declared side output, with the event time of the record or timer at hand.
+
+        Raises UndeclaredOutputError for a tag that is not in the function's `side_outputs`. A row that does not fit the declared
+        columns fails the job with a SchemaMismatchError, as one of the main output."""
+        self._sides.add(tag, row, self.timestamp)
+
     @property
     def timers(self) -> TimerService:
         """Raises UndeclaredStateError when the function has no `on_timer`."""
@@ -118,7 +129,28 @@ class ProcessContext(FunctionContext):
         return self._operator.now_ms()
 
 
-class ProcessFunction:
+class KeyedFunction:
+    """What functions of one and of several keyed streams have in common. Everything that must survive a failure belongs into
+    declared state."""
+
+    states: ClassVar[tuple[StateDescriptor, ...]] = ()
+    """Descriptors of every state that the function asks for."""
+    returns: ClassVar[Any] = None
+    """Type of the rows it emits, as `returns=` of `process`, which comes first."""
+    side_outputs: ClassVar[SideOutputDeclarations] = ()
+    """Tags of every side output that it emits to, as `side_outputs=` of `process`, which comes first."""
+
+    def open(self, ctx: ProcessContext) -> None:
+        """Once per subtask, when the state is there; no key is current yet."""
+
+    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
+        """A timer of the current key is due. Define it to use timers."""
+
+    def close(self) -> None:
+        """Once per subtask, also after a failure."""
+
+
+class ProcessFunction(KeyedFunction):
     """Base of keyed functions. Everything that must survive a failure belongs into declared state.
 
     A row that was emitted or put into state must not be changed afterwards: emit or store a copy.
@@ -133,23 +165,9 @@ class ProcessFunction:
                 out({"key": ctx.key, "count": state.value()})
     """
 
-    states: ClassVar[tuple[StateDescriptor, ...]] = ()
-    """Descriptors of every state that the function asks for."""
-    returns: ClassVar[Any] = None
-    """Type of the rows it emits, as `returns=` of `KeyedStream.process`, which comes first."""
-
-    def open(self, ctx: ProcessContext) -> None:
-        """Once per subtask, when the state is there; no key is current yet."""
-
     def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
         """One record; its key is current."""
         raise InvariantError(f"{type(self).__name__} defines no process_element, which building the graph refuses")
-
-    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
-        """A timer of the current key is due. Define it to use timers."""
-
-    def close(self) -> None:
-        """Once per subtask, also after a failure."""
 
 
 class CallableProcessFunction(ProcessFunction):
@@ -161,15 +179,20 @@ class CallableProcessFunction(ProcessFunction):
         self.process_element = function  # type: ignore[assignment,method-assign]
 
 
-class ProcessOperator(Operator):
-    """Runs a ProcessFunction on a keyed stream."""
+Element: TypeAlias = Callable[[Any, ProcessContext, Collector], None]
+"""`process_element` of a function, or its like."""
 
-    def __init__(self, function: ProcessFunction, selector: Selector, input_type: RowType, output_type: RowType) -> None:
+
+class KeyedFunctionOperator(Operator):
+    """Base: opens and closes a keyed function, gives it records and timers, and emits what it collects."""
+
+    def __init__(
+        self, function: KeyedFunction, output_type: RowType, side_outputs: Mapping[str, RowType] | None = None
+    ) -> None:
         self.function = function
-        self.selector = selector
-        self.input_type = input_type
         self.output_type = output_type
-        self.uses_timers = type(function).on_timer is not ProcessFunction.on_timer
+        self.side_outputs = side_outputs or {}
+        self.uses_timers = type(function).on_timer is not KeyedFunction.on_timer
         self._opened = False
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
@@ -179,28 +202,32 @@ class ProcessOperator(Operator):
         super().setup(context, output)
         self._rows: list[Any] = []
         self._stamps: list[int] = []
+        self._sides = SideOutputs(self.side_outputs, context, output)
 
     def open(self) -> None:
         self._backend = self.context.keyed_state
-        self._context = ProcessContext(self.context, self.declared_states(), uses_timers=self.uses_timers)
+        self._context = ProcessContext(self.context, self.declared_states(), self._sides, uses_timers=self.uses_timers)
         self._opened = True
         self._guarded(self.function.open, self._context)
+        self._sides.begin()
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        rows = batch.rows(self.input_type.record)
-        keys = self.selector.keys(
+    def _take(self, batch: Batch, selector: Selector, input_type: RowType, process: Element) -> None:
+        """Each record of a batch, its key being current; then what was emitted for them."""
+        rows = batch.rows(input_type.record)
+        keys = selector.keys(
             batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
         )
         encoded, groups = keys.encoded(), keys.key_groups.tolist()
         if batch.timestamps is None:
-            self._process(rows, encoded, groups)
+            self._process(rows, encoded, groups, process)
             self._emit(None)
         else:
-            counts = self._process_stamped(rows, encoded, groups, batch.timestamps.tolist())
+            counts = self._process_stamped(rows, encoded, groups, batch.timestamps.tolist(), process)
             self._emit(np.repeat(batch.timestamps, np.diff(counts, prepend=0)))
+        self._sides.flush()
 
-    def _process(self, rows: Any, encoded: list[bytes], groups: list[int]) -> None:
-        context, process, set_current_key = self._context, self.function.process_element, self._backend.set_current_key
+    def _process(self, rows: Any, encoded: list[bytes], groups: list[int], process: Element) -> None:
+        context, set_current_key = self._context, self._backend.set_current_key
         collect = self._rows.append
         context.timestamp = None
         row = None
@@ -211,9 +238,11 @@ class ProcessOperator(Operator):
         except Exception as error:
             self._raise(error, process, row, keyed=True)
 
-    def _process_stamped(self, rows: Any, encoded: list[bytes], groups: list[int], stamps: list[int]) -> list[int]:
+    def _process_stamped(
+        self, rows: Any, encoded: list[bytes], groups: list[int], stamps: list[int], process: Element
+    ) -> list[int]:
         """How many rows had been emitted after each record."""
-        context, process, set_current_key = self._context, self.function.process_element, self._backend.set_current_key
+        context, set_current_key = self._context, self._backend.set_current_key
         emitted = self._rows
         collect = emitted.append
         counts: list[int] = []
@@ -248,6 +277,7 @@ class ProcessOperator(Operator):
     def _emit_fired(self) -> None:
         stamps, self._stamps = self._stamps, []
         self._emit(np.array(stamps, np.int64))
+        self._sides.flush()
 
     def _on_timer(self, timestamp_ms: int, namespace: bytes) -> None:
         self._context.timestamp = timestamp_ms
@@ -286,6 +316,7 @@ class ProcessOperator(Operator):
     def close(self) -> None:
         if self._opened:
             self._opened = False
+            self._sides.end()
             self._guarded(self.function.close)
 
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -300,3 +331,24 @@ class ProcessOperator(Operator):
         raise_located(
             error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=record, key=key
         )
+
+
+class ProcessOperator(KeyedFunctionOperator):
+    """Runs a ProcessFunction on a keyed stream."""
+
+    function: ProcessFunction
+
+    def __init__(
+        self,
+        function: ProcessFunction,
+        selector: Selector,
+        input_type: RowType,
+        output_type: RowType,
+        side_outputs: Mapping[str, RowType] | None = None,
+    ) -> None:
+        super().__init__(function, output_type, side_outputs)
+        self.selector = selector
+        self.input_type = input_type
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        self._take(batch, self.selector, self.input_type, self.function.process_element)

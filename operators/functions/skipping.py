@@ -82,6 +82,10 @@ class SkippingOperator(Operator):
         super().setup(context, output)
         self._skipped = SkippedRows(context) if self.skips else None
 
+    def share_skipped(self, other: SkippingOperator) -> None:
+        """Count rows with another function of the same operator, whose limit is for both."""
+        self._skipped = other._skipped
+
     def _refuse(self, describe: Callable[[], HoldfastError], cause: Exception | None = None) -> None:
         """Leave a row out, or raise the error that `describe` makes if this operator skips none."""
         if self._skipped is None:

@@ -5,7 +5,7 @@ nothing of gates, checkpoints in flight or the life of the subtask."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
@@ -35,47 +35,88 @@ class ResultPort(Protocol):
 
 
 class ChainNode:
-    """One operator, its context, and where its output goes."""
+    """One operator, its context, and where its outputs go: records of the main and of each side output, events to all."""
 
-    __slots__ = ("children", "context", "operator", "own_watermark_ms", "partitions")
+    __slots__ = ("children", "context", "operator", "own_watermark_ms", "partitions", "readers")
 
     def __init__(self, operator: Operator, context: RuntimeContext) -> None:
         self.operator = operator
         self.context = context
         self.children: list[ChainNode] = []
+        """Operators behind this one in the chain, of whatever output."""
         self.partitions: list[ResultPort] = []
+        """Output edges, of whatever output."""
+        self.readers: dict[str | None, list[ChainNode | ResultPort]] = {}
+        """Tag of an output, None for the main one -> who takes its records."""
         self.own_watermark_ms: int | None = None
+
+    def attach(self, partition: ResultPort, tag: str | None = None) -> None:
+        """An output edge, fed by the main output or by a side output."""
+        self.partitions.append(partition)
+        self.readers.setdefault(tag, []).append(partition)
+
+    def chain(self, child: ChainNode, tag: str | None = None) -> None:
+        """An operator that is called directly, with the records of the main output or of a side output."""
+        self.children.append(child)
+        self.readers.setdefault(tag, []).append(child)
 
     @property
     def uid(self) -> str:
         return self.context.uid
 
 
-class ChainOutput:
-    """Output of one operator: direct calls to the operators behind it, and the partitions that it feeds."""
+class _Branch:
+    """Who takes the records of one output: direct calls to the operators behind it, and the partitions that it feeds."""
 
-    __slots__ = ("_chain", "_children", "_counters", "_is_shared", "_node", "_partitions")
+    __slots__ = ("_children", "_is_shared", "_partitions")
+
+    def __init__(self, node: ChainNode, tag: str | None) -> None:
+        readers = node.readers.get(tag, [])
+        nodes = [reader for reader in readers if isinstance(reader, ChainNode)]
+        self._children = tuple((child.context.counters, child.operator.process_batch) for child in nodes)
+        self._partitions = tuple(reader.emit for reader in readers if not isinstance(reader, ChainNode))
+        self._is_shared = len(readers) > 1 or len(node.readers) > 1
+        """Somebody else may have the same rows: an operator may emit one to several of its outputs."""
+
+    def send(self, batch: Batch, count: int) -> None:
+        for counters, process in self._children:
+            counters.records_in += count
+            process(batch.unshared() if self._is_shared else batch, 0)
+        for emit in self._partitions:
+            emit(batch.unshared() if self._is_shared else batch)
+
+
+class ChainOutput:
+    """Outputs of one operator: the main one, and side outputs by their tags."""
+
+    __slots__ = ("_chain", "_counters", "_node", "_send", "_sides")
 
     def __init__(self, chain: OperatorChain, node: ChainNode) -> None:
         self._chain = chain
         self._node = node
         self._counters = node.context.counters
-        self._children = tuple((child.context.counters, child.operator.process_batch) for child in node.children)
-        self._partitions = tuple(partition.emit for partition in node.partitions)
-        self._is_shared = len(self._children) + len(self._partitions) > 1
+        self._send = _Branch(node, None).send
+        self._sides = {tag: _Branch(node, tag).send for tag in node.readers if tag is not None}
 
     def collect(self, batch: Batch) -> None:
+        self._collect(batch, self._send)
+
+    def collect_side(self, tag: str, batch: Batch) -> None:
+        send = self._sides.get(tag)
+        if send is not None:
+            self._collect(batch, send)
+
+    def _collect(self, batch: Batch, send: Callable[[Batch, int], None]) -> None:
         count = batch.num_rows
         if count == 0:
             return
         if self._chain.sealed:
             raise InvariantError(f"operator {self._node.uid} emits between the barrier and the end of the synchronous snapshot")
         self._counters.records_out += count
-        for counters, process in self._children:
-            counters.records_in += count
-            process(batch.unshared() if self._is_shared else batch, 0)
-        for emit in self._partitions:
-            emit(batch.unshared() if self._is_shared else batch)
+        send(batch, count)
+
+    def has_readers(self, tag: str) -> bool:
+        return tag in self._sides
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         node = self._node
@@ -87,12 +128,15 @@ class ChainOutput:
 class OperatorChain:
     """The operators of one subtask. `nodes` are in data order; `nodes[0]` is the head."""
 
-    def __init__(self, nodes: Sequence[ChainNode], edges: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, nodes: Sequence[ChainNode], edges: Sequence[tuple[str, str]] = (), tags: Mapping[str, str] | None = None
+    ) -> None:
+        """`edges`: (uid, uid of the one behind it). `tags`: uid of one that a side output feeds -> its tag."""
         by_uid = {node.uid: node for node in nodes}
         if len(by_uid) != len(nodes) or not nodes:
             raise InvariantError(f"a chain needs operators with distinct uids, got {[node.uid for node in nodes]}")
         for source, target in edges:
-            by_uid[source].children.append(by_uid[target])
+            by_uid[source].chain(by_uid[target], tags.get(target) if tags else None)
         self.nodes = tuple(nodes)
         self.head = nodes[0]
         self.has_own_watermarks = False
@@ -158,6 +202,10 @@ class OperatorChain:
     def process(self, batch: Batch, input_index: int) -> None:
         self.head.context.counters.records_in += batch.num_rows
         self.head.operator.process_batch(batch, input_index)
+
+    def end_input(self, input_index: int) -> Iterator[None]:
+        """One of several inputs of the head has ended."""
+        return self.head.operator.end_input(input_index)
 
     def advance_watermark(self, timestamp_ms: int) -> Iterator[None]:
         """Apply a watermark of the head's inputs: each operator fires what is due, then the next one; partitions last.

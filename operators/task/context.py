@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from holdfast.barriers.messages import FinishTasks, NotifyCheckpointAborted, NotifyCheckpointComplete, TriggerCheckpoint
+from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import OperatorCounters, TimerService
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
@@ -189,6 +190,8 @@ class RuntimeContext:
     operator_backend: OperatorStateBackend | None = None
     timer_service: TimerService | None = None
     job_name: str = ""
+    valve: MultiInputValve | None = None
+    """Of the head of a chain that has input channels."""
     closed: bool = False
     """The operator was closed: outcomes of its work are dropped."""
 
@@ -209,6 +212,11 @@ class RuntimeContext:
         if self.timer_service is None:
             raise UndeclaredStateError(f"operator {self.uid} is not on a keyed stream, so it has no timers", operator=self.uid)
         return self.timer_service
+
+    def input_watermark_ms(self, input_index: int) -> int:
+        if self.valve is None or not 0 <= input_index < self.valve.input_count:
+            raise InvariantError(f"operator {self.uid} has no input {input_index} of its own")
+        return self.valve.input_watermark_ms(input_index)
 
     def now_ms(self) -> int:
         return self.clock.wall_ms()

@@ -146,6 +146,10 @@ class TaskInput:
         self._remainder: _Remainder | None = None
         self._held: GateOutput | None = None
         self._ended_channels: set[int] = set()
+        self._unended_inputs: set[int] = set() if inputs is None else set(inputs.indexes)
+        """Inputs of a head with several that `end_input` was not called for yet."""
+        if len(self._unended_inputs) == 1:
+            self._unended_inputs.clear()  # of a single one the end is `finish`
         self._drains = True
         self._stopped = False
         self.is_drained = False
@@ -273,6 +277,8 @@ class TaskInput:
                 self._stopped = self._stopped or stopped
                 if len(self._ended_channels) == len(self._inputs.indexes):
                     self._work.append(self._end_of_data(drain=self._drains, stopped=self._stopped))
+                elif self._unended_inputs and self._drains and not self._stopped:
+                    self._end_input_of(channel)
             case LatencyMarker():
                 self._chain.broadcast(event)
             case EndOfPartition():
@@ -280,6 +286,14 @@ class TaskInput:
                     raise InvariantError(f"channel {channel} of {self._chain.head.uid} ended before its data did")
             case _:
                 raise InvariantError(f"the gate handed out {type(event).__name__}")
+
+    def _end_input_of(self, channel: int) -> None:
+        """The head learns that an input has ended, once all of its channels have, while others go on."""
+        assert self._inputs is not None
+        ended = self._inputs.indexes[channel]
+        if all(each in self._ended_channels for each, index in enumerate(self._inputs.indexes) if index == ended):
+            self._unended_inputs.discard(ended)
+            self._work.append(self._chain.end_input(ended))
 
     def _time_signal(self, signal: Watermark | WatermarkStatus) -> Iterator[None]:
         """The work that follows. The head learns of a watermark now: a barrier may be taken before the first slice."""
@@ -324,6 +338,9 @@ class TaskInput:
                 self.watermark_ms = MAX_WATERMARK
                 yield from self._chain.advance_watermark(MAX_WATERMARK)
             yield from self._chain.own_watermarks()
+            for index in sorted(self._unended_inputs):
+                yield from self._chain.end_input(index)
+                yield from self._chain.own_watermarks()
             yield from self._chain.finish()
         self._chain.broadcast(EndOfData(drain, stopped and drain))
         self.is_drained = True

@@ -106,11 +106,14 @@ class SubtaskBuilder:
         mailbox = Mailbox(ports.wake)
         pool = SubtaskPool(ports.pool, mailbox)
         nonce = ports.new_nonce()
-        chain = OperatorChain(self._nodes(plan, deployment, wanted, mailbox, pool, nonce), vertex.chain_edges)
+        nodes = self._nodes(plan, deployment, wanted, mailbox, pool, nonce)
+        chain = OperatorChain(nodes, vertex.chain_edges, vertex.chain_side_outputs or {})
         key = SubtaskKey(wanted.vertex, wanted.subtask)
         outputs = self._outputs(graph, plan, deployment.attempt, key, chain)
         copies = self._copies(graph.config, key, deployment.attempt, nonce)
         gate, inputs, gate_inputs = self._inputs(graph, deployment.attempt, key)
+        if gate_inputs is not None:
+            chain.head.context.valve = gate_inputs.valve
         checkpoints = SubtaskCheckpointCoordinator(
             key,
             deployment.attempt,
@@ -201,7 +204,7 @@ class SubtaskBuilder:
                 partitioner=_partitioner(plan, output, graph.vertex(output.edge.target)),
                 settings=settings,
             )
-            chain.node(output.edge.source_operator).partitions.append(EdgeOutput(gate, self._ports.clock))
+            chain.node(output.edge.source_operator).attach(EdgeOutput(gate, self._ports.clock), output.edge.tag)
             gates.append(gate)
         return tuple(gates)
 
@@ -236,12 +239,13 @@ def _operator(plan: JobPlan, uid: str, *, restored: bool) -> Operator:
 
 def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex) -> Partitioner:
     head = target.operators[0].uid
+    selector = plan.selectors.get((head, output.edge.input_index))
     return partitioner_of(
         output.edge,
         parallelism=target.parallelism,
         max_parallelism=target.max_parallelism,
         operator=head,
-        selector=plan.selectors.get(head),
+        selector=selector,
     )
 
 

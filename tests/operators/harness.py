@@ -64,11 +64,20 @@ class Collected:
 
     elements: list[Batch | int] = field(default_factory=list)
     """Batches, and the operator's own watermarks, in order."""
+    sides: dict[str, list[Batch]] = field(default_factory=dict)
+    """Tag -> batches, of the side outputs that a test reads: it puts an empty list there."""
 
     def collect(self, batch: Batch) -> None:
         assert batch.num_rows, "an operator emitted an empty batch"
         assert batch.timestamps is None or len(batch.timestamps) == batch.num_rows
         self.elements.append(batch)
+
+    def collect_side(self, tag: str, batch: Batch) -> None:
+        assert batch.num_rows, "an operator emitted an empty batch"
+        self.sides[tag].append(batch)
+
+    def has_readers(self, tag: str) -> bool:
+        return tag in self.sides
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.elements.append(timestamp_ms)
@@ -185,7 +194,11 @@ class OperatorHarness:
     # -------------------------------------------------------------------------------------------------------- input
 
     def process(
-        self, data: Sequence[Any] | pa.RecordBatch, timestamps: Sequence[int] | None = None, schema: pa.Schema | None = None
+        self,
+        data: Sequence[Any] | pa.RecordBatch,
+        timestamps: Sequence[int] | None = None,
+        schema: pa.Schema | None = None,
+        input_index: int = 0,
     ) -> None:
         """One batch, of rows or of columns."""
         stamps = None if timestamps is None else np.array(timestamps, np.int64)
@@ -194,7 +207,7 @@ class OperatorHarness:
         else:
             batch = Batch(rows=list(copy.deepcopy(data)), schema=schema, timestamps=stamps)
         self._set_processing_time()
-        self.operator.process_batch(batch, 0)
+        self.operator.process_batch(batch, input_index)
 
     def _set_processing_time(self) -> None:
         """As the runtime does before each unit of work."""

@@ -98,6 +98,12 @@ class Collected:
     def collect(self, batch: Batch) -> None:
         self.batches.append(batch)
 
+    def collect_side(self, tag: str, batch: Batch) -> None:
+        raise AssertionError("what is tested here has no side outputs")
+
+    def has_readers(self, tag: str) -> bool:
+        return False
+
     def emit_watermark(self, timestamp_ms: int) -> None:
         raise AssertionError("what is tested here has no watermarks of its own")
 
@@ -132,6 +138,9 @@ class ManualContext:
     @property
     def timers(self) -> TimerService:
         raise AssertionError("what is tested here has no timers")
+
+    def input_watermark_ms(self, input_index: int) -> int:
+        raise AssertionError("what is tested here has one input")
 
     def now_ms(self) -> int:
         return self.time_ms

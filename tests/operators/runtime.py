@@ -317,7 +317,7 @@ class Bench:
                 context.keyed_backend = self.keyed[-1]  # type: ignore[assignment]
             nodes.append(ChainNode(operator, context))
         edges = self.edges if self.edges is not None else tuple((f"op{i}", f"op{i + 1}") for i in range(len(nodes) - 1))
-        nodes[-1].partitions.append(self.port)
+        nodes[-1].attach(self.port)
         self.chain = OperatorChain(nodes, edges)
         self.snapshots = SubtaskCheckpointCoordinator(
             KEY,

@@ -30,9 +30,9 @@ def test_a_function_that_changes_its_row_spoils_nobody_elses(row_type: Any) -> N
         nodes.append(ChainNode(operator, context))
     port = Port()
     ports = [Port(), Port()]
-    nodes[0].partitions.append(port)
+    nodes[0].attach(port)
     for node, own in zip(nodes[1:], ports, strict=True):
-        node.partitions.append(own)
+        node.attach(own)
     chain = OperatorChain(nodes, [("head", "left"), ("head", "right")])
     chain.setup()
     chain.process(Batch(rows=[{"n": 1}], schema=row_type.schema), 0)

@@ -107,7 +107,7 @@ def test_the_demo_job_is_five_vertices() -> None:
     assert [(edge.source_operator, edge.key, edge.key_type) for edge in hashes] == [("event-time", ("carrier",), "utf8")] * 2
     sinks = ["days-out", "days-out-committer", "records-out", "records-out-committer"]
     assert sorted(plan.operators) == sorted(["departed", "parse", "event-time", "days", "records", *sinks])
-    assert (list(plan.sources), sorted(plan.selectors)) == (["flights"], ["days", "records"])
+    assert (list(plan.sources), sorted(plan.selectors)) == (["flights"], [("days", 0), ("records", 0)])
     assert plan.schemas[hashes[0].edge_id].names == ["carrier", "flight", "scheduled", "delay"]
 
 
@@ -438,7 +438,7 @@ def test_map_and_filter_keep_working_behind_key_by() -> None:
     plan = stream.environment.build()
     assert plan.graph.edges[0].partitioning is Partitioning.HASH
     assert plan.graph.vertices[1].operators[0].key_type is None
-    assert list(plan.selectors) == ["m"]
+    assert list(plan.selectors) == [("m", 0)]
 
 
 def test_a_plan_travels() -> None:

@@ -58,6 +58,8 @@ SCENES = {
     "hasty_alignment": Scene("windows", (UNEVEN_LINKS,), 1),
     "overtaking_barrier": Scene("timers", (at(600, "user_error", "reorder"),), 1),
     "fastest_watermark": Scene("windows"),
+    "fastest_input": Scene("connected"),
+    "belated_side_barrier": Scene("sideoutputs", first=1),
     "final_dropped": Scene("counter"),
     "believed_silence": Scene("counter", (throughout("store_fails", "PutIfAbsent", probability=0.3),), 11),
     "claimed_name": Scene("counter", (Fault("second_coordinator", on="coordinator.send.trigger", nth=3, duration_ms=800),), 11),

@@ -62,6 +62,20 @@ class Rule(hf.ProcessFunction):
         ctx.timers.register_event_time_timer(timestamp_ms + 1)
 
 
+class Pay(hf.KeyedCoProcessFunction):
+    item = hf.ValueStateDescriptor("item", str)
+    late = hf.OutputTag("late", {"card": str})
+    states = (item,)
+    side_outputs = (late,)
+
+    def process_element1(self, value: Payment, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        ctx.state(self.item).update(value["card"])
+        ctx.output(self.late, {"card": value["card"]})
+
+    def process_element2(self, value: Payment, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        ctx.output("late", {"card": ctx.state(self.item).value("")})
+
+
 def add_one(pages: hf.MapState[str, int]) -> None:
     pages.put("home", pages.get("home", 0) + 1)
 
@@ -73,6 +87,12 @@ def build() -> hf.JobHandle:
     stream = env.from_parquet("/payments").uid("payments")
     assert_type(stream, hf.Stream)
     stream.key_by("card").process(Rule()).uid("rule").sink_to(hf.ParquetSink("/out"), uid="out")
+    assert_type(stream.connect(stream), hf.ConnectedStreams)
+    paid = stream.connect(stream).key_by("card", "card").process(Pay(), side_outputs={"late": {"card": str}}).uid("paid")
+    assert_type(paid, hf.Stream)
+    assert_type(paid.side_output(Pay.late), hf.Stream)
+    paid.side_output("late").key_by("card").process(Rule(), side_outputs=[hf.OutputTag("odd")]).uid("again")
+    stream.connect(stream).map(str, str, returns={"card": str}).print()
     job = env.execute(restore="latest")
     try:
         assert_type(job.wait(timeout_s=10), str)

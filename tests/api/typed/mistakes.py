@@ -37,6 +37,7 @@ class Rule(hf.ProcessFunction):
         ctx.state(3)  # E: call-overload
         ctx.timer.register_event_time_timer(5)  # E: attr-defined
         out("card", 3)  # E: call-arg
+        ctx.output("late")  # E: call-arg
 
     def on_timer(self, ctx: hf.ProcessContext, out: hf.Collector) -> None:  # E: override
         pass
@@ -58,6 +59,12 @@ def build() -> None:
     keyed = stream.key_by("card")
     keyed.aggregate(total="amount")  # E: arg-type
     keyed.window("1h")  # E: arg-type
+    stream.connect("payments")  # E: arg-type
+    stream.connect(stream).process(Rule())  # E: arg-type
+    stream.connect(stream).key_by("card")  # E: call-arg
+    stream.connect(stream).map(str)  # E: call-arg
+    stream.side_output(5)  # E: arg-type
+    keyed.process(Rule(), side_outputs=["late"])  # E: list-item
     keyed.process(3)  # E: arg-type
     stream.sink_to("/out")  # E: arg-type
     job = env.execute(latest=True)  # E: call-arg
