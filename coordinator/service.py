@@ -31,7 +31,7 @@ from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.ha.routing import RoutedStorage
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -195,13 +195,13 @@ class CoordinatorService:
         return subscription
 
     def acks_async(self, job_id: str, batch: AckBatch) -> Future[AckAnswers]:
-        return self._calls.call_in_session(job_id, lambda ticket: job.AckBatchReceived(ticket, batch))
+        return self._calls.call_in_session(job_id, lambda ticket: job_events.AckBatchReceived(ticket, batch))
 
     def states_async(self, job_id: str, batch: StatusBatch) -> Future[None]:
-        return self._calls.call_in_session(job_id, lambda ticket: job.StatesReceived(ticket, batch))
+        return self._calls.call_in_session(job_id, lambda ticket: job_events.StatesReceived(ticket, batch))
 
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
-        return self._calls.call_in_session(job_id, lambda ticket: job.HeartbeatReceived(ticket, message))
+        return self._calls.call_in_session(job_id, lambda ticket: job_events.HeartbeatReceived(ticket, message))
 
     # ----------------------------------------------------------------------------------------------- requests of users
 
@@ -236,7 +236,7 @@ class CoordinatorService:
 
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:
-            self._calls.wait_for(self._calls.call(job_id, job.CancelRequested))
+            self._calls.wait_for(self._calls.call(job_id, job_events.CancelRequested))
 
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
         recorded = self._calls.recorded_only(job_id)
@@ -279,7 +279,9 @@ class CoordinatorService:
         chosen = trigger_id or f"{self._rng.getrandbits(128):032x}"
         future: Future[str] = self._calls.call(
             job_id,
-            lambda ticket: job.SnapshotRequested(ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native),
+            lambda ticket: job_events.SnapshotRequested(
+                ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native
+            ),
         )
         return self._calls.wait_for(future)
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from holdfast.barriers import messages  # noqa: E402  (a script finds the packages beside it)
 from holdfast.chaos.checkers import CHECKERS, INVARIANTS  # noqa: E402
 from holdfast.coordinator.checkpoints import pending  # noqa: E402
-from holdfast.coordinator.jobmaster import events as jobmaster  # noqa: E402
+from holdfast.coordinator.jobmaster import job  # noqa: E402
 
 PAGE = ROOT / "docs" / "architecture.md"
 STATES = ("<!-- states: written by scripts/architecture_page.py from the tables in the code -->\n", "<!-- end of states -->")
@@ -34,7 +34,7 @@ OUTSIDE = {"I30": ("chaos/cluster/world.py",)}
 DIAGRAMS: tuple[tuple[str, str, Mapping[Any, Collection[Any]]], ...] = (
     ("A checkpoint", "`coordinator/checkpoints/pending.py`: `PendingStatus`", pending.TRANSITIONS),
     ("A task", "`barriers/messages.py`: `TaskState`", messages.TRANSITIONS),
-    ("A job", "`coordinator/jobmaster/events.py`: `JobState`", jobmaster.TRANSITIONS),
+    ("A job", "`coordinator/jobmaster/job.py`: `JobState`", job.TRANSITIONS),
 )
 """Heading, where the table stands, the table."""
 

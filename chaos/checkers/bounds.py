@@ -22,8 +22,8 @@ from holdfast.coordinator.checkpoints.failures import COUNTED_IDS_MAX
 from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.checkpoints.requests import QUEUED_REQUESTS_MAX
 from holdfast.coordinator.checkpoints.stats import HISTORY_MAX
-from holdfast.coordinator.jobmaster.events import JobState
 from holdfast.coordinator.jobmaster.failover import EXCEPTIONS_MAX
+from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.coordinator.jobmaster.jobmaster import TRIGGERS_MAX
 from holdfast.coordinator.jobmaster.slots import OUTBOX_COMMANDS_MAX
 from holdfast.operators.worker.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX

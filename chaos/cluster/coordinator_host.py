@@ -29,7 +29,7 @@ from holdfast.coordinator.dispatcher.queries import view_recorded_job
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
@@ -212,11 +212,11 @@ class CoordinatorHost:
             case "register":
                 return self._calls.register(body)
             case "acks":
-                return call(job_id, lambda ticket: job.AckBatchReceived(ticket, body))
+                return call(job_id, lambda ticket: job_events.AckBatchReceived(ticket, body))
             case "states":
-                return call(job_id, lambda ticket: job.StatesReceived(ticket, body))
+                return call(job_id, lambda ticket: job_events.StatesReceived(ticket, body))
             case "heartbeat":
-                return _then(call(job_id, lambda ticket: job.HeartbeatReceived(ticket, body)), Epoch)
+                return _then(call(job_id, lambda ticket: job_events.HeartbeatReceived(ticket, body)), Epoch)
             case "submit":
                 return self._submit(body)
             case "look":
@@ -259,12 +259,12 @@ class CoordinatorHost:
     def _request(self, job_id: str, request: UserRequest) -> Future[Any]:
         kind = request.kind
         if kind is None:
-            return _then(self._calls.call(job_id, job.CancelRequested), lambda _: "")
+            return _then(self._calls.call(job_id, job_events.CancelRequested), lambda _: "")
         if kind is not CheckpointKind.CHECKPOINT and request.target is None:
             raise NotFoundError("a savepoint needs a target")
         return self._calls.call(
             job_id,
-            lambda ticket: job.SnapshotRequested(
+            lambda ticket: job_events.SnapshotRequested(
                 ticket, kind, request.trigger_id, target=request.target, drain=request.drain, native=request.native
             ),
         )

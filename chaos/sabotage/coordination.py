@@ -22,7 +22,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
@@ -31,7 +31,7 @@ from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, 
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import SubmissionRecord
-from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.slots import SlotPool
 from holdfast.coordinator.jobmaster.stopping import StopRetries
@@ -48,8 +48,8 @@ def _notifies_at_once(original: Any) -> Any:
         told = len(self._turn.out)
         original(self)
         for action in self._turn.out[told:]:
-            if isinstance(action, on.WriteMetadata) and action.kind is not CheckpointKind.SAVEPOINT:
-                self._turn.out.append(on.NotifyComplete(action.checkpoint_id, action.attempt, action.timestamp_ms))
+            if isinstance(action, actions.WriteMetadata) and action.kind is not CheckpointKind.SAVEPOINT:
+                self._turn.out.append(actions.NotifyComplete(action.checkpoint_id, action.attempt, action.timestamp_ms))
 
     return write_next
 
@@ -87,9 +87,9 @@ def _aborts_hastily(original: Any) -> Any:
         if pending.triggered and pending.attempt == self.attempt:
             newest = self.newest
             newest_id = newest.checkpoint_id if newest is not None else 0
-            self._turn.out.append(on.NotifyAborted(pending.checkpoint_id, pending.attempt, newest_id))
+            self._turn.out.append(actions.NotifyAborted(pending.checkpoint_id, pending.attempt, newest_id))
         if pending.triggered:
-            self._turn.out.append(on.DiscardState(pending.checkpoint_id, pending.folder))
+            self._turn.out.append(actions.DiscardState(pending.checkpoint_id, pending.folder))
 
     return write_aborted
 
@@ -121,7 +121,7 @@ def _notifies_savepoints(original: Any) -> Any:
     def complete(self: CheckpointCoordinator, pending: PendingCheckpoint) -> None:
         original(self, pending)
         if pending.request.kind is CheckpointKind.SAVEPOINT and pending.attempt == self.attempt:
-            self._turn.out.append(on.NotifyComplete(pending.checkpoint_id, pending.attempt, pending.timestamp_ms))
+            self._turn.out.append(actions.NotifyComplete(pending.checkpoint_id, pending.attempt, pending.timestamp_ms))
 
     return complete
 

@@ -26,10 +26,12 @@ from holdfast.barriers.messages import (
     TaskState,
     clip,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
+from holdfast.coordinator.checkpoints.actions import Action, DropCheckpoint
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
-from holdfast.coordinator.checkpoints.events import Action, CheckpointRequest, CompletedCheckpoint, DropCheckpoint, Event
+from holdfast.coordinator.checkpoints.events import Event
 from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, PendingStatus, list_files
 from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Execute, Load, PeriodicSchedule, TooEarly
@@ -166,7 +168,7 @@ class CheckpointCoordinator:
         entries = [*self._pending.values(), *([self._preparing] if self._preparing is not None else [])]
         return sum(entry.request.kind is CheckpointKind.SAVEPOINT for entry in entries)
 
-    def triggers_to_repeat(self) -> tuple[on.SendTriggers, ...]:
+    def triggers_to_repeat(self) -> tuple[actions.SendTriggers, ...]:
         """Triggers in force, for a worker that may have missed them."""
         return tuple(_trigger_of(entry) for entry in self.pending if entry.status is PendingStatus.AWAITING_ACKS)
 
@@ -191,7 +193,7 @@ class CheckpointCoordinator:
             return out
         self._turn.now_ms, self._turn.wall_ms, self._turn.out = now_ms, wall_ms, out
         self._dispatch(event)
-        self._fenced = any(isinstance(action, on.LoseLeadership) for action in out)
+        self._fenced = any(isinstance(action, actions.LoseLeadership) for action in out)
         if not self._fenced:
             self._drop_surplus()
             self._tick()
@@ -201,33 +203,33 @@ class CheckpointCoordinator:
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case on.AcksReceived():
+            case events.AcksReceived():
                 answers = tuple(self._answer(item, event.slot) for item in event.items)
-                self._turn.out.append(on.AnswerAcks(event.ticket, answers))
-            case on.AttemptStarted():
+                self._turn.out.append(actions.AnswerAcks(event.ticket, answers))
+            case events.AttemptStarted():
                 self._start_attempt(event)
-            case on.TaskStatesChanged():
+            case events.TaskStatesChanged():
                 self._change_states(event)
-            case on.SchedulerStarted():
+            case events.SchedulerStarted():
                 self._schedule.start(self._turn.now_ms)
-            case on.SchedulerStopped() | on.JobFailing() | on.ShutDown():
+            case events.SchedulerStopped() | events.JobFailing() | events.ShutDown():
                 self._stop(event)
-            case on.CheckpointRequested():
+            case events.CheckpointRequested():
                 self._request(event.request)
-            case on.ClaimWritten() | on.ClaimTaken() | on.ClaimFailed():
+            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed():
                 self._claim_outcome(event)
-            case on.MetadataWritten() | on.MetadataLost() | on.MetadataAmbiguous() | on.MetadataFailed():
+            case events.MetadataWritten() | events.MetadataLost() | events.MetadataAmbiguous() | events.MetadataFailed():
                 self._metadata_outcome(event)
-            case on.AbortWritten() | on.AbortLost() | on.AbortFailed():
+            case events.AbortWritten() | events.AbortLost() | events.AbortFailed():
                 self._abort_outcome(event)
-            case on.CheckpointDropped():
+            case events.CheckpointDropped():
                 self._completed.dropped(event.checkpoint_id)
-            case on.DropFailed():
+            case events.DropFailed():
                 self._completed.drop_failed(event.checkpoint_id, self._turn.now_ms)
-            case on.JobTerminated():
+            case events.JobTerminated():
                 if not keeps_checkpoints(event.state, self._config):
                     self._drop(self._completed.take_all())
-            case on.DeadlineReached():
+            case events.DeadlineReached():
                 self._expire()
             case _:
                 assert_never(event)
@@ -250,7 +252,7 @@ class CheckpointCoordinator:
 
     # ----------------------------------------------------------------------------------------------- tasks of the attempt
 
-    def _start_attempt(self, event: on.AttemptStarted) -> None:
+    def _start_attempt(self, event: events.AttemptStarted) -> None:
         if not self.is_quiet:
             raise InvariantError(f"attempt {event.attempt} starts while checkpoints of an older one are undecided")
         self._attempt = event.attempt
@@ -265,7 +267,7 @@ class CheckpointCoordinator:
         self._task_states = {}
         self._running = 0
 
-    def _change_states(self, event: on.TaskStatesChanged) -> None:
+    def _change_states(self, event: events.TaskStatesChanged) -> None:
         """Note states of tasks; tasks and attempts that are not the current ones change nothing."""
         if event.attempt != self._attempt:
             return
@@ -342,7 +344,7 @@ class CheckpointCoordinator:
         )
         if request.ends_job:
             self._ending = number
-        self._turn.out.append(on.WriteClaim(number, request, folder, self._attempt))
+        self._turn.out.append(actions.WriteClaim(number, request, folder, self._attempt))
 
     def _refusal(self, request: CheckpointRequest) -> FailureReason | None:
         """While the checkpoint that ends the job is pending, only plain savepoints may still join it."""
@@ -353,30 +355,30 @@ class CheckpointCoordinator:
     def _refuse(self, request: CheckpointRequest, reason: FailureReason, message: str = "") -> None:
         """Answer a request that took no id. A periodic one waits for no answer."""
         if not request.periodic:
-            self._turn.out.append(on.CompleteRequest(request, None, failure=reason, message=message))
+            self._turn.out.append(actions.CompleteRequest(request, None, failure=reason, message=message))
 
     def _refuse_queued(self, reason: FailureReason, condition: Callable[[CheckpointRequest], bool]) -> None:
         for request in self._queue.remove(condition):
             self._refuse(request, reason)
 
-    def _claim_outcome(self, event: on.ClaimWritten | on.ClaimTaken | on.ClaimFailed) -> None:
+    def _claim_outcome(self, event: events.ClaimWritten | events.ClaimTaken | events.ClaimFailed) -> None:
         """The write of a claim ended. Raises InvariantError if it was not asked for."""
         pending = self._preparing
         if pending is None or pending.checkpoint_id != event.checkpoint_id:
             raise InvariantError(f"claim {event.checkpoint_id} was not asked for")
         self._preparing = None
         match event:
-            case on.ClaimTaken():
+            case events.ClaimTaken():
                 epoch = event.existing.epoch
-                self._turn.out.append(on.LoseLeadership(f"epoch {epoch} claimed checkpoint {event.checkpoint_id}", epoch))
-            case on.ClaimFailed(ambiguous=False):
+                self._turn.out.append(actions.LoseLeadership(f"epoch {epoch} claimed checkpoint {event.checkpoint_id}", epoch))
+            case events.ClaimFailed(ambiguous=False):
                 self._release_ending(event.checkpoint_id)
                 reason = pending.abort_reason or FailureReason.TRIGGER_FAILURE
                 self._refuse(pending.request, reason, event.message)
-            case on.ClaimFailed():
+            case events.ClaimFailed():
                 self._take_id(pending)
                 self._abort(pending, FailureReason.TRIGGER_FAILURE, event.message)
-            case on.ClaimWritten():
+            case events.ClaimWritten():
                 self._take_id(pending)
                 self._trigger_or_abort(pending)
             case _:
@@ -488,7 +490,7 @@ class CheckpointCoordinator:
         names = ((path, shared_name(path)) for path in own)
         files = tuple(path for path, name in names if name is None or not shared.is_needed(name))
         if files:
-            self._turn.out.append(on.DiscardState(ack.checkpoint_id, folder, files))
+            self._turn.out.append(actions.DiscardState(ack.checkpoint_id, folder, files))
 
     # -------------------------------------------------------------------------------------------------------- complete
 
@@ -510,7 +512,7 @@ class CheckpointCoordinator:
                 continue
             pending.begin_complete(states, Tally(self._graph, self._restored_totals))
             self._turn.out.append(
-                on.WriteMetadata(
+                actions.WriteMetadata(
                     pending.checkpoint_id,
                     pending.request.kind,
                     pending.attempt,
@@ -524,19 +526,21 @@ class CheckpointCoordinator:
             )
             return
 
-    def _metadata_outcome(self, event: on.MetadataWritten | on.MetadataLost | on.MetadataAmbiguous | on.MetadataFailed) -> None:
+    def _metadata_outcome(
+        self, event: events.MetadataWritten | events.MetadataLost | events.MetadataAmbiguous | events.MetadataFailed
+    ) -> None:
         """The write of COMPLETED ended. Raises InvariantError if none was under way."""
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or pending.status is not PendingStatus.WRITING_METADATA:
             raise InvariantError(f"metadata of checkpoint {event.checkpoint_id} was not being written")
         match event:
-            case on.MetadataWritten():
+            case events.MetadataWritten():
                 self._complete(pending)
-            case on.MetadataLost(existing=existing):
+            case events.MetadataLost(existing=existing):
                 self._obey(pending, existing, completing=False)
-            case on.MetadataAmbiguous(message=message):
+            case events.MetadataAmbiguous(message=message):
                 self._write_aborted(pending, FailureReason.FINALIZE_FAILURE, message)
-            case on.MetadataFailed(reason=reason, message=message):
+            case events.MetadataFailed(reason=reason, message=message):
                 self._write_aborted(pending, reason, message)
             case _:
                 assert_never(event)
@@ -557,10 +561,10 @@ class CheckpointCoordinator:
         self._pause_until_ms = self._turn.now_ms + self._config.min_pause_ms
         if request.kind is not CheckpointKind.SAVEPOINT:
             if pending.attempt == self._attempt:
-                self._turn.out.append(on.NotifyComplete(number, pending.attempt, pending.timestamp_ms))
+                self._turn.out.append(actions.NotifyComplete(number, pending.attempt, pending.timestamp_ms))
             self._subsume_below(number)
         if not request.periodic:
-            self._turn.out.append(on.CompleteRequest(request, number, completed))
+            self._turn.out.append(actions.CompleteRequest(request, number, completed))
 
     def _subsume_below(self, checkpoint_id: int) -> None:
         """Older checkpoints have no use any more; savepoints belong to their requesters and stay."""
@@ -580,18 +584,18 @@ class CheckpointCoordinator:
 
     # ----------------------------------------------------------------------------------------------------------- abort
 
-    def _stop(self, event: on.SchedulerStopped | on.JobFailing | on.ShutDown) -> None:
+    def _stop(self, event: events.SchedulerStopped | events.JobFailing | events.ShutDown) -> None:
         """Nothing new is triggered; what is undecided is aborted."""
         self._schedule.stop()
         match event:
-            case on.SchedulerStopped():
+            case events.SchedulerStopped():
                 reason, message = FailureReason.SUSPENDED, ""
                 self._refuse_queued(FailureReason.SCHEDULER_SHUT_DOWN, lambda request: request.periodic)
-            case on.JobFailing():
+            case events.JobFailing():
                 reason, message = FailureReason.JOB_FAILOVER, event.message
                 self._fence_attempt()
                 self._refuse_queued(FailureReason.NOT_ALL_TASKS_RUNNING, lambda _request: True)
-            case on.ShutDown():
+            case events.ShutDown():
                 reason, message = event.reason, ""
                 self._closed = event.reason
                 self._refuse_queued(event.reason, lambda _request: True)
@@ -641,19 +645,19 @@ class CheckpointCoordinator:
 
     def _write_aborted(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
         pending.abort_with(reason, message)
-        self._turn.out.append(on.WriteAborted(pending.checkpoint_id, reason, message))
+        self._turn.out.append(actions.WriteAborted(pending.checkpoint_id, reason, message))
 
-    def _abort_outcome(self, event: on.AbortWritten | on.AbortLost | on.AbortFailed) -> None:
+    def _abort_outcome(self, event: events.AbortWritten | events.AbortLost | events.AbortFailed) -> None:
         """The write of ABORTED ended. Raises InvariantError if none was under way."""
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or pending.status is not PendingStatus.ABORTING:
             raise InvariantError(f"checkpoint {event.checkpoint_id} was not being aborted")
         match event:
-            case on.AbortWritten():
+            case events.AbortWritten():
                 self._aborted(pending)
-            case on.AbortLost(existing=existing):
+            case events.AbortLost(existing=existing):
                 self._obey(pending, existing, completing=pending.is_complete)
-            case on.AbortFailed():
+            case events.AbortFailed():
                 pending.retry_ms = self._turn.now_ms + ABORT_RETRY_MS
             case _:
                 assert_never(event)
@@ -676,11 +680,11 @@ class CheckpointCoordinator:
         if pending.triggered:
             if pending.attempt == self._attempt:
                 newest = self._completed.newest
-                self._turn.out.append(on.NotifyAborted(number, pending.attempt, newest.checkpoint_id if newest else 0))
-            self._turn.out.append(on.DiscardState(number, pending.folder))
+                self._turn.out.append(actions.NotifyAborted(number, pending.attempt, newest.checkpoint_id if newest else 0))
+            self._turn.out.append(actions.DiscardState(number, pending.folder))
         if not request.periodic:
             failure, message = pending.abort_reason, pending.abort_message
-            self._turn.out.append(on.CompleteRequest(request, number, failure=failure, message=message))
+            self._turn.out.append(actions.CompleteRequest(request, number, failure=failure, message=message))
         self._count_failure(pending)
 
     def _count_failure(self, pending: PendingCheckpoint) -> None:
@@ -690,7 +694,7 @@ class CheckpointCoordinator:
         stop = pending.request.kind is CheckpointKind.STOP_SAVEPOINT and pending.triggered
         exceeded = self.failures.failed(number, reason, savepoint=pending.request.is_savepoint)
         if (stop or exceeded) and pending.attempt == self._attempt:
-            self._turn.out.append(on.FailJob(number, reason, pending.abort_message))
+            self._turn.out.append(actions.FailJob(number, reason, pending.abort_message))
 
     # ------------------------------------------------------------------------------------------------------------ obey
 
@@ -698,17 +702,17 @@ class CheckpointCoordinator:
         """The id was decided before our write. Our own earlier COMPLETED may be that record; any other leader's fences us."""
         match existing:
             case AbortRecord(epoch=epoch):
-                self._turn.out.append(on.LoseLeadership(f"epoch {epoch} aborted checkpoint {pending.checkpoint_id}", epoch))
+                self._turn.out.append(actions.LoseLeadership(f"epoch {epoch} aborted checkpoint {pending.checkpoint_id}", epoch))
             case Completed() | SavepointRecord() if completing:
                 self._complete(pending)
             case Completed() | SavepointRecord() | Unreadable():
                 message = f"another leader decided checkpoint {pending.checkpoint_id}: {existing}"
-                self._turn.out.append(on.LoseLeadership(message, 0))
+                self._turn.out.append(actions.LoseLeadership(message, 0))
             case _:
                 assert_never(existing)
 
 
-def _trigger_of(pending: PendingCheckpoint) -> on.SendTriggers:
-    return on.SendTriggers(
+def _trigger_of(pending: PendingCheckpoint) -> actions.SendTriggers:
+    return actions.SendTriggers(
         pending.checkpoint_id, pending.attempt, pending.request, pending.folder, pending.timestamp_ms, pending.base
     )

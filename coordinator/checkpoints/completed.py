@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from operator import ge
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.checkpoints.events import CompletedCheckpoint, DropCheckpoint
+from holdfast.coordinator.checkpoints.actions import DropCheckpoint
+from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.errors import InvariantError
 

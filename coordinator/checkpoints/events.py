@@ -1,69 +1,18 @@
-"""What happens to the checkpoint coordinator (events, past tense) and what it wants done (actions, imperative).
+"""What happens to the checkpoint coordinator, in the past tense. Frozen records without behaviour.
 
-Frozen records without behaviour. The job master or a test performs the actions and feeds their outcomes back."""
+The job master, or a test, performs the coordinator's actions (actions.py) and hands their outcomes in as events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
 
-from holdfast.barriers.messages import AckStatus, Answerable, CheckpointKind, FailureReason, SubtaskKey, TaskState
+from holdfast.barriers.messages import Answerable, FailureReason, SubtaskKey, TaskState
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import Decision
 from holdfast.coordinator.ha.records import ClaimRecord
 from holdfast.coordinator.totals import Totals
-from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState
-
-# ------------------------------------------------------------------------------------------------------------- values
-
-
-class CheckpointRequest(msgspec.Struct, frozen=True):
-    """A wish for one checkpoint. Periodic ones come from the coordinator itself, all others from outside."""
-
-    kind: CheckpointKind = CheckpointKind.CHECKPOINT
-    trigger_id: str = ""
-    periodic: bool = False
-    folder: str | None = None
-    """Absolute location of a savepoint's own folder; None for a checkpoint."""
-    drain: bool = False
-    native: bool = False
-    """A savepoint in the state backend's own files."""
-
-    @property
-    def is_savepoint(self) -> bool:
-        return self.kind.is_savepoint
-
-    @property
-    def ends_job(self) -> bool:
-        return self.kind in (CheckpointKind.STOP_SAVEPOINT, CheckpointKind.FINAL)
-
-    @property
-    def is_forced(self) -> bool:
-        """Not held back by the number of pending checkpoints."""
-        return self.kind is not CheckpointKind.CHECKPOINT
-
-
-class CompletedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint whose COMPLETED is stored."""
-
-    checkpoint_id: int
-    kind: CheckpointKind
-    folder: str
-    timestamp_ms: int
-    size: int = 0
-    """Bytes, full."""
-    shared: tuple[FileHandle, ...] | None = ()
-    """Files that it shares with other checkpoints, or may yet; None: its `_metadata` can't be read."""
-    totals: Totals = {}
-    """What the submission's operators had counted at its cut."""
-
-    @property
-    def is_savepoint(self) -> bool:
-        return self.kind.is_savepoint
-
-
-# ------------------------------------------------------------------------------------------------------------- events
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):
@@ -219,134 +168,4 @@ Event: TypeAlias = (
     | ShutDown
     | JobTerminated
     | DeadlineReached
-)
-
-# ------------------------------------------------------------------------------------------------------------ actions
-
-
-class WriteClaim(msgspec.Struct, frozen=True):
-    """Store `_claim`; outcome ClaimWritten, ClaimTaken or ClaimFailed. A savepoint's folder is probed before."""
-
-    checkpoint_id: int
-    request: CheckpointRequest
-    folder: str
-    attempt: int
-
-
-class SendTriggers(msgspec.Struct, frozen=True):
-    """Tell the sources; only after the claim is stored."""
-
-    checkpoint_id: int
-    attempt: int
-    request: CheckpointRequest
-    folder: str
-    timestamp_ms: int
-    base: int | None = None
-    """The only checkpoint that an increment may build on; it stays until this id is decided."""
-
-
-class WriteMetadata(msgspec.Struct, frozen=True):
-    """Store COMPLETED; outcome MetadataWritten, MetadataLost, MetadataAmbiguous or MetadataFailed."""
-
-    checkpoint_id: int
-    kind: CheckpointKind
-    attempt: int
-    folder: str
-    timestamp_ms: int
-    states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
-    """What each task acknowledged, placeholders resolved: operator uid -> state."""
-    finished: tuple[SubtaskKey, ...] = ()
-    """Tasks that had finished before the trigger."""
-    native: bool = False
-    totals: Totals = {}
-    """What the submission's operators had counted at the cut."""
-
-
-class WriteAborted(msgspec.Struct, frozen=True):
-    """Store ABORTED; outcome AbortWritten, AbortLost or AbortFailed."""
-
-    checkpoint_id: int
-    reason: FailureReason
-    message: str
-
-
-class NotifyComplete(msgspec.Struct, frozen=True):
-    checkpoint_id: int
-    attempt: int
-    timestamp_ms: int
-
-
-class NotifyAborted(msgspec.Struct, frozen=True):
-    checkpoint_id: int
-    attempt: int
-    newest_completed: int
-
-
-class DiscardState(msgspec.Struct, frozen=True):
-    """Delete an aborted id's state: everything of that id, or only these files of a late acknowledgement."""
-
-    checkpoint_id: int
-    folder: str
-    files: tuple[str, ...] | None = None
-    """Paths relative to `folder`; None: all."""
-
-
-class DropCheckpoint(msgspec.Struct, frozen=True):
-    """Delete a checkpoint that retention lets go; outcome CheckpointDropped or DropFailed. Nothing waits for it."""
-
-    checkpoint_id: int
-    folder: str
-    """Empty for an aborted id: what it wrote for others to share was registered nowhere, and is deleted by its id."""
-    shared: tuple[str, ...] = ()
-    """Names of shared files to which nothing else refers."""
-    after: tuple[int, ...] = ()
-    """Ids that are being deleted, too, and refer to these files: their claims go before the files do."""
-
-
-class FailJob(msgspec.Struct, frozen=True):
-    """Too many checkpoints failed, or one that may not fail did: fail over."""
-
-    checkpoint_id: int
-    reason: FailureReason
-    message: str
-
-
-class CompleteRequest(msgspec.Struct, frozen=True):
-    """A request from outside is answered, once."""
-
-    request: CheckpointRequest
-    checkpoint_id: int | None
-    completed: CompletedCheckpoint | None = None
-    failure: FailureReason | None = None
-    message: str = ""
-    tries: int = 1
-    """Checkpoints that it took."""
-
-
-class AnswerAcks(msgspec.Struct, frozen=True):
-    ticket: int
-    answers: tuple[AckStatus, ...]
-
-
-class LoseLeadership(msgspec.Struct, frozen=True):
-    """The storage says that another leader writes here: stop, change nothing more."""
-
-    message: str
-    epoch: int
-    """Of the other leader, 0 if unknown."""
-
-
-Action: TypeAlias = (
-    WriteClaim
-    | SendTriggers
-    | WriteMetadata
-    | WriteAborted
-    | NotifyComplete
-    | NotifyAborted
-    | DiscardState
-    | DropCheckpoint
-    | FailJob
-    | CompleteRequest
-    | AnswerAcks
-    | LoseLeadership
 )

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.ha.shared_state import ResolvedStates, shared_handles
 from holdfast.coordinator.totals import Tally, Totals
 from holdfast.statebackends.errors import InvariantError

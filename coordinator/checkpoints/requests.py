@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.barriers.messages import FailureReason
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 
 
 class PeriodicSchedule:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, FailureReason, SubtaskKey
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.views import (
     CheckpointCounts,
     CheckpointStatsView,

@@ -36,8 +36,8 @@ from holdfast.coordinator.ha.leadership import OtherLeader, find_leader, open_di
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, is_job_id
 from holdfast.coordinator.ha.store import list_jobs, read_job
-from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import FencedError, HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
@@ -339,7 +339,7 @@ class Dispatcher:
             self.registry.put_elsewhere(job_id, OtherLeader(record.epoch, record.url, self._clock.monotonic_ms()))
         service = self.registry.find(job_id)
         if service is not None and service.epoch < record.epoch and not service.ended.is_set():
-            service.post(job.LeadershipEnded(f"epoch {record.epoch} leads job {job_id}, not {service.epoch}"))
+            service.post(job_events.LeadershipEnded(f"epoch {record.epoch} leads job {job_id}, not {service.epoch}"))
         return True
 
     def retry_recovery(self, job_id: str) -> HostFlow[None]:
@@ -434,7 +434,7 @@ class Dispatcher:
         """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
         reason = "superseded by a newer submission"
         if not current.ended.is_set():  # one that lost its leadership, or crashed, decides nothing any more
-            yield Await(current.call(lambda ticket: job.SuspendRequested(ticket, reason)))
+            yield Await(current.call(lambda ticket: job_events.SuspendRequested(ticket, reason)))
         current.close(reason)
 
     def _accepted(self, service: JobMasterRunner, base: RestorePoint | None, notes: tuple[str, ...]) -> SubmissionAccepted:

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.barriers import messages
 from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
 from holdfast.barriers.messages import FailureReason
-from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
 
 MESSAGE_CHARACTERS_MAX = 4_096

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, assert_never
 
 from holdfast.barriers.messages import NumberedCommand
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.job_log import JobLog
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread, SystemClock
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ class JobMasterRunner:
         self._runner = runner
         self._job_thread = job_thread
         self._inbox: queue.Queue[Any] = queue.Queue(inbox_events_max)
-        self._own: deque[job.Event] = deque()
+        self._own: deque[job_events.Event] = deque()
         """Events of a turn itself: it must not wait for room in the inbox that only turns empty."""
         self._turning: int | None = None
         """The thread that takes a turn at the moment."""
@@ -109,15 +111,15 @@ class JobMasterRunner:
 
     def start(self) -> None:
         self._log.taken(self._master.setup)
-        self._inbox.put(job.JobStarted())
+        self._inbox.put(job_events.JobStarted())
         self._job_thread.start(self)
 
-    def post(self, event: job.Event) -> None:
+    def post(self, event: job_events.Event) -> None:
         """An event nobody waits for. Blocks while the inbox is full: who posts from the job's thread lets turns come between."""
         if not self._closed:
             self._put(event)
 
-    def call(self, make: Callable[[int], job.Event]) -> Future[Any]:
+    def call(self, make: Callable[[int], job_events.Event]) -> Future[Any]:
         """Post an event with a new ticket; the Future gets its answer or its error."""
         future: Future[Any] = Future()
         ticket = self._admit(future, None)
@@ -132,7 +134,7 @@ class JobMasterRunner:
         ticket = self._admit(future, subscription)
         if ticket:
             subscription.number = ticket
-            self._put(job.StreamOpened(ticket, slot, session, after))
+            self._put(job_events.StreamOpened(ticket, slot, session, after))
         return subscription, future
 
     def query(self, read: Callable[[JobMaster], T]) -> Future[T]:
@@ -153,7 +155,7 @@ class JobMasterRunner:
     def close(self, reason: str) -> None:
         """Stop leading and end the turns; returns at once when called in one. Idempotent."""
         if not self._closed:
-            self._put(job.LeadershipEnded(reason))
+            self._put(job_events.LeadershipEnded(reason))
             self._put(_STOP)
         if self._turning != threading.get_ident():
             self._job_thread.join()
@@ -175,7 +177,7 @@ class JobMasterRunner:
         return 0
 
     def _stream_closed(self, subscription: Subscription) -> None:
-        self.post(job.StreamClosed(subscription.slot, subscription.session, subscription.number))
+        self.post(job_events.StreamClosed(subscription.slot, subscription.session, subscription.number))
 
     def _gone(self) -> NotLeaderError:
         return NotLeaderError(f"job {self.job_id} is not led from here any more", job=self.job_id)
@@ -214,7 +216,7 @@ class JobMasterRunner:
             return self._inbox.get_nowait()
         deadline = self._master.next_deadline_ms()
         due = deadline is not None and self._clock.monotonic_ms() >= deadline
-        return on.DeadlineReached() if due else _NOTHING
+        return events.DeadlineReached() if due else _NOTHING
 
     def _handle(self, item: Any) -> None:
         if item is _NOTHING:
@@ -225,32 +227,34 @@ class JobMasterRunner:
             self._queries.pop(item.ticket).answer(self._master)
         else:
             now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
-            actions = self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms)
+            out = self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms)
             self._log.write(self._master.notes)
-            for action in actions:
+            for action in out:
                 self._perform(action)
 
-    def _perform(self, action: job.Action) -> None:
+    def _perform(self, action: job_actions.Action) -> None:
         match action:
-            case on.DiscardState() | on.DropCheckpoint() | job.Release():
+            case actions.DiscardState() | actions.DropCheckpoint() | Release():
                 self._store(action, cleanup=True)
-            case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted() | job.PrepareAttempt() | job.WriteResult():
+            case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
                 self._store(action, cleanup=False)
-            case job.Deliver():
+            case job_actions.PrepareAttempt() | job_actions.WriteResult():
+                self._store(action, cleanup=False)
+            case job_actions.Deliver():
                 self._deliver(action)
-            case job.CloseStream():
+            case job_actions.CloseStream():
                 stream = self._streams.get(action.slot)
                 if stream is not None and stream.session == action.session:
                     del self._streams[action.slot]
                     stream.end()
-            case job.Answer():
+            case job_actions.Answer():
                 self._answer(action)
-            case job.Refuse():
+            case job_actions.Refuse():
                 self._opening.pop(action.ticket, None)
                 future = self._calls.pop(action.ticket, None)
                 if future is not None:
                     _settle(future, lambda: _raise(action.error))
-            case job.JobEnded():
+            case job_actions.JobEnded():
                 self._ended.set()
             case _:
                 assert_never(action)
@@ -262,23 +266,23 @@ class JobMasterRunner:
             cleanup=cleanup,
         )
 
-    def _stored(self, name: str, outcome: job.Event | None, error: BaseException | None) -> None:
+    def _stored(self, name: str, outcome: job_events.Event | None, error: BaseException | None) -> None:
         """From any thread: a flow has ended, with its outcome or in a way that none describes."""
         if error is not None:
             self._failed = True
             logger.critical("job %s: %s failed in a way that no outcome describes", self.job_id, name, exc_info=error)
-            outcome = job.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
+            outcome = job_events.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
         if outcome is not None:
             self.post(outcome)
 
-    def _deliver(self, action: job.Deliver) -> None:
+    def _deliver(self, action: job_actions.Deliver) -> None:
         stream = self._streams.get(action.slot)
         if stream is not None and stream.session == action.session and not stream.push(action.commands):
             del self._streams[action.slot]
-            self._own.append(job.StreamClosed(action.slot, action.session, stream.number))
+            self._own.append(job_events.StreamClosed(action.slot, action.session, stream.number))
             self._job_thread.wake()
 
-    def _answer(self, action: job.Answer) -> None:
+    def _answer(self, action: job_actions.Answer) -> None:
         subscription = self._opening.pop(action.ticket, None)
         if subscription is not None:
             self._open(subscription, action.value)

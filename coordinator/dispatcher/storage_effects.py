@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskKey
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.pending import assemble_operators
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.records import (
@@ -39,7 +39,9 @@ from holdfast.coordinator.ha.store import (
     write_attempt,
     write_result,
 )
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import release_snapshot
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.coordinator.totals import COUNTERS_PROPERTY, encode_totals
@@ -58,14 +60,14 @@ from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import DeleteFolder, Flow
 
 StorageAction: TypeAlias = (
-    on.WriteClaim
-    | on.WriteMetadata
-    | on.WriteAborted
-    | on.DiscardState
-    | on.DropCheckpoint
-    | job.PrepareAttempt
-    | job.WriteResult
-    | job.Release
+    actions.WriteClaim
+    | actions.WriteMetadata
+    | actions.WriteAborted
+    | actions.DiscardState
+    | actions.DropCheckpoint
+    | job_actions.PrepareAttempt
+    | job_actions.WriteResult
+    | Release
 )
 
 AssignedState: TypeAlias = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
@@ -95,31 +97,31 @@ class StorageEffects:
         self._newest: tuple[str, SnapshotMetadata] | None = None
         self._attempt = 0
 
-    def flow(self, action: StorageAction) -> Flow[job.Event | None]:
+    def flow(self, action: StorageAction) -> Flow[job_events.Event | None]:
         """The flow of an action; its result is the event to feed back, None when nobody waits for it."""
         match action:
-            case on.WriteClaim():
+            case actions.WriteClaim():
                 return self._claim(action)
-            case on.WriteMetadata():
+            case actions.WriteMetadata():
                 return self._complete(action)
-            case on.WriteAborted():
+            case actions.WriteAborted():
                 return self._abort(action)
-            case on.DiscardState():
+            case actions.DiscardState():
                 return self._discard(action)
-            case on.DropCheckpoint():
+            case actions.DropCheckpoint():
                 return self._drop(action)
-            case job.PrepareAttempt():
+            case job_actions.PrepareAttempt():
                 return self._prepare(action)
-            case job.WriteResult():
+            case job_actions.WriteResult():
                 return self._end(action)
-            case job.Release():
+            case Release():
                 return self._release(action)
             case _:
                 assert_never(action)
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
-    def _claim(self, action: on.WriteClaim) -> Flow[job.Event | None]:
+    def _claim(self, action: actions.WriteClaim) -> Flow[job_events.Event | None]:
         number, request = action.checkpoint_id, action.request
         record = ClaimRecord(
             checkpoint_id=number,
@@ -139,17 +141,17 @@ class StorageEffects:
                 yield from probe_folder(action.folder, self._identity.nonce)
             existing = yield from claim_checkpoint(self._paths, record)
         except AmbiguousWriteError as error:
-            return on.ClaimFailed(number, str(error), ambiguous=True)
+            return events.ClaimFailed(number, str(error), ambiguous=True)
         except HoldfastError as error:
-            return on.ClaimFailed(number, str(error), ambiguous=False)
+            return events.ClaimFailed(number, str(error), ambiguous=False)
         if existing == record:
-            unsure = on.ClaimFailed(number, "nobody can tell who leads the job", ambiguous=True)
-            return (yield from self._confirm(on.ClaimWritten(number), unsure))
+            unsure = events.ClaimFailed(number, "nobody can tell who leads the job", ambiguous=True)
+            return (yield from self._confirm(events.ClaimWritten(number), unsure))
         if existing.nonce == record.nonce:
-            return on.ClaimFailed(number, "an earlier claim of the same id stands", ambiguous=True)
-        return on.ClaimTaken(number, existing)
+            return events.ClaimFailed(number, "an earlier claim of the same id stands", ambiguous=True)
+        return events.ClaimTaken(number, existing)
 
-    def _complete(self, action: on.WriteMetadata) -> Flow[job.Event | None]:
+    def _complete(self, action: actions.WriteMetadata) -> Flow[job_events.Event | None]:
         number = action.checkpoint_id
         try:
             metadata = self._metadata(action)
@@ -169,19 +171,19 @@ class StorageEffects:
             else:
                 other = yield from decide_checkpoint(self._paths, number, content)
         except AmbiguousWriteError as error:
-            return on.MetadataAmbiguous(number, str(error))
+            return events.MetadataAmbiguous(number, str(error))
         except StorageUnavailableError as error:
-            return on.MetadataFailed(number, FailureReason.IO_EXCEPTION, str(error))
+            return events.MetadataFailed(number, FailureReason.IO_EXCEPTION, str(error))
         except HoldfastError as error:
-            return on.MetadataFailed(number, FailureReason.FINALIZE_FAILURE, str(error))
+            return events.MetadataFailed(number, FailureReason.FINALIZE_FAILURE, str(error))
         if other is not None:
-            return on.MetadataLost(number, other)
+            return events.MetadataLost(number, other)
         if action.kind is not CheckpointKind.SAVEPOINT:
             self._newest = (action.folder, metadata)
-        unsure = on.MetadataAmbiguous(number, "nobody can tell who leads the job")
-        return (yield from self._confirm(on.MetadataWritten(number), unsure))
+        unsure = events.MetadataAmbiguous(number, "nobody can tell who leads the job")
+        return (yield from self._confirm(events.MetadataWritten(number), unsure))
 
-    def _confirm(self, outcome: job.Event, unsure: job.Event) -> Flow[job.Event | None]:
+    def _confirm(self, outcome: job_events.Event, unsure: job_events.Event) -> Flow[job_events.Event | None]:
         """The outcome of a write to an id's register, unless another leader exists by now.
 
         That one may have decided the id, gone on and deleted it: its register is empty then, and a write to it proves nothing.
@@ -189,12 +191,12 @@ class StorageEffects:
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
         except FencedError as error:
-            return job.LeadershipEnded(str(error))
+            return job_events.LeadershipEnded(str(error))
         except HoldfastError:
             return unsure
         return outcome
 
-    def _metadata(self, action: on.WriteMetadata) -> SnapshotMetadata:
+    def _metadata(self, action: actions.WriteMetadata) -> SnapshotMetadata:
         identity = self._identity
         external = {path for task in action.states.values() for state in task.values() for path in state.external}
         kinds: dict[CheckpointKind, Literal["savepoint", "stop_savepoint"]] = {
@@ -223,7 +225,7 @@ class StorageEffects:
             graph=self._graph,
         )
 
-    def _abort(self, action: on.WriteAborted) -> Flow[job.Event | None]:
+    def _abort(self, action: actions.WriteAborted) -> Flow[job_events.Event | None]:
         number = action.checkpoint_id
         record = AbortRecord(
             checkpoint_id=number,
@@ -236,14 +238,14 @@ class StorageEffects:
         try:
             other = yield from abort_checkpoint(self._paths, record)
         except HoldfastError as error:
-            return on.AbortFailed(number, str(error))
+            return events.AbortFailed(number, str(error))
         if other is None or (isinstance(other, AbortRecord) and other.nonce == record.nonce):
-            outcome: job.Event = on.AbortWritten(number)
+            outcome: job_events.Event = events.AbortWritten(number)
         else:
-            outcome = on.AbortLost(number, other)
-        return (yield from self._confirm(outcome, on.AbortFailed(number, "nobody can tell who leads the job")))
+            outcome = events.AbortLost(number, other)
+        return (yield from self._confirm(outcome, events.AbortFailed(number, "nobody can tell who leads the job")))
 
-    def _discard(self, action: on.DiscardState) -> Flow[job.Event | None]:
+    def _discard(self, action: actions.DiscardState) -> Flow[job_events.Event | None]:
         """Whatever could not be deleted is swept by the next recovery. That an id is aborted, its record says; what a late
         acknowledgement names a successor may have counted."""
         try:
@@ -257,37 +259,37 @@ class StorageEffects:
                 if self._identity.graph.config.is_incremental:
                     yield from sweep_shared(self._paths, action.checkpoint_id)
         except FencedError as error:
-            return job.LeadershipEnded(str(error))
+            return job_events.LeadershipEnded(str(error))
         except HoldfastError:
             return None
         return None
 
-    def _drop(self, action: on.DropCheckpoint) -> Flow[job.Event | None]:
+    def _drop(self, action: actions.DropCheckpoint) -> Flow[job_events.Event | None]:
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
             yield from drop_checkpoint(self._paths, action.checkpoint_id, action.shared, action.after)
             if not action.folder and self._identity.graph.config.is_incremental:
                 yield from sweep_shared(self._paths, action.checkpoint_id)
         except FencedError as error:
-            return job.LeadershipEnded(str(error))
+            return job_events.LeadershipEnded(str(error))
         except HoldfastError as error:
-            return on.DropFailed(action.checkpoint_id, str(error))
-        return on.CheckpointDropped(action.checkpoint_id)
+            return events.DropFailed(action.checkpoint_id, str(error))
+        return events.CheckpointDropped(action.checkpoint_id)
 
-    def _release(self, action: job.Release) -> Flow[job.Event | None]:
+    def _release(self, action: Release) -> Flow[job_events.Event | None]:
         """Delete a snapshot that the job claimed, if it is still its own."""
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
             yield from release_snapshot(action.folder, action.claim)
         except FencedError as error:
-            return job.LeadershipEnded(str(error))
+            return job_events.LeadershipEnded(str(error))
         except HoldfastError as error:
-            return job.ReleaseEnded(action, str(error))
-        return job.ReleaseEnded(action)
+            return job_events.ReleaseEnded(action, str(error))
+        return job_events.ReleaseEnded(action)
 
     # -------------------------------------------------------------------------------------------------------- attempts
 
-    def _prepare(self, action: job.PrepareAttempt) -> Flow[job.Event | None]:
+    def _prepare(self, action: job_actions.PrepareAttempt) -> Flow[job_events.Event | None]:
         identity, restore = self._identity, action.restore
         record = AttemptRecord(
             attempt=action.attempt,
@@ -305,19 +307,19 @@ class StorageEffects:
             existing = yield from write_attempt(self._paths, record)
             yield from check_leadership(self._paths, identity.epoch)
             if existing.nonce != record.nonce:
-                return job.AttemptTaken(action.attempt)
+                return job_events.AttemptTaken(action.attempt)
             states: AssignedState = {}
             if restore is not None:
                 states = yield from self._restore(restore)
         except FencedError as error:
-            return job.LeadershipEnded(str(error))
+            return job_events.LeadershipEnded(str(error))
         except StorageUnavailableError as error:
-            return job.AttemptDelayed(action.attempt, str(error))
+            return job_events.AttemptDelayed(action.attempt, str(error))
         except CorruptStateError as error:
-            return job.AttemptImpossible(action.attempt, _explained(error, restore))
+            return job_events.AttemptImpossible(action.attempt, _explained(error, restore))
         except HoldfastError as error:
-            return job.AttemptImpossible(action.attempt, error)
-        return job.AttemptPrepared(action.attempt, states)
+            return job_events.AttemptImpossible(action.attempt, error)
+        return job_events.AttemptPrepared(action.attempt, states)
 
     def _restore(self, restore: RestorePoint) -> Flow[AssignedState]:
         """Verify the snapshot's files, then deal its state out."""
@@ -334,7 +336,7 @@ class StorageEffects:
         self._newest = (restore.folder, metadata)
         return assign_state(metadata, graph, lists)
 
-    def _end(self, action: job.WriteResult) -> Flow[job.Event | None]:
+    def _end(self, action: job_actions.WriteResult) -> Flow[job_events.Event | None]:
         record = ResultRecord(
             submission=self._identity.submission,
             state=action.state.value,
@@ -354,10 +356,10 @@ class StorageEffects:
             # A newer leader either sees this result or is seen here: nobody deletes what it may be restoring from.
             yield from check_leadership(self._paths, self._identity.epoch)
         except FencedError as error:
-            return job.LeadershipEnded(str(error))
+            return job_events.LeadershipEnded(str(error))
         except HoldfastError as error:
-            return job.ResultFailed(str(error))
-        return job.ResultWritten(existing)
+            return job_events.ResultFailed(str(error))
+        return job_events.ResultWritten(existing)
 
 
 def _locations(folder: str, paths: Sequence[str]) -> list[str]:

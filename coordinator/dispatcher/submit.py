@@ -18,7 +18,7 @@ from holdfast.coordinator.ha.recorded_job import (
 from holdfast.coordinator.ha.records import LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
 from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_job
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
-from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.ownership.claims import claim_snapshot, derive_releases, find_leftovers, holds_claim, release_snapshot
 from holdfast.coordinator.restore.plan import check_graph, check_submission, derive_setup, plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal

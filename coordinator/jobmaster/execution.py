@@ -13,7 +13,8 @@ import msgspec
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
 from holdfast.coordinator.ha.records import RestorePoint
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.slots import DataPorts, JobTurn
 from holdfast.coordinator.totals import Tally, Totals
 from holdfast.coordinator.views import SubtaskView, VertexView
@@ -221,20 +222,20 @@ class NextAttempt:
             return
         self._under_way, self._retry_ms = True, None
         self.restore, self.base = restore, base
-        self._turn.out.append(job.PrepareAttempt(self.number, restore, restarts, base))
+        self._turn.out.append(job_actions.PrepareAttempt(self.number, restore, restarts, base))
 
-    def prepared(self, event: job.AttemptPrepared) -> None:
+    def prepared(self, event: job_events.AttemptPrepared) -> None:
         if event.attempt == self.number:
             self._under_way = False
             self._states = event.states
 
-    def taken(self, event: job.AttemptTaken) -> None:
+    def taken(self, event: job_events.AttemptTaken) -> None:
         """The number is an older leader's: take the next one."""
         if event.attempt == self.number:
             self._under_way = False
             self.number += 1
 
-    def delayed(self, event: job.AttemptDelayed) -> bool:
+    def delayed(self, event: job_events.AttemptDelayed) -> bool:
         """Storage failed; False when it has failed too often."""
         if event.attempt != self.number:
             return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import assert_never
+from typing import Any, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
@@ -27,12 +27,16 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     clip,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.actions import CompleteRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompleteRequest
-from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.events import Action, Event, JobSetup, JobState
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.actions import Action
+from holdfast.coordinator.jobmaster.events import Event
 from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.releases import Releases
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
@@ -42,6 +46,12 @@ from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
 from holdfast.statebackends.layout import savepoint_folder
 from holdfast.statebackends.storage import is_absolute_folder
+
+LATER = object()
+"""What a handler returns when it has answered, or will answer, by itself."""
+
+Handler: TypeAlias = Callable[[], Any]
+"""One call from outside; its value, or its HoldfastError, is the answer."""
 
 TRIGGERS_MAX = 1_000
 
@@ -181,82 +191,84 @@ class JobMaster:
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case job.AckBatchReceived():
+            case job_events.AckBatchReceived():
                 self._call(event.ticket, lambda: self._acks(event))
-            case job.RegistrationReceived():
+            case job_events.RegistrationReceived():
                 self._call(event.ticket, lambda: self._register(event))
-            case job.StatesReceived():
+            case job_events.StatesReceived():
                 self._call(event.ticket, lambda: self._states(event))
-            case job.HeartbeatReceived():
+            case job_events.HeartbeatReceived():
                 self._call(event.ticket, lambda: self._heartbeat(event))
-            case job.StreamOpened():
+            case job_events.StreamOpened():
                 self._call(event.ticket, lambda: self._open_stream(event))
-            case job.StreamClosed():
+            case job_events.StreamClosed():
                 self.slot_pool.close_stream(event.slot, event.session, event.stream)
-            case job.SnapshotRequested():
+            case job_events.SnapshotRequested():
                 self._call(event.ticket, lambda: self._request(event))
-            case job.CancelRequested():
+            case job_events.CancelRequested():
                 self._call(event.ticket, self._cancel)
-            case job.SuspendRequested():
+            case job_events.SuspendRequested():
                 self.lifecycle.suspend(event.ticket, event.reason)
-            case job.ReleaseEnded():
+            case job_events.ReleaseEnded():
                 if event.failure:
                     self.releases.failed(event.release, self._turn.now_ms)
-            case on.DeadlineReached():
+            case events.DeadlineReached():
                 self._pass_on(event)
                 for slot in self.slot_pool.expire():
                     self.lifecycle.lose(slot, f"WorkerLost: nothing was heard from the worker in slot {slot.index}")
             case (
-                job.JobStarted()
-                | job.LeadershipEnded()
-                | job.AttemptPrepared()
-                | job.AttemptTaken()
-                | job.AttemptDelayed()
-                | job.AttemptImpossible()
-                | job.ResultWritten()
-                | job.ResultFailed()
+                job_events.JobStarted()
+                | job_events.LeadershipEnded()
+                | job_events.AttemptPrepared()
+                | job_events.AttemptTaken()
+                | job_events.AttemptDelayed()
+                | job_events.AttemptImpossible()
+                | job_events.ResultWritten()
+                | job_events.ResultFailed()
             ):
                 self._lifecycle_event(event)
-            case on.MetadataWritten() | on.MetadataLost() | on.MetadataAmbiguous() | on.MetadataFailed():
+            case events.MetadataWritten() | events.MetadataLost() | events.MetadataAmbiguous() | events.MetadataFailed():
                 self._pass_on(event)
-            case on.ClaimWritten() | on.ClaimTaken() | on.ClaimFailed() | on.CheckpointDropped() | on.DropFailed():
+            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed():
                 self._pass_on(event)
-            case on.AbortWritten() | on.AbortLost() | on.AbortFailed():
+            case events.CheckpointDropped() | events.DropFailed():
+                self._pass_on(event)
+            case events.AbortWritten() | events.AbortLost() | events.AbortFailed():
                 self._pass_on(event)
             case _:
                 assert_never(event)
 
     def _lifecycle_event(
         self,
-        event: job.JobStarted
-        | job.LeadershipEnded
-        | job.AttemptPrepared
-        | job.AttemptTaken
-        | job.AttemptDelayed
-        | job.AttemptImpossible
-        | job.ResultWritten
-        | job.ResultFailed,
+        event: job_events.JobStarted
+        | job_events.LeadershipEnded
+        | job_events.AttemptPrepared
+        | job_events.AttemptTaken
+        | job_events.AttemptDelayed
+        | job_events.AttemptImpossible
+        | job_events.ResultWritten
+        | job_events.ResultFailed,
     ) -> None:
         match event:
-            case job.JobStarted():
+            case job_events.JobStarted():
                 self.lifecycle.start()
                 for intent in self.setup.stops:
                     self.stops.resume(intent, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
                     self.triggers.reopen(intent.trigger_id)
-            case job.LeadershipEnded():
+            case job_events.LeadershipEnded():
                 self.lifecycle.stop_leading(event.reason)
-            case job.AttemptPrepared():
+            case job_events.AttemptPrepared():
                 self.lifecycle.next.prepared(event)
-            case job.AttemptTaken():
+            case job_events.AttemptTaken():
                 self.lifecycle.next.taken(event)
-            case job.AttemptDelayed():
+            case job_events.AttemptDelayed():
                 if not self.lifecycle.next.delayed(event):
                     self.lifecycle.impossible(HoldfastError(event.message))
-            case job.AttemptImpossible():
+            case job_events.AttemptImpossible():
                 self.lifecycle.impossible(event.error)
-            case job.ResultWritten():
+            case job_events.ResultWritten():
                 self.lifecycle.result_written(event)
-            case job.ResultFailed():
+            case job_events.ResultFailed():
                 self.lifecycle.result_failed()
             case _:
                 assert_never(event)
@@ -265,36 +277,36 @@ class JobMaster:
         """Let both parts react to each other until nothing changes."""
         while True:
             self.lifecycle.advance()
-            events = self.lifecycle.take_events()
-            if not events:
+            taken = self.lifecycle.take_events()
+            if not taken:
                 return
-            for event in events:
+            for event in taken:
                 self._pass_on(event)
 
     # --------------------------------------------------------------------------------------------- calls from outside
 
-    def _call(self, ticket: int, handler: job.Handler) -> None:
+    def _call(self, ticket: int, handler: Handler) -> None:
         """Answer a call exactly once. An error is data here: the caller gets it, the machine goes on."""
         try:
             value = handler()
         except HoldfastError as error:
-            self._turn.out.append(job.Refuse(ticket, error))
+            self._turn.out.append(job_actions.Refuse(ticket, error))
         else:
-            if value is not job.LATER:
-                self._turn.out.append(job.Answer(ticket, value))
+            if value is not LATER:
+                self._turn.out.append(job_actions.Answer(ticket, value))
 
     def _refuse_suspended(self, event: Event) -> None:
         ticket = getattr(event, "ticket", None)
         if isinstance(ticket, int):
             message = f"job {self.setup.job_id} is not led from here any more: {self.lifecycle.failure}"
-            self._turn.out.append(job.Refuse(ticket, NotLeaderError(message, job=self.setup.job_id)))
+            self._turn.out.append(job_actions.Refuse(ticket, NotLeaderError(message, job=self.setup.job_id)))
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.setup.epoch:
             message = f"epoch {self.setup.epoch} leads job {self.setup.job_id}, the message is for {epoch}"
             raise FencedError(message, held=epoch, newer=self.setup.epoch)
 
-    def _acks(self, event: job.AckBatchReceived) -> AckAnswers:
+    def _acks(self, event: job_events.AckBatchReceived) -> AckAnswers:
         batch = event.batch
         self._check_epoch(batch.epoch)
         self.slot_pool.current(batch.slot, batch.session)
@@ -307,22 +319,22 @@ class JobMaster:
     def _feed(self, items: Sequence[Answerable], slot: int) -> tuple[AckStatus, ...]:
         """Give acknowledgements to the checkpoint coordinator; one answer each."""
         answers: tuple[AckStatus, ...] = ()
-        actions = self.coordinator.handle(on.AcksReceived(tuple(items), slot), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        out = self.coordinator.handle(events.AcksReceived(tuple(items), slot), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
         self._turn.notes += self.coordinator.take_notes()
-        for action in actions:
-            if isinstance(action, on.AnswerAcks):
+        for action in out:
+            if isinstance(action, actions.AnswerAcks):
                 answers = action.answers
             else:
                 self._perform(action)
         return answers if answers else (AckStatus.UNKNOWN,) * len(items)
 
-    def _states(self, event: job.StatesReceived) -> None:
+    def _states(self, event: job_events.StatesReceived) -> None:
         self._check_epoch(event.batch.epoch)
         slot = self.slot_pool.current(event.batch.slot, event.batch.session)
         _check_own(slot.index, event.batch.subtasks)
         self.lifecycle.report(slot, event.batch.subtasks)
 
-    def _heartbeat(self, event: job.HeartbeatReceived) -> int:
+    def _heartbeat(self, event: job_events.HeartbeatReceived) -> int:
         slot = self.slot_pool.current(event.message.slot, event.message.session)
         _check_own(slot.index, event.message.metrics)
         slot.count_refused(event.message.frames_refused)
@@ -331,17 +343,17 @@ class JobMaster:
             execution.measure(event.message.metrics)
         return self.setup.epoch
 
-    def _open_stream(self, event: job.StreamOpened) -> object:
+    def _open_stream(self, event: job_events.StreamOpened) -> object:
         """Answered before any command is delivered: the caller must have its stream first."""
         commands = self.slot_pool.open_stream(event.slot, event.session, event.after, event.ticket)
-        self._turn.out.append(job.Answer(event.ticket, commands))
-        return job.LATER
+        self._turn.out.append(job_actions.Answer(event.ticket, commands))
+        return LATER
 
     def _cancel(self) -> None:
         if not self.state.is_terminal:
             self.lifecycle.end(JobState.CANCELED, "")
 
-    def _request(self, event: job.SnapshotRequested) -> str:
+    def _request(self, event: job_events.SnapshotRequested) -> str:
         """Idempotent by trigger id. Raises InvalidConfigError for the id of a request of another kind, whose answer would be taken
         for one of this."""
         known = self.triggers.get(event.trigger_id)
@@ -360,7 +372,7 @@ class JobMaster:
             self.stops.note_try(event.trigger_id)
         folder = self._savepoint_folder(event.target) if event.target is not None else None
         request = CheckpointRequest(event.kind, event.trigger_id, folder=folder, drain=event.drain, native=event.native)
-        self._pass_on(on.CheckpointRequested(request))
+        self._pass_on(events.CheckpointRequested(request))
         return event.trigger_id
 
     def _savepoint_folder(self, target: str) -> str:
@@ -378,13 +390,13 @@ class JobMaster:
             request = CheckpointRequest(
                 CheckpointKind.STOP_SAVEPOINT, intent.trigger_id, folder=folder, drain=intent.drain, native=intent.native
             )
-            self._pass_on(on.CheckpointRequested(request))
+            self._pass_on(events.CheckpointRequested(request))
         if due:
             self._settle()
 
     # --------------------------------------------------------------------------------------------------- registration
 
-    def _register(self, event: job.RegistrationReceived) -> Registered:
+    def _register(self, event: job_events.RegistrationReceived) -> Registered:
         """A full snapshot of a worker in, the full desired state out."""
         message = event.message
         if self.state.is_terminal:
@@ -437,44 +449,46 @@ class JobMaster:
 
     # ---------------------------------------------------------------------- what the checkpoint coordinator wants
 
-    def _pass_on(self, event: on.Event) -> None:
-        actions = self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+    def _pass_on(self, event: events.Event) -> None:
+        out = self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
         self._turn.notes += self.coordinator.take_notes()
-        for action in actions:
+        for action in out:
             self._perform(action)
 
-    def _perform(self, action: on.Action) -> None:
+    def _perform(self, action: actions.Action) -> None:
         match action:
-            case on.SendTriggers():
+            case actions.SendTriggers():
                 for slot in self.slot_pool.slots:
                     self._trigger(slot, action)
-            case on.NotifyComplete():
+            case actions.NotifyComplete():
                 self.lifecycle.exceptions.progressed()
                 self.slot_pool.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
-            case on.NotifyAborted():
+            case actions.NotifyAborted():
                 self.slot_pool.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))
-            case on.FailJob():
+            case actions.FailJob():
                 error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
                 self.lifecycle.fail_over(Incident(error))
-            case on.CompleteRequest():
+            case actions.CompleteRequest():
                 self._request_ended(action)
-            case on.LoseLeadership():
+            case actions.LoseLeadership():
                 self.lifecycle.stop_leading(action.message)
-            case on.AnswerAcks():
+            case actions.AnswerAcks():
                 pass  # acknowledgements go through _feed, which answers its caller
-            case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted() | on.DiscardState() | on.DropCheckpoint():
+            case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
+                self._turn.out.append(action)
+            case actions.DiscardState() | actions.DropCheckpoint():
                 self._turn.out.append(action)
             case _:
                 assert_never(action)
 
-    def _request_ended(self, action: on.CompleteRequest) -> None:
+    def _request_ended(self, action: actions.CompleteRequest) -> None:
         self.lifecycle.request_ended(action)
         may_recover = not self.lifecycle.is_ending and self.state is not JobState.CREATED
         outcome = self.stops.ended(action, now_ms=self._turn.now_ms, may_recover=may_recover)
         if outcome is not None:  # else it is tried again
             self._end_request(outcome)
 
-    def _end_request(self, outcome: on.CompleteRequest) -> None:
+    def _end_request(self, outcome: actions.CompleteRequest) -> None:
         """Say what became of what a user asked for: in the log, and to whoever asks for its trigger."""
         request, completed = outcome.request, outcome.completed
         if request.trigger_id:  # else it is the final checkpoint, which nobody asked for
@@ -492,7 +506,7 @@ class JobMaster:
         if self.triggers.end(outcome):
             self.lifecycle.end(JobState.CANCELED, "")
 
-    def _trigger(self, slot: Slot, trigger: on.SendTriggers) -> None:
+    def _trigger(self, slot: Slot, trigger: actions.SendTriggers) -> None:
         """Only processes with a source are told; everybody else hears by barriers."""
         if slot.index >= self._source_slots:
             return

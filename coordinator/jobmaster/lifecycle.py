@@ -20,15 +20,16 @@ from holdfast.barriers.messages import (
     clip,
     clip_front,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import keeps_checkpoints
 from holdfast.coordinator.ha.records import RestorePoint
-from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.events import TRANSITIONS, JobSetup, JobState
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
 from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
+from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from holdfast.coordinator.totals import Totals, reached
@@ -61,7 +62,7 @@ class Lifecycle:
         self._slot_pool = slot_pool
         self._turn = turn
         self._draw_secret = draw_secret
-        self._inbox: list[on.Event] = []
+        self._inbox: list[events.Event] = []
         self.exceptions = ExceptionHistory(self._config.restart, setup.restarts)
         self.state = JobState.CREATED
         self.timestamps: dict[str, int] = {}
@@ -142,10 +143,10 @@ class Lifecycle:
         """The job is over, and its checkpoints go."""
         return self._result is not None and not keeps_checkpoints(self._result.value, self._config)
 
-    def take_events(self) -> list[on.Event]:
+    def take_events(self) -> list[events.Event]:
         """Events for the checkpoint coordinator, in order."""
-        events, self._inbox = self._inbox, []
-        return events
+        taken, self._inbox = self._inbox, []
+        return taken
 
     def next_deadline_ms(self) -> int | None:
         times = [self._result_retry_ms, self._cancel_until_ms, self.next.retry_ms, self._final_retry_ms, self._restart_at_ms]
@@ -170,7 +171,7 @@ class Lifecycle:
 
     def _start_coordinator(self) -> None:
         assert self.execution is not None
-        self._inbox.append(on.AttemptStarted(self.attempt, self.execution.tasks, self.next.base, finishing=self.finishing > 0))
+        self._inbox.append(events.AttemptStarted(self.attempt, self.execution.tasks, self.next.base, finishing=self.finishing > 0))
 
     # ---------------------------------------------------------------------------------------------------------- tasks
 
@@ -183,7 +184,7 @@ class Lifecycle:
         slot.reported_attempt = max(slot.reported_attempt, reported)
         if not changed or self.execution.attempt != self.attempt:
             return
-        self._inbox.append(on.TaskStatesChanged(self.attempt, self.execution.states()))
+        self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.states()))
         if self.is_deployed:
             self._look_for_failure(slot, changed)
 
@@ -218,7 +219,7 @@ class Lifecycle:
         self.failure = incident.error
         self.next = NextAttempt(self._setup.graph, fenced + 1, self._turn)
         self.finish_sent = self._scheduled = self._final_pending = False
-        self._inbox.append(on.JobFailing(incident.error))
+        self._inbox.append(events.JobFailing(incident.error))
         self._slot_pool.broadcast(CancelTasks(fenced))
         self._slot_pool.forget_signs_of_life()
         delay_ms = None if incident.is_final else self.exceptions.restart_delay_ms(incident, same_incident=same_incident)
@@ -297,11 +298,11 @@ class Lifecycle:
             self._scheduled = True
             self.failure = None
             self.exceptions.recovered()
-            self._inbox.append(on.SchedulerStarted())
+            self._inbox.append(events.SchedulerStarted())
         waited = self._final_retry_ms is None or self._turn.now_ms >= self._final_retry_ms
         if execution.all_drained and not self._final_pending and waited:
             self._final_pending, self._final_retry_ms = True, None
-            self._inbox.append(on.CheckpointRequested(CheckpointRequest(CheckpointKind.FINAL)))
+            self._inbox.append(events.CheckpointRequested(CheckpointRequest(CheckpointKind.FINAL)))
 
     def _finish(self, execution: Execution) -> None:
         """The last checkpoint is complete: tasks commit and end, once no savepoint needs them any more."""
@@ -313,7 +314,7 @@ class Lifecycle:
             self._slot_pool.broadcast(NotifyCheckpointComplete(self.attempt, self.finishing, self._turn.wall_ms))
             self._slot_pool.broadcast(FinishTasks(self.attempt, self.finishing))
 
-    def request_ended(self, outcome: on.CompleteRequest) -> None:
+    def request_ended(self, outcome: actions.CompleteRequest) -> None:
         """A request was answered: the one that ends the job begins its end; a failed final one is asked for again."""
         if not outcome.request.ends_job:
             return
@@ -333,7 +334,7 @@ class Lifecycle:
         self.failure = cause or None
         self._cancel_until_ms = self._turn.now_ms + self._config.cancellation_timeout_ms
         reason = FailureReason.JOB_FINISHING if state is JobState.FINISHED else FailureReason.COORDINATOR_SHUTDOWN
-        self._inbox.append(on.ShutDown(reason))
+        self._inbox.append(events.ShutDown(reason))
         if state is not JobState.FINISHED:
             self._slot_pool.broadcast(CancelTasks(self.attempt))
             self._enter(JobState.CANCELLING if state is JobState.CANCELED else JobState.FAILING, cause)
@@ -349,13 +350,13 @@ class Lifecycle:
         newest_id = newest.checkpoint_id if newest is not None else 0
         metrics = self.execution.metrics() if self.execution is not None else ()
         last_id = self._coordinator.next_checkpoint_id - 1
-        self._turn.out.append(job.WriteResult(state, cause, last_id, newest_id, metrics, self.totals()))
+        self._turn.out.append(job_actions.WriteResult(state, cause, last_id, newest_id, metrics, self.totals()))
 
-    def result_written(self, event: job.ResultWritten) -> None:
+    def result_written(self, event: job_events.ResultWritten) -> None:
         """The submission is over as the stored record says, whoever wrote it."""
         self._result = JobState(event.existing.state)
         self.failure = event.existing.cause or None
-        self._inbox.append(on.JobTerminated(self._result.value))
+        self._inbox.append(events.JobTerminated(self._result.value))
 
     def result_failed(self) -> None:
         self._result_asked = False
@@ -372,17 +373,17 @@ class Lifecycle:
             self._enter(self._result, self.failure or "")
             self.end_wall_ms = self._turn.wall_ms
             self._slot_pool.broadcast(ShutdownWorker(f"the job is {self._result.value}", job_over=True))
-            self._turn.out.append(job.JobEnded(self._result, self.failure or ""))
+            self._turn.out.append(job_actions.JobEnded(self._result, self.failure or ""))
             self._answer_suspending()
 
     def suspend(self, ticket: int, reason: str) -> None:
         """Another submission takes over: stop as soon as every id is decided."""
         if self.state.is_terminal or self.state is JobState.SUSPENDED:
-            self._turn.out.append(job.Answer(ticket, self.state))
+            self._turn.out.append(job_actions.Answer(ticket, self.state))
             return
         self._suspending.append(ticket)
         self._suspend_reason = reason
-        self._inbox.append(on.ShutDown(FailureReason.SUSPENDED))
+        self._inbox.append(events.ShutDown(FailureReason.SUSPENDED))
 
     def _suspend_when_quiet(self) -> None:
         if not self._coordinator.is_quiet or self._inbox:
@@ -398,12 +399,12 @@ class Lifecycle:
         self.failure = reason
         if close:
             self._slot_pool.close_all()
-        self._turn.out.append(job.JobEnded(JobState.SUSPENDED, reason))
+        self._turn.out.append(job_actions.JobEnded(JobState.SUSPENDED, reason))
         self._answer_suspending()
 
     def _answer_suspending(self) -> None:
         tickets, self._suspending = self._suspending, []
-        self._turn.out.extend(job.Answer(ticket, self.state) for ticket in tickets)
+        self._turn.out.extend(job_actions.Answer(ticket, self.state) for ticket in tickets)
 
     def _enter(self, state: JobState, reason: str = "") -> None:
         if state is not self.state:

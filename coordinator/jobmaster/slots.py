@@ -31,7 +31,8 @@ from holdfast.barriers.messages import (
     clip,
     has_control_characters,
 )
-from holdfast.coordinator.jobmaster.events import Action, CloseStream, Deliver, JobSetup
+from holdfast.coordinator.jobmaster.actions import Action, CloseStream, Deliver
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import Turn
 from holdfast.coordinator.views import WorkerView
 from holdfast.statebackends.errors import (

@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompleteRequest
+from holdfast.coordinator.checkpoints.actions import CompleteRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, SubmissionRecord
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
-from holdfast.coordinator.checkpoints.events import CompletedCheckpoint
+from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.ha.recorded_job import (
     CheckpointFact,
     Completed,
@@ -24,7 +24,7 @@ from holdfast.coordinator.ha.recorded_job import (
 from holdfast.coordinator.ha.records import AbortRecord, OwnerRecord, RestorePoint, SavepointRecord, SubmissionRecord, decode_nonce
 from holdfast.coordinator.ha.snapshots import damage_error, find_missing_external, find_problems, load_snapshot, rebase
 from holdfast.coordinator.ha.store import read_optional
-from holdfast.coordinator.jobmaster.events import JobSetup
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.stopping import derive_cut_off_stops
 from holdfast.coordinator.ownership.claims import check_name, check_owner, check_returnable, derive_releases, find_owner, job_folder
 from holdfast.coordinator.restore.compatibility import CompatibilityResult, find_sinks, judge_snapshot

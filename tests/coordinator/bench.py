@@ -16,9 +16,11 @@ from holdfast.barriers.messages import (
     SubtaskKey,
     TaskState,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.actions import Action
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from holdfast.coordinator.checkpoints.events import Action, CheckpointRequest, CompletedCheckpoint, Event
+from holdfast.coordinator.checkpoints.events import Event
 from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import operator_id
 
@@ -72,7 +74,7 @@ class Bench:
         self.held: set[type[Any]] = set()
         self.actions: list[Action] = []
         self.attempt = 1
-        self.handle(on.AttemptStarted(1, frozenset(self.tasks)))
+        self.handle(events.AttemptStarted(1, frozenset(self.tasks)))
         if running:
             self.run_tasks()
 
@@ -94,58 +96,58 @@ class Bench:
     @staticmethod
     def _answer(action: Action) -> Event | None:
         match action:
-            case on.WriteClaim():
-                return on.ClaimWritten(action.checkpoint_id)
-            case on.WriteMetadata():
-                return on.MetadataWritten(action.checkpoint_id)
-            case on.WriteAborted():
-                return on.AbortWritten(action.checkpoint_id)
-            case on.DropCheckpoint():
-                return on.CheckpointDropped(action.checkpoint_id)
+            case actions.WriteClaim():
+                return events.ClaimWritten(action.checkpoint_id)
+            case actions.WriteMetadata():
+                return events.MetadataWritten(action.checkpoint_id)
+            case actions.WriteAborted():
+                return events.AbortWritten(action.checkpoint_id)
+            case actions.DropCheckpoint():
+                return events.CheckpointDropped(action.checkpoint_id)
             case _:
                 return None
 
     def run_tasks(self, *tasks: SubtaskKey, state: TaskState = TaskState.RUNNING) -> list[Action]:
         chosen = tasks or self.tasks
-        return self.handle(on.TaskStatesChanged(self.attempt, tuple((task, state) for task in chosen)))
+        return self.handle(events.TaskStatesChanged(self.attempt, tuple((task, state) for task in chosen)))
 
     def request(self, kind: CheckpointKind = CheckpointKind.CHECKPOINT, name: str = "user", **options: Any) -> list[Action]:
         savepoint = kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT)
         folder = f"/savepoints/savepoint-{name}" if savepoint else None
-        return self.handle(on.CheckpointRequested(CheckpointRequest(kind, name, folder=folder, **options)))
+        return self.handle(events.CheckpointRequested(CheckpointRequest(kind, name, folder=folder, **options)))
 
     def trigger(self) -> list[Action]:
         """As the periodic timer does it."""
-        return self.handle(on.CheckpointRequested(CheckpointRequest(periodic=True)))
+        return self.handle(events.CheckpointRequested(CheckpointRequest(periodic=True)))
 
     def ack(self, task: SubtaskKey, number: int, name: str = "", attempt: int | None = None) -> list[Action]:
         attempt = self.attempt if attempt is None else attempt
         states = {"op": OperatorSubtaskState()} if self.stateless else state(name, task, attempt)
         ack = AcknowledgeCheckpoint(attempt, number, task.vertex, task.subtask, states)
-        return self.handle(on.AcksReceived((ack,), task.subtask))
+        return self.handle(events.AcksReceived((ack,), task.subtask))
 
     def ack_all(self, number: int) -> list[Action]:
         return [action for task in self.tasks for action in self.ack(task, number)]
 
     def decline(self, task: SubtaskKey, number: int, reason: FailureReason = FailureReason.DECLINED) -> list[Action]:
         decline = DeclineCheckpoint(self.attempt, number, task.vertex, task.subtask, reason)
-        return self.handle(on.AcksReceived((decline,), task.subtask))
+        return self.handle(events.AcksReceived((decline,), task.subtask))
 
     def start_scheduler(self) -> list[Action]:
-        return self.handle(on.SchedulerStarted())
+        return self.handle(events.SchedulerStarted())
 
     def advance(self, to_ms: int) -> list[Action]:
         """Let time pass, deadline by deadline."""
         seen: list[Action] = []
         while (deadline := self.machine.next_deadline_ms()) is not None and deadline <= to_ms:
             self.now = max(self.now, deadline)
-            seen += self.handle(on.DeadlineReached())
+            seen += self.handle(events.DeadlineReached())
         self.now = to_ms
         return seen
 
     def restart(self, attempt: int) -> None:
         self.attempt = attempt
-        self.handle(on.AttemptStarted(attempt, frozenset(self.tasks)))
+        self.handle(events.AttemptStarted(attempt, frozenset(self.tasks)))
         self.run_tasks()
 
     # -- what is known
@@ -163,11 +165,11 @@ class Bench:
 
     @property
     def done(self) -> list[int]:
-        return [action.checkpoint_id for action in self.all(on.NotifyComplete)]
+        return [action.checkpoint_id for action in self.all(actions.NotifyComplete)]
 
     @property
     def aborts(self) -> list[int]:
-        return [action.checkpoint_id for action in self.all(on.NotifyAborted)]
+        return [action.checkpoint_id for action in self.all(actions.NotifyAborted)]
 
     @property
     def reasons(self) -> dict[int, str | None]:
@@ -175,9 +177,9 @@ class Bench:
         return {view.checkpoint_id: view.failure_reason for view in self.machine.stats.view().history if view.status == "FAILED"}
 
 
-def of(actions: Iterable[Any], kind: type[T]) -> list[T]:
-    return [action for action in actions if isinstance(action, kind)]
+def of(out: Iterable[Any], kind: type[T]) -> list[T]:
+    return [action for action in out if isinstance(action, kind)]
 
 
-def answers(actions: Iterable[Any]) -> list[AckStatus]:
-    return [answer for action in of(actions, on.AnswerAcks) for answer in action.answers]
+def answers(out: Iterable[Any]) -> list[AckStatus]:
+    return [answer for action in of(out, actions.AnswerAcks) for answer in action.answers]

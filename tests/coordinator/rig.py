@@ -24,10 +24,12 @@ from holdfast.barriers.messages import (
     TaskState,
     WorkerCommand,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import events
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.storage.port import run_flow
@@ -45,7 +47,7 @@ class Rig:
         setup = run_flow(start_submission(JOB, submission(self.graph, job_id=JOB), starter), self.storage)
         self.open(setup)
 
-    def open(self, setup: job.JobSetup) -> None:
+    def open(self, setup: JobSetup) -> None:
         self.setup = setup
         self.master = JobMaster(setup, rng=random.Random(1), draw_secret=draw_secret)
         self.effects = StorageEffects(Identity(JOB, setup.epoch, f"leader-{setup.epoch}", setup.submission, setup.graph), lambda: 0)
@@ -58,23 +60,23 @@ class Rig:
         self.sessions: dict[int, str] = {}
         self.streams: dict[int, int] = {}
         self.sent: dict[int, list[WorkerCommand]] = {}
-        self.feed(job.JobStarted())
+        self.feed(job_events.JobStarted())
 
     # -- events
 
-    def feed(self, event: job.Event) -> None:
-        queue: list[job.Event] = [event]
+    def feed(self, event: job_events.Event) -> None:
+        queue: list[job_events.Event] = [event]
         while queue:
             for action in self.master.handle(queue.pop(0), now_ms=self.now, wall_ms=1_000 + self.now):
                 self.actions.append(action)
                 match action:
-                    case job.Answer():
+                    case job_actions.Answer():
                         self.answers[action.ticket] = action.value
-                    case job.Refuse():
+                    case job_actions.Refuse():
                         self.answers[action.ticket] = action.error
-                    case job.Deliver():
+                    case job_actions.Deliver():
                         self.note(action.slot, action.commands)
-                    case job.CloseStream() | job.JobEnded():
+                    case job_actions.CloseStream() | job_actions.JobEnded():
                         pass
                     case _ if type(action) in self.held:
                         self.waiting.append(action)
@@ -108,7 +110,7 @@ class Rig:
         end = self.now + by_ms
         while (deadline := self.master.next_deadline_ms()) is not None and deadline <= end:
             self.now = max(self.now, deadline)
-            self.feed(on.DeadlineReached())
+            self.feed(events.DeadlineReached())
         self.now = end
 
     # -- a worker's calls
@@ -128,19 +130,21 @@ class Rig:
             attempt=attempt,
             **fields,
         )
-        registered: Registered = self.call(lambda ticket: job.RegistrationReceived(ticket, message))
+        registered: Registered = self.call(lambda ticket: job_events.RegistrationReceived(ticket, message))
         self.sessions[slot] = registered.session
         self.sent[slot] = []
         self.note(slot, self.open_stream(slot))
         return registered
 
     def open_stream(self, slot: int, after: int = 0) -> tuple[NumberedCommand, ...]:
-        commands: tuple[NumberedCommand, ...] = self.call(lambda ticket: job.StreamOpened(ticket, slot, self.sessions[slot], after))
+        commands: tuple[NumberedCommand, ...] = self.call(
+            lambda ticket: job_events.StreamOpened(ticket, slot, self.sessions[slot], after)
+        )
         self.streams[slot] = self.tickets
         return commands
 
     def close_stream(self, slot: int, stream: int | None = None) -> None:
-        self.feed(job.StreamClosed(slot, self.sessions[slot], self.streams[slot] if stream is None else stream))
+        self.feed(job_events.StreamClosed(slot, self.sessions[slot], self.streams[slot] if stream is None else stream))
 
     def statuses(
         self, slot: int, attempt: int, state: TaskState, error: str = "", *, drained: bool = False
@@ -154,11 +158,11 @@ class Rig:
     def report(self, slot: int, attempt: int, state: TaskState, error: str = "", *, drained: bool = False) -> None:
         statuses = self.statuses(slot, attempt, state, error, drained=drained)
         batch = StatusBatch(self.setup.epoch, slot, self.sessions[slot], statuses)
-        self.call(lambda ticket: job.StatesReceived(ticket, batch))
+        self.call(lambda ticket: job_events.StatesReceived(ticket, batch))
 
     def heartbeat(self, slot: int, attempt: int = 1, **fields: Any) -> int:
         message = Heartbeat(slot, self.sessions[slot], attempt, **fields)
-        epoch: int = self.call(lambda ticket: job.HeartbeatReceived(ticket, message))
+        epoch: int = self.call(lambda ticket: job_events.HeartbeatReceived(ticket, message))
         return epoch
 
     def acks(self, slot: int, attempt: int, number: int) -> tuple[Answerable, ...]:
@@ -178,7 +182,7 @@ class Rig:
 
     def acknowledge(self, slot: int, attempt: int, number: int) -> tuple[AckStatus, ...]:
         batch = AckBatch(self.setup.epoch, slot, self.sessions[slot], self.acks(slot, attempt, number))
-        answers: tuple[AckStatus, ...] = self.call(lambda ticket: job.AckBatchReceived(ticket, batch)).answers
+        answers: tuple[AckStatus, ...] = self.call(lambda ticket: job_events.AckBatchReceived(ticket, batch)).answers
         return answers
 
     # -- short cuts
@@ -200,7 +204,7 @@ class Rig:
         return number
 
     def feed_request(self) -> None:
-        self.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.CHECKPOINT, f"t{ticket}"))
+        self.call(lambda ticket: job_events.SnapshotRequested(ticket, CheckpointKind.CHECKPOINT, f"t{ticket}"))
 
     def commands(self, slot: int, kind: type[Any]) -> list[Any]:
         return [command for command in self.sent[slot] if isinstance(command, kind)]

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge, _check_external, _Refused
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.restore.assign import assign_state
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.statebackends.backend import SnapshotTarget
@@ -178,7 +178,7 @@ class Job:
     def send(self, slot: int, *items: AcknowledgeCheckpoint) -> tuple[AckStatus, ...]:
         batch = AckBatch(self.rig.setup.epoch, slot, self.rig.sessions[slot], items)
         try:
-            answers: tuple[AckStatus, ...] = self.rig.call(lambda ticket: job.AckBatchReceived(ticket, batch)).answers
+            answers: tuple[AckStatus, ...] = self.rig.call(lambda ticket: job_events.AckBatchReceived(ticket, batch)).answers
         except FencedError:  # all are of older attempts
             return ()
         return answers
@@ -395,42 +395,42 @@ def test_what_is_wrong_is_said_and_declines(name: str) -> None:
     good = AcknowledgeCheckpoint(1, 1, "A", 0, {"op": keyed()})
     bench.trigger()
     for task in (A, B):
-        bench.handle(on.AcksReceived((msgspec.structs.replace(good, vertex=task.vertex),), 0))
+        bench.handle(events.AcksReceived((msgspec.structs.replace(good, vertex=task.vertex),), 0))
     assert bench.completed == [1]
     bench.trigger()
-    bench.handle(on.AcksReceived((AcknowledgeCheckpoint(1, 2, "B", 0, {"op": keyed()}),), 0))
-    actions = bench.handle(on.AcksReceived((AcknowledgeCheckpoint(1, 2, "A", 0, {"op": wrong}),), 0))
-    assert answers(actions) == [AckStatus.DISCARDED]
-    (write,) = of(actions, on.WriteAborted)
+    bench.handle(events.AcksReceived((AcknowledgeCheckpoint(1, 2, "B", 0, {"op": keyed()}),), 0))
+    out = bench.handle(events.AcksReceived((AcknowledgeCheckpoint(1, 2, "A", 0, {"op": wrong}),), 0))
+    assert answers(out) == [AckStatus.DISCARDED]
+    (write,) = of(out, actions.WriteAborted)
     assert (write.reason, bench.completed) == (FailureReason.DECLINED, [1])
     assert write.message.startswith("A (0) acknowledged what it can't have stored: operator 'op': ")
     assert words in write.message
-    assert not of(actions, on.DropCheckpoint)
-    assert [action.files for action in of(actions, on.DiscardState)] == [None], "with what the id wrote itself"
+    assert not of(out, actions.DropCheckpoint)
+    assert [action.files for action in of(out, actions.DiscardState)] == [None], "with what the id wrote itself"
 
 
 def test_a_worker_that_always_sends_junk_fails_the_job_over() -> None:
     bench = Bench(tolerable_failed_checkpoints=2)
     for number in (1, 2, 3):
         bench.trigger()
-        assert not bench.all(on.FailJob)
+        assert not bench.all(actions.FailJob)
         bench.ack(A, number, "/../x")
-    (fail,) = bench.all(on.FailJob)
+    (fail,) = bench.all(actions.FailJob)
     assert (fail.reason, "can't have stored" in fail.message) == (FailureReason.DECLINED, True)
 
 
 def test_a_worker_answers_for_its_own_slot_alone() -> None:
     bench = Bench(tolerable_failed_checkpoints=9)
     bench.trigger()
-    actions = bench.handle(on.AcksReceived((AcknowledgeCheckpoint(1, 1, "A", 0, state("x")),), 1))
-    assert answers(actions) == [AckStatus.UNKNOWN]
-    assert bench.all(on.WriteAborted)[0].message == (
+    out = bench.handle(events.AcksReceived((AcknowledgeCheckpoint(1, 1, "A", 0, state("x")),), 1))
+    assert answers(out) == [AckStatus.UNKNOWN]
+    assert bench.all(actions.WriteAborted)[0].message == (
         "the worker in slot 1 answered for subtask 0 of A, which runs in another slot"
     )
-    assert [action.files for action in of(actions, on.DiscardState)] == [None]
+    assert [action.files for action in of(out, actions.DiscardState)] == [None]
     bench.trigger()
     stale = AcknowledgeCheckpoint(7, 2, "A", 0, state("x"))
-    assert answers(bench.handle(on.AcksReceived((stale,), 1))) == [AckStatus.UNKNOWN]
+    assert answers(bench.handle(events.AcksReceived((stale,), 1))) == [AckStatus.UNKNOWN]
     assert bench.pending == [2], "what is of no attempt of ours changes nothing"
 
 
@@ -444,8 +444,8 @@ def test_a_late_acknowledgement_takes_only_its_own_files_with_it() -> None:
     listed = tuple(OperatorListHandle(meta, file(name), 1) for name in names)
     states = {"op": OperatorSubtaskState(operator=listed), "else": keyed(file(path("mine too")))}
     ack = AcknowledgeCheckpoint(1, 1, "A", 0, states)
-    (discard,) = of(bench.handle(on.AcksReceived((ack,), 0)), on.DiscardState)
-    assert discard == on.DiscardState(1, f"{BENCH_JOB}/chk-1", (path("mine"), "../shared/1-1-op-0-n0-x"))
+    (discard,) = of(bench.handle(events.AcksReceived((ack,), 0)), actions.DiscardState)
+    assert discard == actions.DiscardState(1, f"{BENCH_JOB}/chk-1", (path("mine"), "../shared/1-1-op-0-n0-x"))
 
 
 def test_uids_that_look_like_writers_of_each_other_are_told_apart() -> None:

@@ -26,7 +26,9 @@ from holdfast.coordinator.ha.records import (
     encode_record,
 )
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.job import JobSetup
+from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import (
     STARTING_MS_MAX,
     claim_snapshot,
@@ -103,7 +105,7 @@ def in_folder(storage: DictStorage, folder: str = SAVEPOINT) -> list[str]:
     return sorted(path.removeprefix(f"{folder}/") for path in storage.files if path.startswith(f"{folder}/"))
 
 
-def start(storage: DictStorage, job_id: str = JOB, name: str = "s", **options: Any) -> job.JobSetup:
+def start(storage: DictStorage, job_id: str = JOB, name: str = "s", **options: Any) -> JobSetup:
     return run_flow(start_submission(job_id, asked(job_id, **options), starter(name)), storage)
 
 
@@ -341,9 +343,9 @@ def test_storage_that_fails_is_tried_again_and_then_left_to_the_next_recovery(st
     run_until(world, lambda: bool(world.leaders[-1].master.releases.base is None))
     leader = world.leaders[-1]
     leader.flows.clear()
-    release = job.Release(SAVEPOINT, world.leaders[-1].master.setup.base.claim)  # type: ignore[union-attr]
+    release = Release(SAVEPOINT, world.leaders[-1].master.setup.base.claim)  # type: ignore[union-attr]
     for tries in range(1, 4):
-        world.feed(leader, job.ReleaseEnded(release, "disk full"))
+        world.feed(leader, job_events.ReleaseEnded(release, "disk full"))
         assert (leader.master.releases.next_deadline_ms() is None) == (tries == 3)
         world.pass_time(leader, 5_000)
     leader.flows.clear()

@@ -7,7 +7,7 @@ import pytest
 from holdfast.barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
 from holdfast.coordinator.dispatcher.queries import view_job, view_recorded_job
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
@@ -26,12 +26,12 @@ def counted(rig: Rig, slot: int, state: TaskState, records: int) -> None:
         )
         for status in rig.statuses(slot, 1, state)
     )
-    rig.call(lambda ticket: job.StatesReceived(ticket, StatusBatch(rig.setup.epoch, slot, rig.sessions[slot], statuses)))
+    rig.call(lambda ticket: job_events.StatesReceived(ticket, StatusBatch(rig.setup.epoch, slot, rig.sessions[slot], statuses)))
 
 
 def beat(rig: Rig, slot: int, records: int) -> None:
     metrics = tuple(SubtaskMetrics(vertex.vertex_id, slot, records_in=records) for vertex in rig.graph.vertices)
-    rig.call(lambda ticket: job.HeartbeatReceived(ticket, Heartbeat(slot, rig.sessions[slot], 1, metrics)))
+    rig.call(lambda ticket: job_events.HeartbeatReceived(ticket, Heartbeat(slot, rig.sessions[slot], 1, metrics)))
 
 
 def shown(rig: Rig) -> list[list[int]]:

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.coordinator.ha.recorded_job import CheckpointFact
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.statebackends.layout import JobPaths
 from tests.coordinator.world import JOB, Leader, Steps, World
 
@@ -93,7 +93,7 @@ def test_storage_that_fails_and_answers_ambiguously_loses_nothing(seed: int) -> 
     world = World(seed, trouble_share=0.08, tolerable_failed_checkpoints=1000)
     for _ in range(3):
         live(world, world.leaders[-1], 150)
-        if world.leaders[-1].master.state is job.JobState.SUSPENDED or world.random.random() < 0.5:
+        if world.leaders[-1].master.state is JobState.SUSPENDED or world.random.random() < 0.5:
             world.leaders[-1].flows.clear()
             trouble, world.storage.trouble = world.storage.trouble, None
             assert world.take_over()

@@ -19,7 +19,7 @@ from holdfast.coordinator.dispatcher.queries import Queries, view_overview
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from holdfast.coordinator.ha.records import LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.coordinator.views import JobOverviewView
 from holdfast.statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
@@ -154,7 +154,7 @@ def test_leader_that_lost_a_write_finds_out_who_leads_once_somebody_asks(storage
     led_by(storage, SECOND, seed=2)
     for slot in range(2):
         message = replace(registration(older, submission=1), slot=slot, nonce=f"w{slot}")
-        older.call(JOB, lambda ticket, message=message: job.RegistrationReceived(ticket, message))  # type: ignore[misc]
+        older.call(JOB, lambda ticket, message=message: job_events.RegistrationReceived(ticket, message))  # type: ignore[misc]
     older.settle()
     assert older.host.registry.led(JOB).suspended
     with pytest.raises(NotLeaderError, match="not led from here any more") as caught:
@@ -195,7 +195,7 @@ def test_leader_that_is_reached_where_we_are_is_not_named(storage: DictStorage) 
     older.settle()
     assert older.host.registry.led(JOB).suspended
     with pytest.raises(NotLeaderError) as caught:
-        older.call(JOB, job.CancelRequested)
+        older.call(JOB, job_events.CancelRequested)
     assert "url" not in caught.value.fields
 
 
@@ -291,7 +291,7 @@ def test_leader_that_lost_an_id_to_a_stale_one_leads_on(storage: DictStorage) ->
     process = led_by(storage, FIRST, seed=1)
     epoch = process.service(JOB).epoch
     stale = process.host.registry.led(JOB)
-    stale.post(job.LeadershipEnded("epoch 1 claimed checkpoint 5"))
+    stale.post(job_events.LeadershipEnded("epoch 1 claimed checkpoint 5"))
     process.settle()
     with pytest.raises(NotLeaderError):
         register(process, submission=1)
@@ -304,7 +304,7 @@ def test_leader_that_lost_an_id_to_a_stale_one_leads_on(storage: DictStorage) ->
 def test_job_whose_core_failed_is_not_led_again_by_itself(storage: DictStorage) -> None:
     """What nobody foresaw would come again, and each time would write an epoch."""
     process = led_by(storage, FIRST, seed=1)
-    process.host.registry.led(JOB).post(job.AttemptPrepared)  # type: ignore[arg-type]  # no event at all
+    process.host.registry.led(JOB).post(job_events.AttemptPrepared)  # type: ignore[arg-type]  # no event at all
     process.settle()
     with pytest.raises(NotLeaderError):
         register(process, submission=1)
@@ -395,7 +395,7 @@ def test_end_that_was_read_between_the_epoch_and_the_submission_of_another_leade
 def test_driver_of_a_newer_submission_is_sent_on_by_one_that_remembers_an_older(storage: DictStorage, led: bool) -> None:
     """Nobody else asked: it was told of the older submission for ever, and never learned how its own one ended."""
     older = led_by(storage, FIRST, seed=1)
-    older.call(JOB, job.CancelRequested)
+    older.call(JOB, job_events.CancelRequested)
     older.settle()
     if not led:
         older = led_by(storage, FIRST, seed=3)
@@ -411,7 +411,7 @@ def test_driver_of_a_newer_submission_is_sent_on_by_one_that_remembers_an_older(
 @pytest.mark.parametrize("led", [True, False], ids=["ended here", "on record"])
 def test_look_for_a_newer_submission_of_an_ended_job_is_one_small_request(storage: DictStorage, led: bool) -> None:
     process = led_by(storage, FIRST, seed=1)
-    process.call(JOB, job.CancelRequested)
+    process.call(JOB, job_events.CancelRequested)
     process.settle()
     if not led:
         process = led_by(storage, FIRST, seed=3)

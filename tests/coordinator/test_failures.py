@@ -7,9 +7,9 @@ import re
 import pytest
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, CheckpointKind, FailureReason
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, DROP_TRIES_MAX, CompletedCheckpointStore
-from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.totals import Tally
@@ -63,35 +63,35 @@ def test_h01_to_h10_when_the_job_fails(row: str, tolerable: int, sequence: str, 
 
 def test_h11_savepoint_that_fails_in_the_coordinator_is_its_requesters_affair() -> None:
     bench = Bench()
-    bench.held = {on.WriteMetadata}
+    bench.held = {actions.WriteMetadata}
     bench.request(CheckpointKind.SAVEPOINT)
     bench.ack_all(1)
-    bench.handle(on.MetadataFailed(1, FailureReason.IO_EXCEPTION, "read-only"))
-    assert not bench.all(on.FailJob)
+    bench.handle(events.MetadataFailed(1, FailureReason.IO_EXCEPTION, "read-only"))
+    assert not bench.all(actions.FailJob)
 
 
 def test_h12_stop_with_savepoint_that_fails_at_a_task_always_fails_the_job() -> None:
     bench = Bench(tolerable_failed_checkpoints=1000)
     bench.request(CheckpointKind.STOP_SAVEPOINT)
     bench.decline(B, 1)
-    assert len(bench.all(on.FailJob)) == 1
+    assert len(bench.all(actions.FailJob)) == 1
 
 
 def test_h14_savepoint_declined_by_a_task_counts_like_any_decline() -> None:
     bench = Bench()
     bench.request(CheckpointKind.SAVEPOINT)
     bench.decline(B, 1)
-    assert len(bench.all(on.FailJob)) == 1
+    assert len(bench.all(actions.FailJob)) == 1
 
 
 def test_failures_of_an_attempt_that_is_over_do_not_fail_the_next_one() -> None:
     bench = Bench()
-    bench.held = {on.WriteAborted}
+    bench.held = {actions.WriteAborted}
     bench.trigger()
     bench.decline(A, 1)
-    bench.handle(on.JobFailing())
-    bench.handle(on.AbortWritten(1))
-    assert not bench.all(on.FailJob)
+    bench.handle(events.JobFailing())
+    bench.handle(events.AbortWritten(1))
+    assert not bench.all(actions.FailJob)
 
 
 # ------------------------------------------------------------------------------------------------------------- pending
@@ -136,10 +136,10 @@ def test_j03_abort_answers_its_requester_discards_and_later_acks_hear_so() -> No
     bench = Bench(tolerable_failed_checkpoints=1)
     bench.request(name="mine")
     bench.ack(A, 1, "a")
-    actions = bench.decline(B, 1)
-    outcome = of(actions, on.CompleteRequest)[0]
+    out = bench.decline(B, 1)
+    outcome = of(out, actions.CompleteRequest)[0]
     assert (outcome.request.trigger_id, outcome.failure) == ("mine", FailureReason.DECLINED)
-    assert of(actions, on.DiscardState)
+    assert of(out, actions.DiscardState)
     assert answers(bench.ack(B, 1)) == [AckStatus.DISCARDED]
 
 
@@ -169,26 +169,26 @@ def test_j06_oldest_goes_only_when_its_successor_is_durable() -> None:
     for number in (1, 2):
         bench.trigger()
         bench.ack_all(number)
-    bench.held = {on.WriteMetadata}
+    bench.held = {actions.WriteMetadata}
     bench.trigger()
     bench.ack_all(3)
-    assert not bench.all(on.DropCheckpoint)
-    bench.handle(on.MetadataWritten(3))
+    assert not bench.all(actions.DropCheckpoint)
+    bench.handle(events.MetadataWritten(3))
     assert bench.completed == [2, 3]
-    assert [action.checkpoint_id for action in bench.all(on.DropCheckpoint)] == [1]
+    assert [action.checkpoint_id for action in bench.all(actions.DropCheckpoint)] == [1]
 
 
 def test_j07_failed_deletion_is_tried_again_and_blocks_nothing() -> None:
     bench = Bench()
-    bench.held = {on.DropCheckpoint}
+    bench.held = {actions.DropCheckpoint}
     for number in (1, 2):
         bench.trigger()
         bench.ack_all(number)
     for _ in range(DROP_TRIES_MAX - 1):
-        bench.handle(on.DropFailed(1, "busy"))
-        assert of(bench.advance(bench.now + DROP_RETRY_MS), on.DropCheckpoint)
-    bench.handle(on.DropFailed(1, "busy"))
-    assert not of(bench.advance(bench.now + DROP_RETRY_MS), on.DropCheckpoint)
+        bench.handle(events.DropFailed(1, "busy"))
+        assert of(bench.advance(bench.now + DROP_RETRY_MS), actions.DropCheckpoint)
+    bench.handle(events.DropFailed(1, "busy"))
+    assert not of(bench.advance(bench.now + DROP_RETRY_MS), actions.DropCheckpoint)
     assert bench.completed == [2]
     bench.trigger()
     assert bench.pending == [3]

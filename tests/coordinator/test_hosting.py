@@ -34,8 +34,8 @@ from holdfast.coordinator.ha.store import (
     read_job,
     write_result,
 )
-from holdfast.coordinator.jobmaster import events as job
-from holdfast.coordinator.jobmaster.events import JobState
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.statebackends.errors import (
     FencedError,
     GraphError,
@@ -67,7 +67,7 @@ def registration(process: Process, slot: int, *, submission: int = 1) -> Registe
 
 def register(process: Process, slot: int, *, submission: int = 1) -> Registered:
     message = registration(process, slot, submission=submission)
-    answer = process.call(JOB, lambda ticket: job.RegistrationReceived(ticket, message))
+    answer = process.call(JOB, lambda ticket: job_events.RegistrationReceived(ticket, message))
     assert isinstance(answer, Registered)
     return answer
 
@@ -93,7 +93,7 @@ def run_tasks(process: Process, slot: int, session: str, deployment: Deployment)
         SubtaskStatus(deployment.attempt, task.vertex, task.subtask, TaskState.RUNNING) for task in deployment.subtasks
     )
     batch = StatusBatch(1, slot, session, statuses)
-    process.call(JOB, lambda ticket: job.StatesReceived(ticket, batch))
+    process.call(JOB, lambda ticket: job_events.StatesReceived(ticket, batch))
 
 
 # ------------------------------------------------------------------------------------------------------------ one thread
@@ -190,7 +190,7 @@ def test_close_on_one_thread_ends_streams_and_fails_calls() -> None:
     process.submit(submitted())
     stream = open_stream(process, 0)
     service = process.service(JOB)
-    late = service.call(job.CancelRequested)
+    late = service.call(job_events.CancelRequested)
     service.close("the coordinator stops")
     service.close("again")
     assert service.closed
@@ -200,7 +200,7 @@ def test_close_on_one_thread_ends_streams_and_fails_calls() -> None:
     assert not service.turn()
     assert service.next_deadline_ms() is None
     with pytest.raises(StorageUnavailableError):
-        service.call(job.CancelRequested).result(0)
+        service.call(job_events.CancelRequested).result(0)
 
 
 def test_close_during_a_turn_returns_and_takes_effect_behind_it() -> None:
@@ -252,7 +252,7 @@ def test_core_that_fails_closes_its_service(caplog: pytest.LogCaptureFixture) ->
     process = Process(DictStorage()).begin()
     process.submit(submitted())
     service = process.service(JOB)
-    service.post(job.AttemptPrepared)  # type: ignore[arg-type]  # no event at all
+    service.post(job_events.AttemptPrepared)  # type: ignore[arg-type]  # no event at all
     with caplog.at_level(logging.CRITICAL):
         process.settle()
     assert service.closed
@@ -271,7 +271,7 @@ def test_end_of_the_process_passes_through_a_turn_unhandled() -> None:
     process.runner.run = die  # type: ignore[method-assign]
     for slot in range(2):
         message = registration(process, slot)
-        service.call(lambda ticket, message=message: job.RegistrationReceived(ticket, message))  # type: ignore[misc]
+        service.call(lambda ticket, message=message: job_events.RegistrationReceived(ticket, message))  # type: ignore[misc]
     with pytest.raises(Killed):
         process.settle()
     assert not service.closed

@@ -11,7 +11,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
 from holdfast.coordinator.dispatcher import job_log as joblog
 from holdfast.coordinator.dispatcher.job_log import JobLog, printable
 from holdfast.coordinator.ha.records import derive_job_id
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.failover import Incident
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
 from tests.coordinator.doubles import submission, word_count
@@ -25,11 +25,11 @@ JOB = derive_job_id("word count")
 class Noting(Rig):
     """Remembers what the master tells for the log."""
 
-    def feed(self, event: job.Event) -> None:
+    def feed(self, event: job_events.Event) -> None:
         self.__dict__.setdefault("notes", [])
         original = self.master.handle
 
-        def handle(inner: job.Event, **times: int) -> list[Any]:
+        def handle(inner: job_events.Event, **times: int) -> list[Any]:
             actions = original(inner, **times)
             self.notes: list[Any]
             self.notes += self.master.notes
@@ -92,9 +92,9 @@ def test_a_failure_of_the_users_code_is_told_with_the_users_lines() -> None:
 def test_a_suspended_job_tells_nothing_twice() -> None:
     rig = running()
     rig.take()
-    rig.feed(job.LeadershipEnded("epoch 9 leads"))
+    rig.feed(job_events.LeadershipEnded("epoch 9 leads"))
     assert rig.take() == [StateChanged("SUSPENDED", "RUNNING", "epoch 9 leads")]
-    rig.feed(job.LeadershipEnded("epoch 9 leads"))
+    rig.feed(job_events.LeadershipEnded("epoch 9 leads"))
     assert rig.take() == []
 
 
@@ -106,9 +106,9 @@ def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture)
     first.settle()
     second = Process(storage, seed=1).begin()
     second.settle()
-    first.service(JOB).post(job.LeadershipEnded("epoch 2 leads"))
+    first.service(JOB).post(job_events.LeadershipEnded("epoch 2 leads"))
     first.settle()
-    second.call(JOB, job.CancelRequested)
+    second.call(JOB, job_events.CancelRequested)
     second.settle()
     told = [record.__dict__["fields"] for record in caplog.records]
     assert {entry["job_id"] for entry in told} == {JOB}

@@ -19,9 +19,10 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.slots import (
     LIVENESS_GRACE_MS,
     OUTBOX_COMMANDS_MAX,
@@ -88,9 +89,9 @@ def test_frames_that_data_ports_refused_are_counted_over_the_processes_of_a_slot
 
 def test_attempt_is_on_record_before_anything_is_deployed() -> None:
     rig = Rig()
-    rig.held = {job.PrepareAttempt}
+    rig.held = {job_actions.PrepareAttempt}
     rig.open(rig.setup)
-    rig.held = {job.PrepareAttempt}
+    rig.held = {job_actions.PrepareAttempt}
     rig.register(0)
     assert rig.state == "CREATED"
 
@@ -165,9 +166,9 @@ def test_session_that_is_over_and_epochs_of_others_are_refused() -> None:
             attempt()
     for batch in (AckBatch(2, 0, current, ()), AckBatch(0, 0, current, ())):
         with pytest.raises(FencedError):
-            rig.call(lambda ticket, batch=batch: job.AckBatchReceived(ticket, batch))
+            rig.call(lambda ticket, batch=batch: job_events.AckBatchReceived(ticket, batch))
     with pytest.raises(FencedError):
-        rig.call(lambda ticket: job.StatesReceived(ticket, StatusBatch(7, 0, current, ())))
+        rig.call(lambda ticket: job_events.StatesReceived(ticket, StatusBatch(7, 0, current, ())))
 
 
 def test_stream_resumes_behind_a_number_and_closes_when_commands_are_gone() -> None:
@@ -293,11 +294,11 @@ def test_first_restart_after_progress_is_immediate_and_fruitless_ones_are_delaye
 def test_new_attempt_waits_until_every_checkpoint_is_decided() -> None:
     rig = Rig().run()
     rig.feed_request()
-    rig.held = {on.WriteAborted}
+    rig.held = {actions.WriteAborted}
     rig.register(1, task_attempt=1)
     rig.heartbeat(0)
     assert rig.state == "RESTARTING"
-    assert not [action for action in rig.actions if isinstance(action, job.PrepareAttempt) and action.attempt == 2]
+    assert not [action for action in rig.actions if isinstance(action, job_actions.PrepareAttempt) and action.attempt == 2]
     rig.held = set()
     rig.perform_waiting()
     assert rig.state == "RUNNING"
@@ -306,7 +307,7 @@ def test_new_attempt_waits_until_every_checkpoint_is_decided() -> None:
 def test_checkpoint_completed_while_failing_over_is_what_is_restored() -> None:
     rig = Rig().run()
     rig.feed_request()
-    rig.held = {on.WriteMetadata}
+    rig.held = {actions.WriteMetadata}
     rig.acknowledge(0, 1, 1)
     rig.acknowledge(1, 1, 1)
     rig.register(1, task_attempt=1)
@@ -364,10 +365,10 @@ def test_damaged_snapshot_fails_the_job_and_is_named() -> None:
 
 def test_storage_that_is_away_delays_the_attempt() -> None:
     rig = Rig().run()
-    rig.held = {job.PrepareAttempt}
+    rig.held = {job_actions.PrepareAttempt}
     rig.register(1, task_attempt=1)
     rig.heartbeat(0)
-    rig.feed(job.AttemptDelayed(2, "storage is away"))
+    rig.feed(job_events.AttemptDelayed(2, "storage is away"))
     assert rig.state == "RESTARTING"
     rig.held = set()
     rig.pass_time(500)
@@ -398,8 +399,8 @@ def test_final_checkpoint_follows_at_once_when_everything_is_drained() -> None:
 def test_result_is_stored_before_any_checkpoint_is_dropped() -> None:
     rig = Rig().run()
     rig.checkpoint()
-    rig.held = {job.WriteResult}
-    rig.call(job.CancelRequested)
+    rig.held = {job_actions.WriteResult}
+    rig.call(job_events.CancelRequested)
     assert f"{JOB}/chk-1/_metadata" in rig.storage.files
     rig.held = set()
     rig.perform_waiting()
@@ -416,7 +417,7 @@ def test_failed_final_checkpoint_is_asked_for_again() -> None:
 
 def test_finish_waits_for_a_savepoint_under_way() -> None:
     rig = Rig().run()
-    rig.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.SAVEPOINT, "s", "/savepoints"))
+    rig.call(lambda ticket: job_events.SnapshotRequested(ticket, CheckpointKind.SAVEPOINT, "s", "/savepoints"))
     for slot in (0, 1):
         rig.report(slot, 1, TaskState.RUNNING, drained=True)
         rig.acknowledge(slot, 1, 2)
@@ -448,7 +449,7 @@ def test_failure_behind_the_last_checkpoint_restores_it_and_finishes() -> None:
 
 def test_failed_stop_with_savepoint_leaves_nothing_half_stopped() -> None:
     rig = Rig(checkpoint_timeout_ms=50, tolerable_failed_checkpoints=100).run()
-    rig.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
+    rig.call(lambda ticket: job_events.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
     rig.pass_time(60)
     assert (rig.state, rig.master.lifecycle.attempt) == ("RESTARTING", 2)
     view = rig.master.triggers.get("s")
@@ -458,7 +459,7 @@ def test_failed_stop_with_savepoint_leaves_nothing_half_stopped() -> None:
 
 def test_cancel_does_not_wait_for_ever_for_a_task_that_hangs() -> None:
     rig = Rig(cancellation_timeout_ms=2_000).run()
-    rig.call(job.CancelRequested)
+    rig.call(job_events.CancelRequested)
     rig.report(0, 1, TaskState.CANCELED)
     assert rig.state == "CANCELLING"
     for _ in range(20):
@@ -468,7 +469,7 @@ def test_cancel_does_not_wait_for_ever_for_a_task_that_hangs() -> None:
 
 def test_worker_that_reconnects_to_a_cancelling_job_is_told_to_cancel() -> None:
     rig = Rig().run()
-    rig.call(job.CancelRequested)
+    rig.call(job_events.CancelRequested)
     rig.register(0, attempt=1)
     assert rig.commands(0, CancelTasks) == [CancelTasks(1)]
     for slot in (0, 1):
@@ -480,13 +481,13 @@ def test_worker_that_reconnects_to_a_cancelling_job_is_told_to_cancel() -> None:
 
 def test_cancel_of_a_job_without_workers_is_immediate() -> None:
     rig = Rig()
-    rig.call(job.CancelRequested)
+    rig.call(job_events.CancelRequested)
     assert rig.state == "CANCELED"
 
 
 def test_suspended_job_answers_that_it_is_led_elsewhere() -> None:
     rig = Rig().run()
-    rig.feed(job.LeadershipEnded("the coordinator stops"))
+    rig.feed(job_events.LeadershipEnded("the coordinator stops"))
     with pytest.raises(NotLeaderError):
         rig.register(0, attempt=1)
     assert rig.master.next_deadline_ms() is None
@@ -527,7 +528,7 @@ def test_restarts_are_remembered_over_a_change_of_leaders() -> None:
 def test_undecided_stop_with_savepoint_is_aborted_and_the_job_fails_over() -> None:
     rig = Rig().run()
     rig.checkpoint()
-    rig.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
+    rig.call(lambda ticket: job_events.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
     restarted(rig)
     assert (rig.state, rig.master.lifecycle.attempt) == ("RESTARTING", 2)
     view = rig.master.triggers.get("s")
@@ -543,7 +544,7 @@ def test_undecided_stop_with_savepoint_is_aborted_and_the_job_fails_over() -> No
 
 def test_completed_stop_with_savepoint_is_finished_by_the_next_leader() -> None:
     rig = Rig().run()
-    rig.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
+    rig.call(lambda ticket: job_events.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
     rig.acknowledge(0, 1, 1)
     rig.acknowledge(1, 1, 1)
     assert rig.commands(0, FinishTasks)
@@ -560,7 +561,7 @@ def test_completed_stop_with_savepoint_is_finished_by_the_next_leader() -> None:
 def test_next_leader_finishes_the_tasks_that_the_one_before_did_not_reach() -> None:
     """Some had been told to finish and did; waiting until all run would wait for ever."""
     rig = Rig().run()
-    rig.call(lambda ticket: job.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
+    rig.call(lambda ticket: job_events.SnapshotRequested(ticket, CheckpointKind.STOP_SAVEPOINT, "s", "/savepoints"))
     rig.acknowledge(0, 1, 1)
     rig.acknowledge(1, 1, 1)
     restarted(rig)

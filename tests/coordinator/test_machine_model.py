@@ -21,9 +21,9 @@ from holdfast.barriers.messages import (
     SubtaskKey,
     TaskState,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from holdfast.coordinator.checkpoints.events import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.ha.recorded_job import Completed, Decision
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord
 from tests.coordinator.bench import graph_of, state
@@ -87,43 +87,43 @@ class CoordinatorModel(RuleBasedStateMachine):
 
     def start_attempt(self) -> None:
         self.attempt += 1
-        self.feed(on.AttemptStarted(self.attempt, TASKS))
-        self.feed(on.TaskStatesChanged(self.attempt, tuple((task, TaskState.RUNNING) for task in sorted(TASKS))))
-        self.feed(on.SchedulerStarted())
+        self.feed(events.AttemptStarted(self.attempt, TASKS))
+        self.feed(events.TaskStatesChanged(self.attempt, tuple((task, TaskState.RUNNING) for task in sorted(TASKS))))
+        self.feed(events.SchedulerStarted())
 
-    def feed(self, event: on.Event) -> tuple[AckStatus, ...]:
+    def feed(self, event: events.Event) -> tuple[AckStatus, ...]:
         given: tuple[AckStatus, ...] = ()
         for action in self.machine.handle(event, now_ms=self.now, wall_ms=self.now):
             match action:
-                case on.WriteClaim() | on.WriteMetadata() | on.WriteAborted():
+                case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
                     self.writes.append(action)
-                case on.SendTriggers():
+                case actions.SendTriggers():
                     assert self.claims[action.checkpoint_id] == self.epoch, "a trigger needs its claim (I12)"
                     assert action.checkpoint_id not in self.register
-                case on.NotifyComplete():
+                case actions.NotifyComplete():
                     assert self.register[action.checkpoint_id] == "COMPLETED", "done needs the record (I14)"
                     assert action.checkpoint_id not in self.aborted
                     self.done.append(action.checkpoint_id)
-                case on.NotifyAborted():
+                case actions.NotifyAborted():
                     assert self.register[action.checkpoint_id] == "ABORTED", "abort needs the record (I13)"
                     assert action.checkpoint_id not in self.done, "abort never comes after done (I14)"
                     self.aborted.append(action.checkpoint_id)
-                case on.DiscardState():
+                case actions.DiscardState():
                     # A leader knows nothing of ids that were dropped before its time: what still comes for one has no other owner.
                     kept = self.register.get(action.checkpoint_id) == "COMPLETED" and action.checkpoint_id not in self.dropped
                     assert not kept, "a completed checkpoint's files are kept"
                     if action.files is None:
                         assert self.register[action.checkpoint_id] == "ABORTED"
-                case on.DropCheckpoint():
+                case actions.DropCheckpoint():
                     self.check_drop(action.checkpoint_id)
-                case on.CompleteRequest():
+                case actions.CompleteRequest():
                     if action.request.trigger_id:
                         self.answered[action.request.trigger_id] = self.answered.get(action.request.trigger_id, 0) + 1
-                case on.AnswerAcks():
+                case actions.AnswerAcks():
                     given = action.answers
-                case on.FailJob():
+                case actions.FailJob():
                     pass
-                case on.LoseLeadership():
+                case actions.LoseLeadership():
                     raise AssertionError("nobody else writes here")
         return given
 
@@ -135,7 +135,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             newer = [other for other in self.register if other > number and self.is_recovery_point(other)]
             assert newer, "the newest checkpoint is never dropped (I16)"
         self.dropped.add(number)
-        self.feed(on.CheckpointDropped(number))
+        self.feed(events.CheckpointDropped(number))
 
     def is_recovery_point(self, number: int) -> bool:
         return self.register.get(number) == "COMPLETED" and self.kinds[number] is not CheckpointKind.SAVEPOINT
@@ -147,12 +147,12 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.requests += 1
         name = f"r{self.requests}"
         folder = f"/s/savepoint-{name}" if kind in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT) else None
-        self.feed(on.CheckpointRequested(CheckpointRequest(kind, name, folder=folder)))
+        self.feed(events.CheckpointRequested(CheckpointRequest(kind, name, folder=folder)))
 
     @rule(by=st.integers(1, 40))
     def time_passes(self, by: int) -> None:
         self.now += by
-        self.feed(on.DeadlineReached())
+        self.feed(events.DeadlineReached())
 
     @rule(task=st.sampled_from(sorted(TASKS)), back=st.integers(0, 3), data=st.data())
     def acknowledge(self, task: SubtaskKey, back: int, data: st.DataObject) -> None:
@@ -161,7 +161,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         name = f"{number}-{attempt}-{task.vertex}"
         known = self.acked.setdefault(number, set())
         ack = AcknowledgeCheckpoint(attempt, number, task.vertex, 0, state(name, task, attempt))
-        (answer,) = self.feed(on.AcksReceived((ack,), 0))
+        (answer,) = self.feed(events.AcksReceived((ack,), 0))
         if answer is AckStatus.SUCCESS:
             assert task not in known, "each task counts once"
             assert attempt == self.attempts[number] == self.attempt, "a stale attempt can't acknowledge (I15)"
@@ -174,7 +174,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             AcknowledgeCheckpoint(self.attempt, number, task.vertex, 0, state(f"{number}-{task.vertex}", task, self.attempt))
             for task in sorted(TASKS)
         )
-        for item, answer in zip(items, self.feed(on.AcksReceived(items, 0)), strict=True):
+        for item, answer in zip(items, self.feed(events.AcksReceived(items, 0)), strict=True):
             if answer is AckStatus.SUCCESS:
                 self.acked.setdefault(number, set()).add(SubtaskKey(item.vertex, 0))
 
@@ -187,7 +187,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule(task=st.sampled_from(sorted(TASKS)), back=st.integers(0, 2), reason=st.sampled_from(sorted(FailureReason)))
     def decline(self, task: SubtaskKey, back: int, reason: FailureReason) -> None:
         number = max(self.claims, default=1) - back
-        self.feed(on.AcksReceived((DeclineCheckpoint(self.attempt, number, task.vertex, 0, reason),), 0))
+        self.feed(events.AcksReceived((DeclineCheckpoint(self.attempt, number, task.vertex, 0, reason),), 0))
 
     @precondition(lambda self: self.writes)
     @rule(
@@ -197,14 +197,14 @@ class CoordinatorModel(RuleBasedStateMachine):
     def write_ends(self, index: int, outcome: str) -> None:
         action = self.writes.pop(index % len(self.writes))
         match action:
-            case on.WriteClaim():
+            case actions.WriteClaim():
                 self.claim_ends(action, outcome)
-            case on.WriteMetadata():
+            case actions.WriteMetadata():
                 self.metadata_ends(action, outcome)
-            case on.WriteAborted():
+            case actions.WriteAborted():
                 self.abort_ends(action, outcome)
 
-    def claim_ends(self, action: on.WriteClaim, outcome: str) -> None:
+    def claim_ends(self, action: actions.WriteClaim, outcome: str) -> None:
         number = action.checkpoint_id
         assert number not in self.claims, "an id is never taken twice (I12)"
         assert number > max(self.claims, default=0), "ids rise (I12)"
@@ -213,15 +213,15 @@ class CoordinatorModel(RuleBasedStateMachine):
             self.kinds[number] = action.request.kind
             self.attempts[number] = action.attempt
         if outcome == "written":
-            self.feed(on.ClaimWritten(number))
+            self.feed(events.ClaimWritten(number))
             return
         if outcome == "ambiguous lost":
             self.claims[number] = self.epoch  # used up all the same
             self.kinds[number] = action.request.kind
             self.attempts[number] = action.attempt
-        self.feed(on.ClaimFailed(number, outcome, ambiguous=outcome.startswith("ambiguous")))
+        self.feed(events.ClaimFailed(number, outcome, ambiguous=outcome.startswith("ambiguous")))
 
-    def metadata_ends(self, action: on.WriteMetadata, outcome: str) -> None:
+    def metadata_ends(self, action: actions.WriteMetadata, outcome: str) -> None:
         number = action.checkpoint_id
         assert self.acked[number] == TASKS, "completed needs every acknowledgement (I11)"
         assert set(action.states) == TASKS
@@ -229,21 +229,22 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert number not in self.register, "one decision per id (I13)"
             self.register[number] = "COMPLETED"
         if outcome == "written":
-            self.feed(on.MetadataWritten(number))
+            self.feed(events.MetadataWritten(number))
         elif outcome == "failed":
-            self.feed(on.MetadataFailed(number, FailureReason.IO_EXCEPTION, outcome))
+            self.feed(events.MetadataFailed(number, FailureReason.IO_EXCEPTION, outcome))
         else:
-            self.feed(on.MetadataAmbiguous(number, outcome))
+            self.feed(events.MetadataAmbiguous(number, outcome))
 
-    def abort_ends(self, action: on.WriteAborted, outcome: str) -> None:
+    def abort_ends(self, action: actions.WriteAborted, outcome: str) -> None:
         number = action.checkpoint_id
         existing = self.register.get(number)
         if existing == "COMPLETED":
-            self.feed(on.AbortLost(number, Completed(number, number)) if outcome == "written" else on.AbortFailed(number, outcome))
+            lost = events.AbortLost(number, Completed(number, number))
+            self.feed(lost if outcome == "written" else events.AbortFailed(number, outcome))
             return
         if outcome in ("written", "ambiguous landed"):
             self.register[number] = "ABORTED"
-        self.feed(on.AbortWritten(number) if outcome == "written" else on.AbortFailed(number, outcome))
+        self.feed(events.AbortWritten(number) if outcome == "written" else events.AbortFailed(number, outcome))
 
     def is_calm(self) -> bool:
         """Disasters wait until something has happened since the last one."""
@@ -253,7 +254,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule()
     def job_fails(self) -> None:
         self.calm_until = len(self.claims) + 3
-        self.feed(on.JobFailing("task failed"))
+        self.feed(events.JobFailing("task failed"))
         self.settle()
         self.start_attempt()
 
@@ -265,7 +266,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             while self.writes:
                 self.write_ends(0, "written")
             self.now += 600
-            self.feed(on.DeadlineReached())
+            self.feed(events.DeadlineReached())
         raise AssertionError("the coordinator never came to rest")
 
     @precondition(is_calm)
@@ -282,15 +283,15 @@ class CoordinatorModel(RuleBasedStateMachine):
         """The old leader's writes come late: it loses every one, and falls silent at the first (I15)."""
         existing: Decision = AbortRecord(action.checkpoint_id, FailureReason.LEADER_CHANGED, self.epoch, "new")
         match action:
-            case on.WriteClaim():
+            case actions.WriteClaim():
                 theirs = ClaimRecord(action.checkpoint_id, self.epoch, 1, self.attempt, CheckpointKind.CHECKPOINT, "f", "new")
-                event: on.Event = on.ClaimTaken(action.checkpoint_id, theirs)
-            case on.WriteMetadata():
-                event = on.MetadataLost(action.checkpoint_id, existing)
+                event: events.Event = events.ClaimTaken(action.checkpoint_id, theirs)
+            case actions.WriteMetadata():
+                event = events.MetadataLost(action.checkpoint_id, existing)
             case _:
-                event = on.AbortLost(action.checkpoint_id, existing)
-        actions = older.handle(event, now_ms=self.now, wall_ms=self.now)
-        assert [type(entry) for entry in actions] in ([], [on.LoseLeadership])
+                event = events.AbortLost(action.checkpoint_id, existing)
+        out = older.handle(event, now_ms=self.now, wall_ms=self.now)
+        assert [type(entry) for entry in out] in ([], [actions.LoseLeadership])
         assert older.is_fenced
 
     # -- invariants

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
-from holdfast.coordinator.checkpoints import events as on
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Execute, Load, Refused, TooEarly
 from holdfast.coordinator.jobmaster.jobmaster import TriggerRegister
 from tests.coordinator.bench import A, Bench, of
@@ -31,11 +31,11 @@ def test_g01_periodic_request_goes_at_once_when_nothing_is_pending() -> None:
 
 def test_g02_request_waits_while_another_is_being_prepared() -> None:
     bench = Bench()
-    bench.held = {on.WriteClaim}
+    bench.held = {actions.WriteClaim}
     bench.request()
     assert bench.request() == []
-    actions = bench.handle(on.ClaimWritten(1))
-    assert [type(action) for action in actions] == [on.SendTriggers, on.WriteClaim]
+    out = bench.handle(events.ClaimWritten(1))
+    assert [type(action) for action in out] == [actions.SendTriggers, actions.WriteClaim]
 
 
 def test_g03_periodic_request_waits_for_a_free_place() -> None:
@@ -64,7 +64,7 @@ def test_g06_full_queue_drops_the_lowest_rank() -> None:
 
 def test_g07_periodic_requests_wait_until_deletions_catch_up_users_do_not() -> None:
     bench = Bench(max_concurrent_checkpoints=1)
-    bench.held = {on.DropCheckpoint}
+    bench.held = {actions.DropCheckpoint}
     for number in (1, 2, 3):
         bench.request()
         bench.ack_all(number)
@@ -74,7 +74,7 @@ def test_g07_periodic_requests_wait_until_deletions_catch_up_users_do_not() -> N
     assert bench.pending == [4]
     bench.ack_all(4)
     for number in (1, 2, 3):
-        bench.handle(on.CheckpointDropped(number))
+        bench.handle(events.CheckpointDropped(number))
     assert bench.pending == [5]
 
 
@@ -96,7 +96,7 @@ def test_g09_manual_checkpoint_ignores_the_pause() -> None:
 def test_g10_stopped_scheduler_drops_periodic_and_executes_manual_requests() -> None:
     bench = Bench(checkpoint_interval_ms=10)
     bench.start_scheduler()
-    bench.handle(on.SchedulerStopped())
+    bench.handle(events.SchedulerStopped())
     bench.advance(1000)
     assert bench.pending == []
     bench.request()
@@ -105,63 +105,63 @@ def test_g10_stopped_scheduler_drops_periodic_and_executes_manual_requests() -> 
 
 def test_g11_nothing_goes_after_the_shutdown() -> None:
     bench = Bench()
-    bench.handle(on.ShutDown())
-    assert of(bench.request(), on.CompleteRequest)[0].failure is FailureReason.COORDINATOR_SHUTDOWN
+    bench.handle(events.ShutDown())
+    assert of(bench.request(), actions.CompleteRequest)[0].failure is FailureReason.COORDINATOR_SHUTDOWN
 
 
 def test_g12_failed_claim_fails_one_request_and_the_others_go_on() -> None:
     bench = Bench()
-    bench.held = {on.WriteClaim}
+    bench.held = {actions.WriteClaim}
     for name in ("one", "two", "three"):
         bench.request(name=name)
-    failed = bench.handle(on.ClaimFailed(1, "counter throws", ambiguous=False))
-    assert of(failed, on.CompleteRequest)[0].failure is FailureReason.TRIGGER_FAILURE
-    bench.handle(on.ClaimWritten(1))
-    bench.handle(on.ClaimWritten(2))
+    failed = bench.handle(events.ClaimFailed(1, "counter throws", ambiguous=False))
+    assert of(failed, actions.CompleteRequest)[0].failure is FailureReason.TRIGGER_FAILURE
+    bench.handle(events.ClaimWritten(1))
+    bench.handle(events.ClaimWritten(2))
     assert bench.pending == [1, 2]
 
 
 def test_g12_ambiguous_claim_uses_the_id_up() -> None:
     bench = Bench()
-    bench.held = {on.WriteClaim}
+    bench.held = {actions.WriteClaim}
     bench.request()
-    actions = bench.handle(on.ClaimFailed(1, "timeout", ambiguous=True))
-    assert of(actions, on.WriteAborted)[0].checkpoint_id == 1
-    assert of(actions, on.CompleteRequest)[0].failure is FailureReason.TRIGGER_FAILURE
+    out = bench.handle(events.ClaimFailed(1, "timeout", ambiguous=True))
+    assert of(out, actions.WriteAborted)[0].checkpoint_id == 1
+    assert of(out, actions.CompleteRequest)[0].failure is FailureReason.TRIGGER_FAILURE
     bench.request()
-    assert bench.all(on.WriteClaim)[-1].checkpoint_id == 2
+    assert bench.all(actions.WriteClaim)[-1].checkpoint_id == 2
 
 
 def test_g13_expiry_while_the_claim_is_written_triggers_nobody() -> None:
     bench = Bench(checkpoint_timeout_ms=100, tolerable_failed_checkpoints=1)
-    bench.held = {on.WriteClaim}
+    bench.held = {actions.WriteClaim}
     bench.request()
     bench.now = 150
-    actions = bench.handle(on.ClaimWritten(1))
-    assert not of(actions, on.SendTriggers)
-    assert of(actions, on.CompleteRequest)[0].failure is FailureReason.EXPIRED
+    out = bench.handle(events.ClaimWritten(1))
+    assert not of(out, actions.SendTriggers)
+    assert of(out, actions.CompleteRequest)[0].failure is FailureReason.EXPIRED
 
 
 def test_g14_task_that_stops_running_meanwhile_refuses_and_triggers_nobody() -> None:
     bench = Bench()
-    bench.held = {on.WriteClaim}
+    bench.held = {actions.WriteClaim}
     bench.request()
     bench.run_tasks(A, state=TaskState.CANCELING)
-    actions = bench.handle(on.ClaimWritten(1))
-    assert not of(actions, on.SendTriggers)
-    assert not of(actions, on.NotifyAborted)
-    assert of(actions, on.CompleteRequest)[0].failure is FailureReason.NOT_ALL_TASKS_RUNNING
+    out = bench.handle(events.ClaimWritten(1))
+    assert not of(out, actions.SendTriggers)
+    assert not of(out, actions.NotifyAborted)
+    assert of(out, actions.CompleteRequest)[0].failure is FailureReason.NOT_ALL_TASKS_RUNNING
     assert bench.pending == []
 
 
 def test_g14_job_that_fails_meanwhile_aborts_the_claimed_id() -> None:
     bench = Bench()
-    bench.held = {on.WriteClaim}
+    bench.held = {actions.WriteClaim}
     bench.request()
-    bench.handle(on.JobFailing())
+    bench.handle(events.JobFailing())
     assert not bench.machine.is_quiet
-    actions = bench.handle(on.ClaimWritten(1))
-    assert of(actions, on.WriteAborted)[0].reason is FailureReason.JOB_FAILOVER
+    out = bench.handle(events.ClaimWritten(1))
+    assert of(out, actions.WriteAborted)[0].reason is FailureReason.JOB_FAILOVER
     assert bench.machine.is_quiet
 
 
@@ -169,7 +169,7 @@ def test_g15_trigger_id_posted_twice_is_one_request() -> None:
     register = TriggerRegister()
     assert register.begin("t", CheckpointKind.SAVEPOINT)
     assert not register.begin("t", CheckpointKind.SAVEPOINT)
-    register.end(on.CompleteRequest(CheckpointRequest(trigger_id="t"), None, failure=FailureReason.EXPIRED))
+    register.end(actions.CompleteRequest(CheckpointRequest(trigger_id="t"), None, failure=FailureReason.EXPIRED))
     view = register.get("t")
     assert view is not None
     assert (view.in_progress, view.failure_reason) == (False, "expired")
@@ -180,7 +180,7 @@ def test_g15_trigger_id_posted_twice_is_one_request() -> None:
 def test_nothing_but_savepoints_joins_the_checkpoint_that_ends_the_job(ending: CheckpointKind) -> None:
     bench = Bench(tolerable_failed_checkpoints=9)
     bench.request(ending)
-    assert of(bench.request(name="u"), on.CompleteRequest)[0].failure is FailureReason.JOB_FINISHING
+    assert of(bench.request(name="u"), actions.CompleteRequest)[0].failure is FailureReason.JOB_FINISHING
     bench.request(CheckpointKind.SAVEPOINT, "s")
     assert bench.pending == [1, 2]
     bench.decline(A, 1)

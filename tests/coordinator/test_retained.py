@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.checkpoints.actions import DropCheckpoint
+from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.checkpoints.completed import DROP_RETRY_MS, CompletedCheckpointStore
-from holdfast.coordinator.checkpoints.events import CompletedCheckpoint, DropCheckpoint
 
 
 def completed(checkpoint_id: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CompletedCheckpoint:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.statebackends.errors import InvalidConfigError
@@ -27,7 +27,7 @@ def storage(tmp_path: Path) -> RoutedStorage:
 def test_late_acknowledgement_can_not_delete_outside_its_savepoint(storage: RoutedStorage, tmp_path: Path) -> None:
     effects = StorageEffects(Identity(JOB, 1, "n", 1, word_count()), lambda: 0)
     folder = f"{tmp_path}/savepoints/savepoint-1"
-    run_flow(effects.flow(on.DiscardState(1, folder, ("../../home/precious",))), storage)
+    run_flow(effects.flow(actions.DiscardState(1, folder, ("../../home/precious",))), storage)
     assert (tmp_path / "home" / "precious").read_text() == "mine"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, derive_shared_garbage
@@ -17,7 +17,7 @@ from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
 from holdfast.coordinator.ha.store import drop_checkpoint, read_job, write_result, write_submission
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
 from holdfast.statebackends.layout import JobPaths, is_checkpoint_folder, shared_name, writer_of
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
@@ -197,12 +197,12 @@ def effects() -> StorageEffects:
 def test_what_an_aborted_id_shared_goes_with_it_and_nothing_else(disk: Disk) -> None:
     disk.abort(3)
     disk.share("3-a-s1", "33-a-s1", "2-a-s1")
-    run_flow(effects().flow(on.DiscardState(3, PATHS.checkpoint(3))), disk)
+    run_flow(effects().flow(actions.DiscardState(3, PATHS.checkpoint(3))), disk)
     assert disk.shared == {"33-a-s1", "2-a-s1"}
     disk.share("3-a-s2")  # written late
     disk.files[PATHS.leader(1)] = b'{"epoch":1,"nonce":"one","url":"","created_ms":0}'
-    outcome = run_flow(effects().flow(on.DropCheckpoint(3, "")), disk)
-    assert outcome == on.CheckpointDropped(3)
+    outcome = run_flow(effects().flow(actions.DropCheckpoint(3, "")), disk)
+    assert outcome == events.CheckpointDropped(3)
     assert disk.shared == {"33-a-s1", "2-a-s1"}
 
 
@@ -210,15 +210,16 @@ def test_who_is_not_the_newest_leader_deletes_no_file_of_a_late_acknowledgement(
     disk.files[PATHS.leader(2)] = b'{"epoch":2,"nonce":"two","url":"","created_ms":0}'
     disk.share("3-a-s1")
     disk.files[f"{PATHS.checkpoint(3)}/own"] = b"x"
-    outcome = run_flow(effects().flow(on.DiscardState(3, PATHS.checkpoint(3), ("own", "../shared/3-a-s1"))), disk)
-    assert isinstance(outcome, job.LeadershipEnded)
+    outcome = run_flow(effects().flow(actions.DiscardState(3, PATHS.checkpoint(3), ("own", "../shared/3-a-s1"))), disk)
+    assert isinstance(outcome, job_events.LeadershipEnded)
     assert (disk.shared, f"{PATHS.checkpoint(3)}/own" in disk.files) == ({"3-a-s1"}, True)
 
 
 def test_a_late_acknowledgement_loses_exactly_its_files(disk: Disk) -> None:
     disk.share("3-a-s1", "3-a-s2")
     disk.files[f"{PATHS.checkpoint(3)}/own"] = b"x"
-    run_flow(effects().flow(on.DiscardState(3, PATHS.checkpoint(3), ("own", "../shared/3-a-s1", "../../x", "/etc/passwd"))), disk)
+    files = ("own", "../shared/3-a-s1", "../../x", "/etc/passwd")
+    run_flow(effects().flow(actions.DiscardState(3, PATHS.checkpoint(3), files)), disk)
     assert disk.shared == {"3-a-s2"}
     assert f"{PATHS.checkpoint(3)}/own" not in disk.files
 

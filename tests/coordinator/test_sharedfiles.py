@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, SubtaskKey
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
-from holdfast.coordinator.checkpoints.events import CompletedCheckpoint
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry, UnresolvedError
 from holdfast.statebackends.handles import (
@@ -63,19 +63,19 @@ class Job(Bench):
 
     def checkpoint(self, number: int, *parts: StateHandle) -> list[Any]:
         """One checkpoint with these parts, as far as it goes."""
-        actions = self.trigger()
-        return actions + self.acknowledge(number, *parts)
+        out = self.trigger()
+        return out + self.acknowledge(number, *parts)
 
     def acknowledge(self, number: int, *parts: StateHandle) -> list[Any]:
         ack = AcknowledgeCheckpoint(self.attempt, number, A.vertex, A.subtask, {"op": keyed(*parts)})
-        return [*self.handle(on.AcksReceived((ack,), 0)), *self.ack(B, number)]
+        return [*self.handle(events.AcksReceived((ack,), 0)), *self.ack(B, number)]
 
     def bases(self) -> list[int | None]:
-        return [action.base for action in self.all(on.SendTriggers)]
+        return [action.base for action in self.all(actions.SendTriggers)]
 
     def deleted(self) -> dict[int, tuple[str, ...]]:
         """Dropped id -> shared files that went with it."""
-        return {action.checkpoint_id: action.shared for action in self.all(on.DropCheckpoint)}
+        return {action.checkpoint_id: action.shared for action in self.all(actions.DropCheckpoint)}
 
 
 # -------------------------------------------------------------------------------------------------------------- the tables
@@ -97,13 +97,13 @@ def test_j10_an_aborted_increment_takes_only_its_own_files_with_it() -> None:
     job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2"))
     job.trigger()
     job.handle(
-        on.AcksReceived(
+        events.AcksReceived(
             (AcknowledgeCheckpoint(1, 2, A.vertex, 0, {"op": keyed(placeholder("1-1-op-0-a-s2"), file("2-1-op-0-a-s3"))}),),
             0,
         )
     )
-    actions = job.decline(B, 2)
-    assert of(actions, on.DiscardState) == [on.DiscardState(2, f"{JOB}/chk-2")]
+    out = job.decline(B, 2)
+    assert of(out, actions.DiscardState) == [actions.DiscardState(2, f"{JOB}/chk-2")]
     assert job.deleted() == {}
     job.checkpoint(3, placeholder("1-1-op-0-a-s2"), file("3-1-op-0-a-s3"))
     assert job.bases() == [None, 1, 1]
@@ -113,7 +113,7 @@ def test_j10_an_aborted_increment_takes_only_its_own_files_with_it() -> None:
 def test_j11_a_placeholder_is_replaced_by_the_registered_file() -> None:
     job = Job()
     job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2", 77))
-    (write,) = of(job.checkpoint(2, placeholder("1-1-op-0-a-s2", 77), file("2-1-op-0-a-s3")), on.WriteMetadata)
+    (write,) = of(job.checkpoint(2, placeholder("1-1-op-0-a-s2", 77), file("2-1-op-0-a-s3")), actions.WriteMetadata)
     assert write.states == {A: {"op": keyed(file("1-1-op-0-a-s2", 77), file("2-1-op-0-a-s3"))}, B: {"op": OperatorSubtaskState()}}
     assert job.machine.retained[0].size == 89
 
@@ -132,16 +132,16 @@ def test_j11_a_placeholder_is_replaced_by_the_registered_file() -> None:
 def test_j12_what_the_base_does_not_have_fails_the_checkpoint(part: StateHandle, reason: str) -> None:
     job = Job(tolerable_failed_checkpoints=3)
     job.checkpoint(1, file("1-1-op-0-a-s1"))
-    actions = job.checkpoint(2, part)
-    assert not of(actions, on.WriteMetadata)
-    (write,) = of(actions, on.WriteAborted)
+    out = job.checkpoint(2, part)
+    assert not of(out, actions.WriteMetadata)
+    (write,) = of(out, actions.WriteAborted)
     assert (write.reason, reason in write.message) == (FailureReason.DECLINED, True), write.message
     assert job.completed == [1]
 
 
 def test_j12_a_first_checkpoint_has_no_base_to_refer_to() -> None:
     job = Job(tolerable_failed_checkpoints=3)
-    assert not of(job.checkpoint(1, placeholder("1-1-op-0-a-s1")), on.WriteMetadata)
+    assert not of(job.checkpoint(1, placeholder("1-1-op-0-a-s1")), actions.WriteMetadata)
 
 
 def test_j12_a_savepoint_shares_nothing() -> None:
@@ -152,7 +152,7 @@ def test_j12_a_savepoint_shares_nothing() -> None:
     for part in (placeholder("1-1-op-0-a-s1"), file("2-1-op-0-a-s2")):
         with pytest.raises(UnresolvedError, match="in a savepoint"):
             SharedStateRegistry.check_self_contained(states(part))
-    assert not of(job.acknowledge(2, file("2-1-op-0-a-s2")), on.WriteMetadata)
+    assert not of(job.acknowledge(2, file("2-1-op-0-a-s2")), actions.WriteMetadata)
 
 
 def test_j13_what_was_registered_first_stays() -> None:
@@ -179,7 +179,7 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
     job.checkpoint(1, file("1-1-op-0-a-s1"), file("1-1-op-0-a-s2"))
     job.checkpoint(2, placeholder("1-1-op-0-a-s2"), file("2-1-op-0-a-s3"))
     third = job.checkpoint(3, placeholder("2-1-op-0-a-s3"), file("3-1-op-0-a-s4"))
-    (write,) = of(third, on.WriteMetadata)
+    (write,) = of(third, actions.WriteMetadata)
     operator = OperatorState("op", "f" * 32, "op", 1, 8, (write.states[A]["op"],))
     metadata = SnapshotMetadata(
         job_id=JOB, job_name="j", checkpoint_id=3, kind="checkpoint", attempt=1, epoch=1, trigger_timestamp_ms=0,
@@ -197,24 +197,24 @@ def test_j15_a_restart_rebuilds_the_same_counts_from_metadata() -> None:
 
 def test_j16_an_increment_builds_on_what_is_completed_and_nothing_else() -> None:
     job = Job(tolerable_failed_checkpoints=9)
-    job.held = {on.WriteMetadata}
+    job.held = {actions.WriteMetadata}
     job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.trigger()
     assert job.bases() == [None, None], "1 is acknowledged and not completed"
-    job.handle(on.MetadataWritten(1))
+    job.handle(events.MetadataWritten(1))
     job.trigger()
     assert job.bases() == [None, None, 1]
-    assert not of(job.acknowledge(3, placeholder("2-1-op-0-a-s1")), on.WriteMetadata), "2 was never completed"
+    assert not of(job.acknowledge(3, placeholder("2-1-op-0-a-s1")), actions.WriteMetadata), "2 was never completed"
 
 
 def test_the_base_of_a_pending_increment_stays_whatever_completes_meanwhile() -> None:
     job = Job()
     job.checkpoint(1, file("1-1-op-0-a-s1"))
-    job.held = {on.WriteAborted}
+    job.held = {actions.WriteAborted}
     job.trigger()
     job.checkpoint(3, file("3-1-op-0-a-s2"))
     assert job.completed == [1, 3], "2 is subsumed, and that is not stored yet"
-    job.handle(on.AbortWritten(2))
+    job.handle(events.AbortWritten(2))
     assert job.completed == [3]
     assert job.deleted()[1] == ("1-1-op-0-a-s1",)
 
@@ -259,11 +259,11 @@ def test_a_repeated_trigger_names_the_same_base() -> None:
 def test_a_late_acknowledgement_never_takes_away_what_others_share() -> None:
     job = Job(next_id=6)
     job.acknowledge(5, file("5-1-op-0-a-s1"))  # an id that was aborted: what it names is nobody's
-    assert of(job.actions, on.DiscardState) == [on.DiscardState(5, f"{JOB}/chk-5", ("../shared/5-1-op-0-a-s1",))]
+    assert of(job.actions, actions.DiscardState) == [actions.DiscardState(5, f"{JOB}/chk-5", ("../shared/5-1-op-0-a-s1",))]
     kept = Bench(state_backend="rocksdb", completed=[completed(7, "3-1-op-0-a-s1")], next_id=8)
     parts = (file("3-1-op-0-a-s1"), file("3-1-op-0-a-s2"), placeholder("2-1-op-0-a-s1"))
     ack = AcknowledgeCheckpoint(1, 3, A.vertex, 0, {"op": keyed(*parts)})
-    (discard,) = of(kept.handle(on.AcksReceived((ack,), 0)), on.DiscardState)
+    (discard,) = of(kept.handle(events.AcksReceived((ack,), 0)), actions.DiscardState)
     assert discard.files == ("../shared/3-1-op-0-a-s2",), "3 was completed and dropped; 7 has its file"
 
 
@@ -295,19 +295,19 @@ def test_a_file_goes_behind_every_claim_that_still_needs_it() -> None:
 
 def test_deletions_that_failed_are_repeated_with_their_files() -> None:
     job = Job()
-    job.held = {on.DropCheckpoint}
+    job.held = {actions.DropCheckpoint}
     job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.checkpoint(2, file("2-1-op-0-a-s1"))
-    job.handle(on.DropFailed(1, "busy"))
-    (again,) = of(job.advance(job.now + 5_000), on.DropCheckpoint)
-    assert again == on.DropCheckpoint(1, f"{JOB}/chk-1", ("1-1-op-0-a-s1",))
+    job.handle(events.DropFailed(1, "busy"))
+    (again,) = of(job.advance(job.now + 5_000), actions.DropCheckpoint)
+    assert again == actions.DropCheckpoint(1, f"{JOB}/chk-1", ("1-1-op-0-a-s1",))
 
 
 def test_the_end_of_a_job_deletes_all_its_files() -> None:
     job = Job(retained_checkpoints=2)
     job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.checkpoint(2, placeholder("1-1-op-0-a-s1"), file("2-1-op-0-a-s2"))
-    drops = of(job.handle(on.JobTerminated("FINISHED")), on.DropCheckpoint)
+    drops = of(job.handle(events.JobTerminated("FINISHED")), actions.DropCheckpoint)
     assert [(drop.checkpoint_id, drop.shared, drop.after) for drop in drops] == [
         (1, (), ()),
         (2, ("1-1-op-0-a-s1", "2-1-op-0-a-s2"), (1,)),

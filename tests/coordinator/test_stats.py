@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
 from holdfast.coordinator import views
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.stats import HISTORY_MAX, CheckpointStats
 from holdfast.coordinator.views import Quantiles, RestoredView, summarise
 

@@ -14,7 +14,8 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.stopping import STOP_RETRY_MS, STOP_TRIES_MAX, StopIntent, StopRetries
 from holdfast.coordinator.notes import Note, RequestEnded
 from holdfast.coordinator.views import TriggerView
@@ -34,7 +35,7 @@ def stopping(*, drain: bool = False, native: bool = False) -> Rig:
 def stop(rig: Rig, trigger_id: str, *, drain: bool = False, native: bool = False) -> str:
     kind = CheckpointKind.STOP_SAVEPOINT
     answer: str = rig.call(
-        lambda ticket: job.SnapshotRequested(ticket, kind, trigger_id, "/savepoints", drain=drain, native=native)
+        lambda ticket: job_events.SnapshotRequested(ticket, kind, trigger_id, "/savepoints", drain=drain, native=native)
     )
     return answer
 
@@ -113,7 +114,7 @@ def test_a_savepoint_that_fails_for_a_reason_of_its_own_is_not_tried_again() -> 
     rig = stopping()
     vertex = rig.graph.vertices[0].vertex_id
     full = DeclineCheckpoint(1, 2, vertex, 0, FailureReason.IO_EXCEPTION, "No space left on device")
-    rig.call(lambda ticket: job.AckBatchReceived(ticket, AckBatch(rig.setup.epoch, 0, rig.sessions[0], (full,))))
+    rig.call(lambda ticket: job_events.AckBatchReceived(ticket, AckBatch(rig.setup.epoch, 0, rig.sessions[0], (full,))))
     assert seen(rig).failure_reason == "io_exception"
     rig.pass_time(2_000)
     run_again(rig, 2)
@@ -143,7 +144,7 @@ def test_time_is_bounded_when_the_workers_do_not_come_back() -> None:
 def test_a_job_that_is_cancelled_meanwhile_is_not_stopped() -> None:
     rig = stopping()
     fail(rig, 1)
-    rig.call(job.CancelRequested)
+    rig.call(job_events.CancelRequested)
     assert seen(rig).failure_reason == "job_failure"
 
 
@@ -153,14 +154,14 @@ def test_a_stop_that_is_given_up_is_noted_once(monkeypatch: pytest.MonkeyPatch) 
     notes: list[Note] = []
     handle = rig.master.handle
 
-    def noted(event: job.Event, *, now_ms: int, wall_ms: int) -> list[job.Action]:
+    def noted(event: job_events.Event, *, now_ms: int, wall_ms: int) -> list[job_actions.Action]:
         actions = handle(event, now_ms=now_ms, wall_ms=wall_ms)
         notes.extend(rig.master.notes)
         return actions
 
     monkeypatch.setattr(rig.master, "handle", noted)
     rig.pass_time(STOP_RETRY_MS + 1_000)
-    rig.call(job.CancelRequested)
+    rig.call(job_events.CancelRequested)
     (note,) = [each for each in notes if isinstance(each, RequestEnded)]
     assert (note.trigger_id, note.reason, note.tries) == ("s", FailureReason.JOB_FAILOVER, 1)
 

@@ -24,7 +24,7 @@ from holdfast.coordinator.dispatcher.queries import view_job, view_numbers, view
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.restore.plan import derive_setup
 from holdfast.coordinator.totals import JobTotals, OperatorTotals, Tally, decode_totals, derive_job_totals, encode_totals, reached
 from holdfast.statebackends.errors import ProtocolError
@@ -62,7 +62,7 @@ def checkpoint(rig: Rig, attempt: int, *at: tuple[int, int]) -> int:
             if isinstance(ack, AcknowledgeCheckpoint)
         )
         batch = AckBatch(rig.setup.epoch, slot, rig.sessions[slot], acks)
-        rig.call(lambda ticket, batch=batch: job.AckBatchReceived(ticket, batch))
+        rig.call(lambda ticket, batch=batch: job_events.AckBatchReceived(ticket, batch))
     assert number in [each.checkpoint_id for each in rig.master.coordinator.retained]
     return number
 
@@ -148,7 +148,7 @@ def test_skipped_rows_are_counted_as_late_ones_are_and_the_first_reason_stays() 
         acks = [each for each in rig.acks(slot, 1, number) if isinstance(each, AcknowledgeCheckpoint)]
         acks[1] = msgspec.structs.replace(acks[1], metrics=metrics)
         batch = AckBatch(rig.setup.epoch, slot, rig.sessions[slot], tuple(acks))
-        rig.call(lambda ticket, batch=batch: job.AckBatchReceived(ticket, batch))
+        rig.call(lambda ticket, batch=batch: job_events.AckBatchReceived(ticket, batch))
     skip(rig, 0, 1, 9, "the first")
     assert skipped() == (11, "the first")
     restart(rig, 1)
@@ -214,7 +214,7 @@ def test_the_next_leader_goes_on_from_the_same_totals() -> None:
 def test_the_result_keeps_them() -> None:
     rig = Rig().run()
     beat(rig, 0, 1, 60, 6)
-    rig.call(job.CancelRequested)
+    rig.call(job_events.CancelRequested)
     for slot in (0, 1):
         rig.report(slot, 1, TaskState.CANCELED)
     assert rig.state == "CANCELED"

@@ -12,18 +12,17 @@ import pytest
 from holdfast.barriers import messages
 from holdfast.barriers.messages import SubtaskKey, SubtaskStatus, TaskState
 from holdfast.coordinator.checkpoints import pending
-from holdfast.coordinator.checkpoints.events import CheckpointRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, PendingStatus
-from holdfast.coordinator.jobmaster import events as job_events
-from holdfast.coordinator.jobmaster.events import JobState
 from holdfast.coordinator.jobmaster.execution import Execution
+from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobState
 from holdfast.statebackends.errors import InvariantError
 from tests.api.fakes import SOURCE, make_graph
 from tests.coordinator.rig import Rig
 
 TABLES: dict[type[StrEnum], Any] = {
     PendingStatus: pending.TRANSITIONS,
-    JobState: job_events.TRANSITIONS,
+    JobState: TRANSITIONS,
     TaskState: messages.TRANSITIONS,
 }
 
@@ -45,7 +44,7 @@ def test_every_state_is_in_the_table_and_is_reached_from_the_first(enum: type[St
 
 
 def test_a_job_leaves_every_state_that_is_no_end() -> None:
-    assert {state for state, after in job_events.TRANSITIONS.items() if not after} == {
+    assert {state for state, after in TRANSITIONS.items() if not after} == {
         state for state in JobState if state.is_terminal or state is JobState.SUSPENDED
     }
 
@@ -90,7 +89,7 @@ def test_a_checkpoint_takes_no_other_step(before: PendingStatus, after: PendingS
 def test_a_job_takes_no_other_step(before: JobState, after: JobState) -> None:
     lifecycle = Rig().master.lifecycle
     lifecycle.state = before
-    if after is before or after in job_events.TRANSITIONS[before]:
+    if after is before or after in TRANSITIONS[before]:
         lifecycle._enter(after)
         assert lifecycle.state is after
     else:

@@ -33,7 +33,8 @@ from holdfast.barriers.messages import (
     clip_front,
 )
 from holdfast.coordinator.dispatcher.submit import Starter, identify_job, resume_submission, start_submission
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.slots import Slot
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.spark.slots import RddBackend, WorkerTemplate
@@ -58,11 +59,11 @@ def test_a_worker_reports_of_its_own_slot_alone() -> None:
     foreign = msgspec.structs.replace(own, subtask=1)
     batch = StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (own, foreign))
     with pytest.raises(ProtocolError, match=r"the worker in slot 0 reports of subtask 1 of \w+, which runs in another slot"):
-        rig.call(lambda ticket: job.StatesReceived(ticket, batch))
+        rig.call(lambda ticket: job_events.StatesReceived(ticket, batch))
     assert rig.state == "RUNNING", "nothing of the message was taken"
     beat = Heartbeat(0, rig.sessions[0], 1, (SubtaskMetrics(vertex, 1, records_in=10**9),))
     with pytest.raises(ProtocolError, match="in another slot"):
-        rig.call(lambda ticket: job.HeartbeatReceived(ticket, beat))
+        rig.call(lambda ticket: job_events.HeartbeatReceived(ticket, beat))
     with pytest.raises(ProtocolError, match="in another slot"):
         rig.register(0, attempt=1, nonce="0-0", subtasks=(foreign,))
     assert rig.state == "RUNNING"
@@ -75,7 +76,7 @@ def test_counters_of_a_status_are_those_of_its_subtask() -> None:
     batch = StatusBatch(
         rig.setup.epoch, 0, rig.sessions[0], (SubtaskStatus(1, vertex, 0, TaskState.RUNNING, drained=True, metrics=counters),)
     )
-    rig.call(lambda ticket: job.StatesReceived(ticket, batch))
+    rig.call(lambda ticket: job_events.StatesReceived(ticket, batch))
     assert rig.master.lifecycle.execution is not None
     assert {entry.records_in for entry in rig.master.lifecycle.execution.metrics()} == {0}
 
@@ -85,7 +86,7 @@ def test_an_acknowledgement_for_another_slot_declines_the_checkpoint() -> None:
     rig.feed_request()
     for item in rig.acks(1, 1, 1):
         batch = AckBatch(rig.setup.epoch, 0, rig.sessions[0], (item,))
-        rig.call(lambda ticket, batch=batch: job.AckBatchReceived(ticket, batch))
+        rig.call(lambda ticket, batch=batch: job_events.AckBatchReceived(ticket, batch))
     assert rig.master.coordinator.retained == ()
     (view,) = rig.master.coordinator.stats.view().history
     assert (view.status, view.failure_reason) == ("FAILED", "declined")
@@ -101,11 +102,11 @@ def test_texts_are_clipped_where_they_are_taken() -> None:
     vertex = rig.graph.vertices[0].vertex_id
     decline = DeclineCheckpoint(1, 1, vertex, 0, FailureReason.DECLINED, "d" * 100_000)
     batch = AckBatch(rig.setup.epoch, 0, rig.sessions[0], (decline,))
-    rig.call(lambda ticket: job.AckBatchReceived(ticket, batch))
+    rig.call(lambda ticket: job_events.AckBatchReceived(ticket, batch))
     (view,) = rig.master.coordinator.stats.view().history
     assert len(view.failure_message or "") < TEXT_BYTES_MAX + 100
     failed = SubtaskStatus(1, vertex, 0, TaskState.FAILED, error="E: " + "e" * 100_000, traceback="t" * 100_000 + "last line")
-    rig.call(lambda ticket: job.StatesReceived(ticket, StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (failed,))))
+    rig.call(lambda ticket: job_events.StatesReceived(ticket, StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (failed,))))
     incident = rig.master.lifecycle.exceptions.newest
     assert incident is not None
     assert (len(incident.error), len(incident.traceback)) == (TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX)
@@ -249,7 +250,7 @@ def test_who_takes_a_slot_with_a_task_attempt_of_its_own_ends_no_job() -> None:
     rig = guarded()
     rig.register(0, **launched(0, 1, task_attempt=5))  # type: ignore[arg-type]
     rig.register(0, **launched(0, 1, task_attempt=2**62))  # type: ignore[arg-type]
-    delivered = [line.command for each in rig.actions if isinstance(each, job.Deliver) for line in each.commands]
+    delivered = [line.command for each in rig.actions if isinstance(each, job_actions.Deliver) for line in each.commands]
     (told,) = [command for command in delivered if isinstance(command, ShutdownWorker)]
     assert (told.respawn, told.superseded) == (True, False)
     end = derive_end(respawn=told.respawn, superseded=told.superseded)
@@ -261,7 +262,7 @@ def test_who_takes_a_slot_with_a_task_attempt_of_its_own_ends_no_job() -> None:
 
 def test_workers_of_an_older_submission_are_told_that_a_newer_one_runs() -> None:
     rig = Rig().run()
-    rig.call(lambda ticket: job.SuspendRequested(ticket, "a newer submission"))
+    rig.call(lambda ticket: job_events.SuspendRequested(ticket, "a newer submission"))
     assert [command.superseded for command in rig.commands(0, ShutdownWorker)] == [True]
 
 

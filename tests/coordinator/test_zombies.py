@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason, NotifyCheckpointComplete, TaskState, TriggerCheckpoint
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.ha.leadership import become_leader, check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact
 from holdfast.coordinator.ha.records import LeaderRecord
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.statebackends.errors import FencedError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import one_by_one, run_flow
@@ -119,7 +119,7 @@ def test_abort_of_an_id_that_a_successor_deleted_changes_nothing() -> None:
 
 def test_storage_that_hides_the_leaders_leaves_a_completion_open() -> None:
     rig = zombie_rig()
-    rig.held = {on.WriteMetadata}
+    rig.held = {actions.WriteMetadata}
     number = rig.checkpoint()
     flow: Any = one_by_one(rig.effects.flow(rig.waiting.pop()))
     operation = next(flow)
@@ -127,7 +127,7 @@ def test_storage_that_hides_the_leaders_leaves_a_completion_open() -> None:
         operation = flow.send(rig.storage.execute(operation))
     with pytest.raises(StopIteration) as stop:
         flow.throw(StorageUnavailableError("away", path="leader"))
-    assert stop.value.value == on.MetadataAmbiguous(number, stop.value.value.message)
+    assert stop.value.value == events.MetadataAmbiguous(number, stop.value.value.message)
     rig.held = set()
     rig.feed(stop.value.value)
     assert rig.state == "RUNNING"
@@ -140,12 +140,12 @@ def test_stop_that_was_aborted_just_before_its_leader_died_fails_the_job_over(re
     """Its sources have stopped and say that they are drained: the job must not end as if they had read everything (F27)."""
     rig = zombie_rig()
     rig.checkpoint()
-    rig.held = {on.WriteAborted}
+    rig.held = {actions.WriteAborted}
     stop = CheckpointKind.STOP_SAVEPOINT
-    rig.call(lambda ticket: job.SnapshotRequested(ticket, stop, "stop", target="/savepoints"))
+    rig.call(lambda ticket: job_events.SnapshotRequested(ticket, stop, "stop", target="/savepoints"))
     assert rig.commands(0, TriggerCheckpoint)[-1].kind is CheckpointKind.STOP_SAVEPOINT
     number = rig.commands(0, TriggerCheckpoint)[-1].checkpoint_id
-    run_flow(rig.effects.flow(on.WriteAborted(number, reason, "")), rig.storage)
+    run_flow(rig.effects.flow(actions.WriteAborted(number, reason, "")), rig.storage)
     setup = run_flow(resume_submission(JOB, Starter("second", "", "directory", 0)), rig.storage)
     assert setup.fail_over
     rig.open(setup)

@@ -32,12 +32,14 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import events
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import AmbiguousWriteError, HoldfastError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, OperatorListHandle, OperatorSubtaskState
@@ -246,28 +248,28 @@ class World:
     def _starter(self) -> Starter:
         return Starter(f"{self.random.getrandbits(64):x}", "", "directory", self.now)
 
-    def _lead(self, setup: job.JobSetup) -> None:
+    def _lead(self, setup: JobSetup) -> None:
         self.base = setup.base
         nonce = f"{self.random.getrandbits(64):x}"
         identity = Identity(JOB, setup.epoch, nonce, setup.submission, setup.graph)
         master = JobMaster(setup, rng=random.Random(self.random.getrandbits(32)), draw_secret=draw_secret)
         leader = Leader(setup.epoch, master, StorageEffects(identity, lambda: self.now))
         self.leaders.append(leader)
-        self.feed(leader, job.JobStarted())
+        self.feed(leader, job_events.JobStarted())
 
-    def feed(self, leader: Leader, event: job.Event) -> None:
+    def feed(self, leader: Leader, event: job_events.Event) -> None:
         for action in leader.master.handle(event, now_ms=self.now, wall_ms=self.now):
             match action:
-                case job.Answer():
+                case job_actions.Answer():
                     self.answers[action.ticket] = action.value
-                case job.Refuse():
+                case job_actions.Refuse():
                     self.answers[action.ticket] = action.error
-                case job.Deliver():
+                case job_actions.Deliver():
                     worker = self.workers[action.slot]
                     for numbered in action.commands:
                         if worker.session == action.session and numbered.epoch >= worker.epoch:
                             self._follow(leader, worker, numbered.command)
-                case job.CloseStream() | job.JobEnded():
+                case job_actions.CloseStream() | job_actions.JobEnded():
                     pass
                 case _:
                     leader.flows.append(Steps(leader.effects.flow(action), self.storage))
@@ -296,7 +298,7 @@ class World:
 
     def pass_time(self, leader: Leader, by_ms: int) -> None:
         self.now += by_ms
-        self.feed(leader, on.DeadlineReached())
+        self.feed(leader, events.DeadlineReached())
 
     def register(self, leader: Leader, worker: Worker) -> None:
         """A worker turns to a leader; it never goes back to a lower epoch."""
@@ -306,7 +308,7 @@ class World:
             JOB, worker.slot, 1, worker.task_attempt, worker.nonce, 1, "host", f"tcp://{worker.slot}:1", "directory",
             worker.attempt, tuple(worker.statuses.values()),
         )  # fmt: skip
-        registered = self.call(leader, lambda ticket: job.RegistrationReceived(ticket, message))
+        registered = self.call(leader, lambda ticket: job_events.RegistrationReceived(ticket, message))
         if not isinstance(registered, Registered):
             return
         worker.epoch, worker.session = registered.epoch, registered.session
@@ -317,7 +319,7 @@ class World:
         elif registered.attempt == worker.attempt and registered.newest_completed:
             self._commit(worker, registered.newest_completed)
         session = worker.session
-        commands = self.call(leader, lambda ticket: job.StreamOpened(ticket, worker.slot, session, 0))
+        commands = self.call(leader, lambda ticket: job_events.StreamOpened(ticket, worker.slot, session, 0))
         for numbered in commands if isinstance(commands, tuple) else ():
             self._follow(leader, worker, numbered.command)
 
@@ -382,7 +384,7 @@ class World:
     def _report(self, leader: Leader, worker: Worker, state: TaskState) -> None:
         worker.statuses = {key: SubtaskStatus(worker.attempt, key.vertex, key.subtask, state) for key in worker.statuses}
         batch = StatusBatch(worker.epoch, worker.slot, worker.session, tuple(worker.statuses.values()))
-        self.call(leader, lambda ticket: job.StatesReceived(ticket, batch))
+        self.call(leader, lambda ticket: job_events.StatesReceived(ticket, batch))
 
     def _snapshot(self, leader: Leader, worker: Worker, command: TriggerCheckpoint) -> None:
         if self.random.random() < 0.1:
@@ -394,7 +396,7 @@ class World:
                 return
             items.append(AcknowledgeCheckpoint(worker.attempt, command.checkpoint_id, key.vertex, key.subtask, states))
         batch = AckBatch(worker.epoch, worker.slot, worker.session, tuple(items))
-        self.call(leader, lambda ticket: job.AckBatchReceived(ticket, batch))
+        self.call(leader, lambda ticket: job_events.AckBatchReceived(ticket, batch))
 
     def _states(self, worker: Worker, key: SubtaskKey, command: TriggerCheckpoint) -> dict[str, OperatorSubtaskState] | None:
         """What one subtask stores; None if its worker says nothing more of this checkpoint."""

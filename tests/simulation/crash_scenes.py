@@ -16,14 +16,17 @@ from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission
 from holdfast.barriers.launches import draw_secret
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.chaos.sim.disk import SimDisk
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
 from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
@@ -47,6 +50,8 @@ ROWS = {f"key-{number}": number for number in range(6)}
 ENTRIES = [b"a", b"b", b"c"]
 FIRST, SECOND = ("A", "B"), ("B", "C")
 """Tables that each subtask has: the second checkpoint of the job shares one with the first."""
+NO_STORAGE = job_actions.Answer | job_actions.Refuse | job_actions.Deliver | job_actions.CloseStream | job_actions.JobEnded
+"""Actions that touch no storage."""
 
 
 States: TypeAlias = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
@@ -146,17 +151,17 @@ class Scene:
         identity = Identity(job_id, max(recorded.epochs), "leader", record.number, record.graph)
         return StorageEffects(identity, lambda: self.now_ms)
 
-    def lead(self, job_id: str = JOB) -> job.JobSetup:
+    def lead(self, job_id: str = JOB) -> JobSetup:
         """A new leader comes, and does all that it does without workers: settle, drop what is beyond retention, release."""
         self.now_ms += 1
-        setup: job.JobSetup = self.run(resume_submission(job_id, Starter(f"leader {self.now_ms}", "", "directory", self.now_ms)))
+        setup: JobSetup = self.run(resume_submission(job_id, Starter(f"leader {self.now_ms}", "", "directory", self.now_ms)))
         identity = Identity(job_id, setup.epoch, f"leader {self.now_ms}", setup.submission, setup.graph)
         master = JobMaster(setup, rng=random.Random(1), draw_secret=draw_secret)
         effects = StorageEffects(identity, lambda: self.now_ms)
-        events: list[job.Event] = [job.JobStarted()]
+        events: list[job_events.Event] = [job_events.JobStarted()]
         while events:
             for action in master.handle(events.pop(0), now_ms=self.now_ms, wall_ms=self.now_ms):
-                if not isinstance(action, job.Answer | job.Refuse | job.Deliver | job.CloseStream | job.JobEnded):
+                if not isinstance(action, NO_STORAGE):
                     outcome = self.run(effects.flow(action))
                     events += [outcome] if outcome is not None else []
         return setup
@@ -205,22 +210,22 @@ def upload(
     return states
 
 
-def claim(scene: Scene, number: int, request: on.CheckpointRequest | None = None, job_id: str = JOB) -> Any:
-    request = request or on.CheckpointRequest()
+def claim(scene: Scene, number: int, request: CheckpointRequest | None = None, job_id: str = JOB) -> Any:
+    request = request or CheckpointRequest()
     folder = request.folder or JobPaths(job_id).checkpoint(number)
-    return scene.run(scene.effects(job_id).flow(on.WriteClaim(number, request, folder, 1)))
+    return scene.run(scene.effects(job_id).flow(actions.WriteClaim(number, request, folder, 1)))
 
 
 def publish(
     scene: Scene,
     number: int,
     states: States,
-    request: on.CheckpointRequest | None = None,
+    request: CheckpointRequest | None = None,
     job_id: str = JOB,
 ) -> Any:
-    request = request or on.CheckpointRequest()
+    request = request or CheckpointRequest()
     folder = request.folder or JobPaths(job_id).checkpoint(number)
-    action = on.WriteMetadata(number, request.kind, 1, folder, scene.now_ms, states)
+    action = actions.WriteMetadata(number, request.kind, 1, folder, scene.now_ms, states)
     return scene.run(scene.effects(job_id).flow(action))
 
 
@@ -242,7 +247,7 @@ def started() -> Scene:
     history(scene, UNWANTED)
     asked = submission(graph(retained_checkpoints=1), job_id=JOB)
     scene.run(start_submission(JOB, asked, Starter("leader", "", "directory", 0)))
-    scene.run(scene.effects().flow(job.PrepareAttempt(1, None, 0)))
+    scene.run(scene.effects().flow(job_actions.PrepareAttempt(1, None, 0)))
     return scene
 
 
@@ -269,7 +274,7 @@ def second_completed() -> Scene:
 def ended() -> Scene:
     """The job was canceled, and retains nothing."""
     scene = second_completed()
-    scene.run(scene.effects().flow(job.WriteResult(job.JobState.CANCELED, "", 2, 2)))
+    scene.run(scene.effects().flow(job_actions.WriteResult(JobState.CANCELED, "", 2, 2)))
     return scene
 
 
@@ -277,7 +282,7 @@ def given() -> Scene:
     """Another job was started from the history, owns it, and has subsumed it just now."""
     scene = started()
     scene.run(start_submission(OTHER, asking(), Starter("other", "", "directory", 0)))
-    scene.run(scene.effects(OTHER).flow(job.PrepareAttempt(1, scene.recovery_point(OTHER), 0)))
+    scene.run(scene.effects(OTHER).flow(job_actions.PrepareAttempt(1, scene.recovery_point(OTHER), 0)))
     first = scene.recorded(OTHER).submissions[1].first_checkpoint_id
     claim(scene, first, job_id=OTHER)
     publish(scene, first, upload(scene, first, job_id=OTHER), job_id=OTHER)

@@ -23,7 +23,7 @@ from holdfast.chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
 from holdfast.chaos.checkers.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
 from holdfast.chaos.checkers.retention import DISCARD_MS_MAX
 from holdfast.coordinator.checkpoints.pending import PendingStatus
-from holdfast.coordinator.jobmaster.events import JobState
+from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.storage.port import DeleteFile, ListFolder
 from tests.simulation.checker_world import JOB, OUT, STATE, Story, graph, process

@@ -20,13 +20,16 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.chaos.sabotage import find_sabotage
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended, preflight, start_submission
 from holdfast.coordinator.ha.recorded_job import CheckpointFact
 from holdfast.coordinator.ha.records import OwnerRecord, decode_record
 from holdfast.coordinator.ha.snapshots import find_problems, in_folder, load_snapshot, read_lists
 from holdfast.coordinator.ha.store import put_once
-from holdfast.coordinator.jobmaster import events as job
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster.job import JobState
+from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import dispose_snapshot
 from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
@@ -68,7 +71,7 @@ from tests.simulation.crash_scenes import (
 )
 
 Stage = Callable[[], Scene]
-SAVEPOINT = on.CheckpointRequest(CheckpointKind.SAVEPOINT, "t", folder=f"{USERS}/savepoint-2")
+SAVEPOINT = CheckpointRequest(CheckpointKind.SAVEPOINT, "t", folder=f"{USERS}/savepoint-2")
 MADE = f"{USERS}/made"
 """Where tools write."""
 THIRD = "ef" * 16
@@ -131,7 +134,7 @@ def uploaded() -> Scene:
 
 def takes_a_savepoint(scene: Scene, before: Scene) -> Any:
     outcome = claim(scene, 2, SAVEPOINT)
-    assert isinstance(outcome, on.ClaimWritten)
+    assert isinstance(outcome, events.ClaimWritten)
     return publish(scene, 2, upload(scene, 2, savepoint=SAVEPOINT.folder or ""), SAVEPOINT)
 
 
@@ -153,8 +156,8 @@ def has_a_savepoint(scene: Scene, finished: bool) -> None:
 
 def aborts(scene: Scene, before: Scene) -> Any:
     effects = scene.effects()
-    outcome = scene.run(effects.flow(on.WriteAborted(2, FailureReason.EXPIRED, "too late")))
-    scene.run(effects.flow(on.DiscardState(2, JobPaths(JOB).checkpoint(2))))
+    outcome = scene.run(effects.flow(actions.WriteAborted(2, FailureReason.EXPIRED, "too late")))
+    scene.run(effects.flow(actions.DiscardState(2, JobPaths(JOB).checkpoint(2))))
     return outcome
 
 
@@ -163,7 +166,7 @@ def subsumes(scene: Scene, before: Scene) -> Any:
     first, second = (set(shared(scene, number)) for number in (1, 2))
     assert len(first - second) == 2
     names = tuple(sorted(path.rpartition("/")[2] for path in first - second))
-    return scene.run(scene.effects().flow(on.DropCheckpoint(1, JobPaths(JOB).checkpoint(1), names)))
+    return scene.run(scene.effects().flow(actions.DropCheckpoint(1, JobPaths(JOB).checkpoint(1), names)))
 
 
 def shared(scene: Scene, number: int) -> Iterator[str]:
@@ -174,13 +177,13 @@ def shared(scene: Scene, number: int) -> Iterator[str]:
 
 
 def ends(scene: Scene, before: Scene) -> Any:
-    scene.run(scene.effects().flow(job.WriteResult(job.JobState.CANCELED, "", 2, 2)))
+    scene.run(scene.effects().flow(job_actions.WriteResult(JobState.CANCELED, "", 2, 2)))
     scene.run(clear_ended(JOB, Starter("cleaner", "", "directory", scene.now_ms)))
 
 
 def ends_with_an_id_undecided(scene: Scene, before: Scene) -> Any:
     """The end was written by another leader: the id is what one that was asleep has claimed and uploaded."""
-    scene.run(scene.effects().flow(job.WriteResult(job.JobState.CANCELED, "", 2, 1)))
+    scene.run(scene.effects().flow(job_actions.WriteResult(JobState.CANCELED, "", 2, 1)))
     scene.run(clear_ended(JOB, Starter("cleaner", "", "directory", scene.now_ms)))
 
 
@@ -231,7 +234,7 @@ def releases(scene: Scene, before: Scene) -> Any:
     point = scene.recorded(OTHER).submissions[1].base
     assert point is not None
     assert point.claim
-    return scene.run(scene.effects(OTHER).flow(job.Release(point.folder, point.claim)))
+    return scene.run(scene.effects(OTHER).flow(Release(point.folder, point.claim)))
 
 
 def is_released(scene: Scene, finished: bool) -> None:

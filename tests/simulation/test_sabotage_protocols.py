@@ -14,7 +14,7 @@ import holdfast.coordinator.ownership.claims as claims_module
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
-from holdfast.coordinator.checkpoints import events as on
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, LeaderRecord, RestorePoint, encode_record
@@ -45,7 +45,7 @@ from tests.simulation.test_sabotage_mutants import assert_changes
 def test_early_notice() -> None:
     def told() -> list[int]:
         bench = Bench()
-        bench.held = {on.WriteMetadata}
+        bench.held = {actions.WriteMetadata}
         bench.trigger()
         bench.ack_all(1)
         return bench.done
@@ -80,8 +80,8 @@ def test_strays_delete() -> None:
         bench.trigger()
         stray = msgspec.structs.replace(state("x")["op"].operator[0], part=FileHandle("_claim", 1, ""))
         states = {"op": OperatorSubtaskState(operator=(stray,))}
-        bench.handle(on.AcksReceived((AcknowledgeCheckpoint(77, 1, "A", 0, states),), 0))
-        return [action.files for action in bench.all(on.DiscardState)]
+        bench.handle(events.AcksReceived((AcknowledgeCheckpoint(77, 1, "A", 0, states),), 0))
+        return [action.files for action in bench.all(actions.DiscardState)]
 
     assert_changes("strays_delete", deleted, [], [("_claim",)])
 
@@ -101,10 +101,10 @@ def test_counted_acks() -> None:
 def test_hasty_abort() -> None:
     def done_before() -> tuple[list[int], int]:
         bench = Bench()
-        bench.held = {on.WriteAborted}
+        bench.held = {actions.WriteAborted}
         bench.trigger()
         bench.decline(B, 1)
-        return bench.aborts, len(bench.all(on.DiscardState))
+        return bench.aborts, len(bench.all(actions.DiscardState))
 
     assert_changes("hasty_abort", done_before, ([], 0), ([1], 1))
 
@@ -128,7 +128,7 @@ def test_ignored_pause() -> None:
         bench.now += 450
         bench.ack_all(1)
         bench.advance(1_300)
-        return len(bench.all(on.SendTriggers))
+        return len(bench.all(actions.SendTriggers))
 
     assert_changes("ignored_pause", triggered, 1, 2)
 
@@ -142,7 +142,7 @@ def test_lasting_and_tolerated_failures() -> None:
                 bench.ack_all(number)
             else:
                 bench.decline(A, number)
-        return [action.checkpoint_id for action in bench.all(on.FailJob)]
+        return [action.checkpoint_id for action in bench.all(actions.FailJob)]
 
     assert_changes("lasting_failures", failed, [4], [3])
     assert_changes("tolerated_failures", failed, [4], [])
@@ -186,7 +186,7 @@ def test_stale_acks() -> None:
         bench = Bench()
         bench.trigger()
         bench.ack(A, 1)
-        bench.handle(on.JobFailing("worker lost"))
+        bench.handle(events.JobFailing("worker lost"))
         bench.restart(2)
         bench.ack(B, 1, attempt=1)
         return bench.completed, bench.done
@@ -246,13 +246,14 @@ def test_newest_dropped_and_oldest_restored() -> None:
 
 
 def test_repeated_ack_discarded() -> None:
-    def discarded() -> list[on.DiscardState]:
+    def discarded() -> list[actions.DiscardState]:
         bench = Bench()
         bench.trigger()
         bench.ack(A, 1, "a")
-        return [*of(bench.ack(A, 1, "a"), on.DiscardState), *of(bench.ack(B, 1, "b") + bench.ack(B, 1, "b"), on.DiscardState)]
+        again = bench.ack(A, 1, "a")
+        return [*of(again, actions.DiscardState), *of(bench.ack(B, 1, "b") + bench.ack(B, 1, "b"), actions.DiscardState)]
 
-    wrong = [on.DiscardState(1, f"{JOB}/chk-1", (path(*each),)) for each in (("a", A), ("b", B))]
+    wrong = [actions.DiscardState(1, f"{JOB}/chk-1", (path(*each),)) for each in (("a", A), ("b", B))]
     assert_changes("repeated_ack_discarded", discarded, [], wrong)
 
 
@@ -280,8 +281,8 @@ def test_final_dropped() -> None:
         bench = Bench(retain_on_finish=True)
         bench.trigger()
         bench.ack_all(1)
-        bench.handle(on.ShutDown())
-        return [drop.checkpoint_id for drop in of(bench.handle(on.JobTerminated("FINISHED")), on.DropCheckpoint)]
+        bench.handle(events.ShutDown())
+        return [drop.checkpoint_id for drop in of(bench.handle(events.JobTerminated("FINISHED")), actions.DropCheckpoint)]
 
     assert_changes("final_dropped", dropped, [], [1])
 

@@ -13,8 +13,7 @@ from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.world import RunRequest
 from holdfast.coordinator.checkpoints import pending
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, PendingStatus
-from holdfast.coordinator.jobmaster import events as job_events
-from holdfast.coordinator.jobmaster.events import JobState
+from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.operators.task.subtask import Subtask
 
@@ -57,7 +56,7 @@ def test_the_simulator_visits_what_the_tables_say(monkeypatch: pytest.MonkeyPatc
     for seed in SEEDS:
         run_seed(RunRequest(seed, WORKLOADS[seed % len(WORKLOADS)]))
     assert steps(pending.TRANSITIONS) - RARE <= checkpoints <= steps(pending.TRANSITIONS)
-    assert {step for step in jobs if step[0] is not step[1]} <= steps(job_events.TRANSITIONS)
+    assert {step for step in jobs if step[0] is not step[1]} <= steps(TRANSITIONS)
     assert {
         (JobState.CREATED, JobState.RUNNING),
         (JobState.CREATED, JobState.RECONCILING),

@@ -1,0 +1,90 @@
+"""What the job master wants done, in the imperative. Frozen records without behaviour.
+
+The checkpoint coordinator's actions on storage are actions here, too. The outcome of an action comes back as an event."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.barriers.messages import (
+    NumberedCommand,
+    SubtaskMetrics,
+)
+from holdfast.coordinator.checkpoints import actions
+from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.jobmaster.job import JobState
+from holdfast.coordinator.jobmaster.releases import Release
+from holdfast.coordinator.totals import Totals
+from holdfast.statebackends.errors import HoldfastError
+
+
+class PrepareAttempt(msgspec.Struct, frozen=True):
+    """Store the attempt's record, read and verify the snapshot, deal its state out.
+
+    Outcome AttemptPrepared, AttemptTaken, AttemptDelayed, AttemptImpossible or LeadershipEnded."""
+
+    attempt: int
+    restore: RestorePoint | None
+    restarts: int
+    totals: Totals = {}
+    """What the submission's operators had counted there."""
+
+
+class WriteResult(msgspec.Struct, frozen=True):
+    """Store the terminal record; outcome ResultWritten, ResultFailed or LeadershipEnded."""
+
+    state: JobState
+    cause: str
+    last_checkpoint_id: int
+    newest_completed: int
+    metrics: tuple[SubtaskMetrics, ...] = ()
+    totals: Totals = {}
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Commands for the open stream of a session."""
+
+    slot: int
+    session: str
+    commands: tuple[NumberedCommand, ...]
+
+
+class CloseStream(msgspec.Struct, frozen=True):
+    slot: int
+    session: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    ticket: int
+    value: Any
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    ticket: int
+    error: HoldfastError
+
+
+class JobEnded(msgspec.Struct, frozen=True):
+    """A terminal state, or SUSPENDED, was reached."""
+
+    state: JobState
+    reason: str
+
+
+Action: TypeAlias = (
+    actions.WriteClaim
+    | actions.WriteMetadata
+    | actions.WriteAborted
+    | actions.DiscardState
+    | actions.DropCheckpoint
+    | PrepareAttempt
+    | WriteResult
+    | Release
+    | Deliver
+    | CloseStream
+    | Answer
+    | Refuse
+    | JobEnded
+)
