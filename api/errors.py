@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.barriers.codec import ERROR_HEADER, FIELDS_HEADER, decode_fields
-from holdfast.statebackends import errors as kinds
 from holdfast.statebackends.errors import (
+    ERROR_CLASSES,
     AuthenticationError,
     CorruptStateError,
     FencedError,
@@ -80,9 +80,9 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
 """Status by class; the first match counts, any other class is 500."""
 
 _KINDS: dict[str, type[HoldfastError]] = {
-    name: value for name, value in vars(kinds).items() if isinstance(value, type) and issubclass(value, HoldfastError)
+    **ERROR_CLASSES,
+    **{kind.__name__: kind for kind in (BodyTooLargeError, BusyError, ConnectionLostError, RemoteError)},
 }
-_KINDS.update((kind.__name__, kind) for kind in (BodyTooLargeError, BusyError, ConnectionLostError, RemoteError))
 
 
 @dataclass(frozen=True, slots=True)

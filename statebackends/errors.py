@@ -529,3 +529,11 @@ class CheckpointFailedError(HoldfastError):
     job_id: str
     reason: str
     """Value of FailureReason."""
+
+
+ERROR_CLASSES: Mapping[str, type[HoldfastError]] = {
+    name: kind for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, HoldfastError)
+}
+"""Class name -> class, of every error of this module: for errors that arrive as text, from a worker, a coordinator or a record.
+
+A name that it lacks is that of a newer version, or of no error of Holdfast's."""

@@ -45,8 +45,8 @@ def is_of_user_code(error: str) -> bool:
 
 
 def _is_one_of(error: str, kinds: tuple[type[errors.HoldfastError], ...]) -> bool:
-    kind = getattr(errors, error.partition(":")[0], None)
-    return isinstance(kind, type) and issubclass(kind, kinds)
+    kind = errors.ERROR_CLASSES.get(error.partition(":")[0])
+    return kind is not None and issubclass(kind, kinds)
 
 
 @dataclass(frozen=True, slots=True)

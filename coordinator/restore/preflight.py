@@ -141,8 +141,8 @@ class Refusal(msgspec.Struct, frozen=True):
         return Refusal(type(error).__name__, error.message, error.fields)
 
     def error(self) -> HoldfastError:
-        kind: type[HoldfastError] = getattr(errors, self.kind, RestoreError)
-        return kind.of(self.message, self.fields)
+        """The error, of the class that `kind` names; a RestoreError if this version has no such class."""
+        return errors.ERROR_CLASSES.get(self.kind, RestoreError).of(self.message, self.fields)
 
 
 _GRAVEST = (

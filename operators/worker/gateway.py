@@ -66,8 +66,8 @@ from holdfast.operators.worker.session_events import (
     refuse_post,
     refuse_registration,
 )
-from holdfast.statebackends import errors
 from holdfast.statebackends.errors import (
+    ERROR_CLASSES,
     AuthenticationError,
     HoldfastError,
     InvalidConfigError,
@@ -258,8 +258,8 @@ def check_answer(status: int, headers: Mapping[str, str], data: bytes) -> None:
 
 def _typed(kind: str | None, status: int, message: str) -> HoldfastError:
     """The error that the coordinator named, so that the driver learns its class."""
-    found = getattr(errors, kind or "", None)
-    if isinstance(found, type) and issubclass(found, HoldfastError):
+    found = ERROR_CLASSES.get(kind or "")
+    if found is not None:
         return found(message)
     return AuthenticationError(message) if status in (401, 403) else InvalidConfigError(message)
 

@@ -15,9 +15,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from holdfast.statebackends import errors
 from holdfast.statebackends.columnar.state import part_fields_of
-from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvariantError, StorageUnavailableError
+from holdfast.statebackends.errors import (
+    ERROR_CLASSES,
+    HoldfastError,
+    InvalidConfigError,
+    InvariantError,
+    StorageUnavailableError,
+)
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
 from holdfast.statebackends.layout import METADATA_NAME, file_name
@@ -59,8 +64,7 @@ class WrittenRange(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Raises the error that the task met, if any."""
         if self.error:
-            kind: type[HoldfastError] = getattr(errors, self.error, HoldfastError)
-            raise kind.of(self.message, msgspec.json.decode(self.fields))
+            raise ERROR_CLASSES.get(self.error, HoldfastError).of(self.message, msgspec.json.decode(self.fields))
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ def test_every_name_is_one_that_a_job_is_restarted_for() -> None:
 
     for kind in {*KINDS.values()}:
         assert issubclass(kind, StorageUnavailableError)
-        assert getattr(errors, kind.__name__) is kind
+        assert errors.ERROR_CLASSES[kind.__name__] is kind
 
 
 # ----------------------------------------------------------------------------------------------------- RocksDB, for real
