@@ -64,7 +64,7 @@ class Handshake(NamedTuple):
     """The attempt's, where the key is only said (unix sockets); None where the handshake itself proved the key (CURVE)."""
 
 
-class Judged(NamedTuple):
+class HandshakeAnswer(NamedTuple):
     """The answer to a handshake."""
 
     ticket: int
@@ -83,13 +83,13 @@ class PeerAuthentication:
         self._held: dict[int, tuple[Handshake, int]] = {}
         """Ticket -> (handshake, until when it is held)."""
 
-    def allow(self, keys: frozenset[str], secret: str) -> list[Judged]:
+    def allow(self, keys: frozenset[str], secret: str) -> list[HandshakeAnswer]:
         """An attempt began: its peers' keys, and what they show at the unix socket. Returns those held who are let in now."""
         self._keys, self._secret = keys, secret.encode()
         known = [handshake for handshake, _ in self._held.values() if self._knows(handshake)]
         return [self._end(handshake, let_in=True) for handshake in known]
 
-    def ask(self, handshake: Handshake, *, now_ms: int) -> list[Judged]:
+    def ask(self, handshake: Handshake, *, now_ms: int) -> list[HandshakeAnswer]:
         """A connection asks; nothing comes back while it is held."""
         if self._knows(handshake):
             return [self._end(handshake, let_in=True)]
@@ -98,7 +98,7 @@ class PeerAuthentication:
         self._held[handshake.ticket] = (handshake, now_ms + self._held_timeout_ms)
         return []
 
-    def expire(self, *, now_ms: int) -> list[Judged]:
+    def expire(self, *, now_ms: int) -> list[HandshakeAnswer]:
         """Turn away those who waited long enough."""
         late = [handshake for handshake, until_ms in self._held.values() if until_ms <= now_ms]
         return [self._end(handshake, let_in=False) for handshake in late]
@@ -111,6 +111,6 @@ class PeerAuthentication:
             return False
         return handshake.secret is None or (bool(self._secret) and compare_digest(handshake.secret, self._secret))
 
-    def _end(self, handshake: Handshake, *, let_in: bool) -> Judged:
+    def _end(self, handshake: Handshake, *, let_in: bool) -> HandshakeAnswer:
         self._held.pop(handshake.ticket, None)
-        return Judged(handshake.ticket, handshake.identity, let_in)
+        return HandshakeAnswer(handshake.ticket, handshake.identity, let_in)

@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils.z85 import encode as z85_encode
 
-from holdfast.barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
+from holdfast.barriers.authentication import HELD_TIMEOUT_MS, Handshake, HandshakeAnswer, PeerAuthentication
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
@@ -87,12 +87,12 @@ class ZmqAuthenticator:
         self._tickets[self._asked] = (envelope, request[1])
         handshake = _handshake(self._asked, request[5], request[6:])
         if handshake is None:
-            self._answer([Judged(self._asked, "", let_in=False)])
+            self._answer([HandshakeAnswer(self._asked, "", let_in=False)])
         else:
             self._answer(self._core.ask(handshake, now_ms=_now_ms()))
 
-    def _answer(self, judged: list[Judged]) -> None:
-        for each in judged:
+    def _answer(self, answers: list[HandshakeAnswer]) -> None:
+        for each in answers:
             envelope, request_id = self._tickets.pop(each.ticket)
             verdict = [b"200", b"OK", each.identity.encode()] if each.let_in else [b"400", b"no peer of this attempt", b""]
             self._socket.send_multipart([*envelope, ZAP_VERSION, request_id, *verdict, b""])

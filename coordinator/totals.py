@@ -66,7 +66,7 @@ class Tally:
     def __init__(self, graph: JobGraph, base: Totals) -> None:
         self._home = {operator.uid: vertex.vertex_id for vertex in graph.vertices for operator in vertex.operators}
         self._sums = {uid: _Sum(base.get(uid, NOTHING)) for uid in self._home}
-        self._told: dict[tuple[str, int], OperatorMetrics] = {}
+        self._reported: dict[tuple[str, int], OperatorMetrics] = {}
 
     def count(self, vertex: str, subtask: int, operators: tuple[OperatorMetrics, ...]) -> None:
         """What a subtask has counted so far, instead of what it told before. Counters of operators that its vertex does not have
@@ -74,8 +74,8 @@ class Tally:
         for entry in operators:
             if self._home.get(entry.operator) == vertex:
                 key = entry.operator, subtask
-                self._sums[entry.operator].change(self._told.get(key), entry)
-                self._told[key] = entry
+                self._sums[entry.operator].change(self._reported.get(key), entry)
+                self._reported[key] = entry
 
     def totals(self) -> Totals:
         totals = {uid: total.totals() for uid, total in self._sums.items()}

@@ -163,8 +163,8 @@ class PacingChecker(Checker):
             leader.at_least = 0  # it may have counted more, of which nobody was told, and begins again
         if leader is None or master is None:
             return
-        incident = master.lifecycle.exceptions.newest
-        found = None if incident is None else _CHECKPOINT_FAILED.match(incident.error)
+        failure = master.lifecycle.exceptions.newest
+        found = None if failure is None else _CHECKPOINT_FAILED.match(failure.error)
         if found is None:
             return
         claim = self.ledger.first_claims.get(int(found[1]))

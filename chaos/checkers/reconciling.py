@@ -47,8 +47,8 @@ class ReconcilingChecker(Checker):
     def _began(self, record: AttemptRecord, at_ms: int) -> None:
         """The attempt before this one was given up some time before."""
         master = self.master_of(record.epoch)
-        incident = master.lifecycle.exceptions.newest if master is not None else None
-        if incident is None or NOT_BACK not in incident.error or record.epoch not in self._led:
+        failure = master.lifecycle.exceptions.newest if master is not None else None
+        if failure is None or NOT_BACK not in failure.error or record.epoch not in self._led:
             return
         actor, led_ms, config = self._led[record.epoch]
         listening_ms = self._listening.get(actor)

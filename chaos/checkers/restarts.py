@@ -95,8 +95,8 @@ class RestartsChecker(Checker):
         if restarts is None:
             return
         restarts.attempt = record.attempt
-        incident = None if master is None else master.lifecycle.exceptions.newest
-        if incident is None:
+        failure = None if master is None else master.lifecycle.exceptions.newest
+        if failure is None:
             return  # the first of the submission or of its leader; or the leader is gone
         pause_ms, longest_ms = master.lifecycle._restart_at_ms - at_ms, restarts.pause_ms(restarts.at_most)
         if pause_ms > longest_ms:
@@ -106,7 +106,7 @@ class RestartsChecker(Checker):
                 f"last completed checkpoint; the restart strategy says {longest_ms} ms",
             )
         restarts.at_most += 1
-        failed_ms = self._failed.get((record.attempt - 1, incident.error))
+        failed_ms = self._failed.get((record.attempt - 1, failure.error))
         if failed_ms is not None:
             restarts.earliest_ms[record.attempt] = failed_ms + restarts.pause_ms(restarts.at_least)
             restarts.at_least += 1

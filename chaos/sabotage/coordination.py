@@ -23,7 +23,7 @@ from holdfast.barriers.messages import (
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import THROUGHOUT_MS, Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints import actions
-from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
+from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementValidator
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, list_files
@@ -75,7 +75,7 @@ def _counts_repeats(original: Any) -> Any:
     return acknowledge
 
 
-def _names_all(self: AcknowledgementJudge, ack: AcknowledgeCheckpoint) -> tuple[str, ...]:
+def _names_all(self: AcknowledgementValidator, ack: AcknowledgeCheckpoint) -> tuple[str, ...]:
     return list_files(ack.states)
 
 
@@ -339,14 +339,14 @@ SABOTAGES = (
         "trusted_acks",
         "what a task can't have stored is taken as its state",
         ("I11",),
-        (Mutant(AcknowledgementJudge, "problem", constant(None)),),
+        (Mutant(AcknowledgementValidator, "problem", constant(None)),),
         plan=(throughout("forged_ack", "workers", probability=0.2),),
     ),
     Sabotage(
         "strays_delete",
         "an acknowledgement that comes too late, or from nowhere, takes all files that it names with it",
         ("I11", "I12", "I13", "I16"),
-        (Mutant(AcknowledgementJudge, "files_of_writer", lambda original: _names_all),),
+        (Mutant(AcknowledgementValidator, "files_of_writer", lambda original: _names_all),),
         plan=(throughout("forged_ack", "workers", probability=0.5),),
         backend="filesystem",
     ),

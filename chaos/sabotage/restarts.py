@@ -7,12 +7,12 @@ from typing import Any
 import holdfast.coordinator.jobmaster.failover as failover_module
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
-from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure
 
 
 def _never_grows(original: Any) -> Any:
-    def restart_delay_ms(self: ExceptionHistory, incident: Incident, *, same_incident: bool) -> int | None:
-        delay_ms = original(self, incident, same_incident=same_incident)
+    def restart_delay_ms(self: ExceptionHistory, failure: Failure, *, same_failure: bool) -> int | None:
+        delay_ms = original(self, failure, same_failure=same_failure)
         return None if delay_ms is None else min(delay_ms, self._strategy.delay_ms)
 
     return restart_delay_ms

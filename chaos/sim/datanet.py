@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from holdfast.barriers.admission import Admission, AttemptPeers
-from holdfast.barriers.authentication import HELD_TIMEOUT_MS, Handshake, Judged, PeerAuthentication
+from holdfast.barriers.authentication import HELD_TIMEOUT_MS, Handshake, HandshakeAnswer, PeerAuthentication
 from holdfast.barriers.frames import Frame, FrameEncoder
 from holdfast.barriers.transport import PeerLost, Received
 from holdfast.chaos.sim.forgery import forge_messages
@@ -182,8 +182,8 @@ class SimTransport:
     def _expire(self) -> None:
         self._answer(self._authentication.expire(now_ms=self._network.kernel.now_ms))
 
-    def _answer(self, judged: list[Judged]) -> None:
-        for each in judged:
+    def _answer(self, answers: list[HandshakeAnswer]) -> None:
+        for each in answers:
             connection = self._asking.pop(each.ticket)
             if each.let_in:
                 connection.admit()

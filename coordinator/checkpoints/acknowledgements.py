@@ -125,7 +125,7 @@ class _Writer:
 _SHARED = shared_path("")
 
 
-class AcknowledgementJudge:
+class AcknowledgementValidator:
     """Of one job: its graph says what a task stores, and which key groups are its own; `shared` knows the files of its bases."""
 
     def __init__(self, graph: JobGraph, shared: SharedStateRegistry) -> None:

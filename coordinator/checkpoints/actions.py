@@ -1,7 +1,7 @@
-"""What the checkpoint coordinator wants done, in the imperative. Frozen records without behaviour.
+"""Actions of the checkpoint coordinator, in the imperative: frozen records without behaviour.
 
-The actions of one event are performed in their order, which is part of the contract. The outcome of an action on storage comes
-back as an event (events.py)."""
+The job master performs the actions of one event in their order, which is part of the contract. The outcome of an action on storage
+comes back as an event (events.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.statebackends.handles import OperatorSubtaskState
 
 
 class WriteClaim(msgspec.Struct, frozen=True):
-    """Store `_claim`; outcome ClaimWritten, ClaimTaken or ClaimFailed. A savepoint's folder is probed before."""
+    """Store `_claim`; outcome ClaimWritten, ClaimTaken or ClaimFailed. A savepoint's folder is probed first: it must take files."""
 
     checkpoint_id: int
     request: CheckpointRequest
@@ -26,7 +26,7 @@ class WriteClaim(msgspec.Struct, frozen=True):
 
 
 class SendTriggers(msgspec.Struct, frozen=True):
-    """Tell the sources; only after the claim is stored."""
+    """Send the trigger to the sources. The claim is stored."""
 
     checkpoint_id: int
     attempt: int
@@ -46,12 +46,12 @@ class WriteMetadata(msgspec.Struct, frozen=True):
     folder: str
     timestamp_ms: int
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
-    """What each task acknowledged, placeholders resolved: operator uid -> state."""
+    """Acknowledged state by task and operator uid, with the base's files in place of placeholders."""
     finished: tuple[SubtaskKey, ...] = ()
     """Tasks that had finished before the trigger."""
     native: bool = False
     totals: Totals = {}
-    """What the submission's operators had counted at the cut."""
+    """Counts of the submission's operators at the cut."""
 
 
 class WriteAborted(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class NotifyAborted(msgspec.Struct, frozen=True):
 
 
 class DiscardState(msgspec.Struct, frozen=True):
-    """Delete an aborted id's state: everything of that id, or only these files of a late acknowledgement."""
+    """Delete state of an aborted id: all of it, or only the files of a late acknowledgement."""
 
     checkpoint_id: int
     folder: str
@@ -84,19 +84,19 @@ class DiscardState(msgspec.Struct, frozen=True):
 
 
 class DropCheckpoint(msgspec.Struct, frozen=True):
-    """Delete a checkpoint that retention lets go; outcome CheckpointDropped or DropFailed. Nothing waits for it."""
+    """Delete a checkpoint that is no longer retained; outcome CheckpointDropped or DropFailed. Nothing waits for it."""
 
     checkpoint_id: int
     folder: str
-    """Empty for an aborted id: what it wrote for others to share was registered nowhere, and is deleted by its id."""
+    """Empty for an aborted id: its shared files are in no registry, and are found by the id in their names."""
     shared: tuple[str, ...] = ()
-    """Names of shared files to which nothing else refers."""
+    """Names of shared files that only `checkpoint_id` and `after` refer to."""
     after: tuple[int, ...] = ()
-    """Ids that are being deleted, too, and refer to these files: their claims go before the files do."""
+    """Further ids that are being deleted: their claims are deleted before the shared files."""
 
 
 class FailJob(msgspec.Struct, frozen=True):
-    """Too many checkpoints failed, or one that may not fail did: fail over."""
+    """Fail over: more checkpoints failed in a row than are tolerated, or a stop-with-savepoint did."""
 
     checkpoint_id: int
     reason: FailureReason
@@ -104,7 +104,7 @@ class FailJob(msgspec.Struct, frozen=True):
 
 
 class CompleteRequest(msgspec.Struct, frozen=True):
-    """A request from outside is answered, once."""
+    """Answer a request that is not periodic; exactly one answer a request."""
 
     request: CheckpointRequest
     checkpoint_id: int | None
@@ -112,7 +112,7 @@ class CompleteRequest(msgspec.Struct, frozen=True):
     failure: FailureReason | None = None
     message: str = ""
     tries: int = 1
-    """Checkpoints that it took."""
+    """Checkpoints that were begun for it."""
 
 
 class AnswerAcks(msgspec.Struct, frozen=True):
@@ -121,11 +121,11 @@ class AnswerAcks(msgspec.Struct, frozen=True):
 
 
 class LoseLeadership(msgspec.Struct, frozen=True):
-    """The storage says that another leader writes here: stop, change nothing more."""
+    """Stop and change nothing more: a record of another leader was found."""
 
     message: str
     epoch: int
-    """Of the other leader, 0 if unknown."""
+    """Epoch of the other leader, 0 if unknown."""
 
 
 Action: TypeAlias = (

@@ -1,4 +1,4 @@
-"""A checkpoint that is asked for, and one that is complete: what events and actions of the checkpoint coordinator carry."""
+"""A requested checkpoint and a completed one: the records that events and actions of the checkpoint coordinator carry."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from holdfast.statebackends.handles import FileHandle
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True):
-    """A wish for one checkpoint. Periodic ones come from the coordinator itself, all others from outside."""
+    """A request for one checkpoint. The coordinator itself makes the periodic ones, users and the job's end all others."""
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     trigger_id: str = ""
+    """Of a user's request; empty for all others."""
     periodic: bool = False
     folder: str | None = None
     """Absolute location of a savepoint's own folder; None for a checkpoint."""
     drain: bool = False
+    """A stop that sends the maximum watermark first, so that event-time timers fire."""
     native: bool = False
     """A savepoint in the state backend's own files."""
 
@@ -43,11 +45,11 @@ class CompletedCheckpoint(msgspec.Struct, frozen=True):
     folder: str
     timestamp_ms: int
     size: int = 0
-    """Bytes, full."""
+    """Bytes of state, those shared with its base included."""
     shared: tuple[FileHandle, ...] | None = ()
-    """Files that it shares with other checkpoints, or may yet; None: its `_metadata` can't be read."""
+    """Files that other checkpoints refer to, too, or may later; None: its `_metadata` can't be read."""
     totals: Totals = {}
-    """What the submission's operators had counted at its cut."""
+    """Counts of the submission's operators at its cut."""
 
     @property
     def is_savepoint(self) -> bool:

@@ -1,17 +1,16 @@
-"""CORE: the checkpoint coordinator of one job: which checkpoint is triggered, completed, aborted, retained.
+"""CORE: the checkpoint coordinator of one job decides which checkpoint is triggered, completed, aborted and retained.
 
-Each id is a write-once register. A claim is stored before any task hears of the id; COMPLETED or ABORTED is stored before
-anything follows from it: no notice, no deletion and no count comes first, and a write that lost, or whose outcome is unknown,
-obeys the record in storage. A request that is refused consumes no id.
+Each id is a write-once register. The claim is stored before the trigger of the id is sent. COMPLETED or ABORTED is stored before
+its consequences: notification, deletion, the count of failures. After a write that lost, or whose outcome is unknown, the record in
+storage decides. A refused request consumes no id.
 
-Flink's CheckpointCoordinator, as events and actions. It knows nothing of workers, commands, storage paths below a snapshot's
-folder, or threads."""
+It knows nothing of workers, commands, paths below a snapshot's folder, or threads. Source: Flink, CheckpointCoordinator."""
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import assert_never
 
 from holdfast.barriers.jobgraph import JobGraph
@@ -27,7 +26,7 @@ from holdfast.barriers.messages import (
     clip,
 )
 from holdfast.coordinator.checkpoints import actions, events
-from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge
+from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementValidator
 from holdfast.coordinator.checkpoints.actions import Action, DropCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
@@ -45,7 +44,7 @@ from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.layout import JobPaths, shared_name
 
 ABORT_RETRY_MS = 500
-"""A write of ABORTED that failed is tried again after this time, until the id is decided."""
+"""Delay before a failed write of ABORTED is repeated; it is repeated until the id is decided."""
 
 ABORTED_FOLDERS_MAX = 100
 """Folders of aborted savepoints remembered for late acknowledgements."""
@@ -60,14 +59,15 @@ REASONS_OF_TASKS = frozenset(
         FailureReason.END_OF_INPUT,
     }
 )
-"""Why a task declines. The others say what the coordinator did: a failover, for one, counts as no failure."""
+"""Reasons that a task may give for a decline; any other counts as DECLINED. The rest of FailureReason is the coordinator's own: a
+failover, for one, does not count as a failed checkpoint."""
 
 
 class CheckpointCoordinator:
-    """Events in, actions out; `now_ms` is monotonic, `wall_ms` is what users are shown.
+    """Events in, actions out. `now_ms` is monotonic; `wall_ms`, ms since the epoch, is for users.
 
-    At most one request is between its claim and its barriers (`preparing`); claimed and undecided ids are pending. The order of
-    the actions of one event is part of its contract: they are performed in it."""
+    At most one request is between its claim and its trigger (`preparing`). Claimed and undecided ids are pending. The order of the
+    actions of one event is part of the contract."""
 
     def __init__(
         self,
@@ -75,17 +75,11 @@ class CheckpointCoordinator:
         graph: JobGraph,
         *,
         rng: random.Random,
+        completed: CompletedCheckpointStore,
         next_checkpoint_id: int = 1,
-        completed: Iterable[CompletedCheckpoint] = (),
-        aborted: Iterable[int] = (),
-        restored_id: int = 0,
-        increment_base: int = 0,
-        first_checkpoint_id: int = 1,
     ) -> None:
-        """`completed`: every checkpoint and savepoint on record. `aborted`: ids whose claim is still stored. `restored_id`: what
-        the job was restored from, kept beyond the limit until a newer one completes; 0: nothing. `increment_base`: the same if it
-        is a checkpoint of this job, whose files its tasks know; 0 else. `first_checkpoint_id`: ids from here on are of this
-        submission."""
+        """`completed`: what the job's directory holds; this coordinator owns it from now on. `rng`: draws the delay of the first
+        periodic checkpoint."""
         self._paths = JobPaths(job_id)
         self._graph = graph
         self._config = config = graph.config
@@ -94,7 +88,7 @@ class CheckpointCoordinator:
         self._restored_totals: Totals = {}
         """The submission's totals at the cut that the newest attempt began with."""
         self._task_states: dict[SubtaskKey, TaskState] = {}
-        """Of the attempt; empty before it starts and after it is fenced: nothing can be triggered."""
+        """Of the current attempt's tasks; empty before it starts and after it is fenced: no checkpoint can be triggered."""
         self._running = 0
         """Tasks that are RUNNING."""
         self._queue = CheckpointRequestDecider(config.max_concurrent_checkpoints)
@@ -103,27 +97,20 @@ class CheckpointCoordinator:
         self._preparing: PendingCheckpoint | None = None
         self._next_id = next_checkpoint_id
         self._ending: int | None = None
-        """Id of the checkpoint that ends the job, from its claim on; 0 once it needs no further one."""
+        """Id of the checkpoint that ends the job, from its claim on; 0: it is complete, and the job needs no further one."""
         self._timestamp_ms = 0
         self._pause_until_ms = 0
         self._pending: dict[int, PendingCheckpoint] = {}
         self._ready: list[int] = []
         """Fully acknowledged ids that wait for an older one's metadata, in order of their last acknowledgement."""
-        self._completed = CompletedCheckpointStore(
-            config.retained_checkpoints,
-            completed,
-            aborted,
-            restored_id=restored_id,
-            increment_base=increment_base,
-            first_checkpoint_id=first_checkpoint_id,
-        )
-        self._judge = AcknowledgementJudge(graph, self._completed.shared_state)
+        self._completed = completed
+        self._validator = AcknowledgementValidator(graph, self._completed.shared_state)
         self._aborted_folders: OrderedDict[int, str] = OrderedDict()
         self._fenced = False
         self.failures = CheckpointFailureManager(config.tolerable_failed_checkpoints)
         self.stats = CheckpointStats()
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # -------------------------------------------------------------------------------------------------------- queries
 
     @property
     def next_checkpoint_id(self) -> int:
@@ -131,7 +118,7 @@ class CheckpointCoordinator:
 
     @property
     def attempt(self) -> int | None:
-        """Whose tasks take part; None while there is no attempt, or it is fenced."""
+        """The attempt whose tasks take part; None while there is no attempt, or it is fenced."""
         return self._attempt
 
     @property
@@ -141,7 +128,7 @@ class CheckpointCoordinator:
 
     @property
     def live_ids(self) -> tuple[int, ...]:
-        """Ids that tasks may still work for: not aborted, not on the way to it."""
+        """Pending ids that tasks may still acknowledge or be notified of; without those that are being aborted."""
         return tuple(entry.checkpoint_id for entry in self.pending if entry.status is not PendingStatus.ABORTING)
 
     @property
@@ -150,12 +137,12 @@ class CheckpointCoordinator:
 
     @property
     def newest(self) -> CompletedCheckpoint | None:
-        """What a recovery starts from."""
+        """The checkpoint or stop-savepoint that a recovery starts from."""
         return self._completed.newest
 
     @property
     def is_quiet(self) -> bool:
-        """Every id that was taken is decided."""
+        """Every claimed id is decided, and no claim is being written."""
         return not self._pending and self._preparing is None
 
     @property
@@ -164,16 +151,16 @@ class CheckpointCoordinator:
 
     @property
     def savepoints_pending(self) -> int:
-        """Plain savepoints under way."""
+        """Number of plain savepoints that are prepared or pending."""
         entries = [*self._pending.values(), *([self._preparing] if self._preparing is not None else [])]
         return sum(entry.request.kind is CheckpointKind.SAVEPOINT for entry in entries)
 
     def triggers_to_repeat(self) -> tuple[actions.SendTriggers, ...]:
-        """Triggers in force, for a worker that may have missed them."""
+        """Triggers of the checkpoints that await acknowledgements, for a worker that may have missed them."""
         return tuple(_trigger_of(entry) for entry in self.pending if entry.status is PendingStatus.AWAITING_ACKS)
 
     def take_notes(self) -> list[Note]:
-        """What happened since they were last taken."""
+        """Notes since the last call."""
         notes, self._turn.notes = self._turn.notes, []
         return notes
 
@@ -187,7 +174,7 @@ class CheckpointCoordinator:
     # ---------------------------------------------------------------------------------------------------- the machine
 
     def handle(self, event: Event, *, now_ms: int, wall_ms: int) -> list[Action]:
-        """Take one event; after a LoseLeadership no event has any effect."""
+        """Handle one event. After a LoseLeadership events have no effect."""
         out: list[Action] = []
         if self._fenced:
             return out
@@ -262,13 +249,13 @@ class CheckpointCoordinator:
         self._ending = 0 if event.finishing else None
 
     def _fence_attempt(self) -> None:
-        """The attempt is over, whatever its tasks may still report."""
+        """End the attempt; later reports of its tasks change nothing."""
         self._attempt = None
         self._task_states = {}
         self._running = 0
 
     def _change_states(self, event: events.TaskStatesChanged) -> None:
-        """Note states of tasks; tasks and attempts that are not the current ones change nothing."""
+        """Note task states. Reports on other attempts, and on unknown tasks, change nothing."""
         if event.attempt != self._attempt:
             return
         for task, state in event.states:
@@ -281,7 +268,7 @@ class CheckpointCoordinator:
                 self._abort_without(task)
 
     def _refusal_of_tasks(self) -> FailureReason | None:
-        """Why no checkpoint can be triggered now. Finished tasks take no part; every other one must be RUNNING."""
+        """Why no checkpoint can be triggered now; None if one can. Finished tasks take no part, all others must be RUNNING."""
         if not self._task_states:
             return FailureReason.NOT_ALL_TASKS_RUNNING
         if self._running == len(self._task_states):
@@ -294,7 +281,7 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------------------------------------------------------- trigger
 
     def _request(self, request: CheckpointRequest) -> None:
-        """Queue a request, or refuse it (or a lesser one) at once."""
+        """Queue a request. A full queue refuses its lowest rank, which may be this request."""
         if self._closed is not None:
             self._refuse(request, self._closed)
             return
@@ -303,12 +290,12 @@ class CheckpointCoordinator:
             self._refuse(refused.request, refused.reason)
 
     def _tick(self) -> None:
-        """A periodic request is queued at most once: a tick that finds one waiting adds nothing."""
+        """Queue a periodic request if a tick is due, unless one is queued already."""
         if self._schedule.take_tick(self._turn.now_ms) and self._ending is None and not self._queue.has_periodic:
             self._request(CheckpointRequest(periodic=True))
 
     def _begin_requests(self) -> None:
-        """Begin the requests that may begin now."""
+        """Prepare the queued requests that the decider lets go now."""
         while True:
             load = Load(self._preparing is not None, len(self._pending), self._completed.deleting, self._pause_until_ms)
             match self._queue.next(load, self._turn.now_ms):
@@ -347,13 +334,13 @@ class CheckpointCoordinator:
         self._turn.out.append(actions.WriteClaim(number, request, folder, self._attempt))
 
     def _refusal(self, request: CheckpointRequest) -> FailureReason | None:
-        """While the checkpoint that ends the job is pending, only plain savepoints may still join it."""
+        """Why a request takes no id now. While the checkpoint that ends the job is pending, only plain savepoints are triggered."""
         if self._ending is not None and not (self._ending in self._pending and request.kind is CheckpointKind.SAVEPOINT):
             return FailureReason.JOB_FINISHING
         return self._refusal_of_tasks()
 
     def _refuse(self, request: CheckpointRequest, reason: FailureReason, message: str = "") -> None:
-        """Answer a request that took no id. A periodic one waits for no answer."""
+        """Answer a request that took no id. Periodic requests get no answer."""
         if not request.periodic:
             self._turn.out.append(actions.CompleteRequest(request, None, failure=reason, message=message))
 
@@ -362,7 +349,7 @@ class CheckpointCoordinator:
             self._refuse(request, reason)
 
     def _claim_outcome(self, event: events.ClaimWritten | events.ClaimTaken | events.ClaimFailed) -> None:
-        """The write of a claim ended. Raises InvariantError if it was not asked for."""
+        """The write of a claim ended. Raises InvariantError for a claim that was not being written."""
         pending = self._preparing
         if pending is None or pending.checkpoint_id != event.checkpoint_id:
             raise InvariantError(f"claim {event.checkpoint_id} was not asked for")
@@ -385,12 +372,12 @@ class CheckpointCoordinator:
                 assert_never(event)
 
     def _take_id(self, pending: PendingCheckpoint) -> None:
-        """The id is used up."""
+        """From now on the id is taken, and has to be decided."""
         self._next_id = pending.checkpoint_id + 1
         self._pending[pending.checkpoint_id] = pending
 
     def _trigger_or_abort(self, pending: PendingCheckpoint) -> None:
-        """Tell the sources, unless the world changed while the claim was written."""
+        """Send the trigger; abort if the checkpoint became impossible while the claim was written."""
         refusal = self._refusal_of_tasks()
         if pending.abort_reason is not None:
             self._abort(pending, pending.abort_reason, pending.abort_message)
@@ -405,11 +392,11 @@ class CheckpointCoordinator:
             self._turn.out.append(_trigger_of(pending))
 
     def _base_of(self, request: CheckpointRequest) -> int | None:
-        """What an increment may build on: a savepoint builds on nothing, and no backend does that writes no increments."""
+        """Checkpoint that increments may build on; None for savepoints and without incremental checkpoints."""
         return self._completed.base if self._config.is_incremental and not request.is_savepoint else None
 
     def _release_ending(self, checkpoint_id: int) -> None:
-        """Once the checkpoint that was to end the job is known not to be completed, the job goes on: others may be triggered."""
+        """Allow triggers again if the checkpoint that was to end the job did not complete: the job goes on."""
         is_gone = checkpoint_id not in self._pending and not self._completed.is_completed(checkpoint_id)
         if is_gone and self._ending == checkpoint_id:
             self._ending = None
@@ -425,9 +412,10 @@ class CheckpointCoordinator:
         return self._decline(item, slot)
 
     def _acknowledge(self, ack: AcknowledgeCheckpoint, slot: int) -> AckStatus:
-        """Count a task once, if it says what such a task can have stored: else the checkpoint is declined in its name. State that
-        no decision will name is discarded, unless it may be another's. That of an id which was never issued here, too: had a
-        successor issued it, this leader would be fenced before it deletes anything."""
+        """Count each task once. An acknowledgement of what its task can't have stored declines the checkpoint.
+
+        State that no decision will name is discarded, unless another task may have written it. That holds for ids that were never
+        issued here, too: if a successor issued one, this leader is fenced before it deletes anything."""
         pending = self._pending.get(ack.checkpoint_id)
         if ack.subtask != slot:
             return self._refuse_foreign(ack, slot, pending)
@@ -438,7 +426,7 @@ class CheckpointCoordinator:
                 self._discard_late(ack, self._aborted_folders.get(ack.checkpoint_id, self._folder(ack.checkpoint_id)))
             return self._answer_gone(ack.checkpoint_id)
         task = SubtaskKey(ack.vertex, ack.subtask)
-        if pending.expects(task, ack.attempt) and (problem := self._judge.problem(ack, pending)) is not None:
+        if pending.expects(task, ack.attempt) and (problem := self._validator.problem(ack, pending)) is not None:
             self._abort_declined(pending, f"{ack.vertex} ({ack.subtask}) acknowledged what it can't have stored: {problem}")
             return AckStatus.DISCARDED
         status = pending.acknowledge(ack)
@@ -452,7 +440,7 @@ class CheckpointCoordinator:
         return status
 
     def _decline(self, decline: DeclineCheckpoint, slot: int) -> AckStatus:
-        """The first decline of a pending checkpoint aborts it; any other changes nothing."""
+        """The first decline of a pending checkpoint aborts it; later ones change nothing."""
         pending = self._pending.get(decline.checkpoint_id)
         if decline.subtask != slot:
             return self._refuse_foreign(decline, slot, pending)
@@ -467,8 +455,8 @@ class CheckpointCoordinator:
         return AckStatus.SUCCESS
 
     def _refuse_foreign(self, item: Answerable, slot: int, pending: PendingCheckpoint | None) -> AckStatus:
-        """A worker answers for its own subtasks. One that speaks for another's can't be trusted with this checkpoint: it is
-        declined in the sender's name, and nothing is deleted."""
+        """A worker answers for its own slot's subtasks. If it answers for others, the checkpoint is declined and no file deleted:
+        they may be another task's."""
         if pending is None:
             return self._answer_gone(item.checkpoint_id)
         if item.attempt != pending.attempt or pending.status is not PendingStatus.AWAITING_ACKS:
@@ -478,15 +466,16 @@ class CheckpointCoordinator:
         return AckStatus.UNKNOWN
 
     def _answer_gone(self, checkpoint_id: int) -> AckStatus:
-        """To a message about an id that is not pending."""
+        """Answer to a message on an id that is not pending."""
         return AckStatus.UNKNOWN if checkpoint_id >= self._next_id else AckStatus.DISCARDED
 
     def _discard_late(self, ack: AcknowledgeCheckpoint, folder: str, accepted: AcknowledgeCheckpoint | None = None) -> None:
-        """Delete the files of one writer that no decision will name: only those that it wrote itself, and that it has not
-        acknowledged. Of a forgotten id that was completed once, other checkpoints may still share files: these stay."""
+        """Delete files of one task that no decision will name: those that it wrote itself and has not acknowledged (`accepted`).
+
+        Shared files that other checkpoints refer to stay: the id may have been completed so long ago that it is forgotten."""
         shared = self._completed.shared_state
         kept = set(list_files(accepted.states)) if accepted is not None else set()
-        own = dict.fromkeys(path for path in self._judge.files_of_writer(ack) if path not in kept)
+        own = dict.fromkeys(path for path in self._validator.files_of_writer(ack) if path not in kept)
         names = ((path, shared_name(path)) for path in own)
         files = tuple(path for path, name in names if name is None or not shared.is_needed(name))
         if files:
@@ -495,7 +484,8 @@ class CheckpointCoordinator:
     # -------------------------------------------------------------------------------------------------------- complete
 
     def _write_next(self) -> None:
-        """Metadata is written one at a time, in the order in which the last acknowledgements came: ids complete in that order."""
+        """Write the metadata of the next fully acknowledged id. One write at a time: ids complete in the order in which their last
+        acknowledgements came."""
         if any(pending.status is PendingStatus.WRITING_METADATA for pending in self._pending.values()):
             return
         while self._ready:
@@ -529,7 +519,7 @@ class CheckpointCoordinator:
     def _metadata_outcome(
         self, event: events.MetadataWritten | events.MetadataLost | events.MetadataAmbiguous | events.MetadataFailed
     ) -> None:
-        """The write of COMPLETED ended. Raises InvariantError if none was under way."""
+        """The write of COMPLETED ended. Raises InvariantError if it was not under way."""
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or pending.status is not PendingStatus.WRITING_METADATA:
             raise InvariantError(f"metadata of checkpoint {event.checkpoint_id} was not being written")
@@ -548,7 +538,8 @@ class CheckpointCoordinator:
         self._release_ending(event.checkpoint_id)
 
     def _complete(self, pending: PendingCheckpoint) -> None:
-        """COMPLETED is stored. A plain savepoint has no effect on anything but its requester."""
+        """COMPLETED is stored: notify the tasks, subsume older checkpoints, answer the request. A plain savepoint has its answer as
+        only effect."""
         request, number = pending.request, pending.checkpoint_id
         pending.decided(PendingStatus.COMPLETED)
         completed = CompletedCheckpoint(
@@ -567,13 +558,13 @@ class CheckpointCoordinator:
             self._turn.out.append(actions.CompleteRequest(request, number, completed))
 
     def _subsume_below(self, checkpoint_id: int) -> None:
-        """Older checkpoints have no use any more; savepoints belong to their requesters and stay."""
+        """Abort older pending checkpoints. Savepoints go on: they are their requesters'."""
         for pending in self.pending:
             if pending.checkpoint_id < checkpoint_id and pending.is_undecided and not pending.request.is_savepoint:
                 self._abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
 
     def _drop_surplus(self) -> None:
-        """Let go what retention does not keep; bases of what is undecided stay."""
+        """Drop checkpoints beyond the retained number. Bases of pending increments stay."""
         self._completed.retain_bases(frozenset(pending.base for pending in self._pending.values() if pending.base is not None))
         self._drop(self._completed.take_drops())
 
@@ -585,7 +576,7 @@ class CheckpointCoordinator:
     # ----------------------------------------------------------------------------------------------------------- abort
 
     def _stop(self, event: events.SchedulerStopped | events.JobFailing | events.ShutDown) -> None:
-        """Nothing new is triggered; what is undecided is aborted."""
+        """Trigger nothing more and abort what is undecided."""
         self._schedule.stop()
         match event:
             case events.SchedulerStopped():
@@ -605,18 +596,18 @@ class CheckpointCoordinator:
         self._abort_all(reason, message)
 
     def _cancel_preparation(self, reason: FailureReason, message: str) -> None:
-        """The claim is under way: the id is aborted as soon as it is known to be ours."""
+        """Abort the id whose claim is being written, once the claim is known to be ours."""
         if self._preparing is not None and self._preparing.abort_reason is None:
             self._preparing.abort_reason, self._preparing.abort_message = reason, message
 
     def _abort_all(self, reason: FailureReason, message: str) -> None:
-        """Abort what is undecided; where a write is under way, its outcome decides."""
+        """Abort pending checkpoints; where a decision is being written, its outcome decides."""
         for pending in self.pending:
             if pending.is_undecided:
                 self._abort(pending, reason, message)
 
     def _abort_without(self, task: SubtaskKey) -> None:
-        """A task that ended without its acknowledgement will never send it."""
+        """Abort the checkpoints that lack the acknowledgement of a finished task: it never comes."""
         for pending in self.pending:
             if pending.status is PendingStatus.AWAITING_ACKS and task in pending.tasks and task not in pending.acks:
                 message = f"{task.vertex} ({task.subtask}) finished before it acknowledged"
@@ -626,7 +617,7 @@ class CheckpointCoordinator:
         self._abort(pending, FailureReason.DECLINED, clip(message))
 
     def _expire(self) -> None:
-        """Abort what is overdue, and repeat writes and deletions that failed."""
+        """Abort overdue checkpoints, and repeat failed writes and deletions."""
         now_ms = self._turn.now_ms
         for pending in self.pending:
             if pending.retry_ms is not None and pending.retry_ms <= now_ms:
@@ -638,7 +629,7 @@ class CheckpointCoordinator:
         self._turn.out.extend(self._completed.take_retries(now_ms))
 
     def _abort(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
-        """Raises InvariantError once a decision is being written: an abort can't overtake it."""
+        """Abort a checkpoint. Raises InvariantError while a decision is being written: an abort can't overtake it."""
         if not pending.is_undecided:
             raise InvariantError(f"checkpoint {pending.checkpoint_id} is {pending.status.value} and can't be aborted")
         self._write_aborted(pending, reason, message)
@@ -648,7 +639,7 @@ class CheckpointCoordinator:
         self._turn.out.append(actions.WriteAborted(pending.checkpoint_id, reason, message))
 
     def _abort_outcome(self, event: events.AbortWritten | events.AbortLost | events.AbortFailed) -> None:
-        """The write of ABORTED ended. Raises InvariantError if none was under way."""
+        """The write of ABORTED ended. Raises InvariantError if it was not under way."""
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or pending.status is not PendingStatus.ABORTING:
             raise InvariantError(f"checkpoint {event.checkpoint_id} was not being aborted")
@@ -688,7 +679,7 @@ class CheckpointCoordinator:
         self._count_failure(pending)
 
     def _count_failure(self, pending: PendingCheckpoint) -> None:
-        """A failed stop-with-savepoint always fails the attempt: sources may have stopped already."""
+        """Fail the attempt if a stop-with-savepoint failed, since sources may have stopped, or too many checkpoints did."""
         reason, number = pending.abort_reason, pending.checkpoint_id
         assert reason is not None
         stop = pending.request.kind is CheckpointKind.STOP_SAVEPOINT and pending.triggered
@@ -699,7 +690,9 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------------------------------------------------------ obey
 
     def _obey(self, pending: PendingCheckpoint, existing: Decision, *, completing: bool) -> None:
-        """The id was decided before our write. Our own earlier COMPLETED may be that record; any other leader's fences us."""
+        """Follow a decision that was stored before our write. It may be our own earlier COMPLETED; another leader's fences us.
+
+        `completing`: an earlier write of COMPLETED may have been stored."""
         match existing:
             case AbortRecord(epoch=epoch):
                 self._turn.out.append(actions.LoseLeadership(f"epoch {epoch} aborted checkpoint {pending.checkpoint_id}", epoch))

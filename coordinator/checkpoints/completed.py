@@ -44,8 +44,11 @@ class CompletedCheckpointStore:
         increment_base: int = 0,
         first_checkpoint_id: int = 1,
     ) -> None:
-        """`restored_id`: what the job was restored from. `increment_base`: the same, if it is a checkpoint of this very directory.
-        0: none. `first_checkpoint_id`: ids from here on are of this submission."""
+        """`completed`: every checkpoint and savepoint on record. `aborted`: ids whose claim is still stored.
+
+        `restored_id`: the snapshot that the job was restored from, kept beyond the limit until a newer one completes; 0: none.
+        `increment_base`: the same id if it is a checkpoint in this job's own directory, whose files its tasks know; else 0.
+        `first_checkpoint_id`: ids from here on are of this submission."""
         self.shared_state = SharedStateRegistry()
         self._retained_max = retained_max
         self._restored_id = restored_id

@@ -1,6 +1,6 @@
-"""What happens to the checkpoint coordinator, in the past tense. Frozen records without behaviour.
+"""Events of the checkpoint coordinator, in the past tense: frozen records without behaviour.
 
-The job master, or a test, performs the coordinator's actions (actions.py) and hands their outcomes in as events."""
+The job master, or a test, performs the coordinator's actions (actions.py) and reports their outcomes as events."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from holdfast.coordinator.totals import Totals
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):
-    """A new attempt was deployed: these tasks must acknowledge; none of them runs yet."""
+    """A new attempt was deployed. Its tasks acknowledge checkpoints from now on; no task runs yet."""
 
     attempt: int
     tasks: frozenset[SubtaskKey]
     base: Totals = {}
-    """What the submission's operators had counted at the cut that it begins with."""
+    """Counts of the submission's operators at the cut that the attempt begins with."""
     finishing: bool = False
-    """The job's last checkpoint is complete: these tasks only commit and finish, nothing is triggered any more."""
+    """The job's last checkpoint is complete: the tasks only commit and finish, and no checkpoint is triggered any more."""
 
 
 class TaskStatesChanged(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class SchedulerStarted(msgspec.Struct, frozen=True):
 
 
 class SchedulerStopped(msgspec.Struct, frozen=True):
-    """Periodic checkpoints end; what is pending is aborted as suspended."""
+    """Periodic checkpoints end; pending checkpoints are aborted as SUSPENDED."""
 
 
 class CheckpointRequested(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class ClaimWritten(msgspec.Struct, frozen=True):
 
 
 class ClaimTaken(msgspec.Struct, frozen=True):
-    """Somebody else's claim stands under the id."""
+    """Another leader's claim exists under the id."""
 
     checkpoint_id: int
     existing: ClaimRecord
@@ -58,15 +58,15 @@ class ClaimFailed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     message: str
     ambiguous: bool
-    """The claim may stand all the same: the id counts as taken."""
+    """The claim may exist all the same: the id counts as taken."""
 
 
 class AcksReceived(msgspec.Struct, frozen=True):
-    """Acknowledgements and declines in the order of arrival; answered by one AnswerAcks."""
+    """Acknowledgements and declines in the order of arrival; one AnswerAcks answers them all."""
 
     items: tuple[Answerable, ...]
     slot: int
-    """Whose worker sends them: subtask i of every vertex runs in slot i."""
+    """Slot of the worker that sent them: subtask i of every vertex runs in slot i."""
     ticket: int = 0
 
 
@@ -75,21 +75,21 @@ class MetadataWritten(msgspec.Struct, frozen=True):
 
 
 class MetadataLost(msgspec.Struct, frozen=True):
-    """The id was decided already, and not by this write."""
+    """The id was decided before, by another write."""
 
     checkpoint_id: int
     existing: Decision
 
 
 class MetadataAmbiguous(msgspec.Struct, frozen=True):
-    """Nobody can tell whether COMPLETED stands."""
+    """COMPLETED may or may not be stored."""
 
     checkpoint_id: int
     message: str
 
 
 class MetadataFailed(msgspec.Struct, frozen=True):
-    """COMPLETED was surely not written."""
+    """COMPLETED is certainly not stored."""
 
     checkpoint_id: int
     reason: FailureReason
@@ -107,7 +107,7 @@ class AbortLost(msgspec.Struct, frozen=True):
 
 
 class AbortFailed(msgspec.Struct, frozen=True):
-    """ABORTED could not be written, or nobody can tell: it is tried again."""
+    """ABORTED is not stored, or may not be: the write is repeated."""
 
     checkpoint_id: int
     message: str
@@ -123,26 +123,26 @@ class DropFailed(msgspec.Struct, frozen=True):
 
 
 class JobFailing(msgspec.Struct, frozen=True):
-    """The attempt is fenced. What is pending is aborted; `is_quiet` says when all of it is decided."""
+    """The attempt is fenced. Pending checkpoints are aborted; `CheckpointCoordinator.is_quiet` tells when all are decided."""
 
     message: str = ""
 
 
 class ShutDown(msgspec.Struct, frozen=True):
-    """The job ends: nothing is triggered any more; what is pending is aborted."""
+    """The job ends: no checkpoint is triggered any more, and pending ones are aborted."""
 
     reason: FailureReason = FailureReason.COORDINATOR_SHUTDOWN
 
 
 class JobTerminated(msgspec.Struct, frozen=True):
-    """The terminal record is stored: retention decides what stays."""
+    """The terminal record is stored; retention decides which checkpoints stay."""
 
     state: str
     """FINISHED, CANCELED or FAILED."""
 
 
 class DeadlineReached(msgspec.Struct, frozen=True):
-    """Time passed."""
+    """The time of `CheckpointCoordinator.next_deadline_ms` has come."""
 
 
 Event: TypeAlias = (

@@ -50,7 +50,7 @@ def _is_one_of(error: str, kinds: tuple[type[errors.HoldfastError], ...]) -> boo
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Failure:
     """Why an attempt failed."""
 
     error: str
@@ -83,35 +83,35 @@ class ExceptionHistory:
         """No failure has come since the last checkpoint."""
         self._delays = 0
         """Restarts since then that were delayed."""
-        self.newest: Incident | None = None
+        self.newest: Failure | None = None
 
-    def record(self, incident: Incident, attempt: int, wall_ms: int) -> None:
+    def record(self, failure: Failure, attempt: int, wall_ms: int) -> None:
         """Show a failure."""
-        self.newest = incident
+        self.newest = failure
         self._exceptions.appendleft(
             ExceptionView(
-                error=incident.error,
-                traceback=incident.traceback,
+                error=failure.error,
+                traceback=failure.traceback,
                 timestamp_ms=wall_ms,
-                vertex=incident.vertex,
-                subtask=incident.subtask,
-                worker=f"slot-{incident.slot}" if incident.slot >= 0 else "",
+                vertex=failure.vertex,
+                subtask=failure.subtask,
+                worker=f"slot-{failure.slot}" if failure.slot >= 0 else "",
                 attempt=attempt,
             )
         )
 
-    def restart_delay_ms(self, incident: Incident, *, same_incident: bool) -> int | None:
+    def restart_delay_ms(self, failure: Failure, *, same_failure: bool) -> int | None:
         """Count a failover; the delay before the next attempt, or None if the strategy allows none.
 
         A process that died before it ever reported the attempt is the old failure seen again: it is not counted, once."""
-        if same_incident and not self._merged:
+        if same_failure and not self._merged:
             self._merged = True
             return 0
         if self._strategy.kind == "none" or self.restarts >= self._strategy.attempts_max:
             return None
         self.restarts += 1
         is_first, self._is_first = self._is_first, False
-        if is_first and self._strategy.immediate_first and not is_of_user_code(incident.error):
+        if is_first and self._strategy.immediate_first and not is_of_user_code(failure.error):
             return 0
         self._delays += 1
         return self._strategy.delay_after(self._delays - 1)

@@ -31,11 +31,12 @@ from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.actions import CompleteRequest
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.actions import Action
 from holdfast.coordinator.jobmaster.events import Event
-from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.failover import Failure
 from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.releases import Releases
@@ -125,12 +126,8 @@ class JobMaster:
             setup.job_id,
             setup.graph,
             rng=rng,
+            completed=_completed_checkpoints(setup),
             next_checkpoint_id=setup.next_checkpoint_id,
-            completed=setup.completed,
-            aborted=setup.aborted,
-            restored_id=setup.base.checkpoint_id if setup.base is not None else 0,
-            increment_base=_increment_base(setup),
-            first_checkpoint_id=setup.first_checkpoint_id,
         )
         self.slot_pool = SlotPool(setup, rng, self._turn)
         self.lifecycle = Lifecycle(setup, self.coordinator, self.slot_pool, self._turn, draw_secret)
@@ -401,7 +398,7 @@ class JobMaster:
         message = event.message
         if self.state.is_terminal:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
-        verdict = self.slot_pool.judge(message)
+        verdict = self.slot_pool.check_registration(message)
         _check_own(message.slot, message.subtasks)
         if message.attempt > self.lifecycle.attempt:
             text = f"attempt {message.attempt} is newer than any known here: another coordinator leads job {message.job_id}"
@@ -467,7 +464,7 @@ class JobMaster:
                 self.slot_pool.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))
             case actions.FailJob():
                 error = f"CheckpointFailed: checkpoint {action.checkpoint_id}: {action.reason.value}: {action.message}"
-                self.lifecycle.fail_over(Incident(error))
+                self.lifecycle.fail_over(Failure(error))
             case actions.CompleteRequest():
                 self._request_ended(action)
             case actions.LoseLeadership():
@@ -530,6 +527,17 @@ def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> 
             whose = f"subtask {report.subtask} of {clip(report.vertex)}"
             message = f"the worker in slot {slot} reports of {whose}, which runs in another slot"
             raise ProtocolError(message, slot=slot, subtask=report.subtask)
+
+
+def _completed_checkpoints(setup: JobSetup) -> CompletedCheckpointStore:
+    return CompletedCheckpointStore(
+        setup.graph.config.retained_checkpoints,
+        setup.completed,
+        setup.aborted,
+        restored_id=setup.base.checkpoint_id if setup.base is not None else 0,
+        increment_base=_increment_base(setup),
+        first_checkpoint_id=setup.first_checkpoint_id,
+    )
 
 
 def _increment_base(setup: JobSetup) -> int:

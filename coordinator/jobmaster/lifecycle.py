@@ -28,7 +28,7 @@ from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
-from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure
 from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
@@ -167,7 +167,7 @@ class Lifecycle:
         self._reconcile_until_ms = self._turn.now_ms + self._config.reconcile_timeout_ms
         self._enter(JobState.RECONCILING)
         if self._setup.fail_over:
-            self.fail_over(Incident("LeaderChanged: a stop-with-savepoint was cut off by the end of its coordinator"))
+            self.fail_over(Failure("LeaderChanged: a stop-with-savepoint was cut off by the end of its coordinator"))
 
     def _start_coordinator(self) -> None:
         assert self.execution is not None
@@ -186,18 +186,18 @@ class Lifecycle:
             return
         self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.states()))
         if self.is_deployed:
-            self._look_for_failure(slot, changed)
+            self._detect_failure(slot, changed)
 
-    def _look_for_failure(self, slot: Slot, changed: Sequence[SubtaskStatus]) -> None:
+    def _detect_failure(self, slot: Slot, changed: Sequence[SubtaskStatus]) -> None:
         for status in changed:
             if status.state is TaskState.FAILED:
                 error = clip(status.error) or "task failed"
-                self.fail_over(Incident(error, clip_front(status.traceback), status.vertex, status.subtask, slot.index))
+                self.fail_over(Failure(error, clip_front(status.traceback), status.vertex, status.subtask, slot.index))
                 return
             ended = status.state is TaskState.CANCELED or (status.state is TaskState.FINISHED and not self.finishing)
             if ended:
                 error = f"UnexpectedEnd: the task became {status.state.value} without being told to"
-                self.fail_over(Incident(error, "", status.vertex, status.subtask, slot.index))
+                self.fail_over(Failure(error, "", status.vertex, status.subtask, slot.index))
                 return
 
     def lose(self, slot: Slot, error: str) -> None:
@@ -206,34 +206,34 @@ class Lifecycle:
             self.execution.lose(slot.index, self._turn.wall_ms)
         if self.is_deployed:
             unseen = slot.reported_attempt < self.attempt and self.state is JobState.RUNNING
-            self.fail_over(Incident(error, slot=slot.index), same_incident=unseen and self.exceptions.restarts > 0)
+            self.fail_over(Failure(error, slot=slot.index), same_failure=unseen and self.exceptions.restarts > 0)
 
     # ------------------------------------------------------------------------------------------------------- failover
 
-    def fail_over(self, incident: Incident, *, same_incident: bool = False) -> None:
+    def fail_over(self, failure: Failure, *, same_failure: bool = False) -> None:
         """Fence the attempt and go for the next one, unless none can do better or is allowed. A fenced attempt can't fail again."""
         if not self.is_deployed:
             return
         fenced = self.attempt
-        self.exceptions.record(incident, fenced, self._turn.wall_ms)
-        self.failure = incident.error
+        self.exceptions.record(failure, fenced, self._turn.wall_ms)
+        self.failure = failure.error
         self.next = NextAttempt(self._setup.graph, fenced + 1, self._turn)
         self.finish_sent = self._scheduled = self._final_pending = False
-        self._inbox.append(events.JobFailing(incident.error))
+        self._inbox.append(events.JobFailing(failure.error))
         self._slot_pool.broadcast(CancelTasks(fenced))
         self._slot_pool.forget_signs_of_life()
-        delay_ms = None if incident.is_final else self.exceptions.restart_delay_ms(incident, same_incident=same_incident)
-        where = (incident.vertex, incident.subtask, incident.slot, incident.user_frames)
-        self._turn.notes.append(AttemptFailed(fenced, incident.error, self.exceptions.restarts, delay_ms, *where))
+        delay_ms = None if failure.is_final else self.exceptions.restart_delay_ms(failure, same_failure=same_failure)
+        where = (failure.vertex, failure.subtask, failure.slot, failure.user_frames)
+        self._turn.notes.append(AttemptFailed(fenced, failure.error, self.exceptions.restarts, delay_ms, *where))
         if delay_ms is None:
-            self.end(JobState.FAILED, incident.error)
+            self.end(JobState.FAILED, failure.error)
             return
         self._restart_at_ms = self._turn.now_ms + delay_ms
         self._enter(JobState.RESTARTING)
 
     def impossible(self, error: HoldfastError) -> None:
         """No attempt can start: the snapshot is damaged, or does not fit. Never a silent fall back to an older one."""
-        self.exceptions.record(Incident(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
+        self.exceptions.record(Failure(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
         self.end(JobState.FAILED, f"{type(error).__name__}: {error}")
 
     # -------------------------------------------------------------------------------------------------------- advance
@@ -285,7 +285,7 @@ class Lifecycle:
         if not missing:
             self._enter(JobState.RUNNING)
         elif self._reconcile_until_ms is not None and self._turn.now_ms >= self._reconcile_until_ms:
-            self.fail_over(Incident(f"WorkerLost: slots {missing} {NOT_BACK}"))
+            self.fail_over(Failure(f"WorkerLost: slots {missing} {NOT_BACK}"))
 
     def _run(self) -> None:
         execution = self.execution

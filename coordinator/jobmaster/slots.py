@@ -87,7 +87,7 @@ class Verdict(StrEnum):
     """An older process than the one that holds the slot."""
 
 
-def judge_registration(current: RegisterWorker | None, message: RegisterWorker, *, connected: bool) -> Verdict:
+def compare_registration(current: RegisterWorker | None, message: RegisterWorker, *, connected: bool) -> Verdict:
     """Compare a registration with the holder of its slot. Equal numbers: the later one wins only a slot that is not connected."""
     if current is None:
         return Verdict.FIRST
@@ -213,7 +213,7 @@ class SlotPool:
 
     # --------------------------------------------------------------------------------------------------- registration
 
-    def judge(self, message: RegisterWorker) -> Verdict:
+    def check_registration(self, message: RegisterWorker) -> Verdict:
         """Whether a process may hold its slot. Raises NotFoundError, FencedError, AuthenticationError, ProtocolError or
         StateDirectoryNotSharedError."""
         if not 0 <= message.slot < len(self.slots):
@@ -232,7 +232,7 @@ class SlotPool:
                 slot=message.slot,
                 host=clip(message.host),
             )
-        verdict = judge_registration(slot.holder or slot.last_holder, message, connected=slot.connected)
+        verdict = compare_registration(slot.holder or slot.last_holder, message, connected=slot.connected)
         if verdict is Verdict.STALE:
             raise FencedError(
                 f"slot {message.slot}: a newer process than task attempt {message.task_attempt} holds it",

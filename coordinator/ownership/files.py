@@ -61,7 +61,7 @@ class OwnerKind(StrEnum):
     """Nothing that Holdfast writes."""
 
 
-class Standing(StrEnum):
+class FileStatus(StrEnum):
     OWNED = "owned"
     YOUNG = "young"
     """Nothing names it, and it is younger than the safety age: its writer may be about to."""
@@ -79,7 +79,7 @@ class OwnedFile:
     job_id: str
     """Empty: of no job."""
     kind: OwnerKind
-    standing: Standing
+    status: FileStatus
     owner: str
     """In words: what owns it, or why nothing does."""
 
@@ -157,9 +157,9 @@ class Ages:
     now_ms: int
     safety_age_ms: int
 
-    def standing(self, fact: FileFacts) -> Standing:
+    def status(self, fact: FileFacts) -> FileStatus:
         """Of a file that nothing names."""
-        return Standing.ORPHAN if self.now_ms - fact.modified_ms >= self.safety_age_ms else Standing.YOUNG
+        return FileStatus.ORPHAN if self.now_ms - fact.modified_ms >= self.safety_age_ms else FileStatus.YOUNG
 
 
 def assign_owners(evidence: JobEvidence, claims: Claims, ages: Ages) -> list[OwnedFile]:
@@ -169,8 +169,8 @@ def assign_owners(evidence: JobEvidence, claims: Claims, ages: Ages) -> list[Own
 
 def _judged(evidence: JobEvidence, fact: FileFacts, claims: Claims, ages: Ages) -> OwnedFile:
     kind, verdict = _verdict(evidence, fact.path.removeprefix(f"{evidence.job_id}/"), fact.path, claims)
-    standing = Standing.OWNED if verdict.is_owned else ages.standing(fact)
-    return OwnedFile(*fact, evidence.job_id, kind, standing, verdict.reason)
+    status = FileStatus.OWNED if verdict.is_owned else ages.status(fact)
+    return OwnedFile(*fact, evidence.job_id, kind, status, verdict.reason)
 
 
 class _Verdict(NamedTuple):
@@ -182,7 +182,7 @@ def _owned(reason: str) -> _Verdict:
     return _Verdict(True, reason)
 
 
-def _nobodys(reason: str) -> _Verdict:
+def _orphaned(reason: str) -> _Verdict:
     return _Verdict(False, reason)
 
 
@@ -216,7 +216,7 @@ def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, cla
         case CheckpointFact.ORPHANED if number > counted_id(evidence.job):
             return _owned(f"checkpoint {number}, the highest id")  # the id counter rests on it
         case CheckpointFact.ORPHANED:
-            return _nobodys(f"checkpoint {number} has no claim: its deletion had begun, or nobody ever took the id")
+            return _orphaned(f"checkpoint {number} has no claim: its deletion had begun, or nobody ever took the id")
         case CheckpointFact.UNDECIDED:
             return _owned(f"checkpoint {number}, pending")
         case CheckpointFact.CLAIMED:
@@ -236,9 +236,9 @@ def _of_decided(evidence: JobEvidence, number: int, name: str, decision: Decisio
         case Completed() if number not in evidence.snapshots:
             return _owned(f"checkpoint {number}, which was not read")
         case Completed():
-            return _nobodys(f"checkpoint {number} does not name it")
+            return _orphaned(f"checkpoint {number} does not name it")
         case AbortRecord() | SavepointRecord() | None:
-            return _nobodys(f"checkpoint {number} keeps no files here")
+            return _orphaned(f"checkpoint {number} keeps no files here")
         case _:
             assert_never(decision)
 
@@ -264,7 +264,7 @@ def _of_shared(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _
     written_for = writer_of(name)
     if written_for is None or written_for > evidence.job.last_checkpoint_id:
         return _owned("a checkpoint that is not known yet")
-    return _nobodys("no retained checkpoint names it")
+    return _orphaned("no retained checkpoint names it")
 
 
 def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _Verdict:
@@ -281,10 +281,10 @@ def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _V
             return _owned(f"the input of source {uid}, which can't be read")
         if path in named or path == f"{folder}/{INPUT_MANIFEST}":
             return _owned(f"the input of source {uid}")
-        return _nobodys(f"the input of source {uid} does not name it")
+        return _orphaned(f"the input of source {uid} does not name it")
     if int(submission) >= evidence.job.last_submission:
         return _owned(f"source {uid}, whose input is being written")
-    return _nobodys(f"submission {int(submission)} never sealed its input of source {uid}")
+    return _orphaned(f"submission {int(submission)} never sealed its input of source {uid}")
 
 
 def assign_directory(
@@ -299,15 +299,15 @@ def assign_directory(
         parent, _, name = fact.path.rpartition("/")
         folder = next((above for above in _parents(fact.path) if above in jobs), None)
         if parent == FSCK_FOLDER:
-            found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, ages.standing(fact), "a repair that has ended"))
+            found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, ages.status(fact), "a repair that has ended"))
         elif is_directory_file(fact.path):
-            found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, Standing.OWNED, "the state directory"))
+            found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, FileStatus.OWNED, "the state directory"))
         elif folder is not None:
-            found.append(OwnedFile(*fact, jobs[folder], OwnerKind.SAVEPOINTS, Standing.OWNED, f"savepoint {folder}"))
+            found.append(OwnedFile(*fact, jobs[folder], OwnerKind.SAVEPOINTS, FileStatus.OWNED, f"savepoint {folder}"))
         elif _SINK_FOLDER.match(fact.path) or (parent in sinks and _SINK_FILE.fullmatch(name)):
-            found.append(OwnedFile(*fact, "", OwnerKind.SINKS, Standing.OWNED, "a sink"))
+            found.append(OwnedFile(*fact, "", OwnerKind.SINKS, FileStatus.OWNED, "a sink"))
         else:
-            found.append(OwnedFile(*fact, "", OwnerKind.UNKNOWN, Standing.OWNED, "nobody knows"))
+            found.append(OwnedFile(*fact, "", OwnerKind.UNKNOWN, FileStatus.OWNED, "nobody knows"))
     return found
 
 

@@ -18,10 +18,10 @@ from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.files import (
     Ages,
     Claims,
+    FileStatus,
     JobEvidence,
     OwnedFile,
     OwnerCost,
-    Standing,
     add_costs,
     assign_directory,
     assign_owners,
@@ -156,8 +156,8 @@ def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[Fs
     return FsckReport(
         location=location,
         costs=add_costs(left),
-        orphans=tuple(file for file in left if file.standing is Standing.ORPHAN),
-        young=tuple(file for file in left if file.standing is Standing.YOUNG),
+        orphans=tuple(file for file in left if file.status is FileStatus.ORPHAN),
+        young=tuple(file for file in left if file.status is FileStatus.YOUNG),
         unknown=tuple(file for file in left if file.kind.value == "unknown"),
         problems=tuple(problems),
         damaged_jobs={evidence.job_id: evidence.damage for evidence in chosen if evidence.job is None},
@@ -179,7 +179,7 @@ def _repair(
         reason = yield from _repair_job(evidence, files[evidence.job_id], leader_may_live, deleted)
         if reason:
             refused[evidence.job_id] = reason
-    yield from _delete_all([file for file in files.get("", ()) if file.standing is Standing.ORPHAN], None, deleted)
+    yield from _delete_all([file for file in files.get("", ()) if file.status is FileStatus.ORPHAN], None, deleted)
     return refused
 
 
@@ -373,7 +373,7 @@ def _storage_clock(nonce: str) -> Flow[int]:
 
 def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: str, deleted: list[OwnedFile]) -> Flow[str]:
     """Delete a job's orphans; returns why they were left alone, empty if they were not. Adds to `deleted` what is gone."""
-    orphans = [file for file in files if file.standing is Standing.ORPHAN]
+    orphans = [file for file in files if file.status is FileStatus.ORPHAN]
     folders = _empty_folders(evidence, files)
     if not orphans and not folders:
         return ""

@@ -38,7 +38,7 @@ _FAMILIES = {"memory": "heap", "filesystem": "heap"}
 _PICKLED = re.compile(r"(?<!\w)pickled(?![\w:])")
 """In the text of a type; a field of this name is followed by a colon."""
 
-TOLD_MAX = 8
+CHANGES_SHOWN_MAX = 8
 """Changes of one state that a note tells."""
 
 
@@ -67,7 +67,7 @@ class CompatibilityResult:
             who = f"operator {found.uid!r}"
             migrated = [state for state in found.states if state.verdict is SchemaVerdict.MIGRATION]
             for each in migrated:
-                said.append(f"{who}: state {each.name!r} is rewritten from {each.stored} to {each.declared}{_told(each)}")
+                said.append(f"{who}: state {each.name!r} is rewritten from {each.stored} to {each.declared}{_changes_text(each)}")
             pickled = [state.name for state in found.states if state.pickled]
             if pickled:
                 said.append(f"{who}: {', '.join(pickled)} is pickled: only the classes that wrote it can read it")
@@ -76,7 +76,9 @@ class CompatibilityResult:
         return tuple(said)
 
 
-def judge_snapshot(metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False) -> CompatibilityResult:
+def check_compatibility(
+    metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False
+) -> CompatibilityResult:
     """Everything that `_metadata` alone tells; refusals in the order in which they would be raised.
 
     Kinds: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, and the plain RestoreError where
@@ -191,11 +193,11 @@ def _sized(name: str, size: int | None) -> str:
     return name if size is None else f"{name} ({size} bytes)"
 
 
-def _told(state: StateFinding) -> str:
+def _changes_text(state: StateFinding) -> str:
     """What else changes in a state that is rewritten than that its values are widened, which its two types say already."""
     changes = [change.text for change in state.changes if change.path or change.kind is not ChangeKind.WIDENED]
-    more = [f"and {len(changes) - TOLD_MAX} more (a preflight lists them)"] if len(changes) > TOLD_MAX else []
-    return f": {'; '.join(changes[:TOLD_MAX] + more)}" if changes else ""
+    more = [f"and {len(changes) - CHANGES_SHOWN_MAX} more (a preflight lists them)"] if len(changes) > CHANGES_SHOWN_MAX else []
+    return f": {'; '.join(changes[:CHANGES_SHOWN_MAX] + more)}" if changes else ""
 
 
 def _state_finding(

@@ -27,7 +27,7 @@ from holdfast.coordinator.ha.store import read_optional
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.stopping import derive_cut_off_stops
 from holdfast.coordinator.ownership.claims import check_name, check_owner, check_returnable, derive_releases, find_owner, job_folder
-from holdfast.coordinator.restore.compatibility import CompatibilityResult, find_sinks, judge_snapshot
+from holdfast.coordinator.restore.compatibility import CompatibilityResult, check_compatibility, find_sinks
 from holdfast.coordinator.restore.preflight import (
     PreflightReport,
     Refusal,
@@ -37,7 +37,7 @@ from holdfast.coordinator.restore.preflight import (
     gravest_first,
 )
 from holdfast.coordinator.restore.resolve import FALLBACK_HINT, Rewind, deleted_error, find_rewind, is_path, resolve_snapshot
-from holdfast.coordinator.restore.sink_forks import SinkJudgement, check_sinks
+from holdfast.coordinator.restore.sink_forks import SinkCheckResult, check_sinks
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -127,8 +127,8 @@ def check_submission(
     if base is None:
         return _begin_empty(job, submission)
     metadata = yield from _load_base(job, base)
-    judgement = judge_snapshot(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
-    forks = SinkJudgement()
+    compatibility = check_compatibility(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
+    forks = SinkCheckResult()
     problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
     if not problems:
         forks = yield from check_sinks(job, submission, base, metadata, is_directory=external)
@@ -136,10 +136,10 @@ def check_submission(
         problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
     ownership = yield from check_ownership(job, submission, base, metadata, now_ms=now_ms)
     rewind = yield from find_rewind(job, resolved, metadata, submission.graph, moved=[sink.sink_id for sink in forks.moved])
-    checked = _Checked(base, resolved.skipped, metadata, judgement, forks, tuple(problems), ownership, rewind)
+    checked = _Checked(base, resolved.skipped, metadata, compatibility, forks, tuple(problems), ownership, rewind)
     report = checked.report(job.job_id, submission, external=external)
     first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
-    graph = forks.applied_to(judgement.graph)
+    graph = forks.applied_to(compatibility.graph)
     return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), base, first, report)
 
 
@@ -155,7 +155,7 @@ def _check_restore(submission: Submission) -> None:
 
 def _begin_empty(job: RecordedJob, submission: Submission) -> SubmissionPlan:
     report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
-    graph = SinkJudgement().applied_to(submission.graph)
+    graph = SinkCheckResult().applied_to(submission.graph)
     return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), None, job.last_checkpoint_id + 1, report)
 
 
@@ -176,8 +176,8 @@ class _Checked:
     base: RestorePoint
     skipped: tuple[SkippedFinding, ...]
     metadata: SnapshotMetadata
-    judgement: CompatibilityResult
-    forks: SinkJudgement
+    compatibility: CompatibilityResult
+    forks: SinkCheckResult
     problems: tuple[SnapshotProblem, ...]
     ownership: Ownership
     rewind: Rewind | None
@@ -189,7 +189,7 @@ class _Checked:
             job_id=job_id,
             job_name=submission.graph.name,
             snapshot=self._snapshot(),
-            operators=self.judgement.operators,
+            operators=self.compatibility.operators,
             files=tuple(file_finding(problem) for problem in self.problems),
             unchecked=() if external else tuple(entry for entry in self.metadata.external if entry not in self.forks.forgone),
             skipped=self.skipped,
@@ -200,8 +200,8 @@ class _Checked:
 
     def _verdict(self, *, allow_output_repeat: bool) -> tuple[list[Refusal], list[str]]:
         """(refusals, notes)."""
-        refusals = [*self.ownership.refusals, *self.judgement.refusals, *self.forks.refusals]
-        notes = [*self.judgement.notes, *self.ownership.notes, *self.forks.notes]
+        refusals = [*self.ownership.refusals, *self.compatibility.refusals, *self.forks.refusals]
+        notes = [*self.compatibility.notes, *self.ownership.notes, *self.forks.notes]
         if self.problems:
             hint = "" if self.base.explicit else FALLBACK_HINT
             refusals.append(Refusal.of(damage_error(self.base.folder, self.problems, hint=hint)))
@@ -345,7 +345,7 @@ def check_ownership(
     directory = yield from _directory_nonce()
     if owner is not None:
         mine = OwnerRecord(job.job_id, directory or owner.directory, "", now_ms)
-        return (yield from _judge_owner(owner, mine, base.folder, derive_releases(job), claims=claims))
+        return (yield from _check_recorded_owner(owner, mine, base.folder, derive_releases(job), claims=claims))
     if claims:
         yield from _check_foreign(base.folder, job.job_id, directory)
         try:
@@ -361,7 +361,7 @@ def check_ownership(
     return Ownership()
 
 
-def _judge_owner(
+def _check_recorded_owner(
     owner: OwnerRecord, mine: OwnerRecord, folder: str, releases: Sequence[RestorePoint], *, claims: bool
 ) -> Flow[Ownership]:
     if any(owner.nonce == release.claim for release in releases):
@@ -371,13 +371,13 @@ def _judge_owner(
         check_owner(owner, mine, folder)
     except SnapshotClaimedError:
         if claims:
-            return (yield from _judge_claim(owner, folder, mine.created_ms))
+            return (yield from _check_claimable(owner, folder, mine.created_ms))
         who = f"job {owner.job_id} owns the snapshot" if owner.job_id else "the snapshot is being deleted by its user"
         return Ownership(owner.job_id, notes=(f"{who}: it may be gone before it is restored",))
     return Ownership(owner.job_id)
 
 
-def _judge_claim(owner: OwnerRecord, folder: str, now_ms: int) -> Flow[Ownership]:
+def _check_claimable(owner: OwnerRecord, folder: str, now_ms: int) -> Flow[Ownership]:
     """Whether a snapshot that another job owns can be claimed: if that needs it no more."""
     try:
         yield from check_returnable(owner, folder, now_ms)

@@ -16,7 +16,7 @@ from holdfast.statebackends.errors import HoldfastError, RestoreError
 from holdfast.statebackends.serialization.evolution import SchemaChange
 from holdfast.statebackends.snapshot.parts import SnapshotProblem
 
-TOLD_MAX = 8
+REASONS_SHOWN_MAX = 8
 """Further reasons that the message of a refused restore tells."""
 
 
@@ -209,8 +209,8 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
 def _also(others: Sequence[Refusal]) -> str:
     if not others:
         return ""
-    told = "; ".join(f"({number}) {other.message} [{other.kind}]" for number, other in enumerate(others[:TOLD_MAX], 2))
-    unsaid = f"; {len(others) - TOLD_MAX} more, which a preflight lists" if len(others) > TOLD_MAX else ""
+    told = "; ".join(f"({number}) {other.message} [{other.kind}]" for number, other in enumerate(others[:REASONS_SHOWN_MAX], 2))
+    unsaid = f"; {len(others) - REASONS_SHOWN_MAX} more, which a preflight lists" if len(others) > REASONS_SHOWN_MAX else ""
     return f". {len(others)} more reason{'s' if len(others) > 1 else ''}: {told}{unsaid}"
 
 

@@ -87,7 +87,7 @@ class MovedSink:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkJudgement:
+class SinkCheckResult:
     """What `check_sinks` found."""
 
     moved: tuple[MovedSink, ...] = ()
@@ -101,7 +101,7 @@ class SinkJudgement:
     def applied_to(self, graph: JobGraph) -> JobGraph:
         """The graph that is deployed: what a committer is told comes from here, whatever the submitted graph says."""
 
-        def told(operator: OperatorDescription) -> OperatorDescription:
+        def with_fork(operator: OperatorDescription) -> OperatorDescription:
             properties = {name: value for name, value in operator.properties.items() if name != FORK_PROPERTY}
             if operator.uid in self.forks:
                 properties[FORK_PROPERTY] = msgspec.to_builtins(self.forks[operator.uid])
@@ -110,15 +110,15 @@ class SinkJudgement:
         return msgspec.structs.replace(
             graph,
             vertices=tuple(
-                msgspec.structs.replace(vertex, operators=tuple(told(operator) for operator in vertex.operators))
+                msgspec.structs.replace(vertex, operators=tuple(with_fork(operator) for operator in vertex.operators))
                 for vertex in graph.vertices
             ),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What all sinks of one submission are judged by."""
+class _Restore:
+    """What all sinks of one submission are fates by."""
 
     job: RecordedJob
     submission: Submission
@@ -141,7 +141,7 @@ class _Log:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _LogContent:
     """What a log holds, read from where the snapshot knows it."""
 
     committed: frozenset[str] = frozenset()
@@ -153,34 +153,34 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _LogFates:
     """Of one log."""
 
-    fates: Mapping[int, Fate] = field(default_factory=dict)
+    by_checkpoint: Mapping[int, Fate] = field(default_factory=dict)
     """Checkpoint id -> what becomes of what it staged."""
     heir: str = ""
-    """As of `_Found`."""
+    """As of `_LogContent`."""
 
 
 def check_sinks(
     job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, is_directory: bool = True
-) -> Flow[SinkJudgement]:
+) -> Flow[SinkCheckResult]:
     """Which sinks of a submission are elsewhere, and what that means. Raises StorageUnavailableError."""
-    asked = _Asked(job, submission, base, metadata, is_directory)
+    restore = _Restore(job, submission, base, metadata, is_directory)
     stored = {operator.uid: operator for operator in metadata.operators}
-    judgement = SinkJudgement()
+    result = SinkCheckResult()
     for operator in _committers(submission.graph):
         if operator.uid in stored:
             try:
-                found = yield from _examine(asked, operator, stored[operator.uid])
+                found = yield from _examine(restore, operator, stored[operator.uid])
             except CorruptStateError as error:
-                found = SinkJudgement(refusals=(Refusal.of(error),))
-            judgement = _joined(judgement, found)
-    return judgement
+                found = SinkCheckResult(refusals=(Refusal.of(error),))
+            result = _joined(result, found)
+    return result
 
 
-def _joined(one: SinkJudgement, other: SinkJudgement) -> SinkJudgement:
-    return SinkJudgement(
+def _joined(one: SinkCheckResult, other: SinkCheckResult) -> SinkCheckResult:
+    return SinkCheckResult(
         moved=one.moved + other.moved,
         refusals=one.refusals + other.refusals,
         notes=one.notes + other.notes,
@@ -197,34 +197,34 @@ def _committers(graph: JobGraph) -> Iterator[OperatorDescription]:
                 yield operator
 
 
-def _examine(asked: _Asked, operator: OperatorDescription, state: OperatorState) -> Flow[SinkJudgement]:
+def _examine(restore: _Restore, operator: OperatorDescription, state: OperatorState) -> Flow[SinkCheckResult]:
     """One sink: nothing to say of it unless the snapshot knows a log elsewhere."""
     path, sink_id = str(operator.properties[PLACE_PROPERTY]), str(operator.sink_id)
-    here, unnamed = place_of(path, sink_id), _stored_place(asked.metadata, operator.uid, state)
-    logs = yield from _read_logs(asked, operator.uid, state, unnamed)
+    here, unnamed = place_of(path, sink_id), _stored_place(restore.metadata, operator.uid, state)
+    logs = yield from _read_logs(restore, operator.uid, state, unnamed)
     elsewhere = {place: log for place, log in logs.items() if place != here}
     begun = here in logs
     if not elsewhere:
-        return SinkJudgement()
+        return SinkCheckResult()
     if not begun and (yield from _is_moved_along(here, elsewhere.values())):
-        return SinkJudgement()
+        return SinkCheckResult()
     old = next(iter(elsewhere))
     moved = MovedSink(sink_id, operator.uid, path, *(split_place(old) if old else (None, None)))
-    if not begun and asked.submission.sinks is SinkMode.KEEP:
-        return SinkJudgement((moved,), (Refusal.of(_moved_error(moved)),), forgone=_external_of(state))
+    if not begun and restore.submission.sinks is SinkMode.KEEP:
+        return SinkCheckResult((moved,), (Refusal.of(_moved_error(moved)),), forgone=_external_of(state))
     refusals, notes = [], []
     if not begun:
-        notes.append(f"sink {sink_id!r} begins a new log at {path}: no row before checkpoint {asked.base.checkpoint_id} is in it")
-        refusals += yield from _taken(asked, moved)
+        notes.append(f"sink {sink_id!r} begins a new log at {path}: no row before checkpoint {restore.base.checkpoint_id} is in it")
+        refusals += yield from _why_not_begun(restore, moved)
     ends = []
     for place, log in elsewhere.items():
-        judged = yield from _judge(asked, place, log)
-        if Fate.ENDED in judged.fates.values():
+        fates = yield from _find_fates(restore, place, log)
+        if Fate.ENDED in fates.by_checkpoint.values():
             ends.append(place)
-        _tell(asked, moved, place, log, judged, refusals, notes)
+        _explain(restore, moved, place, log, fates, refusals, notes)
     forgone = _external_of(state, keep=(here, *ends))
     fork = SinkFork(unnamed, tuple(ends))
-    return SinkJudgement((moved,), tuple(Refusal.of(error) for error in refusals), tuple(notes), {operator.uid: fork}, forgone)
+    return SinkCheckResult((moved,), tuple(Refusal.of(error) for error in refusals), tuple(notes), {operator.uid: fork}, forgone)
 
 
 # ----------------------------------------------------------------------------------------------- what the snapshot says
@@ -247,13 +247,13 @@ def _described_place(metadata: SnapshotMetadata, uid: str) -> str:
     return next(found, "")
 
 
-def _read_logs(asked: _Asked, uid: str, state: OperatorState, unnamed: str) -> Flow[dict[str, _Log]]:
+def _read_logs(restore: _Restore, uid: str, state: OperatorState, unnamed: str) -> Flow[dict[str, _Log]]:
     """Place -> what the committer stored of the log there; in the order in which they were stored."""
     if not any(handle.state.name == COMMITTABLES for part in state.subtasks for handle in part.operator):
         return {}
     known: dict[str, LogPosition] = {}
     pending: dict[str, list[PendingCheckpoint]] = {}
-    for entries in (yield from read_lists(state, COMMITTABLES, asked.base.folder)):
+    for entries in (yield from read_lists(state, COMMITTABLES, restore.base.folder)):
         for entry in entries:
             decoded = decode_committer_state(entry, uid)
             _check_place(decoded.place, uid)
@@ -306,7 +306,7 @@ def _holds(place: str, known: LogPosition) -> Flow[bool]:
         return False
 
 
-def _taken(asked: _Asked, moved: MovedSink) -> Flow[list[HoldfastError]]:
+def _why_not_begun(restore: _Restore, moved: MovedSink) -> Flow[list[HoldfastError]]:
     """Why no new log can begin where the sink is."""
     here = place_of(moved.path, moved.sink_id)
     names = sorted(name for name in (yield ListFolder(f"{here}/log")) if name.endswith(".json"))
@@ -314,7 +314,7 @@ def _taken(asked: _Asked, moved: MovedSink) -> Flow[list[HoldfastError]]:
         return []
     path = f"{here}/log/{names[-1]}"
     last = decode_entry((yield from read_whole(path)), path)
-    if last.job_id != asked.job.job_id:
+    if last.job_id != restore.job.job_id:
         error: HoldfastError = SinkMovedError(
             f"sink {moved.sink_id!r} can't begin a log at {moved.path}: job {last.job_id} has one there. Give it another path",
             sink=moved.sink_id,
@@ -324,7 +324,7 @@ def _taken(asked: _Asked, moved: MovedSink) -> Flow[list[HoldfastError]]:
         )
         return [error]
     has_committed = not isinstance(last, OwnerEntry) or last.sequence + 1 > last.owner
-    if not has_committed or asked.submission.allow_output_repeat:
+    if not has_committed or restore.submission.allow_output_repeat:
         return []
     return [
         OutputMayRepeatError(
@@ -332,29 +332,29 @@ def _taken(asked: _Asked, moved: MovedSink) -> Flow[list[HoldfastError]]:
             "Give it another path, or add to them: allow_output_repeat=True",
             sink=moved.sink_id,
             sinks=[moved.sink_id],
-            restored=asked.base.checkpoint_id,
+            restored=restore.base.checkpoint_id,
             committed=last.checkpoint_id if isinstance(last, CommitEntry) else 0,
         )
     ]
 
 
-def _judge(asked: _Asked, place: str, log: _Log) -> Flow[_Judged]:
+def _find_fates(restore: _Restore, place: str, log: _Log) -> Flow[_LogFates]:
     """What becomes of what a snapshot has staged for the log at a place."""
     if not log.pending:
-        return _Judged()
-    owner = log.known.owner_job if log.known is not None else asked.metadata.job_id
+        return _LogFates()
+    owner = log.known.owner_job if log.known is not None else restore.metadata.job_id
     try:
-        found = yield from _look(place, log, owner)
+        found = yield from _read_log(place, log, owner)
     except StorageUnavailableError:
-        if asked.submission.sinks is not SinkMode.ABANDON:
+        if restore.submission.sinks is not SinkMode.ABANDON:
             raise
-        found = _Found()
+        found = _LogContent()
     left = [each for each in log.pending if not {file.name for file in each.files} <= found.committed]
-    fate = Fate.COMMITTED if not left else (yield from _fate_of(asked, place, owner, left, found))
-    return _Judged({each.checkpoint_id: fate if each in left else Fate.COMMITTED for each in log.pending}, found.heir)
+    fate = Fate.COMMITTED if not left else (yield from _fate_of(restore, place, owner, left, found))
+    return _LogFates({each.checkpoint_id: fate if each in left else Fate.COMMITTED for each in log.pending}, found.heir)
 
 
-def _look(place: str, log: _Log, owner: str) -> Flow[_Found]:
+def _read_log(place: str, log: _Log, owner: str) -> Flow[_LogContent]:
     """What has become of the log at a place, which was the job's `owner`.
 
     No more of it is read than tells: behind a commit of other files none of these is committed any more. Behind another owner they
@@ -362,7 +362,7 @@ def _look(place: str, log: _Log, owner: str) -> Flow[_Found]:
     found: set[str] = set()
     heir = ""
     if not place or (log.known is not None and log.known.next_sequence and not (yield from _holds(place, log.known))):
-        return _Found()
+        return _LogContent()
     sequence = log.known.next_sequence if log.known is not None else 0
     while not log.names <= found:
         path = _log_file(place, sequence)
@@ -375,26 +375,26 @@ def _look(place: str, log: _Log, owner: str) -> Flow[_Found]:
         else:
             committed = {file.name for file in entry.files}
             if not committed <= log.names:
-                return _Found(frozenset(found), heir=heir)
+                return _LogContent(frozenset(found), heir=heir)
             found |= committed
         sequence += 1
-    return _Found(frozenset(found), stands=True, heir=heir)
+    return _LogContent(frozenset(found), stands=True, heir=heir)
 
 
-def _fate_of(asked: _Asked, place: str, owner: str, left: list[PendingCheckpoint], found: _Found) -> Flow[Fate]:
+def _fate_of(restore: _Restore, place: str, owner: str, left: list[PendingCheckpoint], found: _LogContent) -> Flow[Fate]:
     """Of rows that are not committed to a log which was the job's `owner`."""
-    job, metadata = asked.job, asked.metadata
+    job, metadata = restore.job, restore.metadata
     if found.heir or owner != metadata.job_id or not is_job_id(owner):
         # Whoever took the log over fences its owner off, whether it lives to commit them itself or not: no record here tells.
         return Fate.ABANDONED
     if owner == job.job_id:
-        is_own = _took(job, asked.base, metadata) and asked.base.checkpoint_id >= job.newest_completed
+        is_own = _took(job, restore.base, metadata) and restore.base.checkpoint_id >= job.newest_completed
         return Fate.ENDED if is_own and found.stands and (yield from _are_staged(place, left)) else Fate.ABANDONED
     try:
         other = yield from read_job(JobPaths(owner))
     except (CorruptStateError, ObjectMissingError):
         return Fate.ABANDONED
-    if not _took(other, asked.base, metadata):
+    if not _took(other, restore.base, metadata):
         return Fate.ABANDONED
     if other.is_live:
         return Fate.LEFT
@@ -439,20 +439,20 @@ def _moved_error(moved: MovedSink) -> SinkMovedError:
     )
 
 
-def _tell(
-    asked: _Asked,
+def _explain(
+    restore: _Restore,
     moved: MovedSink,
     place: str,
     log: _Log,
-    judged: _Judged,
+    fates: _LogFates,
     refusals: list[HoldfastError],
     notes: list[str],
 ) -> None:
     """What becomes of staged rows, fate by fate."""
     where = split_place(place)[0] if place else "a place that is not known"
-    owner = f"job {asked.metadata.job_name!r} ({asked.metadata.job_id})"
+    owner = f"job {restore.metadata.job_name!r} ({restore.metadata.job_id})"
     for fate in Fate:
-        some = [each for each in log.pending if judged.fates[each.checkpoint_id] is fate]
+        some = [each for each in log.pending if fates.by_checkpoint[each.checkpoint_id] is fate]
         if not some or fate is Fate.COMMITTED:
             continue
         what = f"sink {moved.sink_id!r}: {_counted(some)}, staged at {where}"
@@ -466,12 +466,12 @@ def _tell(
                 )
             case Fate.REPLACED:
                 notes.append(f"{what}, are left: {owner} has finished, and had written them again")
-            case Fate.ABANDONED if asked.submission.sinks is SinkMode.ABANDON:
+            case Fate.ABANDONED if restore.submission.sinks is SinkMode.ABANDON:
                 notes.append(f"{what}, are ABANDONED, nobody commits them: {_named(some)}")
-            case Fate.ABANDONED if asked.is_directory:
-                refusals.append(_left_error(moved, what, owner, where, some, judged.heir))
+            case Fate.ABANDONED if restore.is_directory:
+                refusals.append(_left_error(moved, what, owner, where, some, fates.heir))
             case Fate.ABANDONED:
-                whose = f"job {judged.heir}, which took that log over," if judged.heir else owner
+                whose = f"job {fates.heir}, which took that log over," if fates.heir else owner
                 notes.append(f"{what}, are not committed: whether {whose} goes on to commit them its state directory tells")
             case _:
                 assert_never(fate)

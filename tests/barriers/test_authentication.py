@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import zmq
 
-from holdfast.barriers.authentication import Handshake, Judged, PeerAuthentication, is_data_key
+from holdfast.barriers.authentication import Handshake, HandshakeAnswer, PeerAuthentication, is_data_key
 
 KEYS = frozenset(("zero", "two"))
 
 
-def let_in(ticket: int, identity: str) -> Judged:
-    return Judged(ticket, identity, let_in=True)
+def let_in(ticket: int, identity: str) -> HandshakeAnswer:
+    return HandshakeAnswer(ticket, identity, let_in=True)
 
 
-def turned_away(ticket: int, identity: str) -> Judged:
-    return Judged(ticket, identity, let_in=False)
+def turned_away(ticket: int, identity: str) -> HandshakeAnswer:
+    return HandshakeAnswer(ticket, identity, let_in=False)
 
 
 def test_a_known_key_is_let_in_at_once() -> None:

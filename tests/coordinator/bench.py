@@ -20,6 +20,7 @@ from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.actions import Action
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.checkpoints.events import Event
 from holdfast.statebackends.handles import FileHandle, InlineHandle, OperatorListHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import operator_id
@@ -67,9 +68,8 @@ class Bench:
         self.tasks = tuple(tasks)
         graph = graph_of(self.tasks, self.config, states)
         self.stateless = not states
-        self.machine = CheckpointCoordinator(
-            JOB, graph, rng=random.Random(7), next_checkpoint_id=next_id, completed=completed, first_checkpoint_id=first
-        )
+        store = CompletedCheckpointStore(self.config.retained_checkpoints, completed, first_checkpoint_id=first)
+        self.machine = CheckpointCoordinator(JOB, graph, rng=random.Random(7), completed=store, next_checkpoint_id=next_id)
         self.now = 0
         self.held: set[type[Any]] = set()
         self.actions: list[Action] = []

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import AckBatch, AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
 from holdfast.coordinator.checkpoints import actions, events
-from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementJudge, _check_external, _Refused
+from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementValidator, _check_external, _Refused
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.coordinator.jobmaster import events as job_events
@@ -452,7 +452,7 @@ def test_uids_that_look_like_writers_of_each_other_are_told_apart() -> None:
     """`a`, subtask 1 and attempt 2, and `a-1`, subtask 2 and attempt 2: `a-1-2-2-...` is one file of the latter."""
     a, longer = operator("a", "process"), operator("a-1", "process")
     graph = JobGraph("names", (vertex(a, parallelism=3), vertex(longer, parallelism=3)), (), JobConfig())
-    judge = AcknowledgementJudge(graph, SharedStateRegistry())
+    judge = AcknowledgementValidator(graph, SharedStateRegistry())
 
     def owned(uid: str, subtask: int, name: str) -> bool:
         vertex_id = next(each.vertex_id for each in graph.vertices if each.operators[0].uid == uid)
@@ -476,7 +476,7 @@ def test_a_placeholder_is_of_the_operator_and_of_the_named_base() -> None:
     pending = given.rig.master.coordinator.pending[0]
     shared: Mapping[str, Any] = given.rig.master.coordinator._completed.shared_state._files
     assert shared
-    judge = given.rig.master.coordinator._judge
+    judge = given.rig.master.coordinator._validator
     assert judge.problem(ack, pending) is None
     pending.base = None
     assert "which its base None does not have of it" in str(judge.problem(ack, pending))

@@ -12,7 +12,7 @@ from holdfast.coordinator.dispatcher import job_log as joblog
 from holdfast.coordinator.dispatcher.job_log import JobLog, printable
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.coordinator.jobmaster import events as job_events
-from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.failover import Failure
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
@@ -85,7 +85,7 @@ def test_a_failure_of_the_users_code_is_told_with_the_users_lines() -> None:
         "attempt 1 failed in subtask 0 of count; restart 1 in 1000 ms: UserFunctionError: boom "
         '| File "mine.py", line 7, in parse | row["x"]'
     )
-    frames = [Incident("E: x", trace).user_frames for trace in ("E: x\n  File 1\n    x", "Traceback ...\nE: x", "")]
+    frames = [Failure("E: x", trace).user_frames for trace in ("E: x\n  File 1\n    x", "Traceback ...\nE: x", "")]
     assert frames == ["  File 1\n    x", "", ""]
 
 

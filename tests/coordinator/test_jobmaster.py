@@ -29,7 +29,7 @@ from holdfast.coordinator.jobmaster.slots import (
     STREAM_GRACE_MS,
     Outbox,
     Verdict,
-    judge_registration,
+    compare_registration,
 )
 from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, StateDirectoryNotSharedError
 from holdfast.statebackends.storage.port import run_flow
@@ -112,8 +112,8 @@ def test_who_may_hold_a_slot(task_attempt: int, nonce: str, connected: bool, ver
     current = rig.master.slot_pool.slots[0].holder
     assert current is not None
     message = msgspec.structs.replace(current, task_attempt=task_attempt, nonce=nonce)
-    assert judge_registration(current, message, connected=connected) is verdict
-    assert judge_registration(None, message, connected=connected) is Verdict.FIRST
+    assert compare_registration(current, message, connected=connected) is verdict
+    assert compare_registration(None, message, connected=connected) is Verdict.FIRST
 
 
 def test_registrations_that_are_refused_change_nothing() -> None:

@@ -24,6 +24,7 @@ from holdfast.barriers.messages import (
 from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.ha.recorded_job import Completed, Decision
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord
 from tests.coordinator.bench import graph_of, state
@@ -74,13 +75,13 @@ class CoordinatorModel(RuleBasedStateMachine):
             for number, decision in sorted(self.register.items())
             if decision == "COMPLETED" and number not in self.dropped
         ]
+        aborted = [number for number, decision in self.register.items() if decision == "ABORTED" and number not in self.dropped]
         self.machine = CheckpointCoordinator(
             JOB,
             graph_of(TASKS, self.config),
             rng=self.rng,
+            completed=CompletedCheckpointStore(self.config.retained_checkpoints, completed, aborted),
             next_checkpoint_id=max(self.claims, default=0) + 1,
-            completed=completed,
-            aborted=[number for number, decision in self.register.items() if decision == "ABORTED" and number not in self.dropped],
         )
         self.writes = []
         self.start_attempt()

@@ -10,9 +10,9 @@ from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultReco
 from holdfast.coordinator.ownership.files import (
     Ages,
     Claims,
+    FileStatus,
     JobEvidence,
     OwnerKind,
-    Standing,
     assign_directory,
     assign_owners,
     refusal,
@@ -73,11 +73,11 @@ def one(path: str, *, evidence: RecordedJob | None = ALL, claims: Claims = CLAIM
         files=(FileFacts(f"{JOB}/{path}", 1, modified_ms),),
     )
     (found,) = assign_owners(seen, claims, Ages(NOW, AGE))
-    return found.kind.value, found.standing.value
+    return found.kind.value, found.status.value
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "standing"),
+    ("path", "kind", "status"),
     [
         ("leader/3", "records", "owned"),
         ("submissions/1.json", "records", "owned"),
@@ -112,16 +112,16 @@ def one(path: str, *, evidence: RecordedJob | None = ALL, claims: Claims = CLAIM
         ("sinks/s/owner", "sinks", "owned"),
     ],
 )
-def test_owner_of_a_file(path: str, kind: str, standing: str) -> None:
-    assert one(path) == (kind, standing)
-    if standing == "orphan":
+def test_owner_of_a_file(path: str, kind: str, status: str) -> None:
+    assert one(path) == (kind, status)
+    if status == "orphan":
         assert one(path, modified_ms=OLD + 1) == (kind, "young")
     if kind != "unknown":
         assert one(path, evidence=None)[1] == "owned", "nothing is known of a job with a damaged record"
 
 
 @pytest.mark.parametrize(
-    ("name", "checkpoints", "claims", "standing"),
+    ("name", "checkpoints", "claims", "status"),
     [
         ("5-1-u-0-n", (recorded(5, DONE),), CLAIMS, "orphan"),
         ("5-1-u-0-n", (recorded(5, DONE), recorded(6, None)), CLAIMS, "owned"),
@@ -132,9 +132,9 @@ def test_owner_of_a_file(path: str, kind: str, standing: str) -> None:
     ],
 )
 def test_a_shared_file_is_an_orphan_only_if_nobody_may_name_it(
-    name: str, checkpoints: tuple[RecordedCheckpoint, ...], claims: Claims, standing: str
+    name: str, checkpoints: tuple[RecordedCheckpoint, ...], claims: Claims, status: str
 ) -> None:
-    assert one(f"shared/{name}", evidence=job(*checkpoints), claims=claims) == ("shared", standing)
+    assert one(f"shared/{name}", evidence=job(*checkpoints), claims=claims) == ("shared", status)
 
 
 def test_an_orphaned_folder_with_the_highest_id_is_the_id_counter() -> None:
@@ -165,20 +165,20 @@ def test_when_a_job_is_left_alone(evidence: RecordedJob | None, settled: bool, d
 
 def test_files_of_no_job() -> None:
     paths = {
-        "_holdfast": (OwnerKind.RECORDS, Standing.OWNED),
-        "_coordinator.json": (OwnerKind.RECORDS, Standing.OWNED),
-        "_fsck/n": (OwnerKind.RECORDS, Standing.ORPHAN),
-        "keep/savepoint-1/_metadata": (OwnerKind.SAVEPOINTS, Standing.OWNED),
-        "keep/savepoint-1/stray": (OwnerKind.SAVEPOINTS, Standing.OWNED),
-        "keep/savepoint-2/begun": (OwnerKind.SAVEPOINTS, Standing.OWNED),
-        "keep/other": (OwnerKind.UNKNOWN, Standing.OWNED),
-        "_holdfast/s/log/000000000001.json": (OwnerKind.SINKS, Standing.OWNED),
-        "part-s.parquet": (OwnerKind.SINKS, Standing.OWNED),
-        "out/_holdfast/s/data/part-x.parquet": (OwnerKind.SINKS, Standing.OWNED),
-        "out/part-x.parquet": (OwnerKind.SINKS, Standing.OWNED),
-        "elsewhere/part-x.parquet": (OwnerKind.UNKNOWN, Standing.OWNED),
+        "_holdfast": (OwnerKind.RECORDS, FileStatus.OWNED),
+        "_coordinator.json": (OwnerKind.RECORDS, FileStatus.OWNED),
+        "_fsck/n": (OwnerKind.RECORDS, FileStatus.ORPHAN),
+        "keep/savepoint-1/_metadata": (OwnerKind.SAVEPOINTS, FileStatus.OWNED),
+        "keep/savepoint-1/stray": (OwnerKind.SAVEPOINTS, FileStatus.OWNED),
+        "keep/savepoint-2/begun": (OwnerKind.SAVEPOINTS, FileStatus.OWNED),
+        "keep/other": (OwnerKind.UNKNOWN, FileStatus.OWNED),
+        "_holdfast/s/log/000000000001.json": (OwnerKind.SINKS, FileStatus.OWNED),
+        "part-s.parquet": (OwnerKind.SINKS, FileStatus.OWNED),
+        "out/_holdfast/s/data/part-x.parquet": (OwnerKind.SINKS, FileStatus.OWNED),
+        "out/part-x.parquet": (OwnerKind.SINKS, FileStatus.OWNED),
+        "elsewhere/part-x.parquet": (OwnerKind.UNKNOWN, FileStatus.OWNED),
     }
     files = [FileFacts(path, 1, 0) for path in paths]
     found = assign_directory(files, {"keep/savepoint-1": SNAPSHOT}, ["keep/savepoint-2"], Ages(NOW, AGE))
-    assert {file.path: (file.kind, file.standing) for file in found} == paths
+    assert {file.path: (file.kind, file.status) for file in found} == paths
     assert {file.job_id for file in found if "savepoint-1" in file.path} == {JOB}

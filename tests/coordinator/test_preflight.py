@@ -17,7 +17,7 @@ from holdfast.coordinator.dispatcher.submit import PREFLIGHT_TRIES_MAX, prefligh
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import ResultRecord, SubmissionRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
-from holdfast.coordinator.restore.compatibility import judge_snapshot
+from holdfast.coordinator.restore.compatibility import check_compatibility
 from holdfast.coordinator.restore.plan import plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport, Presence, Refusal, SchemaVerdict
 from holdfast.statebackends.errors import (
@@ -72,7 +72,7 @@ def test_every_operator_and_state_is_told_with_its_verdict() -> None:
     old = snapshot(*TWO.operators, stored("gone", keyed(2, EXTRA)), stored("shell", (OperatorSubtaskState(),)))
     count = vertex(operator("count", "process", WIDER, StateMeta("new", "list", "str", "utf8"), key_type="utf8"), parallelism=3)
     graph = graph_of(word_count().vertices[0], count, vertex(operator("added", "process", EXTRA, key_type="utf8")))
-    found = {finding.uid: finding for finding in judge_snapshot(old, graph).operators}
+    found = {finding.uid: finding for finding in check_compatibility(old, graph).operators}
     presences = {uid: finding.presence for uid, finding in found.items()}
     assert presences == {
         "source": Presence.MATCHED,
@@ -97,8 +97,8 @@ def test_sizes_and_changes_of_every_state_are_told() -> None:
         stored("source", lists([b"a"], [b"bc"])), stored("count", keyed(2, COUNTS, EXTRA, last)), stored("gone", keyed(3))
     )
     count = vertex(operator("count", "process", bad, newer, key_type="utf8"))
-    judgement = judge_snapshot(old, graph_of(word_count().vertices[0], count), allow_non_restored_state=True)
-    found = {(finding.uid, state.name): state for finding in judgement.operators for state in finding.states}
+    compatibility = check_compatibility(old, graph_of(word_count().vertices[0], count), allow_non_restored_state=True)
+    found = {(finding.uid, state.name): state for finding in compatibility.operators for state in finding.states}
     sizes = {name: state.size for name, state in found.items()}
     source = next(state for uid, state in found if uid == "source")
     assert sizes == {
@@ -117,20 +117,20 @@ def test_sizes_and_changes_of_every_state_are_told() -> None:
         ("count", "last"): [("total", "widened"), ("note", "removed"), ("city", "added")],
         ("gone", "counts"): [],
     }
-    rewritten = next(note for note in judgement.notes if "is rewritten" in note)
+    rewritten = next(note for note in compatibility.notes if "is rewritten" in note)
     assert "note (str) is removed, and what was stored in it is lost" in rewritten
     assert "city (str) is added, with its default" in rewritten
-    report = PreflightReport(job_id=JOB, job_name="word count", operators=judgement.operators)
+    report = PreflightReport(job_id=JOB, job_name="word count", operators=compatibility.operators)
     assert msgspec.json.decode(msgspec.json.encode(report), type=PreflightReport) == report
     old_form = msgspec.json.encode(report).replace(b'"changes"', b'"later"').replace(b'"size"', b'"other"')
     assert msgspec.json.decode(old_form, type=PreflightReport).operators[0].states[0].changes == ()
-    refusals = judge_snapshot(old, graph_of(word_count().vertices[0], count)).refusals
+    refusals = check_compatibility(old, graph_of(word_count().vertices[0], count)).refusals
     assert any("operator 'count': extra (18 bytes)." in refusal.message for refusal in refusals)
 
 
 def test_states_in_native_files_have_no_size_of_their_own() -> None:
     old = snapshot(TWO.operators[0], stored("count", native()))
-    found = judge_snapshot(old, word_count(state_backend="rocksdb")).operators
+    found = check_compatibility(old, word_count(state_backend="rocksdb")).operators
     assert [(state.name, state.size) for state in found[1].states] == [("counts", None)]
     assert found[1].size > 0
 
@@ -141,10 +141,10 @@ def test_a_note_tells_a_few_changes_and_that_there_are_more() -> None:
     new = StateMeta("counts", "value", "struct<a: int>", "utf8")
     count = vertex(operator("count", "process", new, key_type="utf8"))
     metadata = snapshot(TWO.operators[0], stored("count", keyed(2, old)))
-    judgement = judge_snapshot(metadata, graph_of(word_count().vertices[0], count))
-    (note,) = judgement.notes
+    compatibility = check_compatibility(metadata, graph_of(word_count().vertices[0], count))
+    (note,) = compatibility.notes
     assert note.endswith("; and 12 more (a preflight lists them)")
-    assert len(judgement.operators[1].states[0].changes) == 20
+    assert len(compatibility.operators[1].states[0].changes) == 20
 
 
 def test_all_that_is_wrong_is_refused_at_once_and_the_first_is_raised() -> None:
@@ -154,36 +154,36 @@ def test_all_that_is_wrong_is_refused_at_once_and_the_first_is_raised() -> None:
         parallelism=200,
         max_parallelism=256,
     )
-    judgement = judge_snapshot(old, graph_of(word_count().vertices[0], wrong))
-    kinds = [refusal.kind for refusal in judgement.refusals]
+    compatibility = check_compatibility(old, graph_of(word_count().vertices[0], wrong))
+    kinds = [refusal.kind for refusal in compatibility.refusals]
     assert kinds == ["UnclaimedStateError", "IncompatibleStateError", "BackendMismatchError", "MaxParallelismError"]
-    report = PreflightReport(job_id=JOB, job_name="word count", refusals=judgement.refusals)
+    report = PreflightReport(job_id=JOB, job_name="word count", refusals=compatibility.refusals)
     with pytest.raises(UnclaimedStateError, match="3 more reasons") as caught:
         report.check()
-    assert caught.value.others == [refusal.message for refusal in judgement.refusals[1:]]
+    assert caught.value.others == [refusal.message for refusal in compatibility.refusals[1:]]
     assert caught.value.operators == {"gone": 9}
 
 
 def test_native_files_are_refused_on_another_backend_and_fit_on_their_own() -> None:
     old = snapshot(TWO.operators[0], stored("count", native()))
     for backend in ("memory", "filesystem"):
-        (refusal,) = judge_snapshot(old, word_count(state_backend=backend)).refusals
+        (refusal,) = check_compatibility(old, word_count(state_backend=backend)).refusals
         error = refusal.error()
         assert isinstance(error, BackendMismatchError)
         assert (error.operator, error.stored, error.requested) == ("count", "rocksdb", backend)
-    assert judge_snapshot(old, word_count(state_backend="rocksdb")).refusals == ()
+    assert check_compatibility(old, word_count(state_backend="rocksdb")).refusals == ()
 
 
 def test_what_is_accepted_is_noted() -> None:
     old = snapshot(*TWO.operators[:1], stored("count", keyed(2, COUNTS, EXTRA)), stored("gone", keyed(1)))
     unnamed = msgspec.structs.replace(operator("count", "process", WIDER, key_type="utf8"), uid_generated=True)
-    judgement = judge_snapshot(old, graph_of(word_count().vertices[0], vertex(unnamed)), allow_non_restored_state=True)
-    assert judgement.refusals == ()
-    assert [note.partition(":")[0] for note in judgement.notes[:2]] == ["operator 'gone' is not in the job", "operator 'count'"]
-    assert "extra (18 bytes) are dropped" in judgement.notes[1]
-    assert "'counts' is rewritten from value of int by utf8 to value of float by utf8" in judgement.notes[2]
-    assert "extra is pickled" in judgement.notes[3]
-    assert "no uid of its own" in judgement.notes[4]
+    compatibility = check_compatibility(old, graph_of(word_count().vertices[0], vertex(unnamed)), allow_non_restored_state=True)
+    assert compatibility.refusals == ()
+    assert [note.partition(":")[0] for note in compatibility.notes[:2]] == ["operator 'gone' is not in the job", "operator 'count'"]
+    assert "extra (18 bytes) are dropped" in compatibility.notes[1]
+    assert "'counts' is rewritten from value of int by utf8 to value of float by utf8" in compatibility.notes[2]
+    assert "extra is pickled" in compatibility.notes[3]
+    assert "no uid of its own" in compatibility.notes[4]
 
 
 # ------------------------------------------------------------------------------------------------- refusal equals report
@@ -215,16 +215,16 @@ def test_a_restore_is_refused_exactly_when_the_report_says_so(
         for uid, states in sorted(new.items())
     )
     graph = JobGraph("word count", (word_count().vertices[0], *vertices), (), JobConfig(state_backend=backend))
-    judgement = judge_snapshot(metadata, graph, allow_non_restored_state=allowed)
-    verdicts = [{state.verdict for state in finding.states} for finding in judgement.operators]
+    compatibility = check_compatibility(metadata, graph, allow_non_restored_state=allowed)
+    verdicts = [{state.verdict for state in finding.states} for finding in compatibility.operators]
     incompatible = any(SchemaVerdict.INCOMPATIBLE in found for found in verdicts)
     lost = any(SchemaVerdict.REMOVED in found for found in verdicts)
     has_state = {uid for uid in old if uid == native_uid or old[uid]}
     crowded = parallelism == 200 and bool(has_state & set(new))
     mixed = native_uid in old and native_uid in new and backend == "memory"
-    assert bool(judgement.refusals) == (incompatible or crowded or mixed or (lost and not allowed))
-    decoded = msgspec.json.decode(msgspec.json.encode(judgement.refusals), type=tuple[Refusal, ...])
-    for sent, refusal in zip(decoded, judgement.refusals, strict=True):
+    assert bool(compatibility.refusals) == (incompatible or crowded or mixed or (lost and not allowed))
+    decoded = msgspec.json.decode(msgspec.json.encode(compatibility.refusals), type=tuple[Refusal, ...])
+    for sent, refusal in zip(decoded, compatibility.refusals, strict=True):
         assert type(sent.error()) is type(refusal.error())
         assert isinstance(sent.error(), RestoreError)
 

@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Submission
 from holdfast.coordinator.dispatcher.submit import Starter, preflight, start_submission
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.restore.compatibility import judge_snapshot
+from holdfast.coordinator.restore.compatibility import check_compatibility
 from holdfast.coordinator.restore.plan import SubmissionPlan, plan_submission
 from holdfast.coordinator.restore.preflight import Presence
 from holdfast.operators.datastream.environment import Environment
@@ -208,15 +208,15 @@ def test_r07_without_uids_a_changed_graph_is_refused_and_every_start_before_has_
     assert stateful_uid(before) != stateful_uid(after)
     seen = next(state for vertex in before.vertices for operator in vertex.operators for state in operator.states if state.key_type)
     old = snapshot(stored(stateful_uid(before), keyed(1, seen)))
-    same = judge_snapshot(old, before)
+    same = check_compatibility(old, before)
     assert same.refusals == ()
     assert any("has no uid of its own" in note for note in same.notes)
-    changed = judge_snapshot(old, after)
+    changed = check_compatibility(old, after)
     assert isinstance(changed.refusals[0].error(), UnclaimedStateError)
     removed = [finding for finding in changed.operators if finding.presence is Presence.REMOVED]
     assert [finding.renamed_to for finding in removed] == [stateful_uid(after)], "the likely new name is proposed"
     named = snapshot(stored("mine", keyed(1, seen)))
-    assert judge_snapshot(named, graph_of(uid="mine", filtered=True)).refusals == ()
+    assert check_compatibility(named, graph_of(uid="mine", filtered=True)).refusals == ()
 
 
 # --------------------------------------------------------------------------------------------------------------------- R14
@@ -255,7 +255,7 @@ def test_s03_what_an_older_metadata_lacks_has_the_meaning_of_its_default() -> No
         del body[field]
     older = msgspec.convert(body, type(metadata))
     assert (older.properties, older.graph, older.external) == ({}, None, ())
-    assert judge_snapshot(older, word_count()).refusals == ()
+    assert check_compatibility(older, word_count()).refusals == ()
 
 
 @pytest.mark.parametrize(("threshold", "fits"), [(0, True), (1, True), (1 << 20, True), ((1 << 20) + 1, False), (-1, False)])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordinator.restore.compatibility import judge_snapshot
+from holdfast.coordinator.restore.compatibility import check_compatibility
 from holdfast.statebackends.errors import BackendMismatchError
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
@@ -111,7 +111,7 @@ def test_r14_r17_a_native_savepoint_moves_and_restores_on_its_own_backend_and_is
     heap = {"memory", "filesystem"}
     for other in KINDS:
         fits = other == kind or {kind, other} == heap
-        refusals = judge_snapshot(moved.metadata, graph_for(moved, 3, other)).refusals
+        refusals = check_compatibility(moved.metadata, graph_for(moved, 3, other)).refusals
         assert [refusal.kind for refusal in refusals] == ([] if fits else ["BackendMismatchError"]), (kind, other)
         if not fits:
             error = refusals[0].error()

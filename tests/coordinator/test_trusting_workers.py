@@ -107,10 +107,10 @@ def test_texts_are_clipped_where_they_are_taken() -> None:
     assert len(view.failure_message or "") < TEXT_BYTES_MAX + 100
     failed = SubtaskStatus(1, vertex, 0, TaskState.FAILED, error="E: " + "e" * 100_000, traceback="t" * 100_000 + "last line")
     rig.call(lambda ticket: job_events.StatesReceived(ticket, StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (failed,))))
-    incident = rig.master.lifecycle.exceptions.newest
-    assert incident is not None
-    assert (len(incident.error), len(incident.traceback)) == (TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX)
-    assert incident.traceback.endswith("last line")
+    failure = rig.master.lifecycle.exceptions.newest
+    assert failure is not None
+    assert (len(failure.error), len(failure.traceback)) == (TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX)
+    assert failure.traceback.endswith("last line")
 
 
 def test_a_clipped_text_has_whole_characters_and_a_sign_that_it_goes_on() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.coordinator.ha.snapshots import load_snapshot, read_lists
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
-from holdfast.coordinator.restore.compatibility import judge_snapshot
+from holdfast.coordinator.restore.compatibility import check_compatibility
 from holdfast.statebackends.backend import RestoredOperatorState, TimerRow
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.backends.operator import read_entries
@@ -38,8 +38,8 @@ class Restored:
         self._backend, self._local = backend, local
         self.metadata: SnapshotMetadata = run_flow(load_snapshot(self.folder), self.storage)
         self.graph = graph(job, parallelism, backend)
-        judgement = judge_snapshot(self.metadata, self.graph)
-        for refusal in judgement.refusals:
+        compatibility = check_compatibility(self.metadata, self.graph)
+        for refusal in compatibility.refusals:
             raise refusal.error()
         lists = {
             (stored.uid, name): run_flow(read_lists(stored, name, self.folder), self.storage)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.failover import Failure
 from tests.simulation.checker_world import Story, graph, process
 
 PAUSE_MS = 50
@@ -55,7 +55,7 @@ class Job(Story):
 
     def give_up(self, number: int, restored: int = 0) -> None:
         """The attempt ends for a checkpoint that failed."""
-        self.master.lifecycle.exceptions.newest = Incident(f"CheckpointFailed: checkpoint {number}: expired: no answer")
+        self.master.lifecycle.exceptions.newest = Failure(f"CheckpointFailed: checkpoint {number}: expired: no answer")
         self.record_attempt(restored)
 
 

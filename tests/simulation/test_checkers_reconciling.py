@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from holdfast.chaos.checkers.observations import Listened
-from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.failover import Failure
 from holdfast.coordinator.jobmaster.lifecycle import NOT_BACK
 from tests.simulation.checker_world import Story, graph, process
 
@@ -30,7 +30,7 @@ class Takeover(Story):
 
     def give_up(self, at_ms: int, error: str = f"WorkerLost: slots [0] {NOT_BACK}") -> list[tuple[str, str]]:
         self.now_ms = at_ms
-        self.master.lifecycle.exceptions.newest = Incident(error)
+        self.master.lifecycle.exceptions.newest = Failure(error)
         self.record_attempt(0)
         return self.violations
 

@@ -47,7 +47,7 @@ def test_a_repair_that_takes_a_checkpoint_away(story: Story, monkeypatch: pytest
     judge = owners._of_checkpoint
 
     def wrong(evidence: Any, number: int, name: str, path: str, claims: Claims) -> Any:
-        return owners._nobodys("wrong") if name == "_claim" else judge(evidence, number, name, path, claims)
+        return owners._orphaned("wrong") if name == "_claim" else judge(evidence, number, name, path, claims)
 
     monkeypatch.setattr(owners, "_of_checkpoint", wrong)
     assert die(story) == ["I29"]

@@ -7,7 +7,7 @@ import pytest
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import SubtaskStatus, TaskState
 from holdfast.chaos.checkers.observations import Reported
-from holdfast.coordinator.jobmaster.failover import Incident
+from holdfast.coordinator.jobmaster.failover import Failure
 from tests.simulation.test_checkers_pacing import Job
 
 USER, LOST = "UserFunctionError: operator 'count': no", "WorkerLost: slot 0"
@@ -25,7 +25,7 @@ class Restarting(Job):
         if error == USER:
             status = SubtaskStatus(self.attempt, "count" * 6, 0, TaskState.FAILED, error=error)
             self.tell(Reported(self.now_ms, "worker-0.1", 0, status))
-        self.master.lifecycle.exceptions.newest = Incident(error)
+        self.master.lifecycle.exceptions.newest = Failure(error)
         failed_ms = self.now_ms
         self.master.lifecycle._restart_at_ms = failed_ms + (pause_ms if planned_ms is None else planned_ms)
         self.record_attempt(restored)

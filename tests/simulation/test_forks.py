@@ -239,7 +239,7 @@ def test_no_row_is_lost_or_repeated_by_a_fork_and_no_log_is_written_by_another_j
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("order", ["before the judgement", "behind the judgement"])
+@pytest.mark.parametrize("order", ["before the check", "behind the check"])
 def test_rows_of_a_log_that_a_third_job_took_over_before_it_died_are_dropped_by_nobody(order: str, *, after: bool) -> None:
     """At each of its deaths: the rows are in the old output, or the fork is refused, or it does not begin until they are there."""
 
@@ -255,10 +255,10 @@ def test_rows_of_a_log_that_a_third_job_took_over_before_it_died_are_dropped_by_
     seen = set()
     for kill in range(changes):
         scene = staged()
-        if order == "before the judgement":
+        if order == "before the check":
             scene.take_over(kill, after=after)
         plan = scene._ask()
-        if order == "behind the judgement":
+        if order == "behind the check":
             scene.take_over(kill, after=after)
         if plan.report.refusals:
             (refusal,) = plan.report.refusals
@@ -278,7 +278,7 @@ def test_rows_of_a_log_that_a_third_job_took_over_before_it_died_are_dropped_by_
             fork.start()
         scene._write_fork(fork)
         scene._check()
-    assert seen == ({"refused"} if order == "before the judgement" else {f"fenced by {THIRD}"})
+    assert seen == ({"refused"} if order == "before the check" else {f"fenced by {THIRD}"})
 
 
 def _always(fate: Fate) -> Callable[..., Any]:
@@ -318,7 +318,7 @@ def _lets_go_where_fenced(original: Callable[..., Any]) -> Callable[..., Any]:
     ],
     ids=["a fork commits for another job", "a fork leaves it to a job that is over", "a job forgets what it staged where it was"],
 )
-def test_a_wrong_judgement_is_seen(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, mutant: Any, seen: str) -> None:
+def test_a_wrong_fate_is_seen(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, mutant: Any, seen: str) -> None:
     monkeypatch.setattr(module, name, mutant)
     with pytest.raises(Wrong, match=seen):
         verdicts()
@@ -326,8 +326,8 @@ def test_a_wrong_judgement_is_seen(monkeypatch: pytest.MonkeyPatch, module: Any,
 
 def test_a_log_that_another_job_took_is_seen_by_the_coordinator_and_by_the_committer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Either alone is enough for no row to be lost; without both it is seen."""
-    mutant = _passes_over_owners(sink_forks_module._look)
-    monkeypatch.setattr(sink_forks_module, "_look", mutant)
+    mutant = _passes_over_owners(sink_forks_module._read_log)
+    monkeypatch.setattr(sink_forks_module, "_read_log", mutant)
     with pytest.raises(Wrong, match="can't recover"):
         verdicts()
     monkeypatch.setattr(committer_module, "end_log_flow", _lets_go_where_fenced(end_log_flow))

@@ -20,7 +20,7 @@ from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, LeaderRecord, RestorePoint, encode_record
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
-from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure
 from holdfast.coordinator.jobmaster.releases import Releases
 from holdfast.coordinator.jobmaster.slots import JobTurn, SlotPool
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
@@ -152,7 +152,7 @@ def test_pauses_before_restarts() -> None:
     def pauses() -> list[int | None]:
         exceptions, found = ExceptionHistory(RestartStrategy(), 0), []
         for _ in range(2):
-            found += [exceptions.restart_delay_ms(Incident("UserFunctionError: no"), same_incident=False) for _ in range(2)]
+            found += [exceptions.restart_delay_ms(Failure("UserFunctionError: no"), same_failure=False) for _ in range(2)]
             exceptions.progressed()
         return found
 
@@ -361,7 +361,7 @@ def test_trusted_registrations_and_borrowed_proof() -> None:
             message = RegisterWorker(*names, spawn=spawn, launch_token=token)
             slot_pool = SlotPool(setup, random.Random(0), JobTurn())
             with suppress(AuthenticationError):
-                slot_pool.judge(message)
+                slot_pool.check_registration(message)
                 believed.append((slot, spawn, "its own" if token else "none"))
         return believed
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import ShutdownWorker, TaskState
-from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Incident, is_final, is_of_user_code
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure, is_final, is_of_user_code
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 
@@ -70,7 +70,7 @@ def delays(strategy: RestartStrategy, *causes: str) -> list[int | None]:
         if cause == "-":
             exceptions.progressed()
         else:
-            found.append(exceptions.restart_delay_ms(Incident(cause), same_incident=False))
+            found.append(exceptions.restart_delay_ms(Failure(cause), same_failure=False))
     return found
 
 
@@ -98,7 +98,7 @@ def test_a_fixed_delay_stays_as_it_is_and_none_restarts_nothing() -> None:
 
 def test_a_failure_that_ends_the_job_is_no_restart() -> None:
     exceptions = ExceptionHistory(RestartStrategy(attempts_max=1), 0)
-    assert [exceptions.restart_delay_ms(Incident(USER), same_incident=False) for _ in range(2)] == [1_000, None]
+    assert [exceptions.restart_delay_ms(Failure(USER), same_failure=False) for _ in range(2)] == [1_000, None]
     assert exceptions.restarts == 1
 
 
