@@ -1,4 +1,4 @@
-"""Settings of a coordinator process, validated once. Settings of jobs are `holdfast.barriers.jobgraph.JobConfig`."""
+"""Settings of a coordinator process, validated once. Settings of jobs: `holdfast.barriers.jobgraph.JobConfig`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Times in ms; every limit has its unit in its name or is a count."""
+    """Settings of one coordinator process. Times are in ms."""
 
     state_directory: str
-    """Directory or URL that every worker sees too."""
+    """Directory or URL that every worker sees, too."""
     url: str = ""
-    """Where this coordinator is reached; written into leader records."""
+    """URL of this coordinator, written into leader records."""
     storage_threads: int = 8
-    """Threads that decide, claim and prepare, shared by all jobs."""
+    """Threads that write claims and decisions and prepare attempts, shared by all jobs. At least 1."""
     recovery_threads: int = 8
-    """Threads that lead jobs on after a start, each one job at a time."""
+    """Threads that recover jobs after a start, one job each at a time. At least 1."""
     cleanup_threads: int = 2
-    """Threads that delete; deletions never hold up a decision."""
+    """Threads that delete; no decision waits for a deletion. At least 1."""
     inbox_events_max: int = 10_000
-    """Events that may wait for one job's thread; a caller beyond that waits its turn."""
+    """Events that may wait for one job's thread; further callers block. At least 1."""
     call_timeout_ms: int = 30_000
-    """How long a call from outside waits for its job's thread."""
+    """How long a call from outside waits for its job's thread. At least 1."""
     jobs_max: int = 1_000
-    """Jobs in memory, ended ones included; the longest ended one is forgotten first."""
+    """Jobs in memory, ended ones included; the one that ended first is forgotten first. At least 1."""
     seed: int | None = None
-    """Of nonces, session ids and first checkpoint delays; None: drawn from the system."""
+    """Seed of nonces, session ids and first checkpoint delays; None: drawn from the operating system."""
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""

@@ -1,6 +1,6 @@
-"""What a core hands over at the end of a turn: the actions of one event, and notes for the log.
+"""A core's turn: the actions of one event, and notes for the log.
 
-Notes are frozen records of what happened; no decision depends on them. `dispatcher/job_log.py` turns them into lines."""
+Notes are frozen records of what happened; no decision depends on them. `dispatcher/job_log.py` turns them into log lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason
 
 
 class StateChanged(msgspec.Struct, frozen=True):
-    """The job entered a state. `reason`: why, of a state that needs one; it may hold a user's text."""
+    """The job entered a state. `reason` may hold a user's text; empty for a state that needs none."""
 
     state: str
     previous: str
@@ -28,12 +28,12 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     restarts: int
     """Failovers of the submission so far, this one included."""
     restart_in_ms: int | None
-    """None: no further attempt is allowed."""
+    """None: the job fails, no further attempt follows."""
     vertex: str = ""
     subtask: int = -1
     slot: int = -1
     frames: str = ""
-    """Of the user's code, where it raised: lines below the error."""
+    """Frames of the user's code where it raised, one a line."""
 
 
 class AttemptDeployed(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class AttemptDeployed(msgspec.Struct, frozen=True):
 
     attempt: int
     checkpoint_id: int
-    """That it is restored from; 0: it begins empty."""
+    """Snapshot that it is restored from; 0: it begins empty."""
     folder: str = ""
     savepoint: bool = False
 
@@ -56,7 +56,7 @@ class CheckpointFailed(msgspec.Struct, frozen=True):
 
 
 class RequestEnded(msgspec.Struct, frozen=True):
-    """What a user asked for is done, or has failed. `location`: of a savepoint."""
+    """A user's request ended. `location`: of a savepoint."""
 
     kind: CheckpointKind
     trigger_id: str
@@ -65,7 +65,7 @@ class RequestEnded(msgspec.Struct, frozen=True):
     reason: FailureReason | None = None
     message: str = ""
     tries: int = 1
-    """Checkpoints that it took."""
+    """Checkpoints that were begun for it."""
 
 
 Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded
@@ -75,7 +75,7 @@ Action = TypeVar("Action")
 
 @dataclass(slots=True)
 class Turn(Generic[Action]):
-    """The event being handled: its time, and the actions so far. Shared by the parts of one core."""
+    """The event that is handled: its times, the actions so far and the notes. Shared by the parts of one core."""
 
     now_ms: int = 0
     wall_ms: int = 0

@@ -1,8 +1,8 @@
-"""What a submission's operators have counted, over all of its attempts. Pure.
+"""Totals: the counts of a submission's operators over all of its attempts. Pure.
 
-Workers count from 0 in each attempt, and tell the numbers of each cut with their acknowledgement. A completed checkpoint
-keeps the sums; an attempt that is restored from it goes on from there. So what is read again after a failure is counted
-once, and the totals of a job that ended are those of a run without failures."""
+Workers count from 0 in each attempt, and report the counts of each cut with their acknowledgement. A completed checkpoint stores
+the sums; an attempt that is restored from it goes on from them. Records that are read again after a failure are counted once, and
+the totals of a job that ended are those of a run without failures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COUNTERS_PROPERTY = "counters"
 
 
 class OperatorTotals(msgspec.Struct, frozen=True):
-    """One operator over all of its subtasks: the sums of `OperatorMetrics`, the latest record, and why the first row that was left
-    out was."""
+    """One operator over all of its subtasks: sums of `OperatorMetrics`, the highest lateness in ms, and the reason of the first row
+    that `on_error="skip"` left out."""
 
     records_in: _Count = 0
     records_out: _Count = 0
@@ -35,8 +35,8 @@ class OperatorTotals(msgspec.Struct, frozen=True):
     first_skipped: SkippedReason = ""
 
     def at_least(self, other: OperatorTotals) -> OperatorTotals:
-        """Of each number the higher one; of the counters COUNTERS_MAX at most, those of `other` first. A function's subtasks may
-        have different ones, and two sides that have as many as they may need not have the same."""
+        """The higher of each two numbers. At most COUNTERS_MAX counters, those of `other` first: both sides may be full, with
+        different names."""
         if other == self:
             return self
         names = itertools.islice(dict.fromkeys((*other.counters, *self.counters)), COUNTERS_MAX)
@@ -53,15 +53,15 @@ class OperatorTotals(msgspec.Struct, frozen=True):
 
 
 Totals: TypeAlias = Mapping[str, OperatorTotals]
-"""By uid, of those that counted anything."""
+"""Operator uid -> counts; operators that counted nothing are left out."""
 
 NOTHING = OperatorTotals()
 
 
 class Tally:
-    """The totals of one attempt: those at the cut that it began with, and what its subtasks have counted since.
+    """The totals of one attempt: those at the cut that it began with, plus its subtasks' counts since.
 
-    The sums are kept as the numbers come, so that reading them walks over no subtask."""
+    Sums are updated with each report, so that reading them costs O(operators), not O(subtasks)."""
 
     def __init__(self, graph: JobGraph, base: Totals) -> None:
         self._home = {operator.uid: vertex.vertex_id for vertex in graph.vertices for operator in vertex.operators}
@@ -69,8 +69,7 @@ class Tally:
         self._reported: dict[tuple[str, int], OperatorMetrics] = {}
 
     def count(self, vertex: str, subtask: int, operators: tuple[OperatorMetrics, ...]) -> None:
-        """What a subtask has counted so far, instead of what it told before. Counters of operators that its vertex does not have
-        are a worker's mistake and left out."""
+        """Replace the counts that a subtask reported before. Operators that its vertex does not have are ignored."""
         for entry in operators:
             if self._home.get(entry.operator) == vertex:
                 key = entry.operator, subtask
@@ -83,7 +82,7 @@ class Tally:
 
 
 class _Sum:
-    """COUNTERS_MAX counters at most, those that came first."""
+    """Sums of one operator; COUNTERS_MAX counters at most, those reported first."""
 
     __slots__ = ("counters", "first_skipped", "late_dropped", "late_ms_max", "records_in", "records_out", "rows_skipped")
 
@@ -106,7 +105,7 @@ class _Sum:
                 self.counters[name] = self.counters.get(name, 0) + count - old.counters.get(name, 0)
 
     def totals(self) -> OperatorTotals:
-        """No number is more than a record can hold."""
+        """The sums, cut to what a record can hold (INT_MAX)."""
         counters = {name: _fit(count) for name, count in self.counters.items()}
         return OperatorTotals(
             _fit(self.records_in),
@@ -127,12 +126,12 @@ def _fit(count: int) -> int:
 
 
 class JobTotals(msgspec.Struct, frozen=True):
-    """A submission as a whole."""
+    """Totals of a whole submission."""
 
     records_in: int = 0
-    """Read by its sources."""
+    """Records that its sources read."""
     records_out: int = 0
-    """Taken by its sinks: committed, or to be with the next checkpoint."""
+    """Records that its sinks took: committed, or to be committed with the next checkpoint."""
     late_dropped: int = 0
     rows_skipped: int = 0
 
@@ -149,7 +148,7 @@ def derive_job_totals(graph: JobGraph, totals: Totals) -> JobTotals:
 
 
 def reached(before: Totals, now: Totals) -> Totals:
-    """What counters for a monitoring system show: it stands still while records are read again, and never falls."""
+    """Totals for a monitoring system: they stay while records are read again after a failure, and never fall."""
     if not before:
         return now
     return {**before, **{uid: entry.at_least(before.get(uid, NOTHING)) for uid, entry in now.items()}}
@@ -161,7 +160,7 @@ def encode_totals(totals: Totals) -> str:
 
 
 def decode_totals(text: str) -> Totals:
-    """Nothing for what is no such text: a snapshot that lacks its counters is none the worse for it."""
+    """Totals of a text; empty for malformed ones: a snapshot without its counts restores like any other."""
     try:
         return decode_json(text.encode(), dict[str, OperatorTotals])
     except UNDECODABLE:

@@ -1,7 +1,7 @@
-"""Whether an acknowledgement is one that its task can have sent, and which of the files that it names its task wrote. Pure.
+"""CORE: checks whether a task can have sent an acknowledgement, and which of the files in it the task wrote. Pure.
 
-What a checkpoint refers to is judged when it is acknowledged, since it subsumes older checkpoints once it is complete: a
-handle that no restore accepts must not get that far. It opens no file: what is in one, only its checksum can tell."""
+Handles are checked when they are acknowledged, since a completed checkpoint subsumes older ones: a handle that no restore accepts
+must not get that far. Files are not opened; their content is covered by checksums."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ from holdfast.statebackends.snapshot.parts import FileEnds, outside_detail, wron
 from holdfast.statebackends.state import OPERATOR_KINDS
 
 FILE_BYTES_MAX = 1 << 53
-"""Bytes of one file: more than any has, and as much as every reader of JSON can count."""
+"""Bytes of one file, and entries of one state: the largest integer that every JSON reader represents exactly."""
 NAME_CHARS_MAX = 255
-"""Of a file, as file systems have it."""
+"""Characters of a file's name: the limit of common file systems."""
 EXTERNAL_CHARS_MAX = 4_096
-"""Of one entry of external files: two places, with room for their root."""
+"""Characters of one entry of external files: two places, with room for their root."""
 SHOWN_CHARS_MAX = 200
-"""Of a text of the acknowledgement that an answer repeats."""
+"""Characters that a message repeats of a text in the acknowledgement."""
 
 _CURRENT = "CURRENT"
-"""Of a database: a line with the name of the file that lists all others."""
+"""File of a RocksDB database: one line, the name of its manifest."""
 _CHECKSUM = re.compile(r"xxh3_128:[0-9a-f]{32}")
 _REST = re.compile(r"[0-9A-Za-z]+-[A-Za-z0-9._%~-]+")
-"""Behind the prefix of a writer: its nonce, and the escaped name of a part."""
+"""Rest of a file's name after its writer's prefix: the nonce, and the escaped name of a part."""
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _EXTERNAL_KINDS = frozenset({"source", "sink_writer", "sink_committer"})
 _ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 
 
 class _Refused(Exception):
-    """What is wrong with an acknowledgement."""
+    """The task can't have sent the acknowledgement; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a snapshot of some kind keeps the keyed state of an operator."""
+    """How one kind of snapshot stores the keyed state of an operator."""
 
     formats: frozenset[str]
     inline_below: int
-    """Bytes that an inline part has fewer of."""
+    """An inline part has fewer bytes than this."""
     inline_bytes_max: int
-    """Of all inline parts of one operator."""
+    """Bytes of all inline parts of one operator."""
     shares: bool
     """Whether files may be shared with other checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """What the graph says of one operator."""
+    """One operator, as the graph describes it."""
 
     uid: str
     is_keyed: bool
@@ -83,14 +83,14 @@ class _Operator:
     keyed: Mapping[str, StateMeta]
     lists: Mapping[str, StateMeta]
     older: re.Pattern[str]
-    """Names of shared files that any subtask of it wrote for any checkpoint."""
+    """Matches names of shared files that a subtask of it wrote for some checkpoint."""
     rivals: tuple[str, ...]
-    """Other operators' uids as in names, where they begin as this one's files do: `a-1` for the operator `a`."""
+    """Escaped uids of other operators whose file names may look like this one's: `a-1` for the operator `a`."""
 
 
 @dataclass(slots=True)
 class _Writer:
-    """One subtask of an operator that writes for one checkpoint in one attempt."""
+    """One subtask of one operator, writing for one checkpoint in one attempt."""
 
     operator: _Operator
     checkpoint_id: int
@@ -106,9 +106,8 @@ class _Writer:
         return shared_prefix(self.checkpoint_id, self.operator.uid, self.subtask, self.attempt)
 
     def wrote(self, path: str, *, alone: bool = False) -> bool:
-        """Whether a path, exclusive or shared, is that of a file of this writer. Names tell writers apart: see layout.py.
-
-        They do among writers of one attempt. `alone`: nor can a rival's of another attempt be called so, nonce and all."""
+        """Whether a path, exclusive or shared, is that of a file of this writer. Names identify their writer within an attempt: see
+        statebackends/layout.py. `alone`: true only if no writer of another attempt can have given the name either."""
         shared = path.startswith(_SHARED)
         name = path[len(_SHARED) :] if shared else path
         prefix = self.shared if shared else self.exclusive
@@ -126,7 +125,7 @@ _SHARED = shared_path("")
 
 
 class AcknowledgementValidator:
-    """Of one job: its graph says what a task stores, and which key groups are its own; `shared` knows the files of its bases."""
+    """Checks acknowledgements of one job. `graph` has each task's state and key groups, `shared` the files of base checkpoints."""
 
     def __init__(self, graph: JobGraph, shared: SharedStateRegistry) -> None:
         self._shared = shared
@@ -142,7 +141,7 @@ class AcknowledgementValidator:
         }
 
     def problem(self, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> str | None:
-        """What no such task can have stored for the checkpoint; None if there is nothing."""
+        """Why the task can't have stored this for the checkpoint; None if it can."""
         vertex = self._vertices.get(ack.vertex)
         if vertex is None or not 0 <= ack.subtask < vertex.parallelism:
             return f"the job has no subtask {ack.subtask} of {_shown(ack.vertex)}"
@@ -161,9 +160,9 @@ class AcknowledgementValidator:
         return None
 
     def files_of_writer(self, ack: AcknowledgeCheckpoint) -> Iterator[str]:
-        """Paths in an acknowledgement, whatever else it says, that its own task alone can have written; never a record (`_*`).
+        """Paths in an acknowledgement that its task alone can have written, valid or not; never a record (`_*`).
 
-        Its attempt is what the sender says, and not that of a checkpoint: what a rival may have written in any other stays."""
+        The attempt is the one that the sender gives. Paths that another operator may have written in any attempt are left out."""
         vertex = self._vertices.get(ack.vertex)
         if vertex is None or not 0 <= ack.subtask < vertex.parallelism:
             return
@@ -249,7 +248,7 @@ class AcknowledgementValidator:
     # ------------------------------------------------------------------------------------------------------------- parts
 
     def _check_part(self, writer: _Writer, part: StateHandle, form: _Form, base: int | None, table_format: str) -> int:
-        """Returns its bytes, if they are inline."""
+        """Bytes of an inline part, else 0. Raises _Refused."""
         if isinstance(part, InlineHandle):
             size = len(part.data)
             if size >= form.inline_below:
@@ -273,7 +272,7 @@ class AcknowledgementValidator:
         return 0
 
     def _check_base(self, operator: _Operator, part: PlaceholderHandle, base: int | None) -> None:
-        """A file of the base may be of any subtask of the operator: state moves when a job is rescaled."""
+        """Raise _Refused unless the base has the file; any subtask of the operator may have written it, since state is rescaled."""
         name = shared_name(part.path)
         known = None if name is None or base is None else self._shared.find(base, name, part.offset)
         if known is None or name is None or operator.older.match(name) is None:
@@ -283,7 +282,7 @@ class AcknowledgementValidator:
 
 
 def _form(config: JobConfig, *, savepoint: bool, native: bool) -> _Form:
-    """As the backends write: backend.SnapshotTarget and the tables' writers."""
+    """As the state backends write it: `statebackends/backend.py`, SnapshotTarget, and the writers of tables."""
     if savepoint and not native:
         return _Form(frozenset({"parquet"}), config.inline_threshold, FILE_BYTES_MAX, shares=False)
     if config.state_backend == "memory":
@@ -315,7 +314,7 @@ _key_groups = lru_cache(4_096)(assign_key_groups)
 
 
 def _check_shape(handle: KeyedStateHandle) -> None:
-    """States, parts and names belong together."""
+    """Raise _Refused unless states, parts and names belong together."""
     parts = len(handle.parts)
     if handle.format == NATIVE_FORMAT:
         names = set(handle.names)
@@ -341,24 +340,24 @@ def _check_shape(handle: KeyedStateHandle) -> None:
 
 
 def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:
-    """Several parts are of one file only as pieces, and agree on its length."""
+    """Raise _Refused for two parts of one file, unless they are segments that agree on its length."""
     other = files.setdefault(part.path, part)
     if other is part:
         return
-    pieces = isinstance(other, SegmentHandle) and isinstance(part, SegmentHandle)
-    if not pieces or other.file_length != part.file_length:
+    are_segments = isinstance(other, SegmentHandle) and isinstance(part, SegmentHandle)
+    if not are_segments or other.file_length != part.file_length:
         raise _Refused(f"{part.path} twice")
 
 
 def _check_external(entry: str) -> None:
-    """No more than what a sink's or a source's path may be: a space of another width, or a joiner of letters, is part of a name."""
+    """Raise _Refused for what is no entry of external files. A user's path may have any printable character, and any space."""
     is_text = len(entry) <= EXTERNAL_CHARS_MAX and not has_control_characters(entry)
     if not is_text or not all(place and ".." not in place.split("/") for place in external_places(entry)):
         raise _Refused(f"{_shown(entry)}, which is not the place of a file outside the snapshot")
 
 
 def _count(data: bytes) -> int:
-    """Entries of operator state; -1 for bytes that are none."""
+    """Entries of encoded operator state; -1 if it can't be decoded."""
     try:
         return len(_ENTRIES.decode(data))
     except msgspec.MsgspecError:
@@ -372,5 +371,5 @@ def _wrong_table(data: bytes, table_format: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """A text of somebody else's in a message."""
+    """A text of the sender, quoted and cut for a message."""
     return repr(text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}...")

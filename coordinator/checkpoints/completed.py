@@ -1,6 +1,6 @@
-"""Which completed checkpoints are kept, which ids are still on disk, and which are on their way out. Pure.
+"""CORE: the store of completed checkpoints decides which are retained, and which are deleted when. Pure.
 
-Deletions are asynchronous and may fail: an id that could not be deleted stays a matter for the next recovery's sweep."""
+Deletions are asynchronous and may fail: an id that can't be deleted is left to the sweep of the next recovery."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.errors import InvariantError
 
 RECENT_COMPLETED_MAX = 1_000
-"""Completed ids remembered so that a repeated acknowledgement never deletes a completed checkpoint's files."""
+"""Completed ids remembered, so that a repeated acknowledgement never deletes a completed checkpoint's files."""
 
 DROP_TRIES_MAX = 3
+"""Tries of one deletion; then it is left to the next recovery."""
+
 DROP_RETRY_MS = 5_000
+"""Delay before a failed deletion is tried again."""
 
 
 @dataclass(slots=True)
 class _Dropping:
-    """A deletion under way."""
+    """A deletion that has not ended."""
 
     action: DropCheckpoint
     failures: int = 0
@@ -72,12 +75,12 @@ class CompletedCheckpointStore:
 
     @property
     def deleting(self) -> int:
-        """Completed checkpoints that are being deleted."""
+        """Number of completed checkpoints that are being deleted."""
         return len(self._deleting)
 
     @property
     def newest(self) -> CompletedCheckpoint | None:
-        """What a recovery starts from: the newest checkpoint or stop-savepoint."""
+        """The newest checkpoint or stop-savepoint: a recovery starts from it."""
         last, stop = (self._retained[-1] if self._retained else None), self._stop_point
         if stop is None or (last is not None and last.checkpoint_id > stop.checkpoint_id):
             return last
@@ -85,9 +88,10 @@ class CompletedCheckpointStore:
 
     @property
     def base(self) -> int | None:
-        """The only checkpoint that an increment may build on now: the newest one to recover from, if tasks can have its files.
+        """The checkpoint that an increment may build on now: the newest, if the tasks can have its files.
 
-        None at the start of a submission that began empty, from a savepoint, from elsewhere, or from one that is not the newest."""
+        None at the start of a submission that began empty, from a savepoint, from another job's snapshot, or from a checkpoint that
+        is not the newest."""
         newest = self.newest
         if newest is None or newest.is_savepoint or newest.shared is None:
             return None
@@ -95,19 +99,19 @@ class CompletedCheckpointStore:
         return number if number >= self._first_checkpoint_id or number == self._increment_base else None
 
     def retain_bases(self, bases: frozenset[int]) -> None:
-        """Bases of the increments under way: they stay beyond the limit."""
+        """Set the bases of the increments under way: they stay beyond the limit."""
         self._bases = bases
 
     def is_completed(self, checkpoint_id: int) -> bool:
-        """Known to be COMPLETED; false for ids so old that they are forgotten and deleted."""
+        """Whether the id is known as COMPLETED; false for ids so old that they are deleted and forgotten."""
         return checkpoint_id in self._recent or checkpoint_id in self._savepoints or checkpoint_id in self._folders
 
     def is_ours(self, checkpoint_id: int) -> bool:
-        """Of this submission or a later one. What an older one completed, another job may have claimed since."""
+        """Whether the id is of this submission. Another job may have claimed what an older submission completed."""
         return checkpoint_id >= self._first_checkpoint_id
 
     def add(self, checkpoint: CompletedCheckpoint) -> None:
-        """A checkpoint completed. Raises InvariantError if its id is known already."""
+        """Add a completed checkpoint. Raises InvariantError if its id is known already."""
         if self.is_completed(checkpoint.checkpoint_id):
             raise InvariantError(f"checkpoint {checkpoint.checkpoint_id} completed twice")
         self._note(checkpoint)
@@ -115,13 +119,14 @@ class CompletedCheckpointStore:
             self._restored_id = 0
 
     def aborted(self, checkpoint_id: int) -> None:
-        """An id was aborted: claim and decision stay on disk until a higher one completes."""
+        """Note an aborted id: its claim and decision stay in storage until a higher id completes."""
         self._aborted.append(checkpoint_id)
 
     def take_drops(self) -> list[DropCheckpoint]:
-        """What retention lets go now: the oldest beyond the limit, and aborted ids below the newest completed one.
+        """Checkpoints to drop now: the oldest beyond the limit, and aborted ids below the newest completed one.
 
-        What the job was restored from is not counted; the base of an increment under way is, and goes later."""
+        The snapshot that the job was restored from does not count against the limit. Bases of increments under way do, and are
+        dropped later."""
         if len(self._retained) <= self._retained_max and not self._aborted:
             return []
         drops: list[DropCheckpoint] = []
@@ -147,7 +152,7 @@ class CompletedCheckpointStore:
         return drops
 
     def dropped(self, checkpoint_id: int) -> None:
-        """A deletion ended."""
+        """Note the end of a deletion."""
         self.shared_state.forget(checkpoint_id)
         self._give_up(checkpoint_id)
 
@@ -156,7 +161,7 @@ class CompletedCheckpointStore:
         self._dropping.pop(checkpoint_id, None)
 
     def drop_failed(self, checkpoint_id: int, now_ms: int) -> None:
-        """A deletion failed: tried again a few times, then left to the next recovery's sweep; its files may still be needed."""
+        """Note a failed deletion: it is retried, or left to the next recovery. Its shared files count as needed."""
         dropping = self._dropping.get(checkpoint_id)
         if dropping is None or dropping.failures + 1 >= DROP_TRIES_MAX:
             self._give_up(checkpoint_id)
@@ -179,7 +184,7 @@ class CompletedCheckpointStore:
         return min((entry.retry_ms for entry in self._dropping.values() if entry.retry_ms is not None), default=None)
 
     def check(self) -> None:
-        """Raise InvariantError if the retained ids are out of order or too many (I16)."""
+        """Raise InvariantError if the retained ids are out of order or too many (docs/invariants.md, I16)."""
         ids = [entry.checkpoint_id for entry in self._retained]
         if any(map(ge, ids, ids[1:])):
             raise InvariantError(f"retained ids are out of order: {ids}")
@@ -187,7 +192,7 @@ class CompletedCheckpointStore:
             raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")
 
     def _drop(self, checkpoint_id: int, folder: str) -> DropCheckpoint:
-        """Whatever becomes of the deletion, the checkpoint is none any more: its files are those of others, or go with it."""
+        """Drop a checkpoint. Its exclusive files are deleted; shared files stay while another checkpoint refers to them."""
         released = self.shared_state.release(checkpoint_id)
         action = DropCheckpoint(checkpoint_id, folder, released.names, released.after)
         self._dropping[checkpoint_id] = _Dropping(action)

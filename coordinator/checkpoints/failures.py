@@ -1,4 +1,4 @@
-"""When failed checkpoints fail the job: a count of consecutive failures that are the tasks' or the storage's. Pure."""
+"""CORE: decides when failed checkpoints fail the job, by the number of consecutive failures of tasks or storage. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from holdfast.barriers.messages import FailureReason
 
 COUNTED_IDS_MAX = 1_000
-"""Failed ids remembered so that each counts once."""
+"""Failed ids remembered, so that each counts once."""
 
 _COUNTED = frozenset(
     {
@@ -20,7 +20,7 @@ _COUNTED = frozenset(
 
 
 class CheckpointFailureManager:
-    """Counts each failed id once; a success resets it and makes older failures irrelevant.
+    """Counts each failed id once. A completed checkpoint resets the count, and failures of older ids no longer count.
 
     `tolerable` failures in a row are accepted; the next one fails the job and resets the count.
     Source: Flink, CheckpointFailureManager."""
@@ -37,12 +37,12 @@ class CheckpointFailureManager:
         return self._count
 
     def completed(self, checkpoint_id: int) -> None:
-        """A checkpoint completed."""
+        """Note a completed checkpoint."""
         self._last_completed = max(self._last_completed, checkpoint_id)
         self._reset()
 
     def failed(self, checkpoint_id: int, reason: FailureReason, *, savepoint: bool = False) -> bool:
-        """A checkpoint failed; True if the job must fail. Storage errors of a savepoint are its requester's affair."""
+        """Note a failed checkpoint; True if the job must fail. A savepoint's storage errors don't count: a user chose the place."""
         if reason not in _COUNTED or (savepoint and reason is FailureReason.IO_EXCEPTION):
             return False
         if checkpoint_id <= self._last_completed or checkpoint_id in self._failed:

@@ -1,6 +1,6 @@
-"""CORE: one checkpoint between its claim and its decision: which tasks acknowledged, and which write is under way.
+"""CORE: a pending checkpoint, from its claim to its decision: which tasks acknowledged, and which write is under way.
 
-It decides nothing about other checkpoints and performs nothing; the checkpoint coordinator does."""
+It knows nothing of other checkpoints; the checkpoint coordinator decides what is written when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.statebackends.handles import FileHandle, OperatorState, OperatorSu
 
 class PendingStatus(StrEnum):
     CLAIMING = "claiming"
-    """The id is being taken; no task knows of it. If the claim fails for certain, the id stays free and nothing follows."""
+    """The claim is being written; no task knows of the id. If the claim certainly failed, the id stays free."""
     AWAITING_ACKS = "awaiting_acks"
     READY = "ready"
     """Every task acknowledged; an older checkpoint's metadata is still being written."""
@@ -41,14 +41,14 @@ TRANSITIONS: Mapping[PendingStatus, frozenset[PendingStatus]] = {
     PendingStatus.COMPLETED: frozenset(),
     PendingStatus.ABORTED: frozenset(),
 }
-"""Status -> what may follow; any other step is an InvariantError.
+"""Status -> statuses that may follow; any other step is an InvariantError.
 
-A failed write of ABORTED is repeated. A checkpoint on its way to ABORTED is completed when our own write of COMPLETED, whose
-outcome was unknown, turns out to be stored."""
+ABORTING follows itself, since a failed write of ABORTED is repeated. COMPLETED follows ABORTING when our own write of COMPLETED,
+whose outcome was unknown, turns out to be stored."""
 
 
 class PendingCheckpoint:
-    """Acknowledgements are kept as a mapping of tasks, never as a counter: each task counts once."""
+    """One claimed checkpoint. Acknowledgements are kept by task, never as a counter: each task counts once."""
 
     def __init__(
         self,
@@ -72,22 +72,22 @@ class PendingCheckpoint:
         self.deadline_ms: int | None = deadline_ms
         self.timestamp_ms = 0
         self.base: int | None = None
-        """The only checkpoint that tasks may build on; from the trigger on."""
+        """Checkpoint that increments may build on, set at the trigger; None: increments are not allowed."""
         self.resolved: ResolvedStates | None = None
-        """What was acknowledged, placeholders resolved; from the write of its metadata on."""
+        """Acknowledged state with the base's files in place of placeholders; set when its metadata is written."""
         self.totals: Totals = {}
-        """What the submission's operators had counted at its cut; from the write of its metadata on."""
+        """Counts of the submission's operators at its cut; set when its metadata is written."""
         self.status = PendingStatus.CLAIMING
         self.triggered = False
         self.acks: dict[SubtaskKey, AcknowledgeCheckpoint] = {}
         self.abort_reason: FailureReason | None = None
         self.abort_message = ""
         self.retry_ms: int | None = None
-        """When a write of ABORTED that failed is tried again."""
+        """When a failed write of ABORTED is repeated."""
 
     @property
     def is_undecided(self) -> bool:
-        """No write of a decision has begun: it may still be aborted or acknowledged."""
+        """No write of a decision has begun: the checkpoint can still be acknowledged or aborted."""
         return self.status in (PendingStatus.CLAIMING, PendingStatus.AWAITING_ACKS, PendingStatus.READY)
 
     @property
@@ -103,7 +103,8 @@ class PendingCheckpoint:
         return is_open and task in self.tasks and task not in self.acks
 
     def acknowledge(self, ack: AcknowledgeCheckpoint) -> AckStatus:
-        """SUCCESS once per task, then DUPLICATE; UNKNOWN for a task that has no part in it; DISCARDED once it is being aborted."""
+        """Take an acknowledgement: SUCCESS once per task, then DUPLICATE; UNKNOWN for a task or attempt without part in the
+        checkpoint; DISCARDED once it is being aborted."""
         task = SubtaskKey(ack.vertex, ack.subtask)
         if task not in self.tasks or ack.attempt != self.attempt:
             return AckStatus.UNKNOWN
@@ -118,7 +119,7 @@ class PendingCheckpoint:
         return AckStatus.SUCCESS
 
     def trigger(self, timestamp_ms: int, base: int | None = None) -> None:
-        """The sources are told; tasks may acknowledge from now on."""
+        """The trigger is sent; tasks may acknowledge from now on."""
         self._enter(PendingStatus.AWAITING_ACKS)
         self.base = base
         self.triggered = True
@@ -133,9 +134,9 @@ class PendingCheckpoint:
         self.retry_ms = None
 
     def begin_complete(self, resolved: ResolvedStates, tally: Tally) -> None:
-        """`resolved`: the states without placeholders; `tally`: of the attempt, as it began.
+        """COMPLETED is being written. `resolved`: the states without placeholders; `tally`: the attempt's counts, as it began.
 
-        Raises InvariantError while acknowledgements are missing, or twice."""
+        Raises InvariantError while acknowledgements are missing, and on a second call."""
         if self.status is not PendingStatus.READY or not self.is_complete:
             raise InvariantError(f"checkpoint {self.checkpoint_id} is {self.status.value} and can't be completed")
         self.resolved = resolved
@@ -158,12 +159,12 @@ class PendingCheckpoint:
 
     @property
     def size(self) -> int:
-        """Bytes, full, of what was acknowledged."""
+        """Bytes of the acknowledged state, those shared with the base included."""
         return sum(state.size for ack in self.acks.values() for state in ack.states.values())
 
     @property
     def shared(self) -> tuple[FileHandle, ...]:
-        """Files that it shares with other checkpoints, or may yet."""
+        """Files that other checkpoints refer to, too, or may later."""
         resolved = self.resolved or {}
         return shared_handles(state for states in resolved.values() for state in states.values())
 
@@ -183,7 +184,7 @@ def list_files(states: Mapping[str, OperatorSubtaskState]) -> tuple[str, ...]:
 def assemble_operators(
     graph: JobGraph, states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 ) -> tuple[OperatorState, ...]:
-    """What all tasks acknowledged, turned round: per operator, subtask by subtask; stateless operators are listed too."""
+    """Acknowledged state by operator and subtask, as `_metadata` lists it: stateless operators, too."""
     empty = OperatorSubtaskState()
     nothing: Mapping[str, OperatorSubtaskState] = {}
     return tuple(

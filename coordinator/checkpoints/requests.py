@@ -1,7 +1,7 @@
-"""Which checkpoint request goes next, and when the next periodic one is due. Pure, given a random source.
+"""CORE: decides which checkpoint request is next, and when the next periodic one is due. Pure, given a random source.
 
-The decider is a bounded priority queue and one decision; its rules for savepoints, manual and periodic requests are those of
-Flink's CheckpointRequestDecider. The schedule is a fixed rate with a random first delay."""
+The decider is a bounded priority queue; the schedule has a fixed rate and a random first delay. It knows nothing of tasks: whether
+a checkpoint can be triggered is decided behind it. Source: Flink, CheckpointRequestDecider."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 
 
 class PeriodicSchedule:
-    """The first tick falls in [min(pause, interval), interval], so that many jobs do not fire together.
-
-    Ticks that were missed (a stopped machine) are not made up for: the next one is a full interval later."""
+    """When periodic checkpoints are due. The first tick is in [min(pause, interval), interval], at random, so that many jobs do not
+    trigger together. Missed ticks (a stopped machine) are skipped: the next one is a full interval later."""
 
     def __init__(self, interval_ms: int | None, min_pause_ms: int, rng: random.Random) -> None:
         self._interval_ms = interval_ms
@@ -32,7 +31,7 @@ class PeriodicSchedule:
         return self._next_ms
 
     def start(self, now_ms: int) -> None:
-        """Begin anew; an earlier start is forgotten."""
+        """Start, or start again with a new first delay."""
         if self._interval_ms is not None:
             first = self._rng.randint(min(self._min_pause_ms, self._interval_ms), self._interval_ms)
             self._next_ms = now_ms + first
@@ -41,7 +40,7 @@ class PeriodicSchedule:
         self._next_ms = None
 
     def take_tick(self, now_ms: int) -> bool:
-        """True if a tick is due; the next one is then set."""
+        """Whether a tick is due; if so, the next one is set."""
         if self._next_ms is None or self._interval_ms is None or now_ms < self._next_ms:
             return False
         self._next_ms += self._interval_ms
@@ -50,12 +49,13 @@ class PeriodicSchedule:
         return True
 
     def postpone(self, until_ms: int) -> None:
-        """Move the next tick to the end of a pause."""
+        """Move the next tick to a time, the end of a pause."""
         if self._next_ms is not None:
             self._next_ms = until_ms
 
 
 QUEUED_REQUESTS_MAX = 1_000
+"""Requests that wait in one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,15 @@ class QueuedRequest:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Smaller goes first: user before periodic, savepoint before checkpoint, then by time."""
+        """Smallest first: users' before periodic ones, savepoints before checkpoints, then in order of arrival."""
         return (self.request.periodic, not self.request.is_forced, self.sequence)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What the decision depends on besides the queue."""
+    """What is under way: the decision depends on it besides the queue."""
 
     preparing: bool
-    """A trigger is between its claim and its barriers."""
+    """A claim is being written."""
     pending: int
     deleting: int
     """Dropped checkpoints that are still being deleted."""
@@ -88,7 +88,7 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class TooEarly:
-    """A periodic request fell into the pause: it is dropped, and the next tick moves to the pause's end."""
+    """A periodic request within the pause: it is dropped, and the next tick moves to the end of the pause."""
 
     request: CheckpointRequest
 
@@ -100,7 +100,7 @@ class Refused:
 
 
 class CheckpointRequestDecider:
-    """Requests that wait, in order of rank, at most `size_max`."""
+    """Requests that wait, in order of rank; at most `size_max`."""
 
     def __init__(self, max_concurrent: int, *, size_max: int = QUEUED_REQUESTS_MAX) -> None:
         self._max_concurrent = max_concurrent
@@ -116,7 +116,7 @@ class CheckpointRequestDecider:
         return any(queued.request.periodic for queued in self._queue)
 
     def add(self, request: CheckpointRequest) -> Refused | None:
-        """Queue a request; when the queue is full the lowest rank is refused, which may be the newcomer."""
+        """Queue a request. A full queue refuses its lowest rank, which may be this request."""
         self._sequence += 1
         self._queue.append(QueuedRequest(request, self._sequence))
         self._queue.sort(key=lambda queued: queued.rank)
@@ -125,7 +125,7 @@ class CheckpointRequestDecider:
         return Refused(self._queue.pop().request, FailureReason.TOO_MANY_REQUESTS)
 
     def next(self, load: Load, now_ms: int) -> Execute | TooEarly | None:
-        """Take the request that goes now, or None if all have to wait."""
+        """Take the request that is next; None if all have to wait."""
         if load.preparing or not self._queue:
             return None
         first = self._queue[0].request
@@ -141,7 +141,7 @@ class CheckpointRequestDecider:
         return Execute(first)
 
     def remove(self, condition: Callable[[CheckpointRequest], bool]) -> list[CheckpointRequest]:
-        """Take out every request that the condition holds for, in order of rank."""
+        """Remove every request that meets the condition; returns them in order of rank."""
         removed = [queued.request for queued in self._queue if condition(queued.request)]
         self._queue = [queued for queued in self._queue if not condition(queued.request)]
         return removed

@@ -1,7 +1,6 @@
-"""What users see of checkpoints: counts, a bounded history with every subtask, and summaries of completed ones.
+"""Checkpoint statistics for users: counts, a bounded history with every subtask, and summaries of completed checkpoints.
 
-It records what the checkpoint coordinator reports and influences nothing. Times that are shown are wall clock, ms since the
-epoch."""
+They record what the checkpoint coordinator reports; no decision depends on them. Times are wall clock, ms since the epoch."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ from holdfast.coordinator.views import (
 )
 
 HISTORY_MAX = 20
-"""Finished checkpoints kept with their subtasks; those in progress come on top."""
+"""Finished checkpoints kept with their subtasks; those in progress are kept besides."""
 
 SUMMARY_MAX = 1_000
-"""Completed checkpoints whose numbers enter the summaries."""
+"""Newest completed checkpoints that the summaries cover."""
 
 _SUMMARIES = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
 
@@ -55,7 +54,7 @@ class _Tracked:
             self.acks[task] = (at_ms, ack)
 
     def view(self, status: str) -> CheckpointView:
-        """With every vertex and subtask."""
+        """The checkpoint with every vertex and subtask."""
         vertices: dict[str, list[SubtaskCheckpointView]] = {}
         for task in self.tasks:
             vertices.setdefault(task.vertex, []).append(self._subtask(task))
@@ -63,7 +62,7 @@ class _Tracked:
         return replace(self.overview(status), vertices=parts)
 
     def overview(self, status: str) -> CheckpointView:
-        """Without: what a list of checkpoints shows of one."""
+        """The checkpoint without vertices, as a list of checkpoints has it."""
         return CheckpointView(
             checkpoint_id=self.checkpoint_id,
             kind=self.request.kind,
@@ -150,7 +149,7 @@ class CheckpointStats:
         self._keep(view)
 
     def failed(self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int) -> None:
-        """Also for an id that failed before its trigger: it is not shown then."""
+        """Note a failed checkpoint. An id that failed before its trigger is not shown."""
         tracked = self._in_progress.pop(checkpoint_id, None)
         if tracked is None:
             return
@@ -166,7 +165,7 @@ class CheckpointStats:
         self._restored = view
 
     def dropped(self, checkpoint_id: int) -> None:
-        """Retention let a completed checkpoint go."""
+        """Note that a completed checkpoint is no longer retained."""
         view = self._finished.get(checkpoint_id)
         if view is not None:
             self._finished[checkpoint_id] = replace(view, discarded=True)
@@ -175,7 +174,7 @@ class CheckpointStats:
                 self._latest[kind] = replace(latest, discarded=True)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
-        """One checkpoint in progress, of the history, or the latest of its kind, however old that is."""
+        """One checkpoint: in progress, of the history, or the latest of its kind, however old; None if it is none of these."""
         tracked = self._in_progress.get(checkpoint_id)
         if tracked is not None:
             return tracked.view("IN_PROGRESS")
@@ -191,7 +190,7 @@ class CheckpointStats:
         return self._latest.get("completed")
 
     def view(self) -> CheckpointStatsView:
-        """Checkpoints in progress without their vertices: see `checkpoint`."""
+        """All statistics. Checkpoints in progress come without their vertices: see `checkpoint`."""
         running = [tracked.overview("IN_PROGRESS") for tracked in self._in_progress.values()]
         history = sorted([*running, *self._finished.values()], key=lambda view: -view.checkpoint_id)
         return CheckpointStatsView(

@@ -1,4 +1,4 @@
-"""What the job master wants done, in the imperative. Frozen records without behaviour.
+"""Actions of the job master, in the imperative: frozen records without behaviour.
 
 The checkpoint coordinator's actions on storage are actions here, too. The outcome of an action comes back as an event."""
 
@@ -21,7 +21,7 @@ from holdfast.statebackends.errors import HoldfastError
 
 
 class PrepareAttempt(msgspec.Struct, frozen=True):
-    """Store the attempt's record, read and verify the snapshot, deal its state out.
+    """Store the attempt's record, read and verify the snapshot, assign its state to subtasks.
 
     Outcome AttemptPrepared, AttemptTaken, AttemptDelayed, AttemptImpossible or LeadershipEnded."""
 
@@ -29,7 +29,7 @@ class PrepareAttempt(msgspec.Struct, frozen=True):
     restore: RestorePoint | None
     restarts: int
     totals: Totals = {}
-    """What the submission's operators had counted there."""
+    """Counts of the submission's operators at the cut of `restore`."""
 
 
 class WriteResult(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class JobEnded(msgspec.Struct, frozen=True):
-    """A terminal state, or SUSPENDED, was reached."""
+    """The job reached a terminal state or SUSPENDED: its runner can go."""
 
     state: JobState
     reason: str

@@ -1,7 +1,7 @@
-"""What happens to the job master, in the past tense. Frozen records without behaviour.
+"""Events of the job master, in the past tense: frozen records without behaviour.
 
-A call from outside carries a ticket; exactly one Answer or Refuse (actions.py) bears the same ticket. The outcomes of the
-checkpoint coordinator's storage actions are events here, too: the job master hands them on."""
+A call from outside carries a ticket; exactly one Answer or Refuse (actions.py) has the same ticket. The outcomes of the
+checkpoint coordinator's storage actions are events here, too: the job master passes them on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HeartbeatReceived(msgspec.Struct, frozen=True):
 
 
 class StreamOpened(msgspec.Struct, frozen=True):
-    """Answered with the commands that wait behind `after`; later ones come by Deliver."""
+    """A worker opened its command stream. The answer has the commands after number `after`; later ones follow by Deliver."""
 
     ticket: int
     slot: int
@@ -62,17 +62,17 @@ class StreamClosed(msgspec.Struct, frozen=True):
     slot: int
     session: str
     stream: int
-    """Ticket that the stream was opened with: one that was replaced in the same session closes late, and closes nothing."""
+    """Ticket that opened the stream: a stream that was replaced in the same session closes late, which changes nothing."""
 
 
 class SnapshotRequested(msgspec.Struct, frozen=True):
-    """A user asks for a checkpoint, a savepoint or a stop; answered with the trigger id."""
+    """A user requested a checkpoint, a savepoint or a stop; answered with the trigger id."""
 
     ticket: int
     kind: CheckpointKind
     trigger_id: str
     target: str | None = None
-    """Directory or URL that the savepoint's folder is made in."""
+    """Directory or URL in which the savepoint's folder is made."""
     drain: bool = False
     cancel: bool = False
     native: bool = False
@@ -83,40 +83,40 @@ class CancelRequested(msgspec.Struct, frozen=True):
 
 
 class SuspendRequested(msgspec.Struct, frozen=True):
-    """Another submission takes over; answered once every id is decided."""
+    """Another submission takes over; answered once every checkpoint id is decided."""
 
     ticket: int
     reason: str
 
 
 class LeadershipEnded(msgspec.Struct, frozen=True):
-    """The process stops, or was fenced: nothing is written any more."""
+    """The process stops, or was fenced: the job master writes nothing more."""
 
     reason: str
 
 
 class AttemptPrepared(msgspec.Struct, frozen=True):
-    """The attempt's record is stored, its snapshot was verified and dealt out."""
+    """The attempt's record is stored, its snapshot verified and its state assigned to subtasks."""
 
     attempt: int
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 
 
 class AttemptTaken(msgspec.Struct, frozen=True):
-    """The number is on record already, of an older leader: take the next one."""
+    """An older leader has recorded the number: the next one is taken."""
 
     attempt: int
 
 
 class AttemptDelayed(msgspec.Struct, frozen=True):
-    """Storage failed in a way that may pass."""
+    """Storage failed; a retry may succeed."""
 
     attempt: int
     message: str
 
 
 class AttemptImpossible(msgspec.Struct, frozen=True):
-    """The snapshot is damaged or does not fit: no further try helps."""
+    """The snapshot is damaged or does not fit: a retry can't succeed."""
 
     attempt: int
     error: HoldfastError
@@ -124,7 +124,7 @@ class AttemptImpossible(msgspec.Struct, frozen=True):
 
 class ResultWritten(msgspec.Struct, frozen=True):
     existing: ResultRecord
-    """What stands: ours, or that of another leader, which is then obeyed."""
+    """The stored record: ours, or another leader's, which then holds."""
 
 
 class ResultFailed(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ StorageOutcome: TypeAlias = (
 
 
 class ReleaseEnded(msgspec.Struct, frozen=True):
-    """The deletion of a claimed snapshot ended; `failure` is empty if it is gone."""
+    """The deletion of a claimed snapshot ended; `failure` is empty if it succeeded."""
 
     release: Release
     failure: str = ""

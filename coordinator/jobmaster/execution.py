@@ -1,7 +1,7 @@
-"""Part of the job master: the tasks of the attempt that runs, and the attempt that comes next.
+"""CORE, part of the job master: the tasks of the running attempt, and the next attempt.
 
-`Execution` applies reports on tasks (states, timestamps, metrics) and answers questions; it decides nothing. `NextAttempt` goes
-from a number to deployments: it is prepared once and deployed once."""
+`Execution` applies reports on tasks (states, timestamps, metrics) and answers queries; it decides nothing. `NextAttempt` is
+prepared once and deployed once. Both know nothing of processes: a slot is a number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RANK = {
     TaskState.CANCELED: 6,
     TaskState.FAILED: 6,
 }
-"""A task's states only ever rise: a report that was overtaken by a later one changes nothing."""
+"""The rank of a task's state only rises: a report that a later one overtook changes nothing."""
 
 _TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
 
@@ -48,10 +48,10 @@ class _Task:
 
 
 class Execution:
-    """Subtask i of every vertex runs in slot i."""
+    """The tasks of one attempt. Subtask i of every vertex runs in slot i."""
 
     def __init__(self, attempt: int, graph: JobGraph, base: Totals | None = None) -> None:
-        """`base`: the submission's totals at the cut that the attempt begins with; None: it begins with the submission."""
+        """`base`: the submission's totals at the cut that the attempt begins with; None: no counts yet."""
         self.attempt = attempt
         self._graph = graph
         self._tally = Tally(graph, base or {})
@@ -74,7 +74,7 @@ class Execution:
             self._enter(task, state, wall_ms)
 
     def apply(self, status: SubtaskStatus, wall_ms: int) -> bool:
-        """Take a report; False if it changes nothing (another attempt, unknown, repeated, or overtaken)."""
+        """Apply a report; False if it changes nothing (another attempt, unknown task, repeated, or overtaken)."""
         task = self._tasks.get(SubtaskKey(status.vertex, status.subtask))
         if task is None or status.attempt != self.attempt:
             return False
@@ -87,13 +87,13 @@ class Execution:
         return self._enter(task, status.state, wall_ms) or drained
 
     def lose(self, slot: int, wall_ms: int) -> None:
-        """The process of a slot is gone: its tasks will not report again."""
+        """The process of a slot is gone: its tasks count as CANCELED, since they never report again."""
         for key, task in self._tasks.items():
             if key.subtask == slot:
                 self._enter(task, TaskState.CANCELED, wall_ms)
 
     def measure(self, metrics: Iterable[SubtaskMetrics]) -> None:
-        """Counters of a heartbeat; those of a task that has ended came with its last state, and are final."""
+        """Apply the counters of a heartbeat. Counters of a task that ended came with its last state, and stay."""
         for entry in metrics:
             task = self._tasks.get(SubtaskKey(entry.vertex, entry.subtask))
             if task is not None and task.state not in _TERMINAL:
@@ -101,10 +101,10 @@ class Execution:
 
     def _measure(self, task: _Task, metrics: SubtaskMetrics) -> None:
         self._tally.count(metrics.vertex, metrics.subtask, metrics.operators)
-        task.metrics = msgspec.structs.replace(metrics, operators=())  # what of them is the operators' own is counted
+        task.metrics = msgspec.structs.replace(metrics, operators=())  # the tally has the operators' counts
 
     def totals(self) -> Totals:
-        """Of the submission, as far as its workers have told."""
+        """Totals of the submission, as far as its workers have reported."""
         return self._tally.totals()
 
     def metrics(self) -> tuple[SubtaskMetrics, ...]:
@@ -116,7 +116,7 @@ class Execution:
 
     @property
     def all_up(self) -> bool:
-        """Every task runs, or has ended as it should: a leader before this one may have told some of them to finish."""
+        """Every task is RUNNING or FINISHED: an older leader may have let some of them finish."""
         return all(task.state in (TaskState.RUNNING, TaskState.FINISHED) for task in self._tasks.values())
 
     @property
@@ -132,7 +132,7 @@ class Execution:
         return all(task.state in _TERMINAL for task in self._tasks.values())
 
     def counts(self) -> Mapping[TaskState, int]:
-        """Tasks in each state that one is in. Counted as they change: a scrape of metrics walks over no task."""
+        """Number of tasks in each state that occurs. Counted at each change: a scrape of metrics costs O(states)."""
         return +self._counts
 
     def views(self, hosts: Mapping[int, str]) -> tuple[VertexView, ...]:
@@ -184,27 +184,29 @@ class Execution:
 
 
 PREPARE_RETRY_MS = 500
+"""Delay before a preparation that failed on storage is tried again."""
+
 PREPARE_TRIES_MAX = 60
-"""Tries of one attempt against storage that fails; then the job fails with its words."""
+"""Tries to prepare one attempt while storage fails; then the job fails with the storage's error."""
 
 
 class NextAttempt:
-    """`number` is the job's attempt from the moment the older one is fenced: workers are told of it before it is deployed."""
+    """The attempt that is prepared and deployed next. `number` is the job's attempt from the moment the older one is fenced."""
 
     def __init__(self, graph: JobGraph, number: int, turn: JobTurn, base: Totals | None = None) -> None:
-        """`base`: of an attempt that runs already."""
+        """`base`: the totals at the cut that an attempt, which runs already, began with."""
         self._graph = graph
         self._turn = turn
         self.number = number
         self.restore: RestorePoint | None = None
         self.base: Totals = base or {}
-        """What the submission's operators had counted at the cut that it begins with."""
+        """Counts of the submission's operators at the cut that it begins with."""
         self._states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]] | None = None
         self._under_way = False
         self._retry_ms: int | None = None
         self._tries = 0
         self.deployments: dict[int, Deployment] = {}
-        """Slot -> what it was given; empty until deployed."""
+        """Deployments by slot; empty until deployed."""
 
     @property
     def is_prepared(self) -> bool:
@@ -212,11 +214,11 @@ class NextAttempt:
 
     @property
     def retry_ms(self) -> int | None:
-        """When preparation is tried again."""
+        """When the preparation is tried again."""
         return self._retry_ms
 
     def prepare(self, restore: RestorePoint | None, restarts: int, base: Totals) -> None:
-        """Ask for the preparation, unless it is under way, done, or waits for its next try."""
+        """Request the preparation, unless it is under way, done, or waits for its retry."""
         waiting = self._retry_ms is not None and self._turn.now_ms < self._retry_ms
         if self._under_way or self.is_prepared or waiting:
             return
@@ -230,13 +232,13 @@ class NextAttempt:
             self._states = event.states
 
     def taken(self, event: job_events.AttemptTaken) -> None:
-        """The number is an older leader's: take the next one."""
+        """An older leader has recorded the number: go on with the next one."""
         if event.attempt == self.number:
             self._under_way = False
             self.number += 1
 
     def delayed(self, event: job_events.AttemptDelayed) -> bool:
-        """Storage failed; False when it has failed too often."""
+        """Storage failed: retry later; False after PREPARE_TRIES_MAX."""
         if event.attempt != self.number:
             return True
         self._under_way = False
@@ -245,7 +247,9 @@ class NextAttempt:
         return self._tries < PREPARE_TRIES_MAX
 
     def deploy(self, ports: DataPorts, secret: str) -> Mapping[int, Deployment]:
-        """One deployment per slot, with the data ports of the processes that hold the slots now, and what lets only them in."""
+        """One deployment per slot. `ports`: of the processes that hold the slots now; `secret`: lets these alone connect.
+
+        Raises InvariantError before the attempt is prepared."""
         if self._states is None:
             raise InvariantError(f"attempt {self.number} is deployed before it is prepared")
         states, nothing = self._states, dict[str, OperatorSubtaskState]()

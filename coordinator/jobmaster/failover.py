@@ -1,4 +1,4 @@
-"""Failures of a job: what is shown of them, and whether the restart strategy allows another attempt. Pure."""
+"""CORE, part of the job master: the exception history of a job, and when its restart strategy allows another attempt. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.coordinator.views import ExceptionView
 from holdfast.statebackends import errors
 
 EXCEPTIONS_MAX = 50
-"""Newest failures kept for users."""
+"""Newest failures that users see."""
 
 _FINAL_KINDS = (
     errors.InvalidConfigError,
@@ -22,7 +22,7 @@ _FINAL_KINDS = (
     errors.InputChangedError,
     errors.TooManyRowsSkippedError,
 )
-"""With their subclasses: what fails every further attempt in the same way, or is for the user to decide."""
+"""With their subclasses: errors that come again in every attempt, or that are for the user to decide."""
 
 _USER_CODE_KINDS = (
     errors.UserFunctionError,
@@ -31,16 +31,16 @@ _USER_CODE_KINDS = (
     errors.StateValueError,
     errors.StateOverflowError,
 )
-"""With their subclasses: what the job's functions make of a row. A restart comes to the same row again."""
+"""With their subclasses: errors of the job's functions on a row. A restart comes to the same row again."""
 
 
 def is_final(error: str) -> bool:
-    """Whether a failure, given as `ErrorClass: message`, is one that no restart can mend: the job fails at once."""
+    """Whether no restart can mend a failure, given as `ErrorClass: message`: the job fails at once."""
     return _is_one_of(error, _FINAL_KINDS)
 
 
 def is_of_user_code(error: str) -> bool:
-    """Whether a failure, given as `ErrorClass: message`, is that of a function on a row, which is likely to come again."""
+    """Whether a failure, given as `ErrorClass: message`, is that of a user's function on a row: it is likely to come again."""
     return _is_one_of(error, _USER_CODE_KINDS)
 
 
@@ -62,12 +62,12 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """A task failed in a way that no restart can mend. What the coordinator finds by itself names no error class."""
+        """Whether no restart can mend it. Failures that the coordinator itself detects name no error class, and can be mended."""
         return is_final(self.error)
 
     @property
     def user_frames(self) -> str:
-        """What stands below the error in a traceback that tells of the user's code alone."""
+        """Frames of the user's code below the error, one a line; empty unless the traceback starts with the error."""
         return self.traceback[len(self.error) :].strip("\n") if self.traceback.startswith(self.error) else ""
 
 
@@ -80,13 +80,13 @@ class ExceptionHistory:
         self._exceptions: deque[ExceptionView] = deque(maxlen=EXCEPTIONS_MAX)
         self._merged = False
         self._is_first = True
-        """No failure has come since the last checkpoint."""
+        """No failure since the last completed checkpoint."""
         self._delays = 0
-        """Restarts since then that were delayed."""
+        """Delayed restarts since the last completed checkpoint."""
         self.newest: Failure | None = None
 
     def record(self, failure: Failure, attempt: int, wall_ms: int) -> None:
-        """Show a failure."""
+        """Add a failure to the history."""
         self.newest = failure
         self._exceptions.appendleft(
             ExceptionView(
@@ -101,9 +101,10 @@ class ExceptionHistory:
         )
 
     def restart_delay_ms(self, failure: Failure, *, same_failure: bool) -> int | None:
-        """Count a failover; the delay before the next attempt, or None if the strategy allows none.
+        """Count a failover; returns the delay before the next attempt, None if the strategy allows none.
 
-        A process that died before it ever reported the attempt is the old failure seen again: it is not counted, once."""
+        `same_failure`: the process died before it reported the attempt, which is the previous failure seen again: it is not
+        counted, once."""
         if same_failure and not self._merged:
             self._merged = True
             return 0
@@ -117,12 +118,12 @@ class ExceptionHistory:
         return self._strategy.delay_after(self._delays - 1)
 
     def progressed(self) -> None:
-        """A checkpoint completed: what fails from now on does not fail in the same place for ever."""
+        """A checkpoint completed: the next failure is elsewhere, so delays start again."""
         self._is_first = True
         self._delays = 0
 
     def recovered(self) -> None:
-        """Every task runs: the next failure is a new one."""
+        """Every task runs: the next failure counts as a new one."""
         self._merged = False
 
     def views(self) -> tuple[ExceptionView, ...]:

@@ -1,4 +1,4 @@
-"""A job as its master knows it: the states that it passes through, and what a master starts from."""
+"""The states of a job, which may follow which, and the setup that a job master starts from."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from holdfast.coordinator.views import TriggerView
 
 class JobState(StrEnum):
     CREATED = "CREATED"
-    """Waiting for its workers."""
+    """The job waits for its workers."""
     RUNNING = "RUNNING"
     RESTARTING = "RESTARTING"
-    """The attempt is fenced; the next one is deployed when every slot is held by a live process."""
+    """The attempt is fenced. The next one is deployed when every slot is held by a live process."""
     RECONCILING = "RECONCILING"
-    """This leader is new; workers run on and come back to it."""
+    """A new leader waits for the workers that run on to register with it."""
     FAILING = "FAILING"
     FAILED = "FAILED"
     CANCELLING = "CANCELLING"
     CANCELED = "CANCELED"
     FINISHED = "FINISHED"
     SUSPENDED = "SUSPENDED"
-    """Not led from here any more; the job itself has not ended."""
+    """This process leads the job no more; the job itself has not ended."""
 
     @property
     def is_terminal(self) -> bool:
@@ -51,14 +51,14 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.FINISHED: frozenset(),
     JobState.SUSPENDED: frozenset(),
 }
-"""State -> what may follow; any other step is an InvariantError.
+"""State -> states that may follow; any other step is an InvariantError.
 
 The terminal state is that of the stored record, which another leader may have written: a job that is FAILING here may have been
 CANCELED there."""
 
 
 class JobSetup(msgspec.Struct, frozen=True):
-    """Everything a job master starts from; derived from the job's directory, never from an older master's memory."""
+    """Everything that a job master starts from, derived from the job's directory alone: see `restore/plan.py`, derive_setup."""
 
     job_id: str
     epoch: int
@@ -66,7 +66,7 @@ class JobSetup(msgspec.Struct, frozen=True):
     graph: JobGraph
     directory_nonce: str
     base: RestorePoint | None = None
-    """Where the submission starts while it has no completed checkpoint of its own."""
+    """Snapshot that the submission starts from while it has no completed checkpoint of its own; None: it starts empty."""
     first_checkpoint_id: int = 1
     """Ids from here on are of this submission."""
     next_checkpoint_id: int = 1
@@ -76,23 +76,23 @@ class JobSetup(msgspec.Struct, frozen=True):
     completed: tuple[CompletedCheckpoint, ...] = ()
     aborted: tuple[int, ...] = ()
     begins: bool = False
-    """The submission was made under this epoch: no leader led it before."""
+    """The submission was made under this epoch: it had no leader before."""
     reconcile: bool = False
-    """Workers may be running `attempt`: wait for them instead of deploying anew."""
+    """Workers may be running `attempt`: wait for them instead of deploying the next one."""
     fail_over: bool = False
-    """The attempt on record must not run on: a stop-with-savepoint was cut off."""
+    """The attempt on record must not run on: a stop-with-savepoint of it was aborted."""
     finishing: int = 0
-    """Id of the completed checkpoint that ends the submission; its tasks only commit and finish."""
+    """Id of the completed checkpoint that ends the submission, 0 for none: its tasks only commit and finish."""
     triggers: tuple[TriggerView, ...] = ()
     started_ms: int = 0
-    """When the submission was made, wall clock."""
+    """When the submission was made, ms since the epoch."""
     notes: tuple[str, ...] = ()
-    """What its restore accepted: see SubmissionAccepted."""
+    """Notes of its restore: see SubmissionAccepted."""
     subsumed: tuple[RestorePoint, ...] = ()
-    """Snapshots that this job claimed and that nothing needs any more."""
+    """Claimed snapshots that the job needs no more: they are deleted."""
     launch_key: str = ""
-    """Of the submission's launcher: see barriers/launches.py."""
+    """Key of the submission's launcher: see barriers/launches.py."""
     stops: tuple[StopIntent, ...] = ()
-    """Stops with a savepoint that were cut off, and that are to be tried again."""
+    """Stops with a savepoint that a failover cut off, and that are tried again."""
     totals: Totals = {}
-    """What the submission's operators had counted at the cut that `attempt` began with."""
+    """Counts of the submission's operators at the cut that `attempt` began with."""

@@ -1,8 +1,8 @@
-"""CORE: one submission of a job, from its workers' registrations to its end. Events in, actions out.
+"""CORE: the job master of one submission, from its workers' registrations to its end. Events in, actions out.
 
-It speaks the worker protocol and turns what the checkpoint coordinator wants into commands; `lifecycle.py` decides what the
-job does. It performs nothing: storage, streams and time are the shell's (`dispatcher/job_runner.py`) or the simulator's. It keeps
-the trigger ids of user requests and their outcomes, bounded: a repeated id is the same request."""
+It handles the worker protocol and translates actions of the checkpoint coordinator into commands; `lifecycle.py` decides the state
+of the job. The shell (`dispatcher/job_runner.py`) or the simulator performs its actions; it knows no storage, stream or clock. It
+keeps the trigger ids of user requests with their outcomes: a repeated id is the same request."""
 
 from __future__ import annotations
 
@@ -49,16 +49,17 @@ from holdfast.statebackends.layout import savepoint_folder
 from holdfast.statebackends.storage import is_absolute_folder
 
 LATER = object()
-"""What a handler returns when it has answered, or will answer, by itself."""
+"""Return value of a handler that answers its call itself."""
 
 Handler: TypeAlias = Callable[[], Any]
-"""One call from outside; its value, or its HoldfastError, is the answer."""
+"""Handles one call from outside; its value, or its HoldfastError, is the answer."""
 
 TRIGGERS_MAX = 1_000
+"""Triggers remembered in one job; those in progress are never forgotten."""
 
 
 class TriggerRegister:
-    """The oldest finished trigger is forgotten when the bound is passed."""
+    """Triggers of users' requests and their outcomes. Beyond TRIGGERS_MAX the oldest finished one is forgotten."""
 
     def __init__(self, known: Iterable[TriggerView] = ()) -> None:
         self._triggers: OrderedDict[str, TriggerView] = OrderedDict((view.trigger_id, view) for view in known)
@@ -68,7 +69,7 @@ class TriggerRegister:
         return self._triggers.get(trigger_id)
 
     def begin(self, trigger_id: str, kind: CheckpointKind, *, cancel: bool = False) -> bool:
-        """Note a request; False if the id is known: then nothing is to be done."""
+        """Note a request; False if the id is known, so that the request is a repetition."""
         if trigger_id in self._triggers:
             return False
         self._triggers[trigger_id] = TriggerView(trigger_id, kind, in_progress=True)
@@ -78,7 +79,7 @@ class TriggerRegister:
         return True
 
     def reopen(self, trigger_id: str) -> None:
-        """What it asks for is tried again: it has no outcome yet."""
+        """The request is tried again: it has no outcome yet."""
         view = self._triggers.get(trigger_id)
         if view is not None:
             self._triggers[trigger_id] = TriggerView(trigger_id, view.kind, in_progress=True)
@@ -103,7 +104,7 @@ class TriggerRegister:
         return wanted and not failed
 
     def savepoints(self) -> frozenset[str]:
-        """Folders of the savepoints that were taken."""
+        """Folders of the completed savepoints."""
         return frozenset(view.location for view in self._triggers.values() if view.kind.is_savepoint and view.location is not None)
 
     def _forget(self) -> None:
@@ -115,10 +116,10 @@ class TriggerRegister:
 
 
 class JobMaster:
-    """`now_ms` is monotonic, `wall_ms` is what users are shown; both only ever come in with an event."""
+    """Events in, actions out. `now_ms` is monotonic; `wall_ms`, ms since the epoch, is for users; both come with each event."""
 
     def __init__(self, setup: JobSetup, *, rng: random.Random, draw_secret: Callable[[], str]) -> None:
-        """`draw_secret`: what the workers of one attempt show each other, unguessable, unlike what `rng` gives."""
+        """`draw_secret`: draws the secret by which the workers of one attempt know each other; unguessable, unlike `rng`."""
         self.setup = setup
         self._rng = rng
         self._turn = JobTurn()
@@ -135,7 +136,7 @@ class JobMaster:
         self.stops = StopRetries()
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
         self._deadline: tuple[int | None] | None = None
-        """What next_deadline_ms has found since the last event."""
+        """Result of `next_deadline_ms` since the last event; None: not computed yet."""
         self._source_slots = max(vertex.parallelism for vertex in setup.graph.vertices if vertex.is_source)
 
     @property
@@ -144,14 +145,14 @@ class JobMaster:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What happened at the newest event, for the log."""
+        """Notes of the newest event, for the log."""
         return self._turn.notes
 
     def next_deadline_ms(self) -> int | None:
-        """When DeadlineReached is due; None once nothing is led from here."""
+        """When DeadlineReached is due; None if no deadline is set, or once the job is SUSPENDED."""
         if self.state is JobState.SUSPENDED:
             return None
-        if self._deadline is not None:  # asked around every turn, and only an event can change the answer
+        if self._deadline is not None:  # called around every turn, and only an event can change the result
             return self._deadline[0]
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
@@ -160,7 +161,7 @@ class JobMaster:
         return self._deadline[0]
 
     def handle(self, event: Event, *, now_ms: int, wall_ms: int) -> list[Action]:
-        """Take one event; returns what is to be done, in order."""
+        """Handle one event; returns the actions to perform, in order."""
         out: list[Action] = []
         self._deadline = None
         self._turn.now_ms, self._turn.wall_ms, self._turn.out = now_ms, wall_ms, out
@@ -175,7 +176,7 @@ class JobMaster:
         return out
 
     def _release(self) -> None:
-        """Let go of claimed snapshots that no restore needs any more."""
+        """Release claimed snapshots that no restore needs any more."""
         if self.state is JobState.SUSPENDED or self.releases.is_done:
             return
         first, newest = self.setup.first_checkpoint_id, self.coordinator.newest
@@ -271,7 +272,7 @@ class JobMaster:
                 assert_never(event)
 
     def _settle(self) -> None:
-        """Let both parts react to each other until nothing changes."""
+        """Let lifecycle and checkpoint coordinator react to each other until neither has anything left to do."""
         while True:
             self.lifecycle.advance()
             taken = self.lifecycle.take_events()
@@ -283,7 +284,7 @@ class JobMaster:
     # --------------------------------------------------------------------------------------------- calls from outside
 
     def _call(self, ticket: int, handler: Handler) -> None:
-        """Answer a call exactly once. An error is data here: the caller gets it, the machine goes on."""
+        """Answer a call exactly once. An error of the handler is the answer; the job master goes on."""
         try:
             value = handler()
         except HoldfastError as error:
@@ -295,7 +296,7 @@ class JobMaster:
     def _refuse_suspended(self, event: Event) -> None:
         ticket = getattr(event, "ticket", None)
         if isinstance(ticket, int):
-            message = f"job {self.setup.job_id} is not led from here any more: {self.lifecycle.failure}"
+            message = f"this coordinator leads job {self.setup.job_id} no more: {self.lifecycle.failure}"
             self._turn.out.append(job_actions.Refuse(ticket, NotLeaderError(message, job=self.setup.job_id)))
 
     def _check_epoch(self, epoch: int) -> None:
@@ -314,7 +315,7 @@ class JobMaster:
         return AckAnswers(self.setup.epoch, answers)
 
     def _feed(self, items: Sequence[Answerable], slot: int) -> tuple[AckStatus, ...]:
-        """Give acknowledgements to the checkpoint coordinator; one answer each."""
+        """Pass acknowledgements to the checkpoint coordinator; one answer each."""
         answers: tuple[AckStatus, ...] = ()
         out = self.coordinator.handle(events.AcksReceived(tuple(items), slot), now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
         self._turn.notes += self.coordinator.take_notes()
@@ -341,7 +342,7 @@ class JobMaster:
         return self.setup.epoch
 
     def _open_stream(self, event: job_events.StreamOpened) -> object:
-        """Answered before any command is delivered: the caller must have its stream first."""
+        """Answer before any command is delivered: the caller needs its stream first."""
         commands = self.slot_pool.open_stream(event.slot, event.session, event.after, event.ticket)
         self._turn.out.append(job_actions.Answer(event.ticket, commands))
         return LATER
@@ -351,8 +352,9 @@ class JobMaster:
             self.lifecycle.end(JobState.CANCELED, "")
 
     def _request(self, event: job_events.SnapshotRequested) -> str:
-        """Idempotent by trigger id. Raises InvalidConfigError for the id of a request of another kind, whose answer would be taken
-        for one of this."""
+        """Request a checkpoint, savepoint or stop; idempotent by trigger id.
+
+        Raises InvalidConfigError for the trigger id of a request of another kind, whose outcome would be taken for this one's."""
         known = self.triggers.get(event.trigger_id)
         if known is not None and known.kind is not event.kind:
             raise InvalidConfigError(
@@ -373,12 +375,12 @@ class JobMaster:
         return event.trigger_id
 
     def _savepoint_folder(self, target: str) -> str:
-        """Never used before."""
+        """A new folder for a savepoint; its nonce makes the name unique."""
         nonce = f"{self._rng.getrandbits(48):012x}"
         return savepoint_folder(target, self.setup.job_id, nonce)
 
     def _retry_stops(self) -> None:
-        """Ask again for the stops that a failover cut off, once every task runs; answer those for which that is too late."""
+        """Request again, once every task runs, the stops that a failover cut off; answer those whose retries are over."""
         for outcome in self.stops.take_hopeless(now_ms=self._turn.now_ms, is_ending=self.lifecycle.is_ending):
             self._end_request(outcome)
         due = self.stops.take_due(is_up=self.lifecycle.is_up)
@@ -394,7 +396,7 @@ class JobMaster:
     # --------------------------------------------------------------------------------------------------- registration
 
     def _register(self, event: job_events.RegistrationReceived) -> Registered:
-        """A full snapshot of a worker in, the full desired state out."""
+        """Take a worker's full state; the answer is the full desired state."""
         message = event.message
         if self.state.is_terminal:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
@@ -414,11 +416,11 @@ class JobMaster:
         return self._desired_state(slot, message.attempt, answers)
 
     def _check_attempt(self, slot: Slot, attempt: int, verdict: Verdict) -> None:
-        """A process that can't be running the attempt, and was not given it here, makes the job fail over."""
+        """Fail over if the process does not run the job's attempt, and its deployment is not merely on its way."""
         if not self.lifecycle.is_deployed or attempt == self.lifecycle.attempt:
             return
         if verdict is Verdict.RECONNECT and slot.index in self.lifecycle.next.deployments:
-            return  # its deployment was lost on the way: the answer repeats it
+            return  # its deployment got lost: the answer repeats it
         self.lifecycle.lose(slot, f"WorkerRestarted: the process in slot {slot.index} does not run the job's attempt")
 
     def _desired_state(self, slot: Slot, running: int, answers: tuple[AckStatus, ...]) -> Registered:
@@ -444,7 +446,7 @@ class JobMaster:
             finish=lifecycle.finishing if runs_it and lifecycle.finish_sent else 0,
         )
 
-    # ---------------------------------------------------------------------- what the checkpoint coordinator wants
+    # ----------------------------------------------------------------------- actions of the checkpoint coordinator
 
     def _pass_on(self, event: events.Event) -> None:
         out = self.coordinator.handle(event, now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
@@ -470,7 +472,7 @@ class JobMaster:
             case actions.LoseLeadership():
                 self.lifecycle.stop_leading(action.message)
             case actions.AnswerAcks():
-                pass  # acknowledgements go through _feed, which answers its caller
+                pass  # acknowledgements come through _feed, which returns the answers
             case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
                 self._turn.out.append(action)
             case actions.DiscardState() | actions.DropCheckpoint():
@@ -486,9 +488,9 @@ class JobMaster:
             self._end_request(outcome)
 
     def _end_request(self, outcome: actions.CompleteRequest) -> None:
-        """Say what became of what a user asked for: in the log, and to whoever asks for its trigger."""
+        """Record the outcome of a user's request: in the log, and for queries of its trigger."""
         request, completed = outcome.request, outcome.completed
-        if request.trigger_id:  # else it is the final checkpoint, which nobody asked for
+        if request.trigger_id:  # else it is the final checkpoint, which the job itself requests
             location = completed.folder if completed is not None and completed.is_savepoint else ""
             note = RequestEnded(
                 request.kind,
@@ -504,7 +506,7 @@ class JobMaster:
             self.lifecycle.end(JobState.CANCELED, "")
 
     def _trigger(self, slot: Slot, trigger: actions.SendTriggers) -> None:
-        """Only processes with a source are told; everybody else hears by barriers."""
+        """Send a trigger to a process with a source; all others get barriers."""
         if slot.index >= self._source_slots:
             return
         command = TriggerCheckpoint(
@@ -521,11 +523,11 @@ class JobMaster:
 
 
 def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> None:
-    """Raise ProtocolError, before anything of it is taken, unless a worker reports of its own slot's subtasks alone."""
+    """Raise ProtocolError unless a worker reports on its own slot's subtasks alone. Called before the report is used."""
     for report in reports:
         if report.subtask != slot:
             whose = f"subtask {report.subtask} of {clip(report.vertex)}"
-            message = f"the worker in slot {slot} reports of {whose}, which runs in another slot"
+            message = f"the worker in slot {slot} reports on {whose}, which runs in another slot"
             raise ProtocolError(message, slot=slot, subtask=report.subtask)
 
 
@@ -541,8 +543,8 @@ def _completed_checkpoints(setup: JobSetup) -> CompletedCheckpointStore:
 
 
 def _increment_base(setup: JobSetup) -> int:
-    """Id of the checkpoint that the submission starts from if increments may build on it: one in the job's own directory. 0: none.
+    """Id of the checkpoint that the submission starts from, if increments may build on it; else 0.
 
-    What another job or its user owns may be deleted at any time (NO_CLAIM)."""
+    It must be in the job's own directory: a snapshot of another job or of a user may be deleted at any time (NO_CLAIM)."""
     base = setup.base
     return 0 if base is None or base.is_savepoint or is_absolute_folder(base.folder) else base.checkpoint_id

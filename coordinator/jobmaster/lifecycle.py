@@ -1,7 +1,8 @@
-"""CORE, part of the job master: the state of a job, its attempts and failovers, its last checkpoint and its end.
+"""CORE, part of the job master: decides the state of a job, its attempts and failovers, its last checkpoint and its end.
 
-Any failure fences the attempt at once and counts once; the next attempt is prepared while its workers are still coming,
-and is deployed when every slot is held by a live process and every checkpoint of the old attempt is decided."""
+Any failure fences the attempt at once and counts once. The next attempt is prepared while workers are still registering, and is
+deployed when every slot is held by a live process and every checkpoint of the old attempt is decided. It knows nothing of sessions
+and streams; `slots.py` does."""
 
 from __future__ import annotations
 
@@ -37,16 +38,17 @@ from holdfast.coordinator.views import RestoredView
 from holdfast.statebackends.errors import HoldfastError, InvariantError
 
 FINAL_RETRY_MS = 200
-"""Pause before the final checkpoint is asked for again after it failed."""
+"""Delay before a failed final checkpoint is requested again."""
 
 RESULT_RETRY_MS = 500
+"""Delay before a failed write of the terminal record is repeated."""
 
 NOT_BACK = "did not come back to the new coordinator"
-"""Of slots whose workers a new leader has waited for in vain."""
+"""Part of the failure of slots whose workers have not registered within `reconcile_timeout_ms`."""
 
 
 class Lifecycle:
-    """Owned by JobMaster, which turns the checkpoint coordinator's actions into commands and calls."""
+    """The life of one submission under one leader. JobMaster owns it, and passes on what the checkpoint coordinator decides."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Lifecycle:
         self.next = NextAttempt(setup.graph, setup.attempt + (0 if setup.reconcile else 1), turn, setup.totals)
         self.execution: Execution | None = None
         self._reached: Totals = {}
-        """The most that attempts before this one had counted."""
+        """Highest totals of the attempts before this one."""
         self.finishing = setup.finishing
         """Id of the completed checkpoint that ends the job, or 0."""
         self.finish_sent = False
@@ -92,59 +94,59 @@ class Lifecycle:
 
     @property
     def attempt(self) -> int:
-        """The job's attempt: the one that runs, or the next one once that is fenced."""
+        """The job's attempt: the running one, or the next one once that is fenced."""
         return self.next.number
 
     @property
     def is_deployed(self) -> bool:
-        """The attempt runs, or is taken to run."""
+        """The attempt runs, or counts as running while the leader reconciles; the job is not about to end."""
         ending = self._ending is not None or bool(self._suspending)
         return self.state in (JobState.RUNNING, JobState.RECONCILING) and not ending
 
     @property
     def is_up(self) -> bool:
-        """Every task of the attempt runs, and nothing ends the job yet."""
+        """Every task of the attempt runs, and the job is not about to end."""
         execution = self.execution
         return self.is_deployed and self._scheduled and not self.finishing and execution is not None and execution.all_running
 
     @property
     def is_ending(self) -> bool:
-        """Nothing can be asked of the job any more: it ends, or is led elsewhere."""
+        """The job takes no requests any more: it ends, or another process leads it."""
         over = self.state.is_terminal or self.state is JobState.SUSPENDED
         return over or self._ending is not None or bool(self._suspending) or self.finishing > 0
 
     @property
     def restore_point(self) -> RestorePoint | None:
-        """Where a new attempt starts: the newest completed checkpoint of this submission, else its base."""
+        """Snapshot that a new attempt starts from: the newest completed checkpoint of this submission, else its base."""
         newest = self._coordinator.newest
         if newest is None or newest.checkpoint_id < self._setup.first_checkpoint_id:
             return self._setup.base
         return RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind)
 
     def _totals_restored(self) -> Totals:
-        """What the submission had counted at its restore point; nothing where it begins there."""
+        """Totals at the restore point; empty if the submission starts from there."""
         newest = self._coordinator.newest
         return {} if newest is None or newest.checkpoint_id < self._setup.first_checkpoint_id else newest.totals
 
     def totals(self) -> Totals:
-        """What the submission's operators have counted, as far as their workers have told. After a restart they are back at the cut
-        that was restored: what is read again is counted once.
+        """Counts of the submission's operators, as far as workers have reported. A restart takes them back to the restored cut:
+        records that are read again count once.
 
-        No less than at the newest cut, which a new leader knows before workers tell it anything."""
-        told = self.next.base if self.execution is None else self.execution.totals()
-        return reached(self._totals_restored(), told)
+        Never less than at the newest cut, which a new leader knows before workers report to it."""
+        reported = self.next.base if self.execution is None else self.execution.totals()
+        return reached(self._totals_restored(), reported)
 
     def reached(self) -> Totals:
-        """The same, but standing still after a restart until they are where they were."""
+        """As `totals`, but never falling: after a restart they stay until the job has counted as much again."""
         return reached(self._reached, self.totals())
 
     @property
     def keeps_nothing(self) -> bool:
-        """The job is over, and its checkpoints go."""
+        """The job is over, and its checkpoints are deleted."""
         return self._result is not None and not keeps_checkpoints(self._result.value, self._config)
 
     def take_events(self) -> list[events.Event]:
-        """Events for the checkpoint coordinator, in order."""
+        """Events for the checkpoint coordinator since the last call, in order."""
         taken, self._inbox = self._inbox, []
         return taken
 
@@ -157,7 +159,7 @@ class Lifecycle:
     # ---------------------------------------------------------------------------------------------------------- start
 
     def start(self) -> None:
-        """Wait for workers: new ones to deploy to, or those that run on from before."""
+        """Wait for workers: for new ones, or for those that run on under an older leader's attempt."""
         self.timestamps["INITIALIZING"] = self._setup.started_ms or self._turn.wall_ms
         self._enter(JobState.CREATED)
         if not self._setup.reconcile:
@@ -176,7 +178,7 @@ class Lifecycle:
     # ---------------------------------------------------------------------------------------------------------- tasks
 
     def report(self, slot: Slot, statuses: Sequence[SubtaskStatus]) -> None:
-        """Task states from a worker; what is stale or repeated changes nothing."""
+        """Apply task states from a worker. Stale and repeated ones change nothing."""
         if self.execution is None:
             return
         changed = [status for status in statuses if self.execution.apply(status, self._turn.wall_ms)]
@@ -196,12 +198,12 @@ class Lifecycle:
                 return
             ended = status.state is TaskState.CANCELED or (status.state is TaskState.FINISHED and not self.finishing)
             if ended:
-                error = f"UnexpectedEnd: the task became {status.state.value} without being told to"
+                error = f"UnexpectedEnd: the task became {status.state.value} without a command to end"
                 self.fail_over(Failure(error, "", status.vertex, status.subtask, slot.index))
                 return
 
     def lose(self, slot: Slot, error: str) -> None:
-        """The process of a slot is gone or superseded; the whole job fails over."""
+        """The process of a slot is gone or superseded: the whole job fails over."""
         if self.execution is not None:
             self.execution.lose(slot.index, self._turn.wall_ms)
         if self.is_deployed:
@@ -211,7 +213,7 @@ class Lifecycle:
     # ------------------------------------------------------------------------------------------------------- failover
 
     def fail_over(self, failure: Failure, *, same_failure: bool = False) -> None:
-        """Fence the attempt and go for the next one, unless none can do better or is allowed. A fenced attempt can't fail again."""
+        """Fence the attempt; restart the job, or fail it if no restart helps or is allowed. A fenced attempt can't fail again."""
         if not self.is_deployed:
             return
         fenced = self.attempt
@@ -232,14 +234,14 @@ class Lifecycle:
         self._enter(JobState.RESTARTING)
 
     def impossible(self, error: HoldfastError) -> None:
-        """No attempt can start: the snapshot is damaged, or does not fit. Never a silent fall back to an older one."""
+        """Fail the job: its snapshot is damaged or does not fit. Falling back to an older one is the user's decision."""
         self.exceptions.record(Failure(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
         self.end(JobState.FAILED, f"{type(error).__name__}: {error}")
 
     # -------------------------------------------------------------------------------------------------------- advance
 
     def advance(self) -> None:
-        """Do whatever has become possible; runs after every event."""
+        """Take every step that has become possible. Runs after every event."""
         if self.state is JobState.SUSPENDED:
             return
         if self._result is not None:
@@ -280,7 +282,7 @@ class Lifecycle:
         self._enter(JobState.RUNNING)
 
     def _reconcile(self) -> None:
-        """Every slot is back with the attempt on record (any other one has failed the job over): the job never stopped."""
+        """Go on as RUNNING once every slot is back with the recorded attempt; fail over if one is not back in time."""
         missing = self._slot_pool.missing()
         if not missing:
             self._enter(JobState.RUNNING)
@@ -305,7 +307,7 @@ class Lifecycle:
             self._inbox.append(events.CheckpointRequested(CheckpointRequest(CheckpointKind.FINAL)))
 
     def _finish(self, execution: Execution) -> None:
-        """The last checkpoint is complete: tasks commit and end, once no savepoint needs them any more."""
+        """The last checkpoint is complete: let tasks commit and end once no savepoint is pending, then end the job."""
         if execution.all_finished:
             self.end(JobState.FINISHED, "")
         elif execution.all_up and not self.finish_sent and self._coordinator.savepoints_pending == 0:
@@ -315,7 +317,7 @@ class Lifecycle:
             self._slot_pool.broadcast(FinishTasks(self.attempt, self.finishing))
 
     def request_ended(self, outcome: actions.CompleteRequest) -> None:
-        """A request was answered: the one that ends the job begins its end; a failed final one is asked for again."""
+        """A request ended. A completed checkpoint that ends the job begins its end; a failed final one is requested again."""
         if not outcome.request.ends_job:
             return
         if outcome.completed is not None:
@@ -327,7 +329,7 @@ class Lifecycle:
     # ------------------------------------------------------------------------------------------------------------ end
 
     def end(self, state: JobState, cause: str) -> None:
-        """Go for a terminal state: every id is decided, then the result is stored, then tasks and retention follow."""
+        """Begin the end: decide every checkpoint id, then store the result, then end tasks and apply retention."""
         if self._ending is not None or self._result is not None or self.state is JobState.SUSPENDED:
             return
         self._ending = (state, cause)
@@ -353,7 +355,7 @@ class Lifecycle:
         self._turn.out.append(job_actions.WriteResult(state, cause, last_id, newest_id, metrics, self.totals()))
 
     def result_written(self, event: job_events.ResultWritten) -> None:
-        """The submission is over as the stored record says, whoever wrote it."""
+        """The terminal record is stored; its state holds, also if another leader wrote it."""
         self._result = JobState(event.existing.state)
         self.failure = event.existing.cause or None
         self._inbox.append(events.JobTerminated(self._result.value))
@@ -363,7 +365,7 @@ class Lifecycle:
         self._result_retry_ms = self._turn.now_ms + RESULT_RETRY_MS
 
     def _terminate_when_done(self) -> None:
-        """Leave no task behind, but don't wait for ever for one that can't be cancelled."""
+        """Enter the terminal state once every task has ended, or after `cancellation_timeout_ms`."""
         if self.state.is_terminal or self._result is None:
             return
         done = self.execution is None or self.execution.all_terminal
@@ -377,7 +379,7 @@ class Lifecycle:
             self._answer_suspending()
 
     def suspend(self, ticket: int, reason: str) -> None:
-        """Another submission takes over: stop as soon as every id is decided."""
+        """Another submission takes over: stop leading as soon as every checkpoint id is decided."""
         if self.state.is_terminal or self.state is JobState.SUSPENDED:
             self._turn.out.append(job_actions.Answer(ticket, self.state))
             return
@@ -392,7 +394,7 @@ class Lifecycle:
         self.stop_leading(self._suspend_reason, close=False)
 
     def stop_leading(self, reason: str, *, close: bool = True) -> None:
-        """Nothing is written or told any more; the job itself goes on elsewhere."""
+        """Stop writing and sending: another process leads the job. `close`: end the workers' streams."""
         if self.state.is_terminal or self.state is JobState.SUSPENDED:
             return
         self._enter(JobState.SUSPENDED, reason)

@@ -1,11 +1,11 @@
-"""CORE, part of the job master: the slots of a job: which process holds each, its session and lease, and the commands on their way.
+"""CORE, part of the job master: the slots of a job. It decides which process holds each, and keeps session, lease and commands.
 
-A slot's holder is a process: same nonce, a reconnect; a higher (submission, spawn, task attempt), a successor; a lower one is
-refused. Where there is a launch key, the launcher vouches for the first two; within one spawn Spark may run the task again, and
-numbers its attempts. Commands are numbered 1, 2, 3 ... per (epoch, session) and kept, so that a broken stream can be resumed; one
-that needs what fell out of the bound can't be, and the worker registers again.
+A registration with the holder's nonce is a reconnect; a higher (submission, spawn, task attempt) is a successor; a lower one is
+refused. With a launch key, the launcher proves the first two numbers; the third is Spark's, which may run a task again within one
+spawn. Commands are numbered 1, 2, 3 ... per (epoch, session) and kept, so that a broken stream can be resumed. If a needed command
+has fallen out of the bound, the worker registers again.
 
-It knows nothing of tasks or checkpoints: what workers are told, it does not decide."""
+It knows nothing of tasks or checkpoints, and decides no command."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ from holdfast.statebackends.errors import (
 )
 
 OUTBOX_COMMANDS_MAX = 1_000
+"""Newest commands of a session that are kept for a stream that is resumed."""
 
 
 class Outbox:
@@ -67,7 +68,7 @@ class Outbox:
         return numbered
 
     def resume(self, after: int) -> tuple[NumberedCommand, ...] | None:
-        """Commands behind number `after`; None if some of them are gone or `after` was never sent."""
+        """Commands after number `after`; None if some of them are no longer kept, or `after` was never sent."""
         if after > self._last_number or after < 0:
             return None
         kept = tuple(numbered for numbered in self._commands if numbered.number > after)
@@ -75,20 +76,20 @@ class Outbox:
 
 
 class Verdict(StrEnum):
-    """What a registration means for its slot."""
+    """Relation of a registering process to the holder of its slot."""
 
     FIRST = "first"
     """The slot was empty."""
     RECONNECT = "reconnect"
     """The same process."""
     SUCCESSOR = "successor"
-    """A newer process: the older one is superseded, whether it is dead or not."""
+    """A newer process: the older one is superseded, dead or alive."""
     STALE = "stale"
-    """An older process than the one that holds the slot."""
+    """An older process than the holder: it is refused."""
 
 
 def compare_registration(current: RegisterWorker | None, message: RegisterWorker, *, connected: bool) -> Verdict:
-    """Compare a registration with the holder of its slot. Equal numbers: the later one wins only a slot that is not connected."""
+    """Compare a registration with the holder of its slot. With equal numbers it takes the slot only if that is not connected."""
     if current is None:
         return Verdict.FIRST
     if message.nonce == current.nonce:
@@ -102,7 +103,7 @@ def compare_registration(current: RegisterWorker | None, message: RegisterWorker
 
 @dataclass(slots=True)
 class Slot:
-    """One slot. `holder` is None until a process registers, and again when its lease ran out."""
+    """One slot. `holder` is None until a process registers, and again once its lease has run out."""
 
     index: int
     holder: RegisterWorker | None = None
@@ -112,20 +113,21 @@ class Slot:
     stream: int = 0
     """Ticket of the newest stream."""
     last_holder: RegisterWorker | None = None
-    """Who held it last: an older process than that is refused although the slot is empty."""
+    """The last holder: an older process is refused although the slot is empty."""
     last_seen_ms: int = 0
     last_seen_wall_ms: int = 0
     lost_at_ms: int | None = None
     """When the lease of a worker without a stream runs out."""
     heard: bool = False
-    """Something came from the current process since the last failover: it is alive."""
+    """A message came from the current process since the last failover: it is alive."""
     reported_attempt: int = 0
-    """Highest attempt that this process reported a task state of."""
+    """Highest attempt of which this process reported a task state."""
     timed_out: bool = False
-    """Its last holder was given up because nothing was heard from it, although its connection was never closed: it hangs, or its
-    host does. A process that dies, or is told to go, closes it."""
+    """The last holder's lease ran out although its connection was open: the process or its host hangs. A process that dies or is
+    shut down closes its connection."""
     frames_refused: int = 0
-    """Frames that the data ports of all processes of this slot have dropped as nobody's of this job; at most INT_MAX."""
+    """Frames that the data ports of all processes of this slot dropped, since no sender of this job had a reason to send them; at
+    most INT_MAX."""
     _refused_by_holder: int = 0
 
     @property
@@ -134,18 +136,18 @@ class Slot:
 
     @property
     def is_ready(self) -> bool:
-        """A live process can be given an attempt."""
+        """A live process holds the slot: it can be given an attempt."""
         return self.holder is not None and self.lost_at_ms is None
 
     def send(self, command: WorkerCommand) -> NumberedCommand | None:
-        """Number a command for the current session; None without one: registration gives the full state instead."""
+        """Number a command for the current session; None without one: a registration is answered with the full state."""
         return self.outbox.append(command) if self.outbox is not None else None
 
     def take(self, message: RegisterWorker, session: str, epoch: int) -> None:
-        """A process holds the slot from now on, in a new session."""
+        """Give the slot to a process, in a new session."""
         if self.holder is None or self.holder.nonce != message.nonce:
             self.reported_attempt = self._refused_by_holder = 0
-        # What it reports besides was taken already, and may hold megabytes.
+        # Its reports are applied elsewhere, and may hold megabytes.
         self.holder = self.last_holder = msgspec.structs.replace(message, subtasks=(), unanswered=())
         self.outbox = Outbox(epoch, session)
         self.connected = False
@@ -154,17 +156,17 @@ class Slot:
         self.heard = True
 
     def touch(self, now_ms: int, wall_ms: int) -> None:
-        """A message of the current session came."""
+        """Note a message of the current session."""
         self.last_seen_ms, self.last_seen_wall_ms, self.heard = now_ms, wall_ms, True
 
     def count_refused(self, frames: int) -> None:
-        """What the holder has dropped since its process began; a count that falls is an older message."""
+        """Add the frames that the holder has dropped since its process began. A lower count is that of an older message."""
         if frames > self._refused_by_holder:
             self.frames_refused = min(INT_MAX, self.frames_refused + frames - self._refused_by_holder)
             self._refused_by_holder = frames
 
     def release(self) -> None:
-        """The lease ran out: the slot is free for whoever registers."""
+        """The lease ran out: the slot is free."""
         self.timed_out = self.lost_at_ms is None
         self.holder = None
         self.outbox = None
@@ -173,31 +175,32 @@ class Slot:
 
 
 PID_MAX = 2**31 - 1
-"""What any system calls a process by."""
+"""Highest process id of any supported system."""
 
 STREAM_GRACE_MS = 1_000
-"""How long a worker whose stream closed may take to come back before it counts as lost."""
+"""How long after its stream closed a worker may open the next one before it counts as lost."""
 
 LIVENESS_GRACE_MS = 1_000
-"""How long a failover waits for a sign of life from a process that holds a slot: its stream may still seem open."""
+"""How long a failover waits for a sign of life from each holder: the stream of a dead process may still seem open."""
 
 
 JobTurn: TypeAlias = Turn[Action]
-"""Shared by the parts of one job master."""
+"""The turn that the parts of one job master share."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataPorts:
-    """Slot -> how the process that holds it is reached by its peers, and known to them."""
+    """Data port of the process in each slot, for its peers; all by slot."""
 
     addresses: Mapping[int, str]
     keys: Mapping[int, str]
+    """Public CURVE keys, of the processes that have one."""
     sockets: Mapping[int, str]
-    """Of those that have one."""
+    """Paths of Unix sockets, of the processes that have one."""
 
 
 class SlotPool:
-    """Slots 0 .. count-1."""
+    """The slots of one job, 0 .. count-1."""
 
     def __init__(self, setup: JobSetup, rng: random.Random, turn: JobTurn) -> None:
         self._job_id = setup.job_id
@@ -214,8 +217,8 @@ class SlotPool:
     # --------------------------------------------------------------------------------------------------- registration
 
     def check_registration(self, message: RegisterWorker) -> Verdict:
-        """Whether a process may hold its slot. Raises NotFoundError, FencedError, AuthenticationError, ProtocolError or
-        StateDirectoryNotSharedError."""
+        """Check that a process may hold its slot, and change nothing. Raises NotFoundError, FencedError, AuthenticationError,
+        ProtocolError or StateDirectoryNotSharedError."""
         if not 0 <= message.slot < len(self.slots):
             raise NotFoundError(f"job {self._job_id} has slots 0..{len(self.slots) - 1}, not {message.slot}", slot=message.slot)
         slot = self.slots[message.slot]
@@ -242,7 +245,7 @@ class SlotPool:
         return Verdict.FIRST if slot.holder is None else verdict
 
     def _check_identity(self, message: RegisterWorker) -> None:
-        """A process is who its launcher says, and its names are names."""
+        """Raise unless the launcher started this process there, and its names and addresses are well-formed."""
         job_id, submission, slot, spawn = self._job_id, message.submission, message.slot, message.spawn
         if not is_launched(
             self._launch_key, message.launch_token, job_id=job_id, submission=submission, slot=slot, spawn=spawn
@@ -265,7 +268,7 @@ class SlotPool:
                 raise ProtocolError(f"slot {slot}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=slot)
 
     def _check_data_key(self, message: RegisterWorker) -> None:
-        """Peers tell each other by their keys alone: two slots with one would take each other's frames for a stranger's."""
+        """Raise ProtocolError for a malformed key, or one of another slot: peers know each other by their keys alone."""
         key, slot = message.data_key, message.slot
         if not key:
             return
@@ -276,7 +279,7 @@ class SlotPool:
                 raise ProtocolError(f"slot {slot}: the data_key of the worker is that of slot {other.index}", slot=slot)
 
     def take(self, message: RegisterWorker) -> Slot:
-        """Give the slot to a process; its older session ends, and an older process is told to leave."""
+        """Give the slot to a process. The slot's session ends, and another process in it is shut down."""
         slot = self.slots[message.slot]
         if slot.outbox is not None:
             if slot.holder is not None and slot.holder.nonce != message.nonce:
@@ -288,7 +291,7 @@ class SlotPool:
         return slot
 
     def current(self, index: int, session: str) -> Slot:
-        """The slot of a session, noted as alive. Raises FencedError unless the session is the slot's current one."""
+        """The slot of a session, which its message shows to be alive. Raises NotFoundError; FencedError if the session is over."""
         if not 0 <= index < len(self.slots):
             raise NotFoundError(f"job {self._job_id} has no slot {index}", slot=index)
         slot = self.slots[index]
@@ -302,26 +305,26 @@ class SlotPool:
     # -------------------------------------------------------------------------------------------------------- streams
 
     def open_stream(self, index: int, session: str, after: int, stream: int) -> tuple[NumberedCommand, ...]:
-        """Commands behind number `after`. Raises FencedError when the session is over or lost commands."""
+        """Commands after number `after`. Raises FencedError if the session is over, or some of the commands are no longer kept."""
         slot = self.current(index, session)
         assert slot.outbox is not None
         commands = slot.outbox.resume(after)
         if commands is None:
-            raise FencedError(f"commands behind {after} of slot {index} are gone: register again", slot=index, session=session)
+            raise FencedError(f"commands after {after} of slot {index} are gone: register again", slot=index, session=session)
         slot.connected = True
         slot.stream = stream
         slot.lost_at_ms = None
         return commands
 
     def close_stream(self, index: int, session: str, stream: int) -> None:
-        """The newest stream of a session ended: the worker has a short time to come back."""
+        """The newest stream of a session ended: the worker has STREAM_GRACE_MS to open the next one."""
         slot = self.slots[index]
         if slot.session == session and slot.stream == stream and slot.holder is not None:
             slot.connected = False
             slot.lost_at_ms = self._turn.now_ms + STREAM_GRACE_MS
 
     def send(self, slot: Slot, command: WorkerCommand) -> None:
-        """Number a command and put it on the open stream; without a session it is not needed: registration tells all."""
+        """Number a command, and deliver it if a stream is open. Without a session it is dropped: registration gives all state."""
         numbered = slot.send(command)
         if numbered is not None and slot.connected:
             self._turn.out.append(Deliver(slot.index, slot.session, (numbered,)))
@@ -339,7 +342,7 @@ class SlotPool:
     # --------------------------------------------------------------------------------------------------------- leases
 
     def expire(self) -> list[Slot]:
-        """Slots whose process counts as lost from now on."""
+        """Release the slots whose lease has run out; returns them."""
         lost = [slot for slot in self.slots if slot.holder is not None and self._deadline_of(slot) <= self._turn.now_ms]
         for slot in lost:
             if slot.outbox is not None:
@@ -348,13 +351,13 @@ class SlotPool:
         return lost
 
     def forget_signs_of_life(self) -> None:
-        """A failover began: a slot serves the next attempt once something comes from it, or the grace is over."""
+        """A failover began: a slot is ready again once a message comes from it, or LIVENESS_GRACE_MS has passed."""
         for slot in self.slots:
             slot.heard = False
         self._liveness_until_ms = self._turn.now_ms + LIVENESS_GRACE_MS
 
     def all_ready(self) -> bool:
-        """Every slot is held by a process that may be given an attempt."""
+        """Every slot is held by a live process that can be given an attempt."""
         waited = self._liveness_until_ms is None or self._turn.now_ms >= self._liveness_until_ms
         return all(slot.is_ready and (slot.heard or waited) for slot in self.slots)
 
@@ -401,8 +404,7 @@ class SlotPool:
 
 
 def _is_socket_path(text: str) -> bool:
-    """Below a folder that a user named, in whatever script; empty: there is no socket. One that the file system's encoding can't
-    show is none either."""
+    """Whether a text is an absolute path of a socket, in any script, that file systems can encode; or empty, for no socket."""
     if not text:
         return True
     try:

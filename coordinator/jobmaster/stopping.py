@@ -1,8 +1,9 @@
-"""CORE, part of the job master: stops with a savepoint that a failover cut off, and that are asked for again.
+"""CORE, part of the job master: retries stops with a savepoint that a failover cut off.
 
-A stop that fails has stopped sources, so its attempt fails over (F27); the user still wants the job to stop. Each try is a
-checkpoint of its own id under the same trigger id, and the trigger is in progress until one completes, fails for a reason of its
-own, or the bounds are passed. What is to be tried again is derived from the claims, so that a new leader goes on with it."""
+A stop that failed has stopped sources, so its attempt fails over (docs/invariants.md, F27); the user still wants the job to stop.
+Each try is a checkpoint of its own id under the same trigger id. The trigger is in progress until a try completes, fails for
+another reason than a failover, or the limits below are reached. Retries are derived from the claims, so that a new leader goes on
+with them."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, SubmissionRecord
 
 STOP_TRIES_MAX = 5
-"""Checkpoints that one stop may take."""
+"""Checkpoints that are begun for one stop."""
 
 STOP_RETRY_MS = 300_000
-"""How long after it was asked for a stop may still be tried again; the job may wait for workers that never come."""
+"""How long after its request a stop is tried again; the job may wait for workers that never come."""
 
 CUT_OFF = frozenset(
     {
@@ -28,21 +29,21 @@ CUT_OFF = frozenset(
         FailureReason.LEADER_CHANGED,
     }
 )
-"""The job failed over meanwhile, was about to, or its leader did: nothing is wrong with the savepoint."""
+"""Failures of a stop that a failover of the job or of its leader explains: the savepoint itself is not at fault."""
 
 
 class StopIntent(msgspec.Struct, frozen=True):
-    """A stop that a user wants, and how far it has come."""
+    """A stop that a user requested, and its tries so far."""
 
     trigger_id: str
     target: str
-    """Directory or URL that the savepoint's folder is made in."""
+    """Directory or URL in which the savepoint's folder is made."""
     drain: bool
     native: bool
     asked_ms: int
-    """Wall clock."""
+    """Time of the request, ms since the epoch."""
     tries: int = 0
-    """Begun so far."""
+    """Tries begun so far."""
 
 
 class StopRetries:
@@ -52,28 +53,28 @@ class StopRetries:
         self._stops: dict[str, StopIntent] = {}
         self._until_ms: dict[str, int] = {}
         self._waiting: dict[str, CompleteRequest] = {}
-        """Trigger id -> how its newest try ended."""
+        """Trigger id -> outcome of its newest try."""
 
     def begin(self, intent: StopIntent, *, now_ms: int, wall_ms: int) -> None:
-        """A stop was asked for, by a user just now, or under an older leader. It may wait until the end of its time."""
+        """Note a stop, requested just now or under an older leader. Its retries end STOP_RETRY_MS after the request."""
         left_ms = min(STOP_RETRY_MS, max(0, intent.asked_ms + STOP_RETRY_MS - wall_ms))
         self._stops[intent.trigger_id] = intent
         self._until_ms[intent.trigger_id] = now_ms + left_ms
 
     def resume(self, intent: StopIntent, *, now_ms: int, wall_ms: int) -> None:
-        """As begin, for one whose newest try was cut off already."""
+        """As `begin`, for a stop whose newest try was cut off."""
         self.begin(intent, now_ms=now_ms, wall_ms=wall_ms)
         request = CheckpointRequest(CheckpointKind.STOP_SAVEPOINT, intent.trigger_id)
         self._waiting[intent.trigger_id] = CompleteRequest(request, None, failure=FailureReason.LEADER_CHANGED)
 
     def next_deadline_ms(self) -> int | None:
-        """When a stop that waits has waited for too long."""
+        """When the first waiting stop has waited for too long."""
         return min((self._until_ms[trigger_id] for trigger_id in self._waiting), default=None)
 
     def ended(self, outcome: CompleteRequest, *, now_ms: int, may_recover: bool) -> CompleteRequest | None:
-        """A try ended: its outcome for the user, or None when another one follows. Other requests pass through.
+        """A request ended: its outcome for the user, or None when another try follows. Requests that are no stops pass through.
 
-        may_recover: the job was deployed before, and is not about to end."""
+        `may_recover`: the job was deployed before, and is not about to end."""
         trigger_id = outcome.request.trigger_id
         intent = self._stops.get(trigger_id)
         if intent is None:
@@ -85,7 +86,7 @@ class StopRetries:
         return self._give_up(trigger_id, outcome)
 
     def take_due(self, *, is_up: bool) -> list[StopIntent]:
-        """What is to be tried again now that every task runs."""
+        """Stops to try again now; empty unless every task runs (`is_up`)."""
         if not is_up:
             return []
         due = []
@@ -95,12 +96,12 @@ class StopRetries:
         return due
 
     def note_try(self, trigger_id: str) -> StopIntent:
-        """Another checkpoint is asked for."""
+        """Count a try."""
         intent = self._stops[trigger_id] = msgspec.structs.replace(self._stops[trigger_id], tries=self._stops[trigger_id].tries + 1)
         return intent
 
     def take_hopeless(self, *, now_ms: int, is_ending: bool) -> list[CompleteRequest]:
-        """Outcomes of the stops that wait and are not tried again: time is up, or the job ends without them."""
+        """Outcomes of the waiting stops that are not tried again: their time is over, or the job ends without them."""
         ended = []
         for trigger_id in list(self._waiting):
             if is_ending or now_ms >= self._until_ms[trigger_id]:
@@ -115,7 +116,7 @@ class StopRetries:
 
 
 def derive_cut_off_stops(job: RecordedJob, submission: SubmissionRecord) -> tuple[StopIntent, ...]:
-    """Stops of a submission whose newest try was cut off, and that may be tried again."""
+    """Stops of a submission whose newest try was cut off, and that have tries left."""
     tries: dict[str, list[ClaimRecord]] = {}
     cut_off: dict[str, bool] = {}
     for number in sorted(job.checkpoints):

@@ -58,7 +58,7 @@ def test_a_worker_reports_of_its_own_slot_alone() -> None:
     own = SubtaskStatus(1, vertex, 0, TaskState.FAILED, error="ValueError: mine")
     foreign = msgspec.structs.replace(own, subtask=1)
     batch = StatusBatch(rig.setup.epoch, 0, rig.sessions[0], (own, foreign))
-    with pytest.raises(ProtocolError, match=r"the worker in slot 0 reports of subtask 1 of \w+, which runs in another slot"):
+    with pytest.raises(ProtocolError, match=r"the worker in slot 0 reports on subtask 1 of \w+, which runs in another slot"):
         rig.call(lambda ticket: job_events.StatesReceived(ticket, batch))
     assert rig.state == "RUNNING", "nothing of the message was taken"
     beat = Heartbeat(0, rig.sessions[0], 1, (SubtaskMetrics(vertex, 1, records_in=10**9),))
