@@ -1,6 +1,6 @@
-"""Who leads a job, and whether a state directory is one that others see too.
+"""Flows that take and check the leadership of a job, and the nonce of a state directory.
 
-The higher epoch always wins. Nothing here is a lease or a lock: safety rests on the write-once registers of `store.py`,
+The higher epoch always wins. Leadership is neither a lease nor a lock: safety rests on the write-once registers of `store.py`,
 which a stale leader loses."""
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ EPOCH_TRIES_MAX = 1_000
 """Epochs that are tried in a row; only as many rivals at one moment could use them up."""
 
 LEADER_GRACE_MS = 30_000
-"""How long a new leader may be out of reach of its clients: on a busy machine, or behind a name that is only just being changed."""
+"""How long clients may fail to reach a new leader: its machine may be busy, or its name about to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherLeader:
-    """Who leads a job that this process does not lead, by the newest record that it has seen."""
+    """Leader of a job that this process does not lead, by the newest record that it has read."""
 
     epoch: int
     url: str
-    """Empty if the record names none."""
+    """Empty if the record has none."""
     since_ms: int
-    """When this process learned of it, monotonic."""
+    """When this process read the record first, monotonic."""
 
     def is_given_up(self, unreachable_epoch: int, now_ms: int) -> bool:
-        """Whether the job is to be led from here again: a client looked for this leader in vain, and it had time to begin."""
+        """Whether this process should lead the job again: a client can't reach that leader, which had LEADER_GRACE_MS to start."""
         return unreachable_epoch >= self.epoch and now_ms - self.since_ms >= LEADER_GRACE_MS
 
 
 def open_directory(nonce: str) -> Flow[str]:
-    """The nonce of the state directory: the one that stands, or the one given if this is its first use.
-
-    Raises CorruptStateError if what stands there is none."""
+    """The nonce of the state directory: the stored one, or the given one at its first use. Raises CorruptStateError if the stored
+    one is malformed."""
     return decode_nonce((yield from put_once(DIRECTORY_FILE, nonce.encode())))
 
 
@@ -58,7 +57,7 @@ def become_leader(paths: JobPaths, record: LeaderRecord) -> Flow[int]:
 
 
 def check_leadership(paths: JobPaths, epoch: int) -> Flow[None]:
-    """Raise FencedError if a higher epoch exists. Epochs have no gaps, so one look at the next one is enough."""
+    """Raise FencedError if a higher epoch exists. Epochs have no gaps: only the next one is looked up."""
     size: int | None = yield StatFile(paths.leader(epoch + 1))
     if size is not None:
         message = f"epoch {epoch + 1} leads job {paths.job_id}, not {epoch}"
@@ -66,15 +65,15 @@ def check_leadership(paths: JobPaths, epoch: int) -> Flow[None]:
 
 
 def check_newest(job: RecordedJob, epoch: int) -> None:
-    """Raise FencedError if a job that was read just now has a higher epoch: who slept since it took its own neither takes ids from
-    the leader that lives, nor is taken for it by workers that wait."""
+    """Raise FencedError if a job that was read just now has a higher epoch. A leader that was stopped since it took its own then
+    takes no ids from the living leader, and no workers."""
     newest = max(job.epochs, default=0)
     if newest > epoch:
         raise FencedError(f"epoch {newest} leads job {job.job_id}, not {epoch}", job=job.job_id, epoch=epoch, newer=newest)
 
 
 def find_leader(paths: JobPaths, *, newer_than: int = 0) -> Flow[LeaderRecord | None]:
-    """The newest leader's record, or None if its epoch is not above one that is known: that costs a single look."""
+    """The newest leader's record; None if its epoch is not above `newer_than`, which costs one operation."""
     if newer_than > 0 and (yield StatFile(paths.leader(newer_than + 1))) is None:
         return None
     names: list[str] = yield ListFolder(paths.leaders)

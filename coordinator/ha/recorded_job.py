@@ -1,6 +1,6 @@
-"""What a job *is*, derived from the objects seen in its directory and from nothing else: pure functions.
+"""CORE: the recorded job: its facts, derived from the objects in its directory alone by pure functions.
 
-A leader's memory is never asked: recovery derives the same facts from the same objects, whenever it runs."""
+No fact comes from a leader's memory: a recovery derives the same facts from the same objects, whenever it runs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_me
 
 
 class CheckpointFact(StrEnum):
-    """What the register of one id says."""
+    """State of the register of one id."""
 
     UNDECIDED = "undecided"
-    """Claimed; a pending checkpoint of its leader, or one that its leader left behind."""
+    """Claimed and not decided: pending, or left behind by a lost leader."""
     COMPLETED = "completed"
     ABORTED = "aborted"
     CLAIMED = "claimed"
-    """Completed, and another job's now, which deletes it."""
+    """Completed, and owned by another job, which deletes it."""
     ORPHANED = "orphaned"
-    """Files without a claim, or that their user deletes: what a deletion left, or what nobody ever claimed."""
+    """Files without a claim, such as the rest of a deletion; or a snapshot that its user is deleting."""
 
 
 class Completed(msgspec.Struct, frozen=True):
@@ -59,21 +59,21 @@ class Completed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     timestamp_ms: int
     size: int = 0
-    """Bytes of state, full."""
+    """Bytes of state, those shared with its base included."""
     shared: tuple[FileHandle, ...] = ()
-    """Files that it shares with other checkpoints, or may yet."""
+    """Files that other checkpoints refer to, too, or may later."""
     totals: Totals = {}
-    """What its submission's operators had counted at its cut."""
+    """Counts of its submission's operators at its cut."""
 
     @property
     def new_size(self) -> int:
-        """Bytes that were stored for it; the others are its base's."""
+        """Bytes of state that were written for it; all others are its base's."""
         writers = ((writer_of(handle.path.rpartition("/")[2]), handle.length) for handle in self.shared)
         return self.size - sum(length for writer, length in writers if writer != self.checkpoint_id)
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """A `_metadata` that exists and can't be decoded: COMPLETED, as far as anybody may assume."""
+    """A `_metadata` that exists and can't be decoded. It counts as COMPLETED: its output may be committed."""
 
     reason: str
 
@@ -87,9 +87,9 @@ _SNAPSHOT_START = b'{"format":'
 def decode_decision(
     content: bytes, path: str = METADATA_NAME, decode: Callable[[bytes, str], SnapshotMetadata] = decode_metadata
 ) -> Decision:
-    """Which way an id was decided; never raises. What is no record of ours is taken for a damaged snapshot.
+    """Decision on an id; never raises. Content of any other kind counts as a damaged snapshot.
 
-    `decode`: in the place of `decode_metadata`, for whoever keeps what that returned."""
+    `decode`: replaces `decode_metadata`, for a caller that keeps its result."""
     if content.startswith(_SNAPSHOT_START):
         try:
             metadata = decode(content, path)
@@ -111,13 +111,13 @@ def decode_decision(
 
 
 class RecordedCheckpoint(msgspec.Struct, frozen=True):
-    """One id, as its folder shows it."""
+    """One id, as its folder has it."""
 
     checkpoint_id: int
     claim: ClaimRecord | None
     decision: Decision | None
     owner: str = ""
-    """Id of the other job that claimed it."""
+    """Id of the other job that claimed it; empty: none."""
     is_disposed: bool = False
     """Its user is deleting it."""
 
@@ -139,7 +139,7 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """Where the snapshot's files are."""
+        """Folder of the snapshot's files; empty without a claim."""
         return self.claim.folder if self.claim is not None else ""
 
     @property
@@ -148,17 +148,17 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_aborted(self) -> bool:
-        """Given up for good."""
+        """The id is decided as ABORTED."""
         return self.fact is CheckpointFact.ABORTED
 
     @property
     def is_recovery_point(self) -> bool:
-        """A job may be recovered from it, or could before another one claimed it: completed, and not a plain savepoint."""
+        """The job may recover from it, or could before another job claimed it: completed, and not a plain savepoint."""
         return self.fact in (CheckpointFact.COMPLETED, CheckpointFact.CLAIMED) and self.kind is not CheckpointKind.SAVEPOINT
 
     def restore_point(self) -> RestorePoint:
-        """Raises CorruptStateError when the decision can't be read, SnapshotClaimedError when another job owns it: nobody may fall
-        back silently."""
+        """The checkpoint as a restore point. Raises CorruptStateError if its decision can't be read, SnapshotClaimedError if
+        another job owns it: falling back to an older one is the user's decision."""
         if self.owner:
             raise SnapshotClaimedError(
                 f"checkpoint {self.checkpoint_id} was claimed by job {self.owner}, which deletes it", owner=self.owner, path=""
@@ -180,7 +180,7 @@ class RecordedCheckpoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """Everything that the job's directory says, sorted by number."""
+    """Everything that the job's directory holds, sorted by number."""
 
     job_id: str
     epochs: tuple[int, ...]
@@ -189,15 +189,15 @@ class RecordedJob:
     results: Mapping[int, ResultRecord]
     checkpoints: Mapping[int, RecordedCheckpoint]
     last_submission: int = 0
-    """Highest number that a submission has or that was taken so that none can have it."""
+    """Highest number of a submission or of a VoidRecord."""
     shared: tuple[str, ...] = ()
     """Names of all files in the folder of shared files."""
     given: Mapping[int, OwnerRecord] = field(default_factory=dict)
-    """Checkpoints that another job claimed."""
+    """Checkpoint id -> the other job that claimed it, or its user, who is deleting it."""
     returned: frozenset[str] = frozenset()
-    """Claims that the job made and has given back."""
+    """Nonces of claims that the job has given back."""
     voids: frozenset[int] = frozenset()
-    """Numbers that no submission has or will have."""
+    """Numbers of VoidRecords: no submission has them."""
 
     @property
     def exists(self) -> bool:
@@ -209,7 +209,7 @@ class RecordedJob:
 
     @property
     def result(self) -> ResultRecord | None:
-        """Of the newest submission; None while the job is live."""
+        """Result of the newest submission; None while the job is live."""
         return self.results.get(max(self.submissions)) if self.submissions else None
 
     @property
@@ -235,7 +235,7 @@ class RecordedJob:
         return max(completed, default=0)
 
     def with_fact(self, fact: CheckpointFact) -> tuple[RecordedCheckpoint, ...]:
-        """Ids that the fact holds for, ascending."""
+        """Checkpoints of which the fact holds, by id."""
         return tuple(self.checkpoints[number] for number in sorted(self.checkpoints) if self.checkpoints[number].fact is fact)
 
 
@@ -246,9 +246,9 @@ def derive_checkpoint(checkpoint_id: int, claim: ClaimRecord | None, metadata: b
 
 
 def derive_recovery_point(job: RecordedJob, submission: SubmissionRecord) -> RestorePoint | None:
-    """Where a failover of `submission` restarts: its newest completed checkpoint, else its base, else empty.
+    """Restore point of a failover of `submission`: its newest completed checkpoint, else its base; None: it starts empty.
 
-    Raises CorruptStateError when the newest one can't be read: falling back is the user's decision."""
+    Raises CorruptStateError if the newest one can't be read: falling back is the user's decision."""
     own = [
         checkpoint
         for number, checkpoint in job.checkpoints.items()
@@ -260,16 +260,16 @@ def derive_recovery_point(job: RecordedJob, submission: SubmissionRecord) -> Res
 
 
 def _as_owned(job: RecordedJob, base: RestorePoint | None) -> RestorePoint | None:
-    """What a submission started from; no longer the job's if it has given it back."""
+    """Base of a submission, without the claim if the job has given it back."""
     if base is None or base.claim not in job.returned:
         return base
     return msgspec.structs.replace(base, claim="")
 
 
 def derive_latest(job: RecordedJob) -> RestorePoint | None:
-    """What `restore="latest"` means: where the newest submission would recover, whether it is over or not.
+    """Meaning of `restore="latest"`: the point from which the newest submission, ended or not, would recover.
 
-    None when it went on from its base and has ended without keeping what it completed since: its base is not its latest."""
+    None if it has ended and dropped the checkpoints that it completed after its base: the base is not its latest."""
     submission, result = job.newest_submission, job.result
     if submission is None:
         return None
@@ -279,8 +279,8 @@ def derive_latest(job: RecordedJob) -> RestorePoint | None:
 
 
 def derive_descent(job: RecordedJob) -> Iterator[RecordedCheckpoint | RestorePoint]:
-    """What the newest submission descends from, newest first: its own recovery points, those of the submission whose checkpoint it
-    was started from, and so on; last a snapshot that was given by its path. Nothing that the job completed in another life."""
+    """Line of descent of the newest submission, newest first: its own recovery points, those of the submission whose checkpoint it
+    was started from, and so on, up to a snapshot given by its path. Checkpoints on other lines of the job are left out."""
     submission = job.newest_submission
     below: int | None = None
     while submission is not None:
@@ -303,7 +303,7 @@ def derive_descent(job: RecordedJob) -> Iterator[RecordedCheckpoint | RestorePoi
 
 
 def derive_finishing(job: RecordedJob, submission: SubmissionRecord) -> int:
-    """Id of the completed final or stop checkpoint that ends `submission`, or 0: tasks then only commit and finish."""
+    """Id of the completed final checkpoint or stop-savepoint that ends `submission`: its tasks only commit and finish. 0: none."""
     ending = (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT)
     ids = [
         number
@@ -314,9 +314,9 @@ def derive_finishing(job: RecordedJob, submission: SubmissionRecord) -> int:
 
 
 def derive_abandoned_stop(job: RecordedJob, submission: SubmissionRecord) -> bool:
-    """A stop-with-savepoint was aborted, and its attempt is still the newest: sources may have stopped, so the job must fail over.
+    """Whether a stop-with-savepoint of the newest attempt was aborted: sources may have stopped, so the job must fail over.
 
-    Whoever aborted it and why: a leader that stored ABORTED may have died before it failed the job over."""
+    The leader that stored ABORTED may have died before it failed the job over."""
     newest = job.newest_attempt
     for number, checkpoint in job.checkpoints.items():
         decision = checkpoint.decision
@@ -333,9 +333,9 @@ def derive_abandoned_stop(job: RecordedJob, submission: SubmissionRecord) -> boo
 
 
 def derive_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
-    """Ids that a job which has ended, and keeps nothing, still has on storage: all but savepoints, which are their user's.
+    """Ids to delete of a job that has ended and keeps no checkpoint: all but savepoints, which are their user's.
 
-    Only those that its result knows of: one above was taken by whoever began to start the job again, and is the id counter."""
+    Ids above the result's last are left out: they were taken for a new start of the job, and are the id counter."""
     last = job.result.last_checkpoint_id if job.result is not None else 0
     return tuple(
         checkpoint
@@ -347,9 +347,9 @@ def derive_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
 
 
 def derive_garbage(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
-    """Ids whose whole folder may go: orphans, and aborted ids below the newest completed one.
+    """Ids whose folders can be deleted: orphans, and aborted ids below the newest completed one.
 
-    Aborted ids above it keep claim and decision: they stop a stale leader from claiming them again, and they are the id counter."""
+    Aborted ids above it keep claim and decision: they keep a stale leader from claiming them again, and are the id counter."""
     newest = max((number for number, checkpoint in job.checkpoints.items() if checkpoint.is_recovery_point), default=0)
     return tuple(
         checkpoint
@@ -359,10 +359,10 @@ def derive_garbage(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
 
 
 def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
-    """Names of shared files to which no checkpoint refers and none ever will.
+    """Names of shared files that no checkpoint refers to, now or later.
 
-    A checkpoint refers to files of its own and of its base, and the base of any later one is completed: so a file of a decided id
-    that no completed one names stays unused. What an unreadable one refers to can't be known: files of its time stay."""
+    A checkpoint refers to its own files and to its base's, and each later base is completed: a file of a decided id that no
+    completed one names stays unused. An unreadable checkpoint may refer to any file of its time: these stay."""
     needed: set[str | None] = set()
     unreadable, last = 0, job.last_checkpoint_id
     for number, checkpoint in job.checkpoints.items():
@@ -371,7 +371,7 @@ def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
         elif checkpoint.fact is CheckpointFact.COMPLETED and isinstance(checkpoint.decision, Completed):
             needed.update(shared_name(handle.path) for handle in checkpoint.decision.shared)
         elif checkpoint.fact is CheckpointFact.COMPLETED and isinstance(checkpoint.decision, Unreadable):
-            # also of a savepoint, which shares nothing: of a decision that can't be read, the claim is the only witness
+            # also a savepoint, which shares nothing: its decision, which would prove that, can't be read
             unreadable = max(unreadable, number)
     writers = ((name, writer_of(name)) for name in job.shared if name not in needed)
     return tuple(name for name, writer in writers if writer is not None and unreadable < writer <= last)

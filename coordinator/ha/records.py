@@ -1,6 +1,6 @@
 """The durable records of a job: each is created once, by put-if-absent, and never changed.
 
-`statebackends/layout.py` says where they lie, `recorded_job.py` what they mean together; nothing is decided here."""
+`statebackends/layout.py` has their paths; `recorded_job.py` derives the job from them. No decision is made here."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class RestorePoint(msgspec.Struct, frozen=True):
     timestamp_ms: int
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     explicit: bool = False
-    """A user named it by path: its checksums are verified, not only its lengths."""
+    """A user gave its path: its checksums are verified, not only its lengths."""
     claim: str = ""
-    """Nonce of the record by which this job owns it (CLAIM), and deletes it once it is subsumed. Empty: it stays."""
+    """Nonce of the record by which this job owns it (CLAIM), and deletes it once it is subsumed. Empty: the job does not own it."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -40,7 +40,7 @@ class RestorePoint(msgspec.Struct, frozen=True):
 
 
 class LeaderRecord(msgspec.Struct, frozen=True):
-    """`leader/<epoch>`: who leads the job from this epoch on, until a higher one exists."""
+    """`leader/<epoch>`: the leader of the job in this epoch, until a higher one exists."""
 
     epoch: int
     nonce: str
@@ -52,26 +52,26 @@ class LeaderRecord(msgspec.Struct, frozen=True):
 class OwnerRecord(msgspec.Struct, frozen=True):
     """The job that owns a snapshot: `_owner` in a savepoint's folder, or part of a VoidRecord for a job's checkpoint.
 
-    Whoever takes what its owner gave back writes the next one, `_owner-2` and so on: the highest counts."""
+    After an owner has given a snapshot back, the next one writes `_owner-2`, and so on: the highest counts."""
 
     job_id: str
-    """Empty: nobody does, its user is deleting it."""
+    """Empty: no job owns it, its user is deleting it."""
     directory: str
-    """Nonce of the state directory that the job is in."""
+    """Nonce of the job's state directory."""
     nonce: str
     created_ms: int = 0
     version: int = RECORD_VERSION
     folder: str = ""
-    """Location that was claimed: in a folder elsewhere the record came with a copy, and says nothing. Empty: not written down."""
+    """Location of the claimed snapshot: a record in another folder came with a copy, and does not count. Empty: not recorded."""
     root: str = ""
-    """Location of the state directory, where it can be read whether the job needs the snapshot still. Empty: not written down."""
+    """Location of the job's state directory, whose records tell whether the job still needs the snapshot. Empty: not recorded."""
 
 
 class VoidRecord(msgspec.Struct, frozen=True):
-    """`submissions/<n>.json` of a number that no submission has: whoever led on took it, so that no older leader can.
+    """`submissions/<n>.json` of a number that is no submission. A new leader takes it, so that no older leader can.
 
-    Or another job took it to claim one of this one's checkpoints, or a snapshot that this one had claimed and does not need: a
-    submission that goes on from there has to come before it, or reads it."""
+    Another job takes a number to claim one of this job's checkpoints, or a snapshot that this job had claimed and does not need: a
+    submission of this job that restores it is either recorded before, or reads this record."""
 
     number: int
     epoch: int
@@ -79,28 +79,28 @@ class VoidRecord(msgspec.Struct, frozen=True):
     void: bool = True
     created_ms: int = 0
     given: int = 0
-    """Id of the checkpoint that another job owns from here on; 0: none."""
+    """Id of the checkpoint that another job owns from now on; 0: none."""
     owner: OwnerRecord | None = None
-    """Who owns it; without a job: its user is deleting it."""
+    """Its owner; a record without job id: its user is deleting it."""
     version: int = RECORD_VERSION
     returned: str = ""
-    """Nonce of a claim that this job has given back; empty: of none."""
+    """Nonce of a claim that this job has given back; empty: none."""
 
 
 class SubmissionRecord(msgspec.Struct, frozen=True):
-    """`submissions/<n>.json`: a graph that a driver submitted, with the snapshot it starts from resolved."""
+    """`submissions/<n>.json`: a graph that a driver submitted, and the snapshot that it starts from."""
 
     number: int
     epoch: int
     submission: Submission
     base: RestorePoint | None
-    """Where the submission starts while it has no completed checkpoint of its own; None: empty."""
+    """Snapshot that the submission starts from while it has no completed checkpoint of its own; None: it starts empty."""
     first_checkpoint_id: int
     """Completed checkpoints from this id on belong to the submission and take precedence over `base`."""
     nonce: str
     created_ms: int = 0
     notes: tuple[str, ...] = ()
-    """What the restore accepted: see SubmissionAccepted."""
+    """Notes of the restore: see SubmissionAccepted."""
     version: int = RECORD_VERSION
 
     @property
@@ -123,7 +123,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     created_ms: int = 0
     version: int = RECORD_VERSION
     totals: Totals = {}
-    """What the submission's operators had counted at the cut that it begins with."""
+    """Counts of the submission's operators at the cut that it begins with."""
 
 
 class ClaimRecord(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class ClaimRecord(msgspec.Struct, frozen=True):
     attempt: int
     kind: CheckpointKind
     folder: str
-    """Where the snapshot's files go: `<job>/chk-N`, or a savepoint's absolute location."""
+    """Folder of the snapshot's files: `<job>/chk-N`, or a savepoint's absolute location."""
     nonce: str
     drain: bool = False
     trigger_id: str = ""
@@ -169,7 +169,7 @@ class SavepointRecord(msgspec.Struct, frozen=True, tag=DecisionTag.SAVEPOINT.val
     created_ms: int = 0
     version: int = RECORD_VERSION
     totals: Totals = {}
-    """What the submission's operators had counted at its cut."""
+    """Counts of the submission's operators at its cut."""
 
 
 class ResultRecord(msgspec.Struct, frozen=True):
@@ -188,10 +188,10 @@ class ResultRecord(msgspec.Struct, frozen=True):
     started_ms: int = 0
     created_ms: int = 0
     metrics: tuple[SubtaskMetrics, ...] = ()
-    """The last attempt's counters, as far as they were told."""
+    """The last attempt's counters, as far as workers reported them."""
     version: int = RECORD_VERSION
     totals: Totals = {}
-    """What the submission's operators counted over all attempts, as far as it was told."""
+    """Counts of the submission's operators over all attempts, as far as workers reported them."""
 
 
 class _Version(msgspec.Struct):
@@ -199,12 +199,12 @@ class _Version(msgspec.Struct):
 
 
 def encode_record(record: msgspec.Struct) -> bytes:
-    """The bytes of a record: JSON, fields in order, so that equal records are equal bytes."""
+    """A record as JSON with its fields in order: equal records have equal bytes."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1)
 
 
 def decode_record(kind: type[R], content: bytes, path: str) -> R:
-    """Raises UnsupportedVersionError for a record of a newer version and CorruptStateError for anything undecodable."""
+    """A record from its bytes. Raises UnsupportedVersionError for a newer version, CorruptStateError for malformed bytes."""
     try:
         try:
             record = decode_json(content, kind)
@@ -226,7 +226,7 @@ def decode_record(kind: type[R], content: bytes, path: str) -> R:
 
 
 def decode_nonce(content: bytes) -> str:
-    """The state directory's nonce, as its file holds it. Raises CorruptStateError for what no coordinator wrote there."""
+    """The state directory's nonce from its file. Raises CorruptStateError for a malformed one."""
     try:
         nonce = content.decode("ascii").strip()
     except UnicodeDecodeError:
@@ -246,7 +246,7 @@ class _Void(msgspec.Struct):
 
 
 def is_void(content: bytes) -> bool:
-    """Whether a file of `submissions/` is no submission but a number that was taken; false for what can't be read."""
+    """Whether a file of `submissions/` holds a VoidRecord; false for malformed content."""
     try:
         return decode_json(content, _Void).void
     except UNDECODABLE:

@@ -1,4 +1,6 @@
-"""Recovery of a job that an older leader left: every id is decided, the next one fenced, and files that nothing owns are swept."""
+"""Flows that recover a job from an older leader: they decide every id, fence the next one, and sweep files without an owner.
+
+They know nothing of running workers: whether the job's tasks go on is decided in `jobmaster`."""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from holdfast.statebackends.storage.flows import make_durable
 from holdfast.statebackends.storage.port import Flow, InParallel
 
 RECOVERY_TRIES_MAX = 4
-"""A leader that is being replaced has few deletions under way, and begins none."""
+"""Tries while files disappear: a leader that is being replaced has few deletions under way, and begins none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Who recovers a job: a leader of this epoch, at this wall-clock time."""
+    """The leader that recovers a job; `now_ms` is wall clock."""
 
     epoch: int
     nonce: str
@@ -37,20 +39,20 @@ class Takeover:
 
 
 def recover_job(paths: JobPaths, takeover: Takeover, known: RecordedJob | None = None) -> Flow[RecordedJob]:
-    """Bring a job that an older leader left to rest: decide every claimed, undecided id, fence the next one, sweep.
+    """Recover a job that an older leader left: decide every claimed, undecided id, fence the next one, sweep.
 
-    Afterwards no leader of a lower epoch can complete anything: what it claimed is decided, and the id that it would claim
-    next is ours and ABORTED. Running it again gives the same result. `known`: as `read_job`."""
+    Afterwards no leader of a lower epoch can complete a checkpoint: what it claimed is decided, and the id that it would claim
+    next is ours and ABORTED. Idempotent. `known`: see `read_job`."""
     for _ in range(RECOVERY_TRIES_MAX - 1):
         try:
             return (yield from _recover(paths, takeover, known))
         except ObjectMissingError:
-            continue  # a deletion that an ended job's last leader had begun came between: it comes once
+            continue  # the last leader of an ended job deleted a file meanwhile
     return (yield from _recover(paths, takeover, known))
 
 
 def _recover(paths: JobPaths, takeover: Takeover, known: RecordedJob | None) -> Flow[RecordedJob]:
-    """Reads the job again only where it has changed it: a first submission's directory is read once."""
+    """Reads the job again only after it has changed it: the directory of a first submission is read once."""
     job = yield from read_job(paths, known)
     check_newest(job, takeover.epoch)
     undecided = job.with_fact(CheckpointFact.UNDECIDED)
@@ -74,9 +76,9 @@ def _recover(paths: JobPaths, takeover: Takeover, known: RecordedJob | None) -> 
 
 
 def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
-    """What the job goes on from must not vanish any more, though its writer died before it knew that it stays.
+    """Make the records durable that the job goes on from: their writer may have died before they were.
 
-    Of the older checkpoints nobody depends, and they may be going just now."""
+    Older checkpoints are left out: nothing depends on them, and they may be being deleted."""
     record = job.newest_submission
     if record is not None:
         yield from make_durable(paths.submission(record.number), read_submission)
@@ -88,7 +90,7 @@ def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
 
 
 def _fence_next(paths: JobPaths, job: RecordedJob, takeover: Takeover) -> Flow[None]:
-    """Claim and abort the id that a stale leader would take next; ids that it took meanwhile are aborted too."""
+    """Claim and abort the id that a stale leader would take next, and abort ids that it took meanwhile."""
     number = job.last_checkpoint_id + 1
     while True:
         claim = ClaimRecord(

@@ -1,6 +1,7 @@
-"""One storage port over the state directory and the places of savepoints: operations on absolute paths go where they point.
+"""SHELL: one storage port over the state directory and all other locations, by path.
 
-Lets one flow decide an id in the job's directory and write into a savepoint's folder anywhere. It performs nothing itself."""
+One flow can decide an id in the job's directory and write into a savepoint's folder anywhere. The storages behind it perform the
+operations."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from holdfast.statebackends.storage.port import (
 from holdfast.statebackends.storage.transfers import TransferPool
 
 STORAGES_MAX = 64
-"""Foreign roots kept open; the oldest is forgotten."""
+"""Storages of other locations that are kept; the oldest is forgotten first."""
 
 
 class RoutedStorage:
-    """Implements `operations.Storage`. A relative path is in the default storage, an absolute one in a storage of its own."""
+    """Implements `storage/port.py`, Storage. A relative path is in the default storage, an absolute one in a storage of its own."""
 
     def __init__(self, default: Storage) -> None:
         self._default = default
@@ -41,7 +42,7 @@ class RoutedStorage:
 
     @property
     def transfers(self) -> TransferPool:
-        """As the default storage: what is elsewhere is few files."""
+        """Of the default storage: other locations have few files."""
         return transfers_of(self._default)
 
     def resolve(self, folder: str) -> tuple[Storage, str]:
@@ -61,7 +62,7 @@ class RoutedStorage:
         return known
 
     def execute(self, operation: Operation) -> Any:
-        """Perform one operation where its path points; listed paths come back in the form that was asked for."""
+        """Perform one operation on the storage of its path; listed paths are absolute if the given one is."""
         if isinstance(operation, LinkFile):
             return self._default.execute(operation)
         if isinstance(operation, ListFiles | DescribeFiles | ListFolder | DeleteFolder):
@@ -87,8 +88,7 @@ class RoutedStorage:
 
 
 def _check_inside(path: str) -> None:
-    """Names of files come from acknowledgements and snapshots: none may lead out of the folder that it was joined to.
-
-    In the state directory the storage itself refuses that; an absolute path would be normalised before anybody looks."""
+    """Raise InvalidConfigError for `.` or `..` in an absolute path: names of files come from acknowledgements and snapshots, and
+    must not lead out of the folder that they are joined to. The storage itself checks relative paths."""
     if any(part in (".", "..") for part in path.split("/")):
         raise InvalidConfigError(f"{path!r} must not contain '.' or '..'", path=path)

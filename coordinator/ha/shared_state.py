@@ -1,8 +1,8 @@
-"""Which files completed checkpoints share, and when the last reference to one is gone. Pure.
+"""CORE: the registry of files that completed checkpoints share decides when the last reference to one is gone. Pure.
 
-Counts are sets of checkpoint ids, made from completed checkpoints alone: an acknowledged checkpoint that was never confirmed
-does not count. A file of which checkpoints have pieces stays while any of them has one. After a restart the same is rebuilt
-from the `_metadata` of what is retained."""
+References are sets of checkpoint ids, of completed checkpoints alone: acknowledged files of an undecided checkpoint do not count. A
+merged file stays while a checkpoint refers to any of its segments. After a restart the registry is rebuilt from the `_metadata` of
+the retained checkpoints. Source: Flink, SharedStateRegistry."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ ResolvedStates = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
 
 
 class UnresolvedError(Exception):
-    """A checkpoint refers to a shared file that it has no right to: completing it would leave a hole."""
+    """A checkpoint refers to a shared file that its base does not have: completing it would lose state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What goes with a checkpoint that is being deleted."""
+    """Shared files that are deleted with a checkpoint."""
 
     names: tuple[str, ...]
-    """Files to which nothing that stays refers."""
+    """Names of files that no remaining checkpoint refers to."""
     after: tuple[int, ...]
-    """Others on their way out that refer to one of them: each must be no checkpoint any more before the first file goes."""
+    """Other ids that are being deleted and refer to one of them: their claims are deleted before the first file."""
 
 
 @dataclass(slots=True)
 class _SharedFile:
     parts: dict[int | None, FileHandle] = field(default_factory=dict)
-    """By the offset of a piece; None: the whole file."""
+    """Handles by the offset of their segment; None: the whole file."""
     checkpoints: set[int] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)
-    """Of those that are being deleted: a crash may leave one of them a checkpoint."""
+    """Ids that refer to it and are being deleted: after a crash one of them may still be a checkpoint."""
 
 
 class SharedStateRegistry:
@@ -57,15 +57,15 @@ class SharedStateRegistry:
         self._files: dict[str, _SharedFile] = {}
         self._unreadable: set[int] = set()
         self._deleting: dict[str, int] = {}
-        """Released files, with the checkpoint that they go with."""
+        """Released file -> the checkpoint with which it is deleted."""
 
     def counts(self) -> dict[str, tuple[int, ...]]:
-        """Name -> ids that refer to it; empty for a file that an unreadable checkpoint may refer to."""
+        """Name -> ids that refer to it; no ids for a file that only an unreadable checkpoint may refer to."""
         return {name: tuple(sorted(file.checkpoints)) for name, file in sorted(self._files.items())}
 
     def register(self, checkpoint_id: int, handles: Iterable[FileHandle] | None) -> None:
-        """A checkpoint is completed; None: nobody can read to which files it refers. What a file was registered as first stays:
-        names are never used twice, and a checkpoint that says otherwise fails when its files are checked."""
+        """Add a completed checkpoint's files; None: its `_metadata` can't be read. The first handle of a name stays: names are
+        never used twice, and a checkpoint with another handle fails when its files are checked."""
         if handles is None:
             self._unreadable.add(checkpoint_id)
             return
@@ -78,7 +78,7 @@ class SharedStateRegistry:
             file.checkpoints.add(checkpoint_id)
 
     def release(self, checkpoint_id: int) -> Released:
-        """A checkpoint is being deleted, with the files that nothing else refers to."""
+        """A checkpoint is being deleted; returns the files that are deleted with it."""
         self._unreadable.discard(checkpoint_id)
         gone: list[str] = []
         after: set[int] = set()
@@ -95,22 +95,22 @@ class SharedStateRegistry:
         return Released(tuple(sorted(gone)), tuple(sorted(after - {checkpoint_id})))
 
     def forget(self, checkpoint_id: int) -> None:
-        """A checkpoint is deleted, and what went with it."""
+        """A checkpoint and its files are deleted."""
         for file in self._files.values():
             file.leaving.discard(checkpoint_id)
         self._deleting = {name: owner for name, owner in self._deleting.items() if owner != checkpoint_id}
 
     def is_needed(self, name: str) -> bool:
-        """Whether a completed checkpoint refers to a file, or may; also one that is just being deleted."""
+        """Whether a completed checkpoint refers to a file, or may; one that is being deleted counts, too."""
         return name in self._files or name in self._deleting or self._may_be_hidden(name)
 
     def find(self, checkpoint_id: int, name: str, offset: int | None) -> FileHandle | None:
-        """A file, or the piece of it at an offset, that a completed checkpoint refers to; None if it does not."""
+        """Handle of a file, or of its segment at an offset, in a completed checkpoint; None if that does not refer to it."""
         file = self._files.get(name)
         return None if file is None or checkpoint_id not in file.checkpoints else file.parts.get(offset)
 
     def resolve(self, checkpoint_id: int, base: int | None, states: TaskStates) -> ResolvedStates:
-        """What tasks acknowledged, with the base's files in place of placeholders. Raises UnresolvedError."""
+        """Acknowledged states, with the base's files in place of placeholders. Raises UnresolvedError."""
         return {
             task: {uid: self._resolve_state(checkpoint_id, base, uid, state) for uid, state in operators.items()}
             for task, operators in states.items()
@@ -118,7 +118,7 @@ class SharedStateRegistry:
 
     @staticmethod
     def check_self_contained(states: TaskStates) -> None:
-        """Raise UnresolvedError if a savepoint would share a file: it lies in one folder, which its user may move."""
+        """Raise UnresolvedError if a savepoint refers to a shared file: all of it is in one folder, which its user may move."""
         for operators in states.values():
             for uid, state in operators.items():
                 for keyed in state.keyed:
@@ -150,13 +150,13 @@ class SharedStateRegistry:
         return part
 
     def _may_be_hidden(self, name: str) -> bool:
-        """An unreadable checkpoint may refer to any file that was there when it was taken."""
+        """Whether an unreadable checkpoint may refer to a file: to any that existed when it was taken."""
         writer = writer_of(name)
         return writer is None or any(writer <= unreadable for unreadable in self._unreadable)
 
 
 def shared_handles(states: Iterable[OperatorSubtaskState]) -> tuple[FileHandle, ...]:
-    """Files that a completed checkpoint shares with others, or may yet; each once."""
+    """Files that other checkpoints refer to, too, or may later; each once."""
     parts = (part for state in states for keyed in state.keyed for part in keyed.parts)
     return tuple(dict.fromkeys(part for part in parts if isinstance(part, FileHandle) and shared_name(part.path) is not None))
 

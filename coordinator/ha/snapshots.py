@@ -1,6 +1,6 @@
-"""Flows that read a snapshot wherever it lies: in the job's directory, or in a savepoint's folder of its own.
+"""Flows that read and check a snapshot at any location: in a job's directory, or in a savepoint's own folder.
 
-They judge files, not jobs: whether a snapshot fits a graph is for the room `restore`."""
+They check files, not jobs: whether a snapshot fits a graph is decided in the room `restore`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _move(operation: Operation | InParallel, parent: str) -> Operation | InParal
 
 
 def in_folder(folder: str, make: Callable[[str], Flow[T]]) -> Flow[T]:
-    """Run a flow over a snapshot's folder, wherever it lies: `make` gets the folder relative to its storage."""
+    """Run a flow over a snapshot's folder at any location: `make` gets the folder relative to its storage."""
     if not is_absolute_folder(folder):
         return (yield from make(folder))
     parent, relative = split_folder(folder)
@@ -90,7 +90,7 @@ def in_folder(folder: str, make: Callable[[str], Flow[T]]) -> Flow[T]:
 
 
 def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:
-    """Metadata of the snapshot in a folder. Raises CorruptStateError when it is damaged or missing."""
+    """Metadata of the snapshot in a folder. Raises CorruptStateError if it is damaged, or missing (reason `missing`)."""
     path = metadata_path(folder)
     try:
         content = yield from read_metadata_file(path)
@@ -111,9 +111,9 @@ def check_files(metadata: SnapshotMetadata, folder: str, *, checksums: bool) -> 
 def find_problems(
     metadata: SnapshotMetadata, folder: str, *, checksums: bool, external: bool = True
 ) -> Flow[list[SnapshotProblem]]:
-    """Every file that a restore would fail on; nothing is read through a path that the snapshot may not name.
+    """Every file that a restore would fail on. No path that leaves the snapshot's folder, or its job's, is read.
 
-    `external`: files outside the snapshot are looked for too, in the state directory."""
+    `external`: files outside the snapshot are checked, too, in the state directory."""
     problems = list(_path_problems(metadata, folder))
     if not problems:
         found: list[SnapshotProblem] = yield from in_folder(
@@ -127,9 +127,9 @@ def find_problems(
 
 
 def find_missing_external(entries: Iterable[str]) -> Flow[list[SnapshotProblem]]:
-    """Those of a snapshot's external files that are at none of their places, or at none that may be one; nothing is read of them.
+    """A snapshot's external files that are missing at all of their places, or have none that is allowed; their content is not read.
 
-    Raises the storage's own error where it can't tell."""
+    Raises the storage's error if it can't tell."""
     report = yield from check_external(entries, contents=False)
     for file in report.unchecked:
         if file.error is not None:
@@ -138,7 +138,7 @@ def find_missing_external(entries: Iterable[str]) -> Flow[list[SnapshotProblem]]
 
 
 def _path_problems(metadata: SnapshotMetadata, folder: str) -> Iterator[SnapshotProblem]:
-    """A savepoint's files lie in its folder, a checkpoint's in its job's: no other path is followed, whoever wrote it."""
+    """Paths that leave the snapshot: a savepoint's files are in its folder, a checkpoint's in its job's."""
     inside = folder.rstrip("/") if metadata.kind != "checkpoint" else folder.rstrip("/").rpartition("/")[0]
     for operator in metadata.operators:
         for subtask, state in enumerate(operator.subtasks):
@@ -150,7 +150,7 @@ def _path_problems(metadata: SnapshotMetadata, folder: str) -> Iterator[Snapshot
 
 
 def damage_error(folder: str, problems: Sequence[SnapshotProblem], hint: str = "") -> CorruptStateError:
-    """All of them in one error; the first one's file and operator are its fields."""
+    """One error for all problems; the first one's file and operator are its fields."""
     texts = [str(problem) for problem in problems]
     more = f"; and {len(texts) - PROBLEMS_SHOWN_MAX} more" if len(texts) > PROBLEMS_SHOWN_MAX else ""
     first = problems[0]

@@ -1,7 +1,7 @@
-"""Flows over a job's directory: claim, decide, discard, drop, and read it all back.
+"""Flows over a job's directory: claim, decide, discard, drop, write records, and read the whole job.
 
-Every flow may be killed between any two operations; `read_job` and `recovery.recover_job` then bring the directory to rest.
-No flow decides by what it remembers: after an ambiguous or lost write it reads what stands, and obeys."""
+Every flow may be killed between any two operations; `recovery.recover_job` then completes or undoes it. After an ambiguous or lost
+write a flow reads the stored record, which decides."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from holdfast.statebackends.storage.flows import delete_files, read_in_group, re
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, InParallel, ListFiles, ListFolder, PutIfAbsent
 
 SUBMISSION_BYTES_MAX = 256 << 20
-"""Of the record of a submission, with its job graph and the user's functions: as much as one request may bring."""
+"""Bytes of the record of a submission, with its job graph and the user's functions: the limit of one request, too."""
 
 
 def put_once(path: str, content: bytes, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes]:
-    """Create `path` unless it exists; returns the content that stands there durably, ours or another's, as `read` gives it.
+    """Create `path` unless it exists; returns its durable content, ours or another's, read by `read`.
 
-    When storage can't tell, it is asked again: only an answer says that what can be read there will stay. Raises
-    AmbiguousWriteError when it can't tell again, or does not answer then: the write may still land."""
+    An ambiguous write is repeated: only a definite answer proves that the content is durable. Raises AmbiguousWriteError if the
+    second one is ambiguous or fails, too: the write may still take effect."""
     try:
         created: bool = yield PutIfAbsent(path, content)
     except AmbiguousWriteError:
@@ -81,7 +81,7 @@ def _read_existing(path: str, read: Callable[[str], Flow[bytes]]) -> Flow[bytes]
 
 
 def read_optional(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> Flow[bytes | None]:
-    """Content of a file, None if it is missing. Raises CorruptStateError for one that is longer than records are."""
+    """Content of a file, None if it is missing. Raises CorruptStateError for a file beyond the size of records."""
     try:
         return (yield from read(path))
     except ObjectMissingError:
@@ -89,14 +89,14 @@ def read_optional(path: str, read: Callable[[str], Flow[bytes]] = read_whole) ->
 
 
 def claim_checkpoint(paths: JobPaths, claim: ClaimRecord) -> Flow[ClaimRecord]:
-    """Take an id; returns the claim that stands: compare its nonce. Nothing else happens to the id before."""
+    """Claim an id, its first record; returns the stored claim, ours if its nonce is."""
     path = paths.claim(claim.checkpoint_id)
     existing = yield from put_once(path, encode_record(claim))
     return decode_record(ClaimRecord, existing, path)
 
 
 def decide_checkpoint(paths: JobPaths, checkpoint_id: int, content: bytes) -> Flow[Decision | None]:
-    """Decide an id by one put-if-absent; returns the decision that stands instead, None if these bytes stand."""
+    """Decide an id by one put-if-absent; returns None if these bytes are stored, else the stored decision."""
     existing = yield from put_once(paths.decision(checkpoint_id), content, read_metadata_file)
     return None if existing == content else decode_decision(existing)
 
@@ -111,12 +111,12 @@ def complete_savepoint(paths: JobPaths, record: SavepointRecord, snapshot: bytes
 
 
 def abort_checkpoint(paths: JobPaths, record: AbortRecord) -> Flow[Decision | None]:
-    """Decide an id as ABORTED, unless it is decided: returns what else stands."""
+    """Decide an id as ABORTED; returns None if this record is stored, else the stored decision."""
     return (yield from decide_checkpoint(paths, record.checkpoint_id, encode_record(record)))
 
 
 def probe_folder(folder: str, nonce: str) -> Flow[None]:
-    """Prove that a savepoint's folder can be written, before an id is taken for it. Raises the storage's own error."""
+    """Raise the storage's error unless a savepoint's folder can be written. Runs before an id is claimed for it."""
     path = f"{folder}/_probe-{nonce}"
     yield PutIfAbsent(path, b"")
     yield DeleteFile(path)
@@ -134,10 +134,10 @@ def _list_discarded(folder: str) -> Flow[list[str]]:
 
 
 def drop_checkpoint(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] = (), after: Sequence[int] = ()) -> Flow[None]:
-    """Delete an id for good: its claim first, so that what a crash leaves behind is an orphan and no checkpoint.
+    """Delete an id: its claim first, so that a crash leaves an orphan and no checkpoint.
 
-    `shared`: names of shared files that go with it, since only the ids of `after` refer to them, which are being deleted as well.
-    They go when none of these is a checkpoint any more."""
+    `shared`: names of shared files to delete with it; besides it, only the ids of `after` refer to them, which are being deleted,
+    too. The claims of all of these are deleted before the shared files."""
     yield DeleteFile(paths.claim(checkpoint_id))
     yield DeleteFolder(paths.checkpoint(checkpoint_id))
     for other in after:
@@ -146,27 +146,26 @@ def drop_checkpoint(paths: JobPaths, checkpoint_id: int, shared: Sequence[str] =
 
 
 def discard_shared(paths: JobPaths, names: Sequence[str]) -> Flow[None]:
-    """Delete shared files, in any order: no checkpoint refers to any of them."""
+    """Delete shared files in any order. No checkpoint refers to them."""
     yield from delete_files(f"{paths.shared}/{name}" for name in names)
 
 
 def sweep_shared(paths: JobPaths, checkpoint_id: int) -> Flow[None]:
-    """Delete what an aborted id wrote for others to share: nobody does, and its names say so. Lists the folder."""
+    """Delete the shared files that an aborted id wrote, found by the id in their names: no checkpoint refers to them."""
     names: list[str] = yield ListFolder(paths.shared)
     yield from discard_shared(paths, [name for name in names if writer_of(name) == checkpoint_id])
 
 
 def sweep_checkpoints(paths: JobPaths, checkpoints: Sequence[RecordedCheckpoint]) -> Flow[None]:
-    """Delete the state of aborted ids: names of these ids only; a savepoint's folder was made for it alone.
-
-    Their files go in any order: what a crash leaves of an id is found again, whichever they are."""
+    """Delete the state of aborted ids, a savepoint's whole folder included. Files are deleted in any order: after a crash the next
+    sweep finds the rest."""
     found: list[list[str]] = yield InParallel([_sweep(paths, each) for each in checkpoints], [0] * len(checkpoints))
     yield from delete_files(path for files in found for path in files)
 
 
 def _sweep(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[list[str]]:
-    """What is to be deleted in the job's directory. A savepoint's storage that can't be reached, or be named any more, keeps its
-    files: they are garbage, and no reason to refuse a recovery."""
+    """Delete an aborted savepoint's folder; returns the files to delete in the job's directory. If the savepoint's storage can't be
+    reached, its files stay: garbage is no reason to refuse a recovery."""
     claim = checkpoint.claim
     if claim is not None and claim.kind.is_savepoint:
         try:
@@ -177,8 +176,8 @@ def _sweep(paths: JobPaths, checkpoint: RecordedCheckpoint) -> Flow[list[str]]:
 
 
 def write_submission(paths: JobPaths, record: SubmissionRecord) -> Flow[SubmissionRecord]:
-    """Returns the record that stands under the number: compare its nonce. Raises FencedError when the number is void: another
-    leader has led the job on meanwhile; InvalidConfigError for a record that nobody would read."""
+    """Record a submission; returns the stored record of the number, ours if its nonce is. Raises FencedError if the number is void:
+    another leader leads the job now; InvalidConfigError beyond SUBMISSION_BYTES_MAX."""
     path, content = paths.submission(record.number), encode_record(record)
     if len(content) > SUBMISSION_BYTES_MAX:
         raise InvalidConfigError(
@@ -198,13 +197,13 @@ def void_submission(paths: JobPaths, record: VoidRecord) -> Flow[bool]:
 
 
 def write_attempt(paths: JobPaths, record: AttemptRecord) -> Flow[AttemptRecord]:
-    """Returns the record that stands under the number: compare its nonce."""
+    """Record an attempt; returns the stored record of the number, ours if its nonce is."""
     path = paths.attempt(record.attempt)
     return decode_record(AttemptRecord, (yield from put_once(path, encode_record(record))), path)
 
 
 def write_result(paths: JobPaths, record: ResultRecord) -> Flow[ResultRecord]:
-    """Returns the terminal record that stands for the submission: the first one wins."""
+    """Record the end of a submission; returns the stored record: the first one wins."""
     path = paths.result(record.submission)
     return decode_record(ResultRecord, (yield from put_once(path, encode_record(record))), path)
 
@@ -217,17 +216,16 @@ def list_jobs() -> Flow[list[str]]:
 
 
 def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[RecordedJob]:
-    """Everything that the job's directory says. Raises CorruptStateError for a damaged record, naming it.
+    """Everything that the job's directory holds. Raises CorruptStateError that names a damaged record.
 
-    `known`: what was read of the job before. What is written once and stays is not read again: submissions, which may be megabytes
-    with the functions of their graphs, results, and aborted ids. Each leader leaves a number and an id more. Of an aborted id only
-    the deletion may follow, which is the same as if it were found now and deleted again."""
+    `known`: an earlier reading of the job. Records that never change are not read again: submissions, which may be megabytes with
+    the functions of their graphs, results, and aborted ids, which can only be deleted. Each leader adds one number and one id."""
     listed = yield from _list_job(paths)
     known = known if known is not None else RecordedJob(paths.job_id, (), {}, {}, {}, {})
     unread = [number for number in listed.numbers if number not in known.submissions and number not in known.voids]
     ended = [number for number in listed.results if number not in known.results]
     aborted = {number: each for number, each in known.checkpoints.items() if each.is_aborted}
-    # What has been listed is written once, so its contents may be read in any order, and at one time.
+    # Listed records are written once, so they can be read in any order, and in parallel.
     readers: list[Callable[[], Flow[Any]]] = [partial(_read_number, paths.submission(number)) for number in unread]
     readers += [partial(_read_record, AttemptRecord, paths.attempt(number)) for number in listed.attempts]
     readers += [partial(_read_record, ResultRecord, paths.result(number)) for number in ended]
@@ -244,11 +242,11 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What a job's directory has, by name."""
+    """Listing of a job's directory."""
 
     epochs: tuple[int, ...]
     numbers: list[int]
-    """Of submissions, and those that none can have."""
+    """Of submissions and of VoidRecords."""
     attempts: list[int]
     """The last two."""
     results: list[int]
@@ -277,7 +275,7 @@ def _list_job(paths: JobPaths) -> Flow[_Listed]:
 
 
 def _with_numbers(known: RecordedJob, numbers: list[int], read: Mapping[int, SubmissionRecord | VoidRecord]) -> RecordedJob:
-    """A job as far as its submissions tell: those that are there, and what others took their numbers for."""
+    """A job with its submissions, and with the checkpoints and claims of its VoidRecords."""
     voids = {number: record for number, record in read.items() if isinstance(record, VoidRecord)}
     submissions = {number: known.submissions[number] for number in numbers if number in known.submissions}
     return replace(
@@ -291,7 +289,7 @@ def _with_numbers(known: RecordedJob, numbers: list[int], read: Mapping[int, Sub
 
 
 def _owned(checkpoint: RecordedCheckpoint, owner: OwnerRecord | None) -> RecordedCheckpoint:
-    """`owner`: who took it from its job; a record without a job is its user's, who deletes it."""
+    """`owner`: the job that claimed it; a record without job id is its user's, who deletes it."""
     if owner is None:
         return checkpoint
     return msgspec.structs.replace(checkpoint, owner=owner.job_id, is_disposed=not owner.job_id)
@@ -307,12 +305,12 @@ def _read_record(kind: type[R], path: str) -> Flow[R]:
 
 
 def read_submission(path: str) -> Flow[bytes]:
-    """The record of a submission, or of a number that is void."""
+    """Bytes of a SubmissionRecord or VoidRecord."""
     return read_whole(path, SUBMISSION_BYTES_MAX)
 
 
 def read_checkpoint(paths: JobPaths, checkpoint_id: int) -> Flow[RecordedCheckpoint]:
-    """The register of one id. The decision is read behind the claim, so a deletion in between shows as undecided at worst."""
+    """The register of one id. The decision is read after the claim: if it is deleted meanwhile, the id looks undecided at worst."""
     claim = yield from read_optional(paths.claim(checkpoint_id))
     metadata = yield from read_optional(paths.decision(checkpoint_id), read_metadata_file)
     record = None if claim is None else decode_record(ClaimRecord, claim, paths.claim(checkpoint_id))

@@ -1,12 +1,12 @@
-"""Which snapshots a job owns beside its own checkpoints, and the flows by which it takes, gives back and deletes them.
+"""Flows that claim, give back and delete snapshots that are not a job's own checkpoints (claim mode CLAIM).
 
-Ownership is one conditional create: of `_owner` in a savepoint's folder (`_owner-2` and so on, once its owner gave it back); for a
-checkpoint in its job's directory, of the next record of that job's submissions, so that it can't be started again and go on from
-there unnoticed. A job that finds another's record there is refused.
+Ownership is one conditional create. In a savepoint's folder it is that of `_owner` (`_owner-2` and so on, after an owner gave it
+back). For a checkpoint in its job's directory it is that of the next record of that job's submissions, so that the job can't be
+started from there unnoticed. A job that finds another owner's record is refused.
 
-A claimed snapshot is deleted once the claiming submission's own checkpoints have subsumed it: no restore needs it then. Deleting
-begins with `_metadata` and ends with `_owner`: what a crash leaves is still owned. All of that is derived from records, so a
-leader that died before it deleted something leaves it to the next one."""
+A claimed snapshot is deleted once the claiming submission's own checkpoints have subsumed it: no restore needs it then. A deletion
+begins with `_metadata` and ends with `_owner`: after a crash the rest is still owned. Both are derived from records, so that a new
+leader completes what its predecessor left."""
 
 from __future__ import annotations
 
@@ -63,11 +63,12 @@ from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
 
 STARTING_MS_MAX = 600_000
-"""After this time a claim whose submission is not on record was cut off; should it go on even then, it is fenced."""
+"""After this time a claim without a recorded submission counts as cut off. A claimant that goes on even then is fenced."""
 
 
 def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
-    """What a job's end does not keep and has not deleted yet; nothing while a submission is live, or when its end keeps all."""
+    """Checkpoints that the end of a job drops and that are not deleted yet; none while a submission is live, or if it keeps
+    them."""
     record, result = job.newest_submission, job.result
     if record is None or result is None:
         return ()
@@ -76,7 +77,7 @@ def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
 
 
 def derive_releases(job: RecordedJob) -> tuple[RestorePoint, ...]:
-    """Claimed snapshots that have been subsumed: deleted, being deleted, or left by a leader that died. By submission."""
+    """Claimed snapshots that have been subsumed: deleted, being deleted, or left by a lost leader. In the order of submissions."""
     found: dict[str, RestorePoint] = {}
     for record in job.submissions.values():
         claim = record.base.claim if record.base is not None else ""
@@ -86,14 +87,14 @@ def derive_releases(job: RecordedJob) -> tuple[RestorePoint, ...]:
 
 
 def _is_subsumed(job: RecordedJob, record: SubmissionRecord) -> bool:
-    """The submission has as many checkpoints of its own as are retained, or has ended and dropped what it had, or another one
-    went on from one of them."""
+    """Whether the submission has as many checkpoints of its own as are retained, or has ended and dropped them, or a later one was
+    started from one of them."""
     later = [other for other in job.submissions.values() if other.number > record.number]
     is_own = _own_ids(job, record)
     completed = job.with_fact(CheckpointFact.COMPLETED)
     points = [each for each in completed if each.is_recovery_point and is_own(each.checkpoint_id)]
     if any(isinstance(point.decision, Unreadable) for point in points):
-        return False  # whoever goes back behind it may need what it was to replace
+        return False  # a restore that goes back behind it may need the claimed snapshot
     config = record.graph.config
     if sum(point.kind is not CheckpointKind.STOP_SAVEPOINT for point in points) >= config.retained_checkpoints:
         return True
@@ -106,14 +107,14 @@ def _is_subsumed(job: RecordedJob, record: SubmissionRecord) -> bool:
 
 
 def _own_ids(job: RecordedJob, record: SubmissionRecord) -> Callable[[int], bool]:
-    """Whether an id is of this submission."""
+    """Predicate: whether an id is of this submission."""
     stop = min((other.first_checkpoint_id for other in job.submissions.values() if other.number > record.number), default=None)
     return lambda number: number >= record.first_checkpoint_id and (stop is None or number < stop)
 
 
 def refuse_to_return(job: RecordedJob, claim: str, age_ms: int) -> str:
-    """Why a job holds on to a snapshot that it claimed so long ago; empty: it gives it back, having ended before it had a
-    checkpoint of its own, or begun anew without it."""
+    """Why a job keeps a snapshot that it claimed `age_ms` ago; empty: it gives it back, since it ended before it had a checkpoint
+    of its own, or was started again without it."""
     holders = [record for record in job.submissions.values() if record.base is not None and record.base.claim == claim]
     if not holders and age_ms < STARTING_MS_MAX:
         return "its job may be starting just now"
@@ -129,7 +130,7 @@ def refuse_to_return(job: RecordedJob, claim: str, age_ms: int) -> str:
 
 
 def refuse_to_give(job: RecordedJob, checkpoint_id: int) -> str:
-    """Why another job may not claim a checkpoint of this one; empty: it may. What might be being deleted is not given."""
+    """Why another job may not claim a checkpoint of this one; empty: it may. Checkpoints that may be being deleted are refused."""
     if job.is_live:
         return "its job is running and owns it"
     record = job.newest_submission
@@ -145,7 +146,7 @@ def refuse_to_give(job: RecordedJob, checkpoint_id: int) -> str:
 T = TypeVar("T")
 
 CLAIM_TRIES_MAX = 16
-"""Numbers that are tried in a row; each that is taken means that somebody started that job again just then."""
+"""Numbers that are tried in a row; each taken one means that the job was started again meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class JobFolder:
 
 
 def job_folder(folder: str) -> JobFolder | None:
-    """What the absolute location of a snapshot says by its names; whether there is such a job its records tell."""
+    """The job's checkpoint that an absolute location names by its form; None for any other location. Reads nothing."""
     parent, _, name = folder.rstrip("/").rpartition("/")
     root, _, job_id = parent.rpartition("/")
     number = parse_checkpoint_name(name)
@@ -169,8 +170,8 @@ def job_folder(folder: str) -> JobFolder | None:
 
 
 def check_target(folder: str) -> Flow[None]:
-    """Raise InvalidConfigError for an absolute folder in the directory of a job, whoever's: what lies in there is the job's, which
-    deletes its checkpoints with all that was put into them."""
+    """Raise InvalidConfigError for an absolute folder in the directory of any job: a job deletes its checkpoints with all files in
+    them."""
     names = folder.rstrip("/").split("/")
     for index, name in enumerate(names):
         if index and is_job_id(name):
@@ -185,10 +186,10 @@ def check_target(folder: str) -> Flow[None]:
 
 
 def find_owner(folder: str) -> Flow[OwnerRecord | None]:
-    """Who has claimed the snapshot at a location. Raises CorruptStateError for a record that can't be read.
+    """Owner of the snapshot at a location; None: it is not claimed. Raises CorruptStateError for a record that can't be read.
 
-    A record that came with a copy of the folder says nothing. It may be the same folder by another name, though: that only a claim
-    finds out, which may write."""
+    A record of another folder came with a copy, and does not count. It may be the same folder by another name: only a claim, which
+    may write, finds that out."""
     _, owner = yield from _newest_owner(folder)
     if owner is not None and owner.folder in ("", folder):
         return owner
@@ -200,7 +201,7 @@ def find_owner(folder: str) -> Flow[OwnerRecord | None]:
 
 
 def _newest_owner(folder: str) -> Flow[tuple[int, OwnerRecord | None]]:
-    """The record that counts in a snapshot's folder, and its number; 0 and None where there is none."""
+    """Number and record of the newest owner in a snapshot's folder; 0 and None if there is none."""
     names: list[str] = yield ListFolder(folder)
     newest = max((number for number in map(parse_owner_name, names) if number is not None), default=0)
     if not newest:
@@ -211,9 +212,9 @@ def _newest_owner(folder: str) -> Flow[tuple[int, OwnerRecord | None]]:
 
 
 def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
-    """Own the snapshot; returns the nonce by which it is ours, now or since an earlier try.
+    """Claim the snapshot; returns the nonce of the claim, which may be that of an earlier try.
 
-    Raises SnapshotClaimedError when another job owns it or has to, CorruptStateError when it is gone."""
+    Raises SnapshotClaimedError if another job owns it or keeps it, CorruptStateError if it was deleted."""
     place = yield from _jobs_own(base.folder)
     if place is not None:
         returned = yield from _returned_claim(base.folder, mine)
@@ -221,7 +222,7 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
     yield from check_name(base.folder)
     path, nonce = yield from _become_owner(base.folder, mine)
     if (yield StatFile(metadata_path(base.folder))) is None:
-        # Its former owner had deleted it just before, and all that is there now is our record.
+        # Its former owner deleted it just before: only our record is left.
         yield DeleteFile(path)
         gone = metadata_path(base.folder)
         raise CorruptStateError(f"{gone} does not exist: the snapshot was deleted", path=gone, operator=None, reason="missing")
@@ -229,11 +230,11 @@ def claim_snapshot(base: RestorePoint, mine: OwnerRecord) -> Flow[str]:
 
 
 def _become_owner(folder: str, mine: OwnerRecord) -> Flow[tuple[str, str]]:
-    """Path and nonce of the record that is ours; of an older one of this job, if that stands."""
+    """Path and nonce of our owner record: an older one of this job if there is one, else a new one."""
     for _ in range(CLAIM_TRIES_MAX):
         number, existing = yield from _newest_owner(folder)
         path = f"{folder}/{owner_name(max(number, 1))}"
-        if existing is not None and (yield from _speaks_of(existing, folder, mine.nonce)):
+        if existing is not None and (yield from _is_of_folder(existing, folder, mine.nonce)):
             if _is_same_job(existing, mine) and not (yield from _has_returned(existing, mine)):
                 return path, existing.nonce
             yield from give_back(existing, mine, folder)
@@ -244,9 +245,9 @@ def _become_owner(folder: str, mine: OwnerRecord) -> Flow[tuple[str, str]]:
 
 
 def _returned_claim(folder: str, mine: OwnerRecord) -> Flow[str]:
-    """Nonce of the claim of a job's checkpoint that has been given back; empty where there is none, or it is this job's.
+    """Nonce of the claim of a job's checkpoint that has been given back; empty if there is none, or it is this job's.
 
-    Raises SnapshotClaimedError where another job holds on to it."""
+    Raises SnapshotClaimedError if another job keeps it."""
     owner = yield from find_owner(folder)
     if owner is None or not owner.job_id:
         return ""
@@ -261,17 +262,18 @@ def _is_same_job(existing: OwnerRecord, mine: OwnerRecord) -> bool:
 
 
 def _has_returned(existing: OwnerRecord, mine: OwnerRecord) -> Flow[bool]:
-    """Whether this very job has given the claim back; its records lie where the flow's relative paths lead."""
+    """Whether this job has given the claim back. Relative paths are in its state directory."""
     if not mine.job_id:
         return False
     return existing.nonce in (yield from read_job(JobPaths(mine.job_id))).returned
 
 
-def _speaks_of(existing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
-    """Whether a record is of this folder, by whatever name, and not of one that this is a copy of: what appears here is seen there.
+def _is_of_folder(existing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
+    """Whether a record is of this folder, by any name, and not of one that this is a copy of: a file that is made here is seen
+    there.
 
-    A place that can't be one of this storage is another one. Raises StorageUnavailableError where storage can't tell: who took a
-    hiccup for a copy would take the snapshot from its owner."""
+    A location that this storage can't have is another folder. Raises StorageUnavailableError if storage can't tell: a copy would
+    otherwise be assumed, and the snapshot taken from its owner."""
     if existing.folder in ("", folder):
         return True
     probe = f"_probe-{nonce}"
@@ -288,20 +290,20 @@ def _speaks_of(existing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
 
 
 def give_back(existing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
-    """Write down in the records of the job that owns a snapshot that it does not any more. A start of that job which goes on
-    from there competes for the same number, as with a claim of its checkpoints.
+    """Record in the owning job's submissions that it owns the snapshot no more. A new start of that job from the snapshot competes
+    for the same number, as with a claim of its checkpoints.
 
-    Raises SnapshotClaimedError where the job holds on to it, or its records can't be read."""
+    Raises SnapshotClaimedError if the job keeps it, or its records can't be read."""
     yield from _at_owner(existing, folder, _write_return(existing, taker, folder))
 
 
 def check_returnable(existing: OwnerRecord, folder: str, now_ms: int) -> Flow[None]:
-    """Raise SnapshotClaimedError where `give_back` would now, by the wall clock; reads only."""
+    """Raise SnapshotClaimedError if `give_back` would at `now_ms`, wall clock. Reads only."""
     yield from _at_owner(existing, folder, _read_holder(existing, folder, now_ms))
 
 
 def _at_owner(existing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
-    """Run a flow over the state directory of the job that owns a snapshot: that of relative paths, or the one on record."""
+    """Run a flow over the state directory of the owning job: the one of relative paths, or the recorded one."""
     if not existing.job_id:
         raise _claimed(existing, folder)
     is_here = (yield from _holds_directory(existing.directory))
@@ -314,13 +316,15 @@ def _at_owner(existing: OwnerRecord, folder: str, flow: Flow[T]) -> Flow[T]:
 
 
 def _holds_directory(nonce: str) -> Flow[bool]:
-    """Whether relative paths lie in the state directory of this nonce."""
+    """Whether relative paths are in the state directory of this nonce."""
     content = yield from read_optional(DIRECTORY_FILE)
     return content is not None and decode_nonce(content) == nonce
 
 
 def _read_holder(existing: OwnerRecord, folder: str, now_ms: int) -> Flow[RecordedJob]:
-    """The job that owns a snapshot, which does not need it. Paths are relative to its state directory."""
+    """The job that owns a snapshot and does not need it. Paths are relative to its state directory.
+
+    Raises SnapshotClaimedError if the job needs it."""
     if not (yield from _holds_directory(existing.directory)):
         raise _claimed(existing, folder, f"its records are not at {existing.root} any more")
     job = yield from read_job(JobPaths(existing.job_id))
@@ -354,7 +358,7 @@ def _claimed(existing: OwnerRecord, folder: str, reason: str = "") -> SnapshotCl
 
 
 def _jobs_own(folder: str) -> Flow[JobFolder | None]:
-    """The checkpoint of a job that there is in this directory."""
+    """The job's checkpoint at a location, if its records show that there is such a job; else None."""
     place = job_folder(folder)
     if place is None or not (yield from rebase(read_job(JobPaths(place.job_id)), place.root)).exists:
         return None
@@ -362,8 +366,8 @@ def _jobs_own(folder: str) -> Flow[JobFolder | None]:
 
 
 def check_name(folder: str) -> Flow[None]:
-    """Raise SnapshotClaimedError for a checkpoint of a job by another name than its own, such as a link: whoever took it by an
-    `_owner` would take it from a job that does not know, goes on from it, and drops it when it likes."""
+    """Raise SnapshotClaimedError for a checkpoint of a job by another name than its own, such as a link: an `_owner` in it would
+    take it from a job that does not know, and may restore or drop it."""
     if (yield StatFile(claim_path(folder))) is not None and (yield from _jobs_own(folder)) is None:
         raise SnapshotClaimedError(
             f"{folder} is a checkpoint of a job by another name, or a plain copy of one: name it as it lies in its job's "
@@ -374,7 +378,7 @@ def check_name(folder: str) -> Flow[None]:
 
 
 def check_owner(existing: OwnerRecord, mine: OwnerRecord, folder: str) -> str:
-    """The nonce of a record that is this job's. Raises SnapshotClaimedError for another one's."""
+    """The nonce of this job's owner record. Raises SnapshotClaimedError for another job's record."""
     if _is_same_job(existing, mine):
         return existing.nonce
     raise _claimed(existing, folder)
@@ -390,9 +394,9 @@ def _whose(existing: OwnerRecord) -> str:
 
 
 def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[str]:
-    """Take the next number of the job's submissions for our record. Paths are relative to its state directory.
+    """Claim a job's checkpoint by the next number of its submissions. Paths are relative to its state directory.
 
-    `returned`: nonce of a claim that counts no more."""
+    `returned`: nonce of a claim that was given back; empty: none."""
     paths = JobPaths(place.job_id)
     for _ in range(CLAIM_TRIES_MAX):
         job = yield from read_job(paths)
@@ -427,7 +431,7 @@ def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: s
 
 
 def release_snapshot(folder: str, claim: str) -> Flow[None]:
-    """Delete a snapshot that is owned by this claim, and nothing else; again if a crash cut it off."""
+    """Delete a snapshot that this claim owns, and no other; idempotent."""
     _, owner = yield from _newest_owner(folder)
     if owner is not None:
         if owner.nonce == claim:
@@ -439,7 +443,7 @@ def release_snapshot(folder: str, claim: str) -> Flow[None]:
 
 
 def holds_claim(folder: str, claim: str) -> Flow[bool]:
-    """Whether there is still something to delete: a snapshot owned by this claim."""
+    """Whether files of a snapshot that this claim owns are left."""
     _, owner = yield from _newest_owner(folder)
     owner = owner or (yield from find_owner(folder))
     if owner is None or owner.nonce != claim:
@@ -449,9 +453,9 @@ def holds_claim(folder: str, claim: str) -> Flow[bool]:
 
 
 def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
-    """Delete a savepoint for its user, or a checkpoint that its ended job retains; again if that was cut off.
+    """Delete a savepoint for its user, or a checkpoint that its ended job retains; idempotent after a crash.
 
-    Raises SnapshotClaimedError where a job owns it and may need it, NotFoundError where there is no snapshot."""
+    Raises SnapshotClaimedError if a job owns it and may need it, NotFoundError if there is no snapshot."""
     mine = OwnerRecord("", "", nonce, now_ms, folder=folder)
     place = yield from _jobs_own(folder)
     if place is not None:
@@ -461,7 +465,7 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
     yield from check_name(folder)
     for _ in range(CLAIM_TRIES_MAX):
         number, existing = yield from _newest_owner(folder)
-        if existing is not None and (yield from _speaks_of(existing, folder, nonce)):
+        if existing is not None and (yield from _is_of_folder(existing, folder, nonce)):
             if not existing.job_id:
                 yield from delete_owned(folder)
                 return
@@ -472,7 +476,7 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
 
 
 def _check_snapshot(folder: str) -> Flow[None]:
-    """Raise NotFoundError for a folder that holds none."""
+    """Raise NotFoundError for a folder without a snapshot."""
     try:
         decision = decode_decision((yield from read_metadata_file(metadata_path(folder))))
     except ObjectMissingError:
@@ -482,7 +486,7 @@ def _check_snapshot(folder: str) -> Flow[None]:
 
 
 def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[None]:
-    """Delete what an ended job retains: with it the shared files that nothing else refers to, and never uses again."""
+    """Delete a checkpoint of an ended job, and its shared files that no other checkpoint refers to, now or later."""
     paths = JobPaths(place.job_id)
     yield from _take_from_job(place, folder, mine, returned)
     found = (yield from read_job(paths)).checkpoints.get(place.checkpoint_id)
@@ -494,20 +498,20 @@ def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: 
 
 
 def delete_owned(folder: str) -> Flow[None]:
-    """Delete a snapshot whose `_owner` stands: `_metadata` first, for nobody may take the rest for a snapshot; `_owner` last,
-    and what is between in any order."""
+    """Delete an owned snapshot: `_metadata` first, since a part of it must not count as a snapshot; `_owner` last; all other files
+    in between, in any order."""
     yield DeleteFile(metadata_path(folder))
     files: list[str] = yield ListFiles(folder)
     owners = [path for path in files if path.rpartition("/")[0] == folder and parse_owner_name(path.rpartition("/")[2])]
     yield from delete_files(path for path in files if path not in owners)
     for path in sorted(owners, key=lambda path: parse_owner_name(path.rpartition("/")[2]) or 0)[:-1]:
         yield DeleteFile(path)
-    yield DeleteFolder(folder)  # with the newest: as long as anything is there, it is that one's
+    yield DeleteFolder(folder)  # with the newest `_owner`: until the end the files are that one's
 
 
 def _delete_given(place: JobFolder, claim: str) -> Flow[None]:
-    """Delete a checkpoint's folder and nothing beside it: the job's directory stays its own. Its record says whose it is for ever,
-    and no job uses an id twice."""
+    """Delete the folder of a claimed checkpoint; shared files stay the job's. The record of the claim stays, and ids are never used
+    twice: a repeated deletion hits nothing else."""
     paths = JobPaths(place.job_id)
     job = yield from read_job(paths)
     owner = job.given.get(place.checkpoint_id)

@@ -1,7 +1,7 @@
-"""Who every file of a state directory belongs to, derived from listings, registers and manifests; pure.
+"""CORE: derives the owner of every file of a state directory from listings, registers and manifests. Pure.
 
-A file is an orphan only if nothing that stands can name it, now or later; where something can't be read, or is not decided,
-whatever it might name is owned. Unknown files are nobody's to delete."""
+A file is an orphan only if no snapshot can name it, now or later. If a snapshot can't be read, or is not decided, every file that
+it might name counts as owned. Unknown files are never deleted."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _SINK_FILE = re.compile(r"part-.+\.parquet")
 
 
 class OwnerKind(StrEnum):
-    """What a file is part of."""
+    """Kind of data that a file belongs to."""
 
     CHECKPOINTS = "checkpoints"
     SHARED = "shared"
     TASK_OWNED = TASK_OWNED_FOLDER
-    """Of tasks, which delete them by themselves, or never."""
+    """Files of tasks, which alone may delete them."""
     SAVEPOINTS = "savepoints"
     """Below the state directory; user-owned."""
     SOURCES = "sources"
     SINKS = "sinks"
-    """Of sinks that write below the state directory; their own sweep deletes what they don't need."""
+    """Files of sinks that write below the state directory; the sinks' own sweep deletes what they don't need."""
     RECORDS = "records"
     UNKNOWN = "unknown"
     """Nothing that Holdfast writes."""
@@ -64,13 +64,13 @@ class OwnerKind(StrEnum):
 class FileStatus(StrEnum):
     OWNED = "owned"
     YOUNG = "young"
-    """Nothing names it, and it is younger than the safety age: its writer may be about to."""
+    """No snapshot names it yet; it is younger than the safety age, and its writer may be about to."""
     ORPHAN = "orphan"
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedFile:
-    """One file and what it is."""
+    """One file of a state directory, its kind and its owner."""
 
     path: str
     """Relative to the state directory."""
@@ -86,11 +86,11 @@ class OwnedFile:
 
 @dataclass(frozen=True, slots=True)
 class JobEvidence:
-    """What was seen of one job."""
+    """The directory of one job, as far as it was read."""
 
     job_id: str
     job: RecordedJob | None
-    """None: a record can't be read, so nothing is known."""
+    """None: a record can't be read, so that no file counts as an orphan."""
     damage: str = ""
     """Why `job` is None."""
     snapshots: Mapping[int, SnapshotMetadata] = field(default_factory=dict)
@@ -99,24 +99,24 @@ class JobEvidence:
     """Folder of a materialised input -> the paths that its manifest names; None: it can't be read. Without one: not sealed."""
     files: tuple[FileFacts, ...] = ()
     is_settled: bool = False
-    """The registers were the same before and after they were read: they were all so at one moment."""
+    """Two readings of the registers were equal: at one moment all of them were so."""
 
     @property
     def has_unreadable(self) -> bool:
-        """Something completed says nobody knows what."""
+        """A completed checkpoint can't be read: it may name any file."""
         if self.job is None:
             return True
         return any(isinstance(checkpoint.decision, Unreadable) for checkpoint in completed_checkpoints(self.job))
 
 
 def completed_checkpoints(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
-    """What is complete, whoever owns it by now: all that it names is needed."""
+    """Completed checkpoints, also those that another job has claimed: the files that they name are needed."""
     return (*job.with_fact(CheckpointFact.COMPLETED), *job.with_fact(CheckpointFact.CLAIMED))
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What all snapshots of a state directory claim: those of other jobs, and savepoints, may name files of a job, too."""
+    """Files that the snapshots of a state directory name. Those of other jobs, and savepoints, may name files of a job, too."""
 
     paths: AbstractSet[str]
     has_unreadable: bool
@@ -124,7 +124,8 @@ class Claims:
 
 
 def claimed_paths(metadata: SnapshotMetadata, folder: str) -> Iterator[str]:
-    """Storage paths of everything that a snapshot names, in its folder and outside of it. What leaves the storage is left out."""
+    """Storage paths of all files that a snapshot names, in its folder and outside of it. Paths that leave the storage are left
+    out."""
     for operator in metadata.operators:
         for state in operator.subtasks:
             for handle in file_handles(state):
@@ -158,16 +159,16 @@ class Ages:
     safety_age_ms: int
 
     def status(self, fact: FileFacts) -> FileStatus:
-        """Of a file that nothing names."""
+        """Status of a file that no snapshot names."""
         return FileStatus.ORPHAN if self.now_ms - fact.modified_ms >= self.safety_age_ms else FileStatus.YOUNG
 
 
 def assign_owners(evidence: JobEvidence, claims: Claims, ages: Ages) -> list[OwnedFile]:
     """Every file of a job's directory with its owner, in the order of the listing."""
-    return [_judged(evidence, fact, claims, ages) for fact in evidence.files]
+    return [_owned_file(evidence, fact, claims, ages) for fact in evidence.files]
 
 
-def _judged(evidence: JobEvidence, fact: FileFacts, claims: Claims, ages: Ages) -> OwnedFile:
+def _owned_file(evidence: JobEvidence, fact: FileFacts, claims: Claims, ages: Ages) -> OwnedFile:
     kind, verdict = _verdict(evidence, fact.path.removeprefix(f"{evidence.job_id}/"), fact.path, claims)
     status = FileStatus.OWNED if verdict.is_owned else ages.status(fact)
     return OwnedFile(*fact, evidence.job_id, kind, status, verdict.reason)
@@ -201,7 +202,7 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
         return OwnerKind.SOURCES, _of_input(evidence, rest, path, claims)
     if top == SINKS_FOLDER and rest:
         return OwnerKind.SINKS, _owned("the sink")
-    return OwnerKind.UNKNOWN, _owned("nobody knows")
+    return OwnerKind.UNKNOWN, _owned("not known")
 
 
 def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, claims: Claims) -> _Verdict:
@@ -216,7 +217,7 @@ def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, cla
         case CheckpointFact.ORPHANED if number > counted_id(evidence.job):
             return _owned(f"checkpoint {number}, the highest id")  # the id counter rests on it
         case CheckpointFact.ORPHANED:
-            return _orphaned(f"checkpoint {number} has no claim: its deletion had begun, or nobody ever took the id")
+            return _orphaned(f"checkpoint {number} has no claim: its deletion had begun, or the id was never taken")
         case CheckpointFact.UNDECIDED:
             return _owned(f"checkpoint {number}, pending")
         case CheckpointFact.CLAIMED:
@@ -244,7 +245,7 @@ def _of_decided(evidence: JobEvidence, number: int, name: str, decision: Decisio
 
 
 def counted_id(job: RecordedJob) -> int:
-    """Highest id that something other than an orphaned folder proves to be taken."""
+    """Highest id that is taken by the records other than orphaned folders."""
     known = [checkpoint.checkpoint_id for checkpoint in job.checkpoints.values() if checkpoint.claim is not None]
     known.extend(result.last_checkpoint_id for result in job.results.values())
     known.extend(record.first_checkpoint_id - 1 for record in job.submissions.values())
@@ -268,7 +269,7 @@ def _of_shared(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _
 
 
 def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _Verdict:
-    """`name`: `<uid>/<submission>/<file>`, the file being the manifest, or in a folder of its writer."""
+    """`name`: `<uid>/<submission>/<file>`; the file is the manifest, or lies in a folder of its writer."""
     uid, submission, _ = name.split("/", 2)
     folder = f"{evidence.job_id}/{SOURCES_FOLDER}/{uid}/{submission}"
     if evidence.job is None:
@@ -290,7 +291,7 @@ def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _V
 def assign_directory(
     files: Sequence[FileFacts], savepoints: Mapping[str, SnapshotMetadata | None], targets: Iterable[str], ages: Ages
 ) -> list[OwnedFile]:
-    """Files of the state directory that lie in no job's. `targets`: folders that savepoints were, or are, to be written to."""
+    """Files of the state directory outside of jobs' directories. `targets`: folders of savepoints, also of unfinished ones."""
     jobs = {folder: "" if metadata is None else metadata.job_id for folder, metadata in savepoints.items()}
     jobs = {**dict.fromkeys(targets, ""), **jobs}
     sinks = {match["root"] or "" for fact in files if (match := _SINK_FOLDER.match(fact.path))}
@@ -307,7 +308,7 @@ def assign_directory(
         elif _SINK_FOLDER.match(fact.path) or (parent in sinks and _SINK_FILE.fullmatch(name)):
             found.append(OwnedFile(*fact, "", OwnerKind.SINKS, FileStatus.OWNED, "a sink"))
         else:
-            found.append(OwnedFile(*fact, "", OwnerKind.UNKNOWN, FileStatus.OWNED, "nobody knows"))
+            found.append(OwnedFile(*fact, "", OwnerKind.UNKNOWN, FileStatus.OWNED, "not known"))
     return found
 
 
@@ -318,14 +319,14 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def refusal(evidence: JobEvidence, leader_may_live: str) -> str:
-    """Why nothing of this job may be deleted; empty: it may.
+    """Why no file of this job may be deleted; empty: orphans may.
 
-    `leader_may_live`: why a coordinator may be leading jobs of this directory; empty when none can. An ended job has no leader,
-    and whatever is started again begins from what is retained."""
+    `leader_may_live`: why a coordinator may be leading jobs of this directory; empty if none can. An ended job has no leader, and a
+    new start of it begins from retained checkpoints."""
     if evidence.job is None:
         return f"its records can't be read: {evidence.damage}"
     if not evidence.is_settled:
-        return "it changed while it was looked at"
+        return "it changed while it was read"
     if leader_may_live and (evidence.job.is_live or not evidence.job.exists):
         return f"its leader may be alive: {leader_may_live}"
     return ""
@@ -333,7 +334,7 @@ def refusal(evidence: JobEvidence, leader_may_live: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnerCost:
-    """What the files of one kind of one job add up to."""
+    """Number and size of the files of one kind of one job."""
 
     job_id: str
     """Empty: of no job."""

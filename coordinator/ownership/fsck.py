@@ -1,8 +1,8 @@
-"""Flows that look at a whole state directory, and delete what nothing owns.
+"""Flows that check a whole state directory, and delete files without an owner.
 
-A repair may be killed between any two operations, and repeated: it deletes only what no snapshot that stands can name, and
-names are never used twice. That is so at one moment (registers that are the same before and after they were read, and never
-turn back), hence for ever."""
+A repair may be killed between any two operations, and repeated. It deletes files that no snapshot can name: names are never used
+twice, and registers never go back, so that what holds at one moment, shown by two equal readings, holds from then on. `files.py`
+decides which file has an owner."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ from holdfast.statebackends.storage.port import (
 T = TypeVar("T")
 
 SETTLED_TRIES_MAX = 3
-"""Reads of a job's registers until two in a row say the same."""
+"""Readings of a job's registers until two in a row are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What was seen of a state directory."""
+    """Content of a state directory, as far as it was read."""
 
     jobs: Mapping[str, JobEvidence]
     savepoints: Mapping[str, SnapshotMetadata | None]
-    """By folder below the state directory; None: can't be read."""
+    """By folder below the state directory; None: it can't be read."""
     files: tuple[FileFacts, ...]
-    """Of no job."""
+    """Files outside of jobs' directories."""
     targets: frozenset[str]
-    """Folders below the state directory that savepoints are to be written to, or are being deleted from."""
+    """Folders below the state directory in which savepoints are being written or deleted."""
 
     def claims(self) -> Claims:
         return derive_claims(self.jobs.values(), self.savepoints)
@@ -88,25 +88,25 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """What there is in a state directory, whose it is, and what was done about it."""
+    """The files of a state directory by owner, problems of retained checkpoints, and the deletions of a repair."""
 
     location: str
     costs: tuple[OwnerCost, ...]
     orphans: tuple[OwnedFile, ...]
-    """Older than the safety age; after a repair, what it left."""
+    """Files without an owner, older than the safety age; after a repair, those that it left."""
     young: tuple[OwnedFile, ...]
-    """Named by nothing, and younger than the safety age."""
+    """Files without an owner, younger than the safety age."""
     unknown: tuple[OwnedFile, ...]
-    """Nothing that Holdfast writes; never deleted."""
+    """Files that Holdfast does not write; never deleted."""
     problems: tuple[SnapshotProblem, ...]
-    """Of the files of retained checkpoints."""
+    """Damaged and missing files of retained checkpoints."""
     damaged_jobs: Mapping[str, str] = field(default_factory=dict)
-    """Jobs with a record that can't be read, and what is wrong with it: nothing of theirs is called an orphan."""
+    """Job id -> damage of a record that can't be read: none of its files counts as an orphan."""
     deleted: tuple[OwnedFile, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Jobs with orphans that a repair left alone, and why."""
+    """Job id -> why a repair left its orphans alone."""
     unchecked: tuple[UncheckedFile, ...] = ()
-    """Files outside the state directory that retained checkpoints need, and that could not be asked for; only with checksums."""
+    """Files outside the state directory that retained checkpoints need, and that could not be checked; only with checksums."""
 
     @property
     def is_clean(self) -> bool:
@@ -116,22 +116,23 @@ class FsckReport:
 
 @dataclass(frozen=True, slots=True)
 class FsckRequest:
-    """What to do."""
+    """Scope and options of a check."""
 
     job_id: str | None = None
-    """None: all jobs, and what is of no job."""
+    """None: all jobs, and the files outside of jobs' directories."""
     safety_age_ms: int = 3_600_000
     checksums: bool = False
     """Read every file of the retained checkpoints."""
     repair: bool = False
     leader_may_live: str = ""
-    """Why a coordinator may be leading jobs of this directory; empty when none can. Only for a repair."""
+    """Why a coordinator may be leading jobs of this directory; empty if none can. Only for a repair."""
     nonce: str = ""
-    """Of a repair."""
+    """Name of the file by which a repair reads the storage's clock."""
 
 
 def check_directory(request: FsckRequest, location: str, now_ms: int) -> Flow[FsckReport]:
-    """`now_ms`: wall clock of this process; a repair asks the storage's, too, and believes the earlier one."""
+    """Check a state directory, and repair it if requested. `now_ms`: wall clock of this process; a repair reads the storage's
+    clock, too, and takes the earlier time."""
     directory = yield from look(location, request.job_id)
     if request.repair:
         now_ms = min(now_ms, (yield from _storage_clock(request.nonce)))
@@ -173,7 +174,7 @@ def _repair(
     leader_may_live: str,
     deleted: list[OwnedFile],
 ) -> Flow[dict[str, str]]:
-    """Delete the orphans of each job, and those of the directory itself. Returns why a job was left alone, by its id."""
+    """Delete the orphans of each job, and of the directory itself. Returns job id -> why a job was left alone."""
     refused: dict[str, str] = {}
     for evidence in chosen:
         reason = yield from _repair_job(evidence, files[evidence.job_id], leader_may_live, deleted)
@@ -184,20 +185,20 @@ def _repair(
 
 
 def look(location: str, job_id: str | None = None) -> Flow[Directory]:
-    """Everything there is at `location`; of other jobs than `job_id`, only what their snapshots may name elsewhere."""
+    """Content of the state directory at `location`; without the files of jobs other than `job_id`, unless that is None."""
     names: list[str] = yield ListFolder("")
     ids = [name.rstrip("/") for name in names if name.endswith("/") and is_job_id(name.rstrip("/"))]
     jobs: dict[str, JobEvidence] = {}
-    for each in ids:  # in turn, each with its own reads several at one time: within a group they would not be
-        jobs[each] = yield from _look_at_job(each, with_files=job_id in (None, each))
+    for each in ids:  # one after the other: each reads its files in parallel, which flows within a group can't
+        jobs[each] = yield from _read_evidence(each, with_files=job_id in (None, each))
     others = [name for name in names if name.rstrip("/") not in jobs]
     described: list[list[FileFacts]] = yield from _together([_describe(name) for name in others])
     files = [fact for facts in described for fact in facts]
-    # Last, as ever: what a job names is looked for behind the job.
+    # After the jobs: files that a job names are looked up after its records.
     folders = [fact.path.rpartition("/")[0] for fact in files if fact.path.endswith(f"/{METADATA_NAME}")]
     read: list[SnapshotMetadata | None] = yield from _read_snapshots(folders)
     targets = set(_targets(jobs.values(), location))
-    # Of an `_owner` without `_metadata` its owner is deleting the folder.
+    # A folder with `_owner` and without `_metadata` is being deleted by its owner.
     targets.update(fact.path.rpartition("/")[0] for fact in files if _is_owner(fact.path))
     return Directory(jobs, dict(zip(folders, read, strict=True)), tuple(files), frozenset(targets))
 
@@ -208,13 +209,13 @@ def _is_owner(path: str) -> bool:
 
 
 def _together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
-    """Of flows that read no file."""
+    """Results of flows that run in parallel and read no file."""
     results: list[T] = yield InParallel(flows, [0] * len(flows))
     return results
 
 
 def _read_each(paths: Sequence[str], decode: Callable[[bytes, str], T], read: Callable[[str], Flow[bytes]]) -> Flow[list[T | None]]:
-    """What is in each file; None for one that is gone, or can't be read."""
+    """Decoded content of each file; None for one that is missing or damaged."""
 
     def read_one(path: str) -> Flow[T | None]:
         try:
@@ -226,7 +227,7 @@ def _read_each(paths: Sequence[str], decode: Callable[[bytes, str], T], read: Ca
 
 
 def _describe(name: str) -> Flow[list[FileFacts]]:
-    """What is below a folder of no job, or a file beside the jobs."""
+    """Files below a folder that is no job's, or a file beside the jobs' directories."""
     if name.endswith("/"):
         facts: list[FileFacts] = yield DescribeFiles(name.rstrip("/"))
         return facts
@@ -248,8 +249,9 @@ def _targets(jobs: Iterable[JobEvidence], location: str) -> Iterable[str]:
                 yield folder.removeprefix(root).rstrip("/")
 
 
-def _look_at_job(job_id: str, *, with_files: bool) -> Flow[JobEvidence]:
-    """The listing comes first: what appears later is not judged, and what vanishes meanwhile is found missing by nobody."""
+def _read_evidence(job_id: str, *, with_files: bool) -> Flow[JobEvidence]:
+    """List a job's files, then read its records: files that appear later are not in the list, and those that vanish are not
+    missed."""
     files: list[FileFacts] = []
     if with_files:
         files = yield DescribeFiles(job_id)
@@ -272,16 +274,15 @@ Registers = tuple[RecordedJob, dict[int, SnapshotMetadata], bool]
 
 
 def _read_registers(paths: JobPaths) -> Flow[Registers]:
-    """The job, its completed snapshots, and whether all of it was so at one moment. Raises CorruptStateError.
+    """The job, its completed snapshots, and whether they were so at one moment. Raises CorruptStateError.
 
-    A register goes from empty to claimed, decided and deleted, and never back: two equal readings mean that nothing changed
-    between them."""
+    A register goes from empty to claimed, decided and deleted, and never back: between two equal readings it did not change."""
     before = yield from _read_whole(paths)
     snapshots: dict[int, SnapshotMetadata] = {}
     for _ in range(SETTLED_TRIES_MAX):
         ids = [each.checkpoint_id for each in completed_checkpoints(before) if isinstance(each.decision, Completed)]
         read = yield from _read_snapshots([paths.checkpoint(number) for number in ids])
-        # Of what was dropped meanwhile there is none: the next reading differs.
+        # A snapshot that was dropped meanwhile is missing: the next reading differs.
         snapshots = {number: found for number, found in zip(ids, read, strict=True) if found is not None}
         after = yield from _read_whole(paths)
         if after == before:
@@ -291,7 +292,7 @@ def _read_registers(paths: JobPaths) -> Flow[Registers]:
 
 
 def _read_whole(paths: JobPaths) -> Flow[RecordedJob]:
-    """As `read_job`, also while an ended job's records are being dropped."""
+    """As `read_job`, also while the records of an ended job are being deleted."""
     for _ in range(SETTLED_TRIES_MAX - 1):
         try:
             return (yield from read_job(paths))
@@ -310,7 +311,7 @@ def _decode_input(content: bytes, path: str) -> frozenset[str] | None:
 
 
 def _find_problems(evidence: JobEvidence, *, checksums: bool) -> Flow[list[SnapshotProblem]]:
-    """Files of retained checkpoints that are missing or of a wrong length; with `checksums`, all that is wrong with them."""
+    """Files of retained checkpoints that are missing or have a wrong length; with `checksums` also those with wrong content."""
     sizes = {fact.path: fact.size for fact in evidence.files}
     problems: list[SnapshotProblem] = []
     for number, metadata in sorted(evidence.snapshots.items()):
@@ -330,13 +331,13 @@ def _find_problems(evidence: JobEvidence, *, checksums: bool) -> Flow[list[Snaps
             )
             found = [problem for problem in looked if problem is not None]
         if found and (yield StatFile(JobPaths(evidence.job_id).claim(number))) is None:
-            continue  # it was dropped meanwhile
+            continue  # the checkpoint was dropped meanwhile
         problems += found
     return problems
 
 
 def _check_external(evidence: JobEvidence) -> Flow[ExternalReport]:
-    """Files outside the folders of a job's retained checkpoints, each once however many checkpoints name it."""
+    """Check the files that a job's retained checkpoints name outside their folders; each file once."""
     paths = JobPaths(evidence.job_id)
     named = {number: metadata.external for number, metadata in evidence.snapshots.items() if metadata.external}
     while True:
@@ -344,10 +345,10 @@ def _check_external(evidence: JobEvidence) -> Flow[ExternalReport]:
         if not report.problems:
             return report
         claims: list[int | None] = yield from _together([_size(paths.claim(number)) for number in named])
-        standing = {number: named[number] for number, size in zip(named, claims, strict=True) if size is not None}
-        if len(standing) == len(named):
+        existing = {number: named[number] for number, size in zip(named, claims, strict=True) if size is not None}
+        if len(existing) == len(named):
             return report
-        named = standing  # the others were dropped meanwhile, and with them the need for what they name
+        named = existing  # the others were dropped meanwhile: their files are not needed any more
 
 
 def _size(path: str) -> Flow[int | None]:
@@ -363,7 +364,7 @@ def _path_of(folder: str, path: str) -> str:
 
 
 def _storage_clock(nonce: str) -> Flow[int]:
-    """What time it is for whoever dates the files."""
+    """Time of the storage's clock, which dates the files, in ms since the epoch."""
     path = f"{FSCK_FOLDER}/{nonce}"
     yield PutIfAbsent(path, b"")
     facts: list[FileFacts] = yield DescribeFiles(FSCK_FOLDER)
@@ -372,7 +373,7 @@ def _storage_clock(nonce: str) -> Flow[int]:
 
 
 def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: str, deleted: list[OwnedFile]) -> Flow[str]:
-    """Delete a job's orphans; returns why they were left alone, empty if they were not. Adds to `deleted` what is gone."""
+    """Delete a job's orphans and add them to `deleted`; returns why they were left alone, empty if they were deleted."""
     orphans = [file for file in files if file.status is FileStatus.ORPHAN]
     folders = _empty_folders(evidence, files)
     if not orphans and not folders:
@@ -384,7 +385,7 @@ def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: 
     paths = JobPaths(evidence.job_id)
     epoch = max(evidence.job.epochs, default=0)
     try:
-        # Decisions come last: without the rest they are the smallest thing that can be left over.
+        # Decisions come last: if the repair is cut off, as little as possible is left.
         decisions = [file for file in orphans if file.path.endswith(f"/{METADATA_NAME}")]
         yield from _delete_all([file for file in orphans if file not in decisions], (paths, epoch), deleted)
         yield from _delete_all(decisions, (paths, epoch), deleted)
@@ -393,12 +394,13 @@ def _repair_job(evidence: JobEvidence, files: list[OwnedFile], leader_may_live: 
             level = sorted(folder for folder in emptied if folder.count("/") == depth)
             yield from _together([_delete_empty(folder, paths, epoch) for folder in level])
     except FencedError as error:
-        return f"somebody began to lead it: {error.message}"
+        return f"a coordinator began to lead it: {error.message}"
     return ""
 
 
 def _delete_all(files: Sequence[OwnedFile], lead: tuple[JobPaths, int] | None, deleted: list[OwnedFile]) -> Flow[None]:
-    """Delete files in any order. Adds to `deleted` each that is gone. `lead`: nobody may lead that job since that epoch."""
+    """Delete files in any order, and add each to `deleted`. `lead`: a job and its highest epoch; raises FencedError for a higher
+    one."""
 
     def delete(file: OwnedFile) -> Flow[None]:
         if lead is not None:
@@ -416,7 +418,7 @@ def _delete_empty(folder: str, paths: JobPaths, epoch: int) -> Flow[None]:
 
 
 def _empty_folders(evidence: JobEvidence, files: list[OwnedFile]) -> list[str]:
-    """Folders of orphaned ids without any file, which a directory keeps."""
+    """Folders of orphaned ids that hold no file; a file system keeps such folders."""
     if evidence.job is None:
         return []
     paths = JobPaths(evidence.job_id)

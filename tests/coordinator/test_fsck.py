@@ -143,7 +143,7 @@ def test_repair_stops_when_somebody_begins_to_lead() -> None:
         flow.step()
     assert world.take_over()
     report = flow.run()
-    assert "somebody began to lead it" in report.refused[JOB]
+    assert "a coordinator began to lead it" in report.refused[JOB]
     assert len(report.deleted) == 1
     assert_nothing_is_missing(world.storage)
 
