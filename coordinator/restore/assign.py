@@ -1,7 +1,7 @@
-"""Snapshot + job graph -> the state of each new subtask; pure. `compatibility.py` has judged before whether the two fit.
+"""CORE: assigns the state of a snapshot to the subtasks of a job graph. Pure; `compatibility.py` checks whether the two fit.
 
-It opens no file: entries of split state that must be redistributed are read before, by `dispatcher/storage_effects.py`; union
-and broadcast state is given by whole handles."""
+It opens no file: `dispatcher/storage_effects.py` reads the entries of split state that is redistributed; union and broadcast state
+is assigned by whole handles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ListEntries = Mapping[tuple[str, str], Sequence[Sequence[bytes]]]
 
 
 def find_list_states(metadata: SnapshotMetadata, graph: JobGraph) -> list[tuple[OperatorState, str]]:
-    """(operator, state name) of split states that must be dealt out anew because the parallelism changed."""
+    """(operator, state name) of split states that are redistributed, since the parallelism changed."""
     found: list[tuple[OperatorState, str]] = []
     for vertex in graph.vertices:
         for operator in vertex.operators:
@@ -108,7 +108,7 @@ def _assign_lists(
 def _assign_split(
     stored: OperatorState, declared: OperatorDescription, parallelism: int, lists: ListEntries
 ) -> list[dict[str, list[OperatorListHandle]]]:
-    """At equal parallelism every subtask keeps its own handles; else the entries are dealt out, inline."""
+    """At equal parallelism every subtask keeps its own handles; else the entries are redistributed, inline."""
     handles = stored_lists(stored, declared, Redistribution.SPLIT)
     if stored.parallelism == parallelism:
         return [{name: subtasks[index] for name, subtasks in handles.items()} for index in range(parallelism)]

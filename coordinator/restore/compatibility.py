@@ -1,4 +1,5 @@
-"""A snapshot's metadata against a job's graph: what fits, what would be lost, what is refused. Pure; it opens no file."""
+"""CORE: compares a snapshot's metadata with a job's graph: which state fits, which would be dropped, which is refused. Pure; it
+opens no file."""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ _FAMILIES = {"memory": "heap", "filesystem": "heap"}
 """Backends with the same working state and the same files."""
 
 _PICKLED = re.compile(r"(?<!\w)pickled(?![\w:])")
-"""In the text of a type; a field of this name is followed by a colon."""
+"""Matches a pickled type in the text of a type; a field of this name is followed by a colon."""
 
 CHANGES_SHOWN_MAX = 8
-"""Changes of one state that a note tells."""
+"""Changes of one state that a note lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompatibilityResult:
-    """A snapshot's metadata judged against a job."""
+    """Result of the comparison of a snapshot's metadata with a job."""
 
     graph: JobGraph
     """The job's graph with the max parallelism of the snapshot adopted where the job left it open."""
@@ -57,12 +58,12 @@ class CompatibilityResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What becomes of the state that is not restored as it is, and what may surprise later."""
+        """Notes on state that is dropped or rewritten, on pickled state, and on operators without a uid of their own."""
         said = [f"operator {uid!r} is not in the job: its state is dropped ({size} bytes)" for uid, size in self.dropped.items()]
         for uid, names in self.dropped_states.items():
             states = {state.name: state for found in self.operators if found.uid == uid for state in found.states}
-            told = ", ".join(_sized(name, states[name].size) for name in names)
-            said.append(f"operator {uid!r}: states {told} are dropped: it declares none of that name")
+            sizes = ", ".join(_sized(name, states[name].size) for name in names)
+            said.append(f"operator {uid!r}: states {sizes} are dropped: it declares none of that name")
         for found in self.operators:
             who = f"operator {found.uid!r}"
             migrated = [state for state in found.states if state.verdict is SchemaVerdict.MIGRATION]
@@ -79,10 +80,10 @@ class CompatibilityResult:
 def check_compatibility(
     metadata: SnapshotMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False
 ) -> CompatibilityResult:
-    """Everything that `_metadata` alone tells; refusals in the order in which they would be raised.
+    """Compare `_metadata` with a job's graph; reads no file.
 
-    Kinds: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, and the plain RestoreError where
-    a union is not whole."""
+    Refusals: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, and RestoreError if subtasks
+    of a union state had finished (docs/invariants.md, L08)."""
     stored = {operator.uid: operator for operator in metadata.operators}
     declared = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
     dropped = {uid: state.size for uid, state in stored.items() if uid not in declared and has_state(state)}
@@ -194,7 +195,7 @@ def _sized(name: str, size: int | None) -> str:
 
 
 def _changes_text(state: StateFinding) -> str:
-    """What else changes in a state that is rewritten than that its values are widened, which its two types say already."""
+    """Changes of a rewritten state, without the widening of the value itself, which its two types show."""
     changes = [change.text for change in state.changes if change.path or change.kind is not ChangeKind.WIDENED]
     more = [f"and {len(changes) - CHANGES_SHOWN_MAX} more (a preflight lists them)"] if len(changes) > CHANGES_SHOWN_MAX else []
     return f": {'; '.join(changes[:CHANGES_SHOWN_MAX] + more)}" if changes else ""
@@ -217,7 +218,7 @@ def _state_finding(
 
 
 def _compare_states(stored: OperatorState, declared: OperatorDescription, found: list[HoldfastError]) -> tuple[StateFinding, ...]:
-    """Findings by name; errors are added to `found`: a state declared otherwise, a union that is not whole."""
+    """Findings by state name. Errors are added to `found`: incompatible states, and unions whose subtasks had finished."""
     wanted = {state.name: state for state in declared.states}
     old, sizes = _stored_states(stored), _sizes(stored)
     findings = {name: _state_finding(None, state, SchemaVerdict.ADDED) for name, state in wanted.items() if name not in old}

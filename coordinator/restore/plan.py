@@ -1,6 +1,6 @@
-"""From a submission to what a job master starts with: which snapshot, does it fit, which job owns it, which ids come next.
+"""Flows that plan a submission: its snapshot, whether that fits the graph, which job owns it, and the first checkpoint id.
 
-Its flows only read: nothing is written before the plan stands, so a submission that can't run leaves the job as it was."""
+They only read: a submission that can't run leaves the job as it was. What is found goes into the preflight's report."""
 
 from __future__ import annotations
 
@@ -54,12 +54,10 @@ from holdfast.statebackends.snapshot.parts import SnapshotProblem, file_handles
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.port import Flow, ListFolder
 
-"""How the names of a snapshot's folder begin, below the folder that a user gives."""
-
 
 @dataclass(frozen=True, slots=True)
 class SubmissionPlan:
-    """A submission judged; it can run if its report has no refusals."""
+    """A checked submission; it can run if its report has no refusals."""
 
     submission: Submission
     """With the snapshot's max parallelism adopted."""
@@ -69,7 +67,7 @@ class SubmissionPlan:
 
 
 def check_graph(graph: JobGraph) -> None:
-    """Raise InvalidConfigError or GraphError on what no snapshot can mend."""
+    """Raise InvalidConfigError or GraphError for a graph that can't run, whatever the snapshot."""
     graph.config.check()
     check_job_name(graph.name)
     if not graph.vertices:
@@ -100,9 +98,9 @@ def check_graph(graph: JobGraph) -> None:
 
 
 def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool = True, now_ms: int = 0) -> Flow[SubmissionPlan]:
-    """Resolve and judge the snapshot that a submission starts from; reads only.
+    """Resolve and check the snapshot that a submission starts from; reads only.
 
-    `checksums`: of a snapshot given by its path every byte is read; without, lengths alone are compared.
+    `checksums`: verify the checksums of a snapshot given by its path; without, lengths alone are compared.
 
     Raises JobExistsError, NotFoundError, RestoreError and its kinds, CorruptStateError."""
     plan = yield from check_submission(job, submission, checksums=checksums, now_ms=now_ms)
@@ -113,11 +111,11 @@ def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool
 def check_submission(
     job: RecordedJob, submission: Submission, *, external: bool = True, checksums: bool = True, now_ms: int = 0
 ) -> Flow[SubmissionPlan]:
-    """As `plan_submission`, but what is wrong with the snapshot is in the report. `external`: relative paths can be looked up.
-    `now_ms`: wall clock; without it a claim whose submission is not on record counts as made just now.
+    """As `plan_submission`, but problems of the snapshot are in the report. `external`: relative paths can be looked up.
+    `now_ms`: wall clock; without it a claim without a recorded submission counts as made just now.
 
-    Raises InvalidConfigError, JobExistsError, NotFoundError; CorruptStateError and RestoreError where there is no snapshot to
-    judge: none to go on from, or none whose `_metadata` can be read."""
+    Raises InvalidConfigError, JobExistsError, NotFoundError; CorruptStateError and RestoreError if there is no snapshot to check,
+    or its `_metadata` can't be read."""
     _check_restore(submission)
     try:
         resolved = yield from resolve_snapshot(job, submission)
@@ -144,7 +142,7 @@ def check_submission(
 
 
 def _check_restore(submission: Submission) -> None:
-    """Raise InvalidConfigError on words that exclude each other."""
+    """Raise InvalidConfigError for options that exclude each other."""
     if submission.fresh and submission.restore is not None:
         raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
     if submission.claim_mode is ClaimMode.CLAIM and (submission.restore is None or not is_path(submission.restore)):
@@ -171,7 +169,7 @@ def _load_base(job: RecordedJob, base: RestorePoint) -> Flow[SnapshotMetadata]:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """All that was found of the snapshot that a submission starts from."""
+    """All findings on the snapshot that a submission starts from."""
 
     base: RestorePoint
     skipped: tuple[SkippedFinding, ...]
@@ -226,7 +224,7 @@ class _Checked:
 
 
 def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptStateError) -> Flow[HoldfastError]:
-    """Of a snapshot that is not where its user says: nothing is damaged. This job may have claimed it, and deleted it when it was
+    """Error for a snapshot that does not exist where its user says. This job may have claimed it, and deleted it once it was
     subsumed."""
     restore = submission.restore or ""
     if error.reason != "missing" or not is_path(restore):
@@ -252,7 +250,7 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
 
 
 def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, directory_nonce: str) -> JobSetup:
-    """What a master of this epoch starts with, from the directory of a recovered job."""
+    """Setup of a job master of this epoch, from the directory of a recovered job."""
     attempt = job.newest_attempt
     same = attempt is not None and attempt.submission == record.number
     return JobSetup(
@@ -283,7 +281,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
 
 
 def derive_triggers(job: RecordedJob) -> tuple[TriggerView, ...]:
-    """Requests of users that took an id, and what became of them: of one that took several, of the newest."""
+    """Outcomes of users' requests that took an id; of a request that took several, that of the newest."""
     newest = {
         job.checkpoints[number].claim.trigger_id: job.checkpoints[number]  # type: ignore[union-attr]
         for number in sorted(job.checkpoints)
@@ -303,7 +301,7 @@ def _completed(entry: RecordedCheckpoint) -> CompletedCheckpoint:
 
 
 def _trigger(entry: RecordedCheckpoint) -> TriggerView:
-    """What became of a request whose answer only the job's directory remembers."""
+    """Outcome of a request, from its claim and decision."""
     assert entry.claim is not None
     claim, decision = entry.claim, entry.decision
     aborted = decision if isinstance(decision, AbortRecord) else None
@@ -320,7 +318,7 @@ def _trigger(entry: RecordedCheckpoint) -> TriggerView:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Of a snapshot, as far as it concerns one job."""
+    """Ownership of a snapshot, as far as it concerns one job."""
 
     owner: str | None = None
     refusals: tuple[Refusal, ...] = ()
@@ -330,7 +328,7 @@ class Ownership:
 def check_ownership(
     job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, now_ms: int
 ) -> Flow[Ownership]:
-    """Who owns the snapshot, and whether that lets this job start from it, and claim it if it asks for that. By the wall clock."""
+    """Owner of the snapshot, and whether this job may start from it, and claim it if it asks for that. `now_ms`: wall clock."""
     if not is_absolute_folder(base.folder):
         return Ownership()
     if base.claim:  # claimed by an older submission, and still needed
@@ -378,7 +376,7 @@ def _check_recorded_owner(
 
 
 def _check_claimable(owner: OwnerRecord, folder: str, now_ms: int) -> Flow[Ownership]:
-    """Whether a snapshot that another job owns can be claimed: if that needs it no more."""
+    """Whether a snapshot that another job owns can be claimed: that job must need it no more."""
     try:
         yield from check_returnable(owner, folder, now_ms)
     except SnapshotClaimedError as error:
@@ -388,13 +386,13 @@ def _check_claimable(owner: OwnerRecord, folder: str, now_ms: int) -> Flow[Owner
 
 
 def _directory_nonce() -> Flow[str]:
-    """Of the state directory that the paths are relative to; empty if it is none."""
+    """Nonce of the state directory that relative paths are in; empty if they are in none."""
     content = yield from read_optional(DIRECTORY_FILE)
     return "" if content is None else decode_nonce(content)
 
 
 def _check_foreign(folder: str, job_id: str, directory: str) -> Flow[None]:
-    """Raise InvalidConfigError for a checkpoint in this very job's directory: it is its own, by whatever name."""
+    """Raise InvalidConfigError for a checkpoint in this job's own directory, by any name: the job owns it."""
     place = job_folder(folder)
     if place is None or place.job_id != job_id or not directory:
         return
@@ -406,7 +404,7 @@ def _check_foreign(folder: str, job_id: str, directory: str) -> Flow[None]:
 
 
 def _leaves_folder(metadata: SnapshotMetadata) -> Iterator[bool]:
-    """Of each file, whether it lies beside the snapshot's folder."""
+    """For each file, whether it is outside the snapshot's folder."""
     for operator in metadata.operators:
         for state in operator.subtasks:
             for handle in file_handles(state):

@@ -1,7 +1,7 @@
-"""What a preflight says of a snapshot and a job: findings, refusals, notes. Plain records, the same in REST, CLI and Python.
+"""The preflight report on a snapshot and a job: findings, refusals and notes. Plain records, the same in REST, CLI and Python.
 
-The report is all there is: a refused restore raises what its report lists, so the two can't disagree. `compatibility.py` judges;
-`plan.py` hands in what is found in storage."""
+A refused restore raises what its report lists, so that the two can't disagree. `compatibility.py` compares metadata and graph,
+`plan.py` adds what it finds in storage; this module decides which refusal comes first."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from holdfast.statebackends.serialization.evolution import SchemaChange
 from holdfast.statebackends.snapshot.parts import SnapshotProblem
 
 REASONS_SHOWN_MAX = 8
-"""Further reasons that the message of a refused restore tells."""
+"""Further reasons in the message of a refused restore."""
 
 
 class Presence(StrEnum):
-    """Where an operator is."""
+    """Whether an operator is in the snapshot, in the job, or in both."""
 
     MATCHED = "matched"
     ADDED = "added"
@@ -31,7 +31,7 @@ class Presence(StrEnum):
 
 
 class SchemaVerdict(StrEnum):
-    """What becomes of one state."""
+    """Result of the comparison of one state with its declaration."""
 
     AS_IS = "as is"
     MIGRATION = "after migration"
@@ -39,7 +39,7 @@ class SchemaVerdict(StrEnum):
     ADDED = "added"
     """Declared and not stored: it starts empty."""
     REMOVED = "removed"
-    """Stored, and the job declares none of that name."""
+    """Stored, and not declared by the job."""
 
 
 class StateFinding(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class StateFinding(msgspec.Struct, frozen=True):
     size: int | None = None
     """Bytes of it in the snapshot; None if it is not stored, or in native files, which hold all states of their operator."""
     changes: tuple[SchemaChange, ...] = ()
-    """What its declaration loses, adds and widens; also what a refusal is for."""
+    """Fields that the declaration drops, adds, widens, or changes in a way that is refused."""
 
 
 class OperatorFinding(msgspec.Struct, frozen=True):
@@ -70,9 +70,9 @@ class OperatorFinding(msgspec.Struct, frozen=True):
     parallelism: int | None = None
     stored_max_parallelism: int | None = None
     max_parallelism: int | None = None
-    """That the job would run with; the stored one where it left that open."""
+    """Max parallelism that the job would run with: the stored one if the job left it open."""
     renamed_to: str | None = None
-    """Of a removed one with state: the added operator that it most likely is."""
+    """For a removed operator with state: the added operator that it most likely is."""
     uid_generated: bool = False
     """The job gave it no uid: a change of the graph loses its state."""
 
@@ -104,17 +104,17 @@ class SinkFinding(msgspec.Struct, frozen=True):
     may_repeat: bool
     """Checkpoints newer than the snapshot may have committed output, which would be written again."""
     path: str | None = None
-    """Where it writes to; None: it does not say."""
+    """Path that it writes to; None: not known."""
     is_moved: bool = False
-    """The snapshot knows it elsewhere."""
+    """The snapshot has it at another path, or under another sink id."""
     stored_path: str | None = None
-    """Where, if it is moved and that is known."""
+    """Path in the snapshot, if it is moved and the path is known."""
     stored_id: str | None = None
-    """Under which sink id, likewise."""
+    """Sink id in the snapshot, likewise."""
 
 
 class SnapshotFinding(msgspec.Struct, frozen=True):
-    """What would be restored."""
+    """The snapshot that would be restored."""
 
     location: str
     """As the plan names it: an absolute folder, or one in the state directory."""
@@ -156,23 +156,24 @@ _GRAVEST = (
     errors.CommittablesLeftError,
     errors.OutputMayRepeatError,
 )
-"""What nothing but another snapshot mends, then what another job mends, then what a word of the user lets pass."""
+"""In this order: only another snapshot helps; only another job helps; an option of the user lets it pass."""
 
 
 def gravest_first(refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
-    """The first is the one that is raised: nobody is sent to say a word for a snapshot that is of no use."""
+    """Refusals in the order of their gravity; the first one is raised. A user is not asked for an option if the snapshot is of no
+    use anyway."""
 
     def grade(refusal: Refusal) -> int:
         error = refusal.error()
         known = (number for number, kind in enumerate(_GRAVEST) if isinstance(error, kind))
-        # Any other one is about this snapshot, and no word lets it pass.
+        # Any other error is about this snapshot, and no option lets it pass.
         return next(known, 1)
 
     return tuple(sorted(refusals, key=grade))
 
 
 class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen if the job were started from the snapshot."""
+    """Result of a start of the job from the snapshot, without starting it."""
 
     job_id: str
     job_name: str
@@ -180,23 +181,23 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
     """None: the job would start empty, or nothing could be read."""
     operators: tuple[OperatorFinding, ...] = ()
     files: tuple[FileFinding, ...] = ()
-    """Every damaged or missing file, not the first alone."""
+    """All damaged and missing files."""
     unchecked: tuple[str, ...] = ()
-    """Files outside the snapshot that could not be looked for, since their state directory is not known."""
+    """Files outside the snapshot that could not be checked, since their state directory is not known."""
     skipped: tuple[SkippedFinding, ...] = ()
     """Newer checkpoints that can't be read, newest first."""
     sinks: tuple[SinkFinding, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     """Why the job is refused, the gravest first; empty: it can start."""
     notes: tuple[str, ...] = ()
-    """What is accepted and worth knowing: dropped state, values rewritten, output that may repeat."""
+    """Accepted consequences: dropped state, rewritten values, output that may repeat."""
 
     @property
     def fits(self) -> bool:
         return not self.refusals
 
     def check(self) -> None:
-        """Raise the first refusal. Its message tells the others too, as far as there is room; its field `others` has them whole."""
+        """Raise the first refusal. Its message has up to REASONS_SHOWN_MAX others; its field `others` has the messages of all."""
         if self.refusals:
             first, *others = self.refusals
             raise Refusal(
@@ -209,9 +210,9 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
 def _also(others: Sequence[Refusal]) -> str:
     if not others:
         return ""
-    told = "; ".join(f"({number}) {other.message} [{other.kind}]" for number, other in enumerate(others[:REASONS_SHOWN_MAX], 2))
-    unsaid = f"; {len(others) - REASONS_SHOWN_MAX} more, which a preflight lists" if len(others) > REASONS_SHOWN_MAX else ""
-    return f". {len(others)} more reason{'s' if len(others) > 1 else ''}: {told}{unsaid}"
+    shown = "; ".join(f"({number}) {other.message} [{other.kind}]" for number, other in enumerate(others[:REASONS_SHOWN_MAX], 2))
+    more = f"; {len(others) - REASONS_SHOWN_MAX} more, which a preflight lists" if len(others) > REASONS_SHOWN_MAX else ""
+    return f". {len(others)} more reason{'s' if len(others) > 1 else ''}: {shown}{more}"
 
 
 def file_finding(problem: SnapshotProblem) -> FileFinding:

@@ -1,5 +1,7 @@
-"""Which snapshot a submission names (the newest, the newest that can be read, one by its id or its path), and whether a restore
-from it goes back behind output that may be committed, and which job committed it (I22 in chaos/checkers). Reads only."""
+"""Flows that resolve the snapshot of a submission: the newest, the newest readable one, or one by its id or path.
+
+They also find whether a restore goes back behind output that may be committed, and which job committed it (docs/invariants.md,
+I22). They only read, and do not decide whether the snapshot fits the job."""
 
 from __future__ import annotations
 
@@ -57,23 +59,23 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a submission starts from."""
+    """The snapshot that a submission starts from."""
 
     base: RestorePoint | None
-    """None: empty."""
+    """None: it starts empty."""
     skipped: tuple[SkippedFinding, ...] = ()
-    """Newer ones that can't be read."""
+    """Newer snapshots that can't be read."""
 
 
 def is_path(restore: str) -> bool:
-    """Neither one of the job's own by a word, nor by its id."""
+    """Whether `restore` is a path: none of the words for the job's own checkpoints, and no id."""
     return restore not in (LATEST, LATEST_READABLE) and not restore.isdecimal()
 
 
 def _without_leftovers(job: RecordedJob) -> RecordedJob:
-    """The job as it will be once its end has deleted what it does not keep: none of that can be gone on from, deleted or not.
+    """The job without the checkpoints that its end deletes: they can't be restored, deleted already or not.
 
-    Nor can a savepoint of its own that it claimed and subsumed: its record stays, for whoever asked for it, and its files don't."""
+    Savepoints of its own that it claimed and subsumed are left out, too: their records stay, for queries, and their files don't."""
     leaving = {checkpoint.checkpoint_id for checkpoint in find_leftovers(job)}
     released = _released(job)
     kept = {
@@ -85,12 +87,12 @@ def _without_leftovers(job: RecordedJob) -> RecordedJob:
 
 
 def _released(job: RecordedJob) -> set[str]:
-    """Folders of snapshots that the job claimed, and deletes or has deleted."""
+    """Folders of claimed snapshots that the job deletes or has deleted."""
     return {point.folder.rstrip("/") for point in derive_releases(job)}
 
 
 def resolve_snapshot(job: RecordedJob, submission: Submission) -> Flow[Resolved]:
-    """What `Submission.restore` names.
+    """The snapshot that `Submission.restore` names.
 
     Raises InvalidConfigError, JobExistsError, NotFoundError, RestoreError, CorruptStateError."""
     released = _released(job)
@@ -120,22 +122,20 @@ def _nothing_error(job: RecordedJob, submission: Submission) -> RestoreError:
     ended = "" if job.result is None else f": it is {job.result.state}, and its checkpoints went with it"
     return RestoreError(
         f"job {submission.graph.name!r} has no completed checkpoint to restore{ended}. "
-        "Give the path of a savepoint, or fresh=True to start anew",
+        "Give the path of a savepoint, or fresh=True to start empty",
         job_id=job.job_id,
     )
 
 
 def deleted_error(job: RecordedJob, base: RestorePoint) -> NotFoundError:
-    """Of a snapshot outside the job's directory that the job goes on from, and that is not there: nothing is damaged.
-
-    Says what can be restored instead."""
+    """Error for a missing snapshot outside the job's directory from which the job would go on; its message has the alternatives."""
     folder = base.folder.rstrip("/")
     others = [
         each.checkpoint_id
         for each in derive_descent(_without_leftovers(job))
         if isinstance(each, RecordedCheckpoint) and each.checkpoint_id != base.checkpoint_id
     ]
-    choices = "restore='PATH' names another snapshot, fresh=True starts anew"
+    choices = "restore='PATH' names another snapshot, fresh=True starts empty"
     if others:
         kept = ", ".join(map(str, sorted(others)))
         choices = f"The job has kept {kept}: restore={str(max(others))!r} goes on from there. {FALLBACK_HINT}; {choices}"
@@ -150,16 +150,16 @@ def deleted_error(job: RecordedJob, base: RestorePoint) -> NotFoundError:
 
 
 def _ended_error(job: RecordedJob, name: str, state: str) -> JobExistsError:
-    """Says only what can be done: a job that finished kept no checkpoint to go on from."""
+    """Error with the choices there are: a job that finished may have kept no checkpoint."""
     kept = job.with_fact(CheckpointFact.COMPLETED)
     choices = "restore='latest' to go on from its last checkpoint, " if kept else "restore='PATH' to go on from a savepoint, "
     return JobExistsError(
-        f"job {name!r} has ended ({state}). Give {choices}or fresh=True to start anew", job_id=job.job_id, state=state
+        f"job {name!r} has ended ({state}). Give {choices}or fresh=True to start empty", job_id=job.job_id, state=state
     )
 
 
 def _latest(job: RecordedJob) -> RestorePoint | None:
-    """The newest recovery point. Raises CorruptStateError when it is unreadable: nobody falls back silently."""
+    """The newest recovery point. Raises CorruptStateError if it can't be read: falling back is the user's decision."""
     try:
         return derive_latest(job)
     except CorruptStateError as error:
@@ -167,11 +167,10 @@ def _latest(job: RecordedJob) -> RestorePoint | None:
 
 
 def _latest_readable(job: RecordedJob, submission: Submission, released: Collection[str]) -> Flow[Resolved]:
-    """The newest snapshot of the job's line of descent that can be read whole; those that can't are told.
+    """The newest snapshot on the job's line of descent that can be read whole, with the newer ones that can't. Snapshots that the
+    job itself has released are passed over.
 
-    What the job itself has released is no damage, and not told.
-
-    Raises SnapshotClaimedError when one of them is another job's, CorruptStateError when none can be read."""
+    Raises SnapshotClaimedError if another job owns one of them, CorruptStateError if none can be read."""
     skipped: list[SkippedFinding] = []
     for candidate in derive_descent(job):
         number, folder = candidate.checkpoint_id, candidate.folder
@@ -187,9 +186,9 @@ def _latest_readable(job: RecordedJob, submission: Submission, released: Collect
             return Resolved(point, tuple(skipped))
     if not skipped:
         raise _nothing_error(job, submission)
-    told = "; ".join(f"{each.checkpoint_id}: {each.reason}" for each in skipped)
+    reasons = "; ".join(f"{each.checkpoint_id}: {each.reason}" for each in skipped)
     raise CorruptStateError(
-        f"job {submission.graph.name!r} has no checkpoint that can be read: {told}",
+        f"job {submission.graph.name!r} has no checkpoint that can be read: {reasons}",
         path=skipped[0].location,
         operator=None,
         reason="unreadable",
@@ -208,7 +207,7 @@ def _by_id(job: RecordedJob, digits: str) -> RestorePoint:
 
 
 def _by_path(location: str) -> Flow[RestorePoint]:
-    """A savepoint's or checkpoint's folder, or its `_metadata`; a pointer to a savepoint is followed."""
+    """The snapshot at a folder or a `_metadata` file; the record of a savepoint is followed to its folder."""
     folder = folder_of_snapshot(location)
     if not is_absolute_folder(folder):
         raise InvalidConfigError(
@@ -242,7 +241,7 @@ class Rewind:
     committed: int
     """Highest id whose output may have been committed."""
     job_id: str
-    """Of the job that committed it."""
+    """Id of the job that committed it."""
     sinks: tuple[str, ...]
     """Ids of the sinks concerned."""
     skipped: tuple[int, ...] = ()
@@ -266,10 +265,10 @@ class Rewind:
 def find_rewind(
     job: RecordedJob, resolved: Resolved, metadata: SnapshotMetadata, graph: JobGraph, *, moved: Collection[str] = ()
 ) -> Flow[Rewind | None]:
-    """None where nothing newer than the snapshot can have committed output that this job would write again.
+    """The committed output that this job would write again; None if there is none.
 
-    `moved`: ids of sinks that write elsewhere than the job of the snapshot: what that one goes on to commit is beside theirs. What
-    this job committed itself, wherever that was, is its own output, which it would write again."""
+    `moved`: ids of sinks that write elsewhere than the snapshot's job: output of that job is not theirs. Output that this job
+    itself committed counts wherever it was written."""
     base = resolved.base
     assert base is not None
     own = tuple(sorted(set(_sink_ids(graph))))
@@ -287,14 +286,14 @@ def find_rewind(
     try:
         other = yield from read_job(JobPaths(metadata.job_id))
     except (CorruptStateError, ObjectMissingError):
-        return None  # the sinks' own logs say it too, later
+        return None  # the sinks' own logs refuse it later
     if other.exists and base.checkpoint_id < other.newest_completed:
         return Rewind(base.checkpoint_id, other.newest_completed, other.job_id, shared)
     return None
 
 
 def _completed_since(job: RecordedJob, base: RestorePoint) -> int:
-    """Highest id that this job has completed since it was started from the very same snapshot of another job; 0: none."""
+    """Highest id that this job has completed since it was started from the same snapshot of another job; 0: none."""
     firsts = [
         record.first_checkpoint_id
         for record in job.submissions.values()
@@ -305,7 +304,7 @@ def _completed_since(job: RecordedJob, base: RestorePoint) -> int:
 
 
 def _sink_ids(graph: JobGraph) -> Iterator[str]:
-    """Of sinks whose output somebody can see."""
+    """Ids of sinks whose output can be seen: all but those that discard it."""
     for vertex in graph.vertices:
         for operator in vertex.operators:
             if operator.sink_id and not operator.properties.get(DISCARDS_PROPERTY):
@@ -317,10 +316,10 @@ def _has_sinks(graph: JobGraph) -> bool:
 
 
 def _stored_sink_ids(metadata: SnapshotMetadata) -> Iterator[str]:
-    """Of the job that took the snapshot."""
+    """Ids of the sinks of the job that took the snapshot."""
     if metadata.graph is None:
         return
     try:
         yield from _sink_ids(msgspec.convert(metadata.graph, JobGraph))
     except UNDECODABLE:
-        return  # of another version: its sinks are not known
+        return  # a graph of another version: its sinks are not known

@@ -1,9 +1,9 @@
-"""A job whose sinks write elsewhere than the snapshot knows: which of them begin a new log, and what becomes of the rows that were
-staged for the old ones. Flows that read alone; committers act on what is decided here.
+"""Flows that check sinks which write elsewhere than the snapshot's job did: which of them begin a new log, and what becomes of the
+rows that were staged for the old ones. They only read; committers act on the result.
 
-One rule is above the others: a job writes to no log but its own. What another job staged is that job's to commit, whether it runs
-or not: a job that runs would be ended by a commit behind its back at its next failure, and its rows written twice. So what a
-snapshot still has to commit elsewhere is, by place and checkpoint, one of `Fate`."""
+First rule: a job writes to its own logs alone. Rows that another job staged are that job's to commit, whether it runs or not: if
+it runs, a commit by others would end it at its next failure, and its rows would be written twice. Each checkpoint that a snapshot
+has still to commit at another place therefore has one of the fates in `Fate`."""
 
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ FILES_SHOWN_MAX = 20
 
 
 class Fate(StrEnum):
-    """What becomes of rows that a snapshot has staged for a log that its job no longer writes to."""
+    """Fate of rows that a snapshot has staged for a log that the job no longer writes to."""
 
     COMMITTED = "committed"
     """They are in that log already."""
     ENDED = "ended"
-    """This very job staged them: it commits them there before it begins the new log."""
+    """This job itself staged them: it commits them there before it begins the new log."""
     LEFT = "left"
-    """Their job has no end on record: it commits them, or writes them again, if it runs, or once it is started again."""
+    """Their job has no recorded end: it commits them, or writes them again, if it runs, or once it is started again."""
     REPLACED = "replaced"
-    """Their job finished without them: it had failed over behind them, and wrote their rows again."""
+    """Their job finished without them: it had failed over to an older checkpoint, and wrote their rows again."""
     ABANDONED = "abandoned"
-    """Nobody is known to commit them."""
+    """No job is known to commit them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovedSink:
-    """A sink that writes elsewhere than the snapshot knows."""
+    """A sink that writes elsewhere than the snapshot's job did."""
 
     sink_id: str
     operator: str
@@ -88,18 +88,18 @@ class MovedSink:
 
 @dataclass(frozen=True, slots=True)
 class SinkCheckResult:
-    """What `check_sinks` found."""
+    """Result of `check_sinks`."""
 
     moved: tuple[MovedSink, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     forks: Mapping[str, SinkFork] = field(default_factory=dict)
-    """Uid of a committer -> what it is told."""
+    """Uid of a committer -> the logs that it ends before its new one."""
     forgone: frozenset[str] = frozenset()
     """External files of the snapshot that this job does not need."""
 
     def applied_to(self, graph: JobGraph) -> JobGraph:
-        """The graph that is deployed: what a committer is told comes from here, whatever the submitted graph says."""
+        """The graph to deploy: the fork of each committer comes from here alone, never from the submitted graph."""
 
         def with_fork(operator: OperatorDescription) -> OperatorDescription:
             properties = {name: value for name, value in operator.properties.items() if name != FORK_PROPERTY}
@@ -118,19 +118,19 @@ class SinkCheckResult:
 
 @dataclass(frozen=True, slots=True)
 class _Restore:
-    """What all sinks of one submission are fates by."""
+    """The restore whose sinks are checked."""
 
     job: RecordedJob
     submission: Submission
     base: RestorePoint
     metadata: SnapshotMetadata
     is_directory: bool
-    """The storage is the state directory of the job: whether other jobs run can be told."""
+    """The storage is the job's state directory: it has the records of other jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """What a snapshot holds of one log."""
+    """State of one log in a snapshot."""
 
     known: LogPosition | None
     pending: tuple[PendingCheckpoint, ...]
@@ -142,30 +142,30 @@ class _Log:
 
 @dataclass(frozen=True, slots=True)
 class _LogContent:
-    """What a log holds, read from where the snapshot knows it."""
+    """Content of a log, read from the position in the snapshot on."""
 
     committed: frozenset[str] = frozenset()
-    """Of the files that the snapshot has staged for it."""
+    """Committed files among those that the snapshot has staged for it."""
     stands: bool = False
-    """It is the snapshot's, and nothing else was committed to it since."""
+    """The log is the snapshot's, and no other file was committed to it since."""
     heir: str = ""
-    """The other job that took it over since, and alone commits to it; empty: none did."""
+    """Id of the other job that has taken it over since, and alone commits to it; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LogFates:
-    """Of one log."""
+    """Fates of the rows staged for one log."""
 
     by_checkpoint: Mapping[int, Fate] = field(default_factory=dict)
-    """Checkpoint id -> what becomes of what it staged."""
+    """Checkpoint id -> fate of its rows."""
     heir: str = ""
-    """As of `_LogContent`."""
+    """See `_LogContent`."""
 
 
 def check_sinks(
     job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, is_directory: bool = True
 ) -> Flow[SinkCheckResult]:
-    """Which sinks of a submission are elsewhere, and what that means. Raises StorageUnavailableError."""
+    """Find the sinks of a submission that write elsewhere, and the consequences. Raises StorageUnavailableError."""
     restore = _Restore(job, submission, base, metadata, is_directory)
     stored = {operator.uid: operator for operator in metadata.operators}
     result = SinkCheckResult()
@@ -190,7 +190,7 @@ def _joined(one: SinkCheckResult, other: SinkCheckResult) -> SinkCheckResult:
 
 
 def _committers(graph: JobGraph) -> Iterator[OperatorDescription]:
-    """Those of sinks that keep a log of ours."""
+    """Committers of sinks that keep a log in Holdfast's format."""
     for vertex in graph.vertices:
         for operator in vertex.operators:
             if operator.kind == "sink_committer" and operator.sink_id and operator.properties.get(PLACE_PROPERTY):
@@ -198,7 +198,7 @@ def _committers(graph: JobGraph) -> Iterator[OperatorDescription]:
 
 
 def _examine(restore: _Restore, operator: OperatorDescription, state: OperatorState) -> Flow[SinkCheckResult]:
-    """One sink: nothing to say of it unless the snapshot knows a log elsewhere."""
+    """Check one sink; an empty result unless the snapshot has a log of it elsewhere."""
     path, sink_id = str(operator.properties[PLACE_PROPERTY]), str(operator.sink_id)
     here, unnamed = place_of(path, sink_id), _stored_place(restore.metadata, operator.uid, state)
     logs = yield from _read_logs(restore, operator.uid, state, unnamed)
@@ -231,7 +231,7 @@ def _examine(restore: _Restore, operator: OperatorDescription, state: OperatorSt
 
 
 def _stored_place(metadata: SnapshotMetadata, uid: str, state: OperatorState) -> str:
-    """Of the log that entries without a place are of; empty: not known."""
+    """Place of the log that entries without a place belong to; empty: not known."""
     staged = (place_of_staged(external_places(entry)[0]) for part in state.subtasks for entry in part.external)
     return next(filter(None, staged), "") or _described_place(metadata, uid)
 
@@ -248,7 +248,7 @@ def _described_place(metadata: SnapshotMetadata, uid: str) -> str:
 
 
 def _read_logs(restore: _Restore, uid: str, state: OperatorState, unnamed: str) -> Flow[dict[str, _Log]]:
-    """Place -> what the committer stored of the log there; in the order in which they were stored."""
+    """Place -> state of the log there, in the order in which the committer stored them."""
     if not any(handle.state.name == COMMITTABLES for part in state.subtasks for handle in part.operator):
         return {}
     known: dict[str, LogPosition] = {}
@@ -268,13 +268,13 @@ def _read_logs(restore: _Restore, uid: str, state: OperatorState, unnamed: str) 
 
 
 def _check_place(place: str, uid: str) -> None:
-    """Raise CorruptStateError for what no committer writes: a snapshot is anybody's, and places are read."""
+    """Raise CorruptStateError for a place that no committer writes: a snapshot is not trusted, and its places are read."""
     if place and (not is_absolute_folder(place) or f"/{ROOT_FOLDER}/" not in place or ".." in place.split("/") or "\0" in place):
         raise CorruptStateError(f"operator {uid}: {place!r} is not the place of a sink's log", operator=uid, reason="place")
 
 
 def _external_of(state: OperatorState, keep: Iterable[str] = ()) -> frozenset[str]:
-    """External files of a committer that are not of one of these places."""
+    """External files of a committer outside of these places."""
     entries = {entry for part in state.subtasks for entry in part.external}
     return frozenset(entry for entry in entries if place_of_staged(external_places(entry)[0]) not in set(keep))
 
@@ -288,7 +288,7 @@ def _log_file(place: str, sequence: int) -> str:
 
 
 def _is_moved_along(here: str, logs: Iterable[_Log]) -> Flow[bool]:
-    """Whether one of these logs is the one that lies here: its folder was moved, and the sink with it."""
+    """Whether one of these logs is now here: its folder was moved, and the sink with it."""
     for log in logs:
         if log.known is not None and (yield from _holds(here, log.known)):
             return True
@@ -296,7 +296,7 @@ def _is_moved_along(here: str, logs: Iterable[_Log]) -> Flow[bool]:
 
 
 def _holds(place: str, known: LogPosition) -> Flow[bool]:
-    """Whether the log at a place is the one that a position is of."""
+    """Whether the log at a place is the one of a position."""
     if not place or known.next_sequence == 0:
         return False
     path = _log_file(place, known.next_sequence - 1)
@@ -307,7 +307,7 @@ def _holds(place: str, known: LogPosition) -> Flow[bool]:
 
 
 def _why_not_begun(restore: _Restore, moved: MovedSink) -> Flow[list[HoldfastError]]:
-    """Why no new log can begin where the sink is."""
+    """Why no new log can begin at the sink's place; empty if one can."""
     here = place_of(moved.path, moved.sink_id)
     names = sorted(name for name in (yield ListFolder(f"{here}/log")) if name.endswith(".json"))
     if not names:
@@ -339,7 +339,7 @@ def _why_not_begun(restore: _Restore, moved: MovedSink) -> Flow[list[HoldfastErr
 
 
 def _find_fates(restore: _Restore, place: str, log: _Log) -> Flow[_LogFates]:
-    """What becomes of what a snapshot has staged for the log at a place."""
+    """Fates of the rows that a snapshot has staged for the log at a place."""
     if not log.pending:
         return _LogFates()
     owner = log.known.owner_job if log.known is not None else restore.metadata.job_id
@@ -355,10 +355,10 @@ def _find_fates(restore: _Restore, place: str, log: _Log) -> Flow[_LogFates]:
 
 
 def _read_log(place: str, log: _Log, owner: str) -> Flow[_LogContent]:
-    """What has become of the log at a place, which was the job's `owner`.
+    """Content of the log at a place, which was the job's `owner`.
 
-    No more of it is read than tells: behind a commit of other files none of these is committed any more. Behind another owner they
-    may be, by that one: it was restored from this snapshot then, or from one beside it."""
+    Reading ends at a commit of other files: the snapshot's files can't be committed after it. After an entry of another owner they
+    can, by that one: it was restored from this snapshot, or from a later one."""
     found: set[str] = set()
     heir = ""
     if not place or (log.known is not None and log.known.next_sequence and not (yield from _holds(place, log.known))):
@@ -382,10 +382,10 @@ def _read_log(place: str, log: _Log, owner: str) -> Flow[_LogContent]:
 
 
 def _fate_of(restore: _Restore, place: str, owner: str, left: list[PendingCheckpoint], found: _LogContent) -> Flow[Fate]:
-    """Of rows that are not committed to a log which was the job's `owner`."""
+    """Fate of rows that are not committed, staged for a log that was the job's `owner`."""
     job, metadata = restore.job, restore.metadata
     if found.heir or owner != metadata.job_id or not is_job_id(owner):
-        # Whoever took the log over fences its owner off, whether it lives to commit them itself or not: no record here tells.
+        # The heir fences the former owner. Whether the heir will commit them is in no record here.
         return Fate.ABANDONED
     if owner == job.job_id:
         is_own = _took(job, restore.base, metadata) and restore.base.checkpoint_id >= job.newest_completed
@@ -402,8 +402,8 @@ def _fate_of(restore: _Restore, place: str, owner: str, left: list[PendingCheckp
 
 
 def _took(job: RecordedJob, base: RestorePoint, metadata: SnapshotMetadata) -> bool:
-    """Whether the job in this state directory took the snapshot, wherever that was copied to. One of the same id in another state
-    directory, which may run, is somebody else."""
+    """Whether the job in this state directory took the snapshot, also if that was copied. A job of the same id in another state
+    directory, which may run, is another job."""
     recorded: RecordedCheckpoint | None = job.checkpoints.get(base.checkpoint_id)
     if recorded is None or recorded.claim is None or recorded.claim.attempt != metadata.attempt:
         return False
@@ -421,7 +421,7 @@ def _are_staged(place: str, left: Iterable[PendingCheckpoint]) -> Flow[bool]:
     return not missing
 
 
-# ------------------------------------------------------------------------------------------------------- what is told
+# -------------------------------------------------------------------------------------------------- refusals and notes
 
 
 def _moved_error(moved: MovedSink) -> SinkMovedError:
@@ -448,7 +448,7 @@ def _explain(
     refusals: list[HoldfastError],
     notes: list[str],
 ) -> None:
-    """What becomes of staged rows, fate by fate."""
+    """Add refusals and notes on staged rows, fate by fate."""
     where = split_place(place)[0] if place else "a place that is not known"
     owner = f"job {restore.metadata.job_name!r} ({restore.metadata.job_id})"
     for fate in Fate:
@@ -467,7 +467,7 @@ def _explain(
             case Fate.REPLACED:
                 notes.append(f"{what}, are left: {owner} has finished, and had written them again")
             case Fate.ABANDONED if restore.submission.sinks is SinkMode.ABANDON:
-                notes.append(f"{what}, are ABANDONED, nobody commits them: {_named(some)}")
+                notes.append(f"{what}, are ABANDONED, no job commits them: {_named(some)}")
             case Fate.ABANDONED if restore.is_directory:
                 refusals.append(_left_error(moved, what, owner, where, some, fates.heir))
             case Fate.ABANDONED:

@@ -251,7 +251,7 @@ def test_rows_that_nobody_commits_are_refused_until_they_are_given_up_by_name(st
     assert (caught.value.rows, caught.value.files, caught.value.checkpoints) == (40, [FILE.name], [7])
     plan = scene.plan("abandon")
     assert plan.report.fits
-    assert any(f"ABANDONED, nobody commits them: {FILE.name}" in note for note in plan.report.notes)
+    assert any(f"ABANDONED, no job commits them: {FILE.name}" in note for note in plan.report.notes)
 
 
 def test_a_job_of_the_same_id_in_another_directory_is_somebody_else() -> None:
