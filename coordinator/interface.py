@@ -33,50 +33,50 @@ class CommandSubscription(Protocol):
     """One open command stream. Single consumer; the thread of the job feeds it, bounded."""
 
     def take(self) -> list[NumberedCommand]:
-        """Every command that waits, in order; never blocks."""
+        """All waiting commands, in order; never blocks."""
 
     def get(self, timeout_s: float | None) -> NumberedCommand | None:
-        """The next command; None when time ran out or the stream is closed and empty (see `closed`)."""
+        """The next command; None after `timeout_s`, or if the stream is closed and empty (see `closed`)."""
 
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each new command and at closing, from the feeding thread; it must not block.
 
-        It is called once at once if commands wait already or the stream is closed."""
+        It is called at once if commands wait already or the stream is closed."""
 
     @property
     def closed(self) -> bool:
-        """No further command will come: the worker must register again. `take` may still return the last ones."""
+        """No further command comes: the worker must register again. `take` may still return the last ones."""
 
     @property
     def last_number(self) -> int:
-        """Number of the last command that `take` or `get` handed out, for keep-alives."""
+        """Number of the last command that `take` or `get` returned, for keep-alives."""
 
     @property
     def epoch(self) -> int: ...
 
     def close(self) -> None:
-        """The consumer is gone (its connection closed). Idempotent; the job is told, which starts the grace period."""
+        """The consumer is gone (its connection closed): the job starts the worker's grace period. Idempotent."""
 
 
 class Coordinator(Protocol):
-    """Many jobs. `CoordinatorService` implements it."""
+    """The jobs of one state directory. `CoordinatorService` implements it."""
 
     def lead(self) -> None:
-        """Requests are answered from now on: begin to lead the live jobs of the state directory on. Idempotent; returns at once.
+        """Start to recover the jobs of the state directory; called once requests are answered. Idempotent; returns at once.
 
-        What concerns a job that it has not come to yet raises RecoveringError, and a registration waits for its job."""
+        Calls on a job that is not recovered yet raise RecoveringError, but a registration waits for its job."""
 
     @property
     def ready(self) -> bool:
-        """Every job of the state directory is led on, or why it can't be is known."""
+        """Every job of the state directory is recovered, or its error is known."""
 
     @property
     def is_leading(self) -> bool:
-        """A job that has not ended is led from here, or may be in a moment."""
+        """This process leads a job that has not ended, or may in a moment."""
 
     @property
     def is_referring(self) -> bool:
-        """It is known of a job that another coordinator leads it."""
+        """This process knows of a job that another coordinator leads."""
 
     @property
     def directory(self) -> str:
@@ -88,18 +88,18 @@ class Coordinator(Protocol):
     # -- driver
 
     def submit(self, submission: Submission) -> SubmissionAccepted:
-        """Start a job, or supersede the running submission of its name; a repeat with the same driver_nonce is answered alike.
+        """Start a job, or supersede the running submission of its name; idempotent by `driver_nonce`.
 
         Raises InvalidConfigError, JobExistsError, RestoreError and its subclasses, CorruptStateError,
         StorageUnavailableError; nothing is changed then."""
 
     def preflight(self, submission: Submission) -> PreflightReport:
-        """Judge a submission and change nothing; what would refuse it is in the report, not raised.
+        """Check a submission and change nothing; refusals are in the report, not raised.
 
         Raises InvalidConfigError, JobExistsError, NotFoundError, StorageUnavailableError."""
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
-        """A client that was sent to the leader of a job's epoch found nobody there who leads it. Never blocks or raises."""
+        """A client that was referred to the leader of a job's epoch could not reach it. Never blocks or raises."""
 
     # -- worker protocol
 
@@ -108,7 +108,7 @@ class Coordinator(Protocol):
         StateDirectoryNotSharedError."""
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> CommandSubscription:
-        """Open the command stream of a session, resuming behind command number `after`; the newest stream wins.
+        """Open the command stream of a session, resuming after command number `after`; it replaces an older stream.
 
         Raises FencedError for a session that is not the slot's current one, or that lost commands: register again."""
 
@@ -125,7 +125,7 @@ class Coordinator(Protocol):
     # -- requests of users
 
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None) -> str:
-        """Ask for one checkpoint now; returns the trigger id, new or given. Its outcome is in `trigger_status`."""
+        """Request one checkpoint now; returns the trigger id, new or given. Its outcome is in `trigger_status`."""
 
     def request_savepoint(
         self,
@@ -136,7 +136,7 @@ class Coordinator(Protocol):
         cancel: bool = False,
         trigger_id: str | None = None,
     ) -> str:
-        """Ask for a savepoint below directory or URL `target` (None: the job's setting), and then to cancel, if `cancel`.
+        """Request a savepoint below directory or URL `target` (None: the job's setting); with `cancel`, cancel the job after it.
 
         `format_type`: CANONICAL, which every state backend reads, or NATIVE, the backend's own files. Raises InvalidConfigError."""
 
@@ -155,15 +155,15 @@ class Coordinator(Protocol):
         """Begin to cancel; a job in a terminal state is left as it is."""
 
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
-        """Raises NotFoundError for an unknown trigger id."""
+        """Outcome of a request. Raises NotFoundError for an unknown trigger id."""
 
     # -- read models
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
-        """By start time."""
+        """All jobs, by start time."""
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
-        """Of all jobs, for metrics: as cheap for a job of thousands of tasks as for a small one."""
+        """Numbers of all jobs, for metrics; the cost does not depend on the number of tasks."""
 
     def job(self, job_id: str) -> JobView: ...
 
@@ -176,16 +176,16 @@ class Coordinator(Protocol):
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
 
     def savepoint_places(self) -> SavepointPlaces:
-        """Of every job that is led from here or on record here; of the newest 1,000 requests of each.
+        """Places of savepoints, of every job that this process leads or has on record, by the newest 1,000 requests of each.
 
-        Raises RecoveringError while any job is still to be led on."""
+        Raises RecoveringError while any job is not recovered yet."""
 
     def cluster(self) -> ClusterView: ...
 
     # -- life
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> str:
-        """Block until the job is in a terminal state (or SUSPENDED); the state, also when time ran out first."""
+        """Block until the job is in a terminal state (or SUSPENDED), or `timeout_s` is over; returns the state."""
 
     def close(self) -> None:
         """Stop leading without ending any job: streams close, threads end, checkpoints stay. Idempotent."""

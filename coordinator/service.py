@@ -56,9 +56,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEADERSHIP_ROUNDS = 5
-"""Every so many of those tries each job's leadership is looked at: one small request to storage a job."""
+"""Every so many of those rounds each job's leadership is checked: one small request to storage a job."""
 RECOVERY_RETRY_S = 1.0
-"""Time between two rounds of recovering the jobs that storage did not let us recover."""
+"""Time between two rounds of recovery of the jobs whose storage failed."""
 
 
 class CoordinatorService:
@@ -72,7 +72,7 @@ class CoordinatorService:
         self._storage = RoutedStorage(storage if storage is not None else open_storage(config.state_directory))
         shares_threads = transfers_of(self._storage).transfers_max < config.recovery_threads
         self._recovery_storage: Storage = InTurn(self._storage) if shares_threads else self._storage
-        """Threads for the reads of a job are more than they save where so many jobs are read at one time."""
+        """With many jobs read in parallel, further threads for the reads of each job cost more than they save."""
         self._rng = random.Random(config.seed)
         self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
         clock = SystemClock()
@@ -108,7 +108,7 @@ class CoordinatorService:
                 thread.start()
 
     def _lead_on(self) -> None:
-        """One of the threads that share the jobs which were there when we began."""
+        """Body of one of the threads that share the jobs to recover."""
         while not self._stopped.is_set() and (job_id := self._recovery.next()) is not None:
             try:
                 with self._registry.lock_of(job_id):
@@ -119,7 +119,8 @@ class CoordinatorService:
             self._recovery.done(job_id)
 
     def _choke_on(self, job_id: str, error: Exception) -> None:
-        """A job whose recovery failed as nobody foresaw is tried again; until then nobody is told that there is none."""
+        """Recover one job. After an unexpected error it is tried again later; until then calls get RecoveringError, not
+        NotFound."""
         logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=error)
         if not self._registry.is_known(job_id):  # how it ended, or who leads it, counts for more
             text = f"its recovery failed, and is tried again ({type(error).__name__}: {clip(str(error))})"
@@ -127,7 +128,7 @@ class CoordinatorService:
         self._host.unrecovered.add(job_id)
 
     def _retry_recoveries(self) -> None:
-        """Storage that failed while a job was recovered may work again: its workers are waiting."""
+        """Retry jobs whose recovery failed on storage: their workers are waiting."""
         backoff = RecoveryBackoff()
         rounds = 0
         while not self._stopped.wait(RECOVERY_RETRY_S):
@@ -249,7 +250,7 @@ class CoordinatorService:
         return view
 
     def _target(self, job_id: str, target: str | None) -> str:
-        """Where savepoints go. Raises InvalidConfigError before anything is triggered."""
+        """Directory of savepoints. Raises InvalidConfigError before anything is triggered."""
         location = target or self._calls.read(job_id, lambda master: master.setup.graph.config.savepoint_directory)
         if not location:
             raise InvalidConfigError(
@@ -337,7 +338,7 @@ class CoordinatorService:
 
 
 def _is_native(format_type: str) -> bool:
-    """Raises InvalidConfigError for a format that is none."""
+    """Raise InvalidConfigError for an unknown format."""
     if format_type.upper() not in ("CANONICAL", "NATIVE"):
         raise InvalidConfigError(f"there is no savepoint format {format_type!r}: use CANONICAL or NATIVE", setting="formatType")
     return format_type.upper() == "NATIVE"

@@ -1,4 +1,4 @@
-"""Read models: what the coordinator shows of jobs, tasks and checkpoints, as frozen records with no behaviour.
+"""Read models of jobs, tasks and checkpoints: frozen records that the coordinator shows.
 
 Times are ms since the epoch, -1 when unknown; sizes are bytes. `api` renders them in Flink's dialect; nothing here
 knows of field spellings, JSON or HTTP. A view is a copy: it never changes after it was handed out."""
@@ -44,10 +44,10 @@ class SubtaskView(msgspec.Struct, frozen=True):
     start_ms: int
     end_ms: int
     timestamps: Mapping[TaskState, int]
-    """When it last entered each state."""
+    """State -> when it last entered it, ms since the epoch."""
     drained: bool
     metrics: SubtaskMetrics
-    """Since the attempt began, as of the last heartbeat."""
+    """Counts since the attempt began, as of the last heartbeat."""
 
 
 class VertexView(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class VertexView(msgspec.Struct, frozen=True):
     parallelism: int
     max_parallelism: int
     state: TaskState
-    """The least advanced state of its subtasks; FAILED as soon as one is."""
+    """The least advanced state of its subtasks; FAILED if one is."""
     start_ms: int
     end_ms: int
     task_counts: Mapping[TaskState, int]
@@ -78,16 +78,15 @@ class WorkerView(msgspec.Struct, frozen=True):
     task_attempt: int
     session: str
     last_seen_ms: int
-    """Wall clock."""
+    """ms since the epoch; -1: never."""
     spawn: int = 0
-    """Which worker of the slot its launcher started the process as; 0: not known."""
+    """Number of the process among those that the launcher started for the slot; 0: not known."""
     timed_out: bool = False
-    """The process was given up because nothing was heard from it, although its connection was never closed: it hangs, or its host
-    does."""
+    """The lease of the process ran out although its connection was open: it hangs, or its host does."""
     fingerprint: str = ""
-    """Which process `pid` is, to a launcher on the same host."""
+    """Identifies the process of `pid` to a launcher on the same host."""
     frames_refused: int = 0
-    """Frames that the slot's data ports dropped, which nobody of the job had a reason to send."""
+    """Frames that the slot's data ports dropped, since no sender of the job had a reason to send them."""
 
 
 class ExceptionView(msgspec.Struct, frozen=True):
@@ -98,7 +97,7 @@ class ExceptionView(msgspec.Struct, frozen=True):
     traceback: str
     timestamp_ms: int
     vertex: str
-    """Empty when no task is to blame."""
+    """Empty if the failure is no task's."""
     subtask: int
     worker: str
     """`slot-<n>`, or empty."""
@@ -113,7 +112,7 @@ class RestoredView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """Everything about one job except its checkpoints."""
+    """One job, without its checkpoints."""
 
     overview: JobOverviewView
     now_ms: int
@@ -129,9 +128,9 @@ class JobView(msgspec.Struct, frozen=True):
     restarts: int
     epoch: int
     failure: str | None
-    """Cause of FAILED, or of the failover that is under way."""
+    """Cause of FAILED, or of the current failover."""
     totals: Totals = {}
-    """What the submission's operators counted: what was read again after a restart counts once."""
+    """Counts of the submission's operators; records that are read again after a restart count once."""
 
 
 class SubtaskCheckpointView(msgspec.Struct, frozen=True):
@@ -195,7 +194,7 @@ class VertexCheckpointView(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> Mapping[str, Quantiles]:
-        """Of the subtasks that acknowledged; sorted when somebody looks, not on the job's own thread at every checkpoint."""
+        """Quantiles over the subtasks that acknowledged; computed on access, not on the job's thread at every checkpoint."""
         acked = [subtask for subtask in self.subtasks if subtask.acknowledged]
         return {
             "checkpointed_size": summarise(subtask.checkpointed_size for subtask in acked),
@@ -227,9 +226,9 @@ class CheckpointView(msgspec.Struct, frozen=True):
     num_acknowledged_subtasks: int
     vertices: Mapping[str, VertexCheckpointView]
     location: str | None = None
-    """Where the snapshot is, when COMPLETED."""
+    """Location of the snapshot, if COMPLETED."""
     savepoint_format: str | None = None
-    """CANONICAL or NATIVE; None for a checkpoint, and where it is not known any more."""
+    """CANONICAL or NATIVE; None for a checkpoint, or if it is not known any more."""
     discarded: bool = False
     failure_ms: int = -1
     failure_reason: str | None = None
@@ -250,7 +249,7 @@ class CheckpointCounts(msgspec.Struct, frozen=True):
 
 
 class CheckpointStatsView(msgspec.Struct, frozen=True):
-    """Counts since this coordinator leads the job, summaries over the completed ones in the bounded history."""
+    """Counts since this coordinator leads the job; summaries of the newest completed checkpoints."""
 
     counts: CheckpointCounts
     summary: Mapping[str, Quantiles]
@@ -264,7 +263,7 @@ class CheckpointStatsView(msgspec.Struct, frozen=True):
 
 
 class JobNumbersView(msgspec.Struct, frozen=True):
-    """What metrics show of a job: numbers that are kept as things happen, so that reading them costs the same for any job."""
+    """Numbers of one job for metrics, updated with each event: the cost of reading them does not depend on the number of tasks."""
 
     overview: JobOverviewView
     attempt: int
@@ -272,12 +271,13 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     counts: CheckpointCounts
     latest_completed: CheckpointView | None
     frames_refused: int
-    """By the data ports of all of its workers, since this coordinator leads it."""
+    """Frames that the data ports of its workers dropped since this coordinator leads it."""
     graph: JobGraph
     totals: Totals = {}
-    """What the submission's operators counted, as of the last heartbeats: after a restart, back at the cut that was restored."""
+    """Counts of the submission's operators, as of the last heartbeats; a restart takes them back to the restored cut."""
     reached: Totals = {}
-    """The same, but never falling while this coordinator leads the job: after a restart it stands still until it is surpassed."""
+    """As `totals`, but never falling while this coordinator leads the job: after a restart they stay until the job has counted as
+    much again."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):
@@ -298,16 +298,16 @@ class TriggerView(msgspec.Struct, frozen=True):
     failure_reason: str | None = None
     """A FailureReason value."""
     tries: int = 1
-    """Checkpoints that it took: a stop that a failover cuts off takes several."""
+    """Checkpoints that were begun for it: several for a stop that a failover cut off."""
 
 
 class SavepointPlaces(msgspec.Struct, frozen=True):
-    """Where savepoints of jobs lie, as the jobs' settings and records name it: nobody has looked whether they are there."""
+    """Places of savepoints, as jobs' settings and records name them; whether they exist is not checked."""
 
     directories: frozenset[str] = frozenset()
     """`savepoint_directory` of jobs."""
     folders: frozenset[str] = frozenset()
-    """Of single savepoints, wherever they were asked for."""
+    """Folders of single savepoints."""
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -315,9 +315,9 @@ class ClusterView(msgspec.Struct, frozen=True):
 
     slots_total: int
     slots_available: int
-    """Registered slots of jobs that run nothing."""
+    """Registered slots of jobs without a running attempt."""
     jobs_running: int
-    """Every job that is not in a terminal state."""
+    """Jobs that are not in a terminal state."""
     jobs_finished: int
     jobs_canceled: int
     jobs_failed: int

@@ -1,6 +1,6 @@
-"""SHELL: how a call from outside reaches the job that it is for, if that is led from here, and what it is told if not.
+"""SHELL: passes calls from outside to the job that they are for, or answers them with the error of a job that is not led here.
 
-The REST service, an embedding driver and the simulator call through it; it decides nothing about a job."""
+The REST service, an embedding driver and the simulator call through it. It decides nothing about a job."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ class JobCalls:
         *,
         look_for: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """`look_for` hears of a job that was asked for and that does not run here; it must not block."""
+        """`look_for`: called with each requested job that this process does not lead; it must not block."""
         self._registry = registry
         self._recovery = recovery
         self._look_for = look_for
         self._call_timeout_ms = call_timeout_ms
 
     def recorded_only(self, job_id: str) -> RecordedJob | None:
-        """Records of a job that does not run here, if it is known from them."""
+        """Records of a job that this process does not lead, if it has read them; else None."""
         recorded = self._registry.recorded(job_id) if self._registry.find(job_id) is None else None
         if recorded is not None:
             self._look_for(job_id)
         return recorded
 
     def led(self, job_id: str) -> JobMasterRunner:
-        """Raises FencedError for a job that ended before this process started: its workers are to leave.
-
-        Raises NotLeaderError for a job that another coordinator leads, RecoveringError for one that we have not come to yet."""
+        """The runner of a job. Raises FencedError for a job that ended before this process started, so that its workers leave;
+        NotLeaderError if another coordinator leads it, RecoveringError if it is not recovered yet."""
         recorded = self.recorded_only(job_id)
         if recorded is not None and recorded.result is not None:
             state = recorded.result.state
@@ -65,10 +64,10 @@ class JobCalls:
         return service
 
     def register(self, message: RegisterWorker) -> Future[Any]:
-        """Raises NotLeaderError for a worker of a submission that is newer than any known here: another coordinator took it.
+        """Register a worker. Raises NotLeaderError if its submission is newer than any known here: another coordinator started it.
+        Without that check a coordinator that was stopped meanwhile would shut the worker down as stale.
 
-        Whoever slept through that would take the worker for a stale one, and send it home. The worker of a job that we have not
-        come to yet waits for its turn: hundreds that ask again and again would only make it later."""
+        The worker of a job that is not recovered yet waits for its turn: hundreds that ask again and again would delay it."""
         recovered = self._recovery.when_done(message.job_id) if self._registry.find(message.job_id) is None else None
         if recovered is not None:
             return _then(recovered, lambda: self.register(message))
@@ -76,7 +75,7 @@ class JobCalls:
         if 0 < known < message.submission:
             self._look_for(message.job_id)
             if self._registry.elsewhere(message.job_id) is not None:
-                self._registry.led(message.job_id)  # raises, and names who leads
+                self._registry.led(message.job_id)  # raises, and names the leader
             text = f"submission {message.submission} of job {message.job_id} is newer than {known}: another coordinator leads it"
             raise NotLeaderError(text, job=message.job_id)
         return self.call(message.job_id, lambda ticket: RegistrationReceived(ticket, message))
@@ -88,8 +87,8 @@ class JobCalls:
         return self.led_in_session(job_id).call(make)
 
     def led_in_session(self, job_id: str) -> JobMasterRunner:
-        """As `led`, for what a worker says in its session. Raises FencedError for a job that we have not come to yet: its sessions
-        were those of an older leader, and the worker is to register, which takes along whatever is unanswered."""
+        """As `led`, for messages of a worker's session. Raises FencedError for a job that is not recovered yet: its sessions were
+        an older leader's, and the worker registers again, with all unanswered acknowledgements."""
         try:
             return self.led(job_id)
         except RecoveringError as error:
@@ -106,7 +105,7 @@ class JobCalls:
 
 
 def _then(first: Future[None], following: Callable[[], Future[T]]) -> Future[T]:
-    """What `following` gives once the first is done; given up when nobody waits any more."""
+    """Future of `following`, which is called once the first is done; not if the returned Future was cancelled."""
     future: Future[T] = Future()
 
     def settle(ended: Future[T]) -> None:

@@ -1,6 +1,6 @@
-"""SHELL: one open command stream, between the thread of a job and the writer of its socket.
+"""SHELL: one open command stream, between the thread of a job and the writer of the socket.
 
-Bounded: a reader that falls behind the bound loses the stream, and its worker registers again for the full state."""
+It is bounded: if the reader falls too far behind, the stream is closed, and the worker registers again for the full state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Subscription:
         self.slot = slot
         self.session = session
         self.number = 0
-        """Ticket that it was opened with: tells it from another one of the same session."""
+        """Ticket that opened it: distinguishes the streams of one session."""
         self._on_close = on_close
         self._commands_max = commands_max
         self._condition = threading.Condition()
@@ -51,7 +51,7 @@ class Subscription:
         return self._last_number
 
     def push(self, commands: Iterable[NumberedCommand]) -> bool:
-        """Feed commands; False if the bound was passed: the stream is closed then."""
+        """Add commands; False if there are too many: the stream is then closed."""
         with self._condition:
             if self._closed:
                 return True
@@ -65,7 +65,7 @@ class Subscription:
         return not overflow
 
     def end(self) -> None:
-        """Close from the feeding side: what waits can still be taken."""
+        """Close from the feeding side; waiting commands can still be taken."""
         with self._condition:
             if self._closed:
                 return
@@ -74,7 +74,7 @@ class Subscription:
         self._notify()
 
     def close(self) -> None:
-        """Close from the reading side. Idempotent; the job is told once."""
+        """Close from the reading side, and notify the job. Idempotent."""
         with self._condition:
             first = not self._closed
             self._closed = True

@@ -1,9 +1,9 @@
-"""SHELL: the jobs of one coordinator process: which it leads, only remembers, knows to be led elsewhere, or could not lead; how
-each is taken on, replaced, and led on after a restart.
+"""SHELL: the dispatcher of one coordinator process starts jobs, replaces them, and recovers them after a restart. Its registry has
+the jobs that the process leads, remembers, knows to be led elsewhere, or could not lead.
 
-Everything that touches storage, or waits for a job, is a flow that yields what it needs next, and may be killed between any
-two yields. Threads, locks and timeouts are the driver's: `service.py`, or a simulator's one thread. The registry of jobs is
-thread-safe and bounded."""
+Every step that uses storage, or waits for a job, is a flow that yields its next operation, and may be killed between any two
+yields. Threads, locks and timeouts are the driver's: `service.py`, or the simulator. The registry is thread-safe and bounded. What
+a job does is decided in its job master."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from holdfast.statebackends.storage.port import Flow, InParallel, Operation, Sta
 
 
 class JobRegistry:
-    """A job is led, recorded (it ended before this process started), or broken (its directory can't be understood)."""
+    """Jobs by state: led here, recorded (it ended before this process started), broken (its directory can't be read), elsewhere
+    (another coordinator leads it)."""
 
     def __init__(self, jobs_max: int) -> None:
         self._jobs_max = jobs_max
@@ -67,10 +68,10 @@ class JobRegistry:
             return self._services.get(job_id)
 
     def led(self, job_id: str) -> JobMasterRunner:
-        """Also a job that ended here, or that is not led from here any more while nobody knows by whom.
+        """The runner of a job, also of one that ended here, or that this process no longer leads while its leader is not known.
 
-        Raises NotLeaderError for one that another coordinator leads, NotFoundError for one that is not known, and the error that
-        keeps a known one from being led."""
+        Raises NotLeaderError if another coordinator leads it, NotFoundError for an unknown job, StorageUnavailableError for one
+        that can't be led."""
         with self._lock:
             service = self._services.get(job_id)
             broken = self._broken.get(job_id)
@@ -88,24 +89,24 @@ class JobRegistry:
         raise NotFoundError(f"job {job_id} not found", job=job_id)
 
     def elsewhere(self, job_id: str) -> OtherLeader | None:
-        """Who else leads a job, if this process was told."""
+        """The other coordinator that leads a job; None: this process knows of none."""
         with self._lock:
             return self._elsewhere.get(job_id)
 
     @property
     def is_any_elsewhere(self) -> bool:
-        """Somebody else leads a job, as far as this process was told."""
+        """Whether this process knows of a job that another coordinator leads."""
         with self._lock:
             return bool(self._elsewhere)
 
     def newest_epoch(self, job_id: str) -> int:
-        """Highest epoch of which it is known here who took it to lead a job; 0 for none."""
+        """Highest epoch of a job whose leader this process knows; 0 for none."""
         with self._lock:
             known = (self._services.get(job_id), self._elsewhere.get(job_id))
         return max((each.epoch for each in known if each is not None), default=0)
 
     def newest_submission(self, job_id: str) -> int:
-        """Highest number of a submission of a job that is known here; 0 for none."""
+        """Highest submission number of a job that this process knows; 0 for none."""
         with self._lock:
             service, recorded = self._services.get(job_id), self._recorded.get(job_id)
         if service is not None:
@@ -130,7 +131,7 @@ class JobRegistry:
             return list(self._recorded.values())
 
     def put(self, service: JobMasterRunner) -> None:
-        """A job is led from now on; the longest ended one is forgotten when there are too many."""
+        """Note that this process leads a job; beyond `jobs_max` the ended job that has been here longest is forgotten."""
         with self._lock:
             self._services[service.job_id] = service
             self._services.move_to_end(service.job_id)
@@ -155,7 +156,7 @@ class JobRegistry:
             self._broken[job_id] = error
 
     def put_elsewhere(self, job_id: str, leader: OtherLeader) -> None:
-        """Another coordinator leads a job; a service of it that is still here knows better only with a higher epoch."""
+        """Note that another coordinator leads a job. A runner that is still here counts only with a higher epoch."""
         with self._lock:
             self._forget(job_id)
             self._elsewhere[job_id] = leader
@@ -168,7 +169,7 @@ class JobRegistry:
             self._forget(job_id)
 
     def _forget(self, job_id: str) -> None:
-        """What was known of a job that is not led from here."""
+        """Remove a job from all but the led ones."""
         for known in (self._recorded, self._broken, self._elsewhere):
             known.pop(job_id, None)
 
@@ -178,15 +179,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RECOVERY_ROUNDS_MAX = 64
-"""Rounds between two tries to recover the same job: each that gets as far as leading it writes an epoch that stays."""
+"""Highest number of rounds between two tries to recover the same job: each try may write a leader record, which stays."""
 
 UNKNOWN_JOBS_MAX = 16
-"""Jobs that are looked for at a time because somebody asked; the next ones wait until somebody asks again."""
+"""Jobs at a time whose leader is looked up because of a request; further ones wait for the next request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until a Future is done, for as long as the driver allows; its result or its error is sent back."""
+    """Wait until a Future is done, as long as the driver allows; its result or error is the result of the yield."""
 
     future: Future[Any]
 
@@ -200,15 +201,15 @@ def run_host_flow(flow: HostFlow[T], storage: Storage, wait_for: Callable[[Futur
 
 
 class RecoveryBackoff:
-    """Which unrecovered jobs a round tries: each at once, then after 2, 4, ... rounds while it stays unrecovered."""
+    """Selects the unrecovered jobs that a round tries: each at once, then after 2, 4, ... rounds, at most RECOVERY_ROUNDS_MAX."""
 
     def __init__(self) -> None:
         self._round = 0
         self._waits: dict[str, tuple[int, int]] = {}
-        """Job -> (rounds between its last tries, the round it is due in)."""
+        """Job -> (rounds between its last tries, its next round)."""
 
     def due(self, unrecovered: Sequence[str]) -> list[str]:
-        """Those of the unrecovered jobs whose turn it is; ask once a round, and try each that is named."""
+        """Jobs to try in this round. Call once a round, and try each of them."""
         self._round += 1
         waits = {job_id: self._waits.get(job_id, (1, self._round)) for job_id in unrecovered}
         due = [job_id for job_id in unrecovered if waits[job_id][1] <= self._round]
@@ -220,10 +221,11 @@ class RecoveryBackoff:
 
 
 class Dispatcher:
-    """Run `open`, listen, then `recover`; flows of different jobs may interleave, those of one job must not.
+    """Jobs of one coordinator. Run `open`, listen, then `recover`. Flows of different jobs may interleave, those of one job must
+    not.
 
-    In this order, since the workers of a job have `reconcile_timeout_ms` from the moment it is led: it must be reachable then,
-    however many jobs there are, and however slow storage is."""
+    The process listens first, since a job's workers have `reconcile_timeout_ms` from the moment it is led: the coordinator must be
+    reachable then, however many jobs there are and however slow storage is."""
 
     def __init__(
         self,
@@ -236,20 +238,19 @@ class Dispatcher:
         make_job_thread: Callable[[], JobThread],
         draw_secret: Callable[[], str] = draw_secret,
     ) -> None:
-        """`root` is the printable root of the storage that drives the flows; `make_job_thread` is
-        called for each job that is led; `draw_secret` draws what the workers of one attempt show each other: unguessable, unlike
-        what `rng` gives."""
+        """`root`: printable root of the storage that drives the flows. `make_job_thread`: called for each job that is led.
+        `draw_secret`: draws the secret by which the workers of one attempt know each other; unguessable, unlike `rng`."""
         self.registry = JobRegistry(config.jobs_max)
         self.root = root
         self.directory_nonce = ""
         """Set by `open`."""
         self.recovery = RecoveryQueue()
-        """Jobs that were there when we began and that we have not come to yet."""
+        """Jobs that existed at `open` and are not recovered yet."""
         self.unrecovered: set[str] = set()
-        """Jobs to recover again: storage failed, which may pass; somebody asked for one that was not there when we began; or its
-        leader is given up."""
+        """Jobs to recover later: storage failed, or a request named a job that did not exist at `open`, or its leader is given
+        up."""
         self.astray: set[str] = set()
-        """Jobs that somebody asked for here and that are not led from here: is there a newer leader than the one we know?"""
+        """Jobs that requests named here and that this process does not lead: their leaders are looked up again."""
         self._config = config
         self._rng = rng
         self._clock = clock
@@ -258,56 +259,55 @@ class Dispatcher:
         self._draw_secret = draw_secret
 
     def open(self) -> HostFlow[None]:
-        """See which jobs there are. Raises StorageUnavailableError when the state directory can't be written."""
+        """Open the state directory and list its jobs. Raises StorageUnavailableError if it can't be written."""
         self.directory_nonce = yield from open_directory(self._nonce())
         self.recovery.begin((yield from list_jobs()))
 
     # ------------------------------------------------------------------------------------------------------ recovery
 
     def recover(self) -> HostFlow[None]:
-        """Lead on every live job that was there when we began; a damaged one is left alone, and named.
-
-        Several of these flows share the jobs among them."""
+        """Recover every job that existed at `open`. A damaged one is left alone, and its error kept. Several of these flows may
+        run: they share the jobs."""
         while (job_id := self.recovery.next()) is not None:
             yield from self.lead_on(job_id)
 
     def lead_on(self, job_id: str) -> HostFlow[None]:
-        """One of those, unless that was done meanwhile."""
+        """Recover one of these jobs, unless that was done."""
         if self.recovery.covers(job_id):
             if self.registry.find(job_id) is None:
                 yield from self.recover_job(job_id)
             self.recovery.done(job_id)
 
     def look_for(self, job_id: str) -> None:
-        """Somebody asked for a job that is not led from here: who does lead it?
+        """A request named a job that this process does not lead: look up its leader later (`find_leaders`, `retry_recovery`).
 
-        A job that is not known was started by an older coordinator, which may be gone now: it is led from here if it is."""
+        An unknown job was started by another coordinator. If that is gone, this process leads the job."""
         wanted = self.astray if self.registry.is_known(job_id) else self.unrecovered
         if len(wanted) < UNKNOWN_JOBS_MAX and is_job_id(job_id):
             wanted.add(job_id)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
-        """As `interface.Coordinator`: clients are sent here, so the job is led from here when its leader is not to be found.
+        """See `interface.Coordinator`: clients come here, so this process leads the job if its leader can't be reached.
 
-        Nothing but that makes this process take a job from another: one that slept must not take it when it wakes."""
+        This is the only reason to take a job from another coordinator: one that was stopped must not take it when it wakes."""
         other = self.registry.elsewhere(job_id)
         if other is not None and other.is_given_up(epoch, self._clock.monotonic_ms()):
             self.unrecovered.add(job_id)
 
     def check_leaderships(self) -> HostFlow[None]:
-        """Give up every job that somebody else leads; call it now and then.
+        """Stop leading every job that another coordinator leads; to be called now and then.
 
-        A leader that writes finds out by itself. One that waits, for workers that have gone to its successor, would keep those
-        that have not from going there too."""
+        A leader that writes is fenced by its write. One that only waits for workers, which have gone to its successor, would keep
+        the remaining ones from going there."""
         for service in self.registry.services():
             is_lost = service.suspended and not service.failed and self.registry.elsewhere(service.job_id) is None
             if is_lost or not service.ended.is_set():
                 yield from self._find_leader(service.job_id)
 
     def find_leaders(self) -> HostFlow[None]:
-        """Look for the leaders of jobs that somebody asked for here since the last time; call it now and then.
+        """Look up the leaders of the jobs in `astray`; to be called now and then.
 
-        A leader that lost an id to one that was stale leads no more, and nobody else does: its job is led from here again."""
+        A leader that lost an id to a stale one leads no more, and neither does another: this process leads its job again."""
         for job_id in sorted(self.astray):
             self.astray.discard(job_id)
             is_newer = yield from self._find_leader(job_id)
@@ -318,11 +318,11 @@ class Dispatcher:
                 self.unrecovered.add(job_id)
 
     def _find_leader(self, job_id: str) -> HostFlow[bool | None]:
-        """Learn of a leader with a higher epoch than any known here; whether there is one, None if storage does not tell."""
+        """Look for a leader with a higher epoch than any known here; whether there is one, None if storage fails."""
         paths, known = JobPaths(job_id), self.registry.newest_epoch(job_id)
         try:
             recorded = self.registry.recorded(job_id)
-            if recorded is not None:  # a leader may have taken its epoch, and slept, before that end was read
+            if recorded is not None:  # a leader may have taken its epoch, and been stopped, before the end was read
                 if (yield StatFile(paths.submission(recorded.last_submission + 1))) is None:
                     return False  # numbers have no gaps, and an ended job goes on only by a new one
                 recorded = yield from read_job(paths)
@@ -335,7 +335,7 @@ class Dispatcher:
             return None
         if record is None:
             return False
-        if record.url != self._config.url:  # else it is our own, or the one of who was reached here before
+        if record.url != self._config.url:  # else it is our own, or that of an older process at this address
             self.registry.put_elsewhere(job_id, OtherLeader(record.epoch, record.url, self._clock.monotonic_ms()))
         service = self.registry.find(job_id)
         if service is not None and service.epoch < record.epoch and not service.ended.is_set():
@@ -343,7 +343,7 @@ class Dispatcher:
         return True
 
     def retry_recovery(self, job_id: str) -> HostFlow[None]:
-        """Try again with a job whose recovery storage kept from ending; nothing if it was recovered meanwhile, or is led."""
+        """Recover an unrecovered job, unless it is led here or has another leader by now."""
         service = self.registry.find(job_id)
         if service is not None and not service.suspended:
             self.unrecovered.discard(job_id)
@@ -352,7 +352,7 @@ class Dispatcher:
             is_known = self.registry.is_known(job_id)
             if service is not None or self.registry.elsewhere(job_id) is not None or not is_known:
                 is_newer = yield from self._find_leader(job_id)
-            if is_newer and not is_known:  # its clients are sent there; where nobody can be sent, it is led from here
+            if is_newer and not is_known:  # its clients are referred there; without an address, this process leads it
                 other = self.registry.elsewhere(job_id)
                 is_newer = other is not None and other.url != ""
             if is_newer:
@@ -361,7 +361,7 @@ class Dispatcher:
                 yield from self.recover_job(job_id)
 
     def recover_job(self, job_id: str) -> HostFlow[None]:
-        """Lead a live job on, remember an ended one, name a damaged one; none of it raises a HoldfastError."""
+        """Recover one job: lead a live one, remember an ended one, keep the error of a damaged one. Raises no HoldfastError."""
         self.unrecovered.discard(job_id)
         has_ended = False
         try:
@@ -373,7 +373,7 @@ class Dispatcher:
                     return
                 has_ended = not recorded.is_live
                 if has_ended:
-                    self.registry.put_recorded(recorded)  # how it ended is known, whatever becomes of its files
+                    self.registry.put_recorded(recorded)  # its end is known, even if the deletion of its files fails
                     yield from clear_ended(job_id, self._starter())
                     recorded = yield from read_job(JobPaths(job_id))
                     has_ended = not recorded.is_live
@@ -383,7 +383,7 @@ class Dispatcher:
                 try:
                     setup = yield from resume_submission(job_id, self._starter(), recorded)
                 except NotFoundError:
-                    continue  # a leader before this one ended the job meanwhile: the record says how
+                    continue  # an older leader ended the job meanwhile: read its record
                 self._launch(setup)
                 return
         except HoldfastError as error:
@@ -396,7 +396,7 @@ class Dispatcher:
                 yield from self._find_leader(job_id)
 
     def _let_go(self, job_id: str) -> None:
-        """Of a service that leads its job no more: what storage says of the job counts from here on."""
+        """Close and remove a runner that leads its job no more: from now on storage has the state of the job."""
         service = self.registry.find(job_id)
         if service is not None:
             service.close("another one of this process takes its place")
@@ -405,11 +405,11 @@ class Dispatcher:
     # ---------------------------------------------------------------------------------------------------- submission
 
     def preflight(self, submission: Submission) -> Flow[PreflightReport]:
-        """Judge a submission without changing anything, as a start would now."""
+        """Check a submission as a start would now; changes nothing."""
         return preflight(identify_job(submission), submission, now_ms=self._clock.wall_ms())
 
     def submit(self, submission: Submission) -> HostFlow[SubmissionAccepted]:
-        """Start a job, or replace the running submission of its name; errors as `interface.Coordinator.submit`."""
+        """Start a job, or replace the running submission of its name. Raises as `interface.Coordinator.submit`."""
         job_id = identify_job(submission)
         yield from self.lead_on(job_id)  # a submission that is only repeated must find it led
         current = self.registry.find(job_id)
@@ -431,7 +431,7 @@ class Dispatcher:
         return self._accepted(service, setup.base, setup.notes)
 
     def _replace(self, current: JobMasterRunner) -> HostFlow[None]:
-        """Another submission takes over: the older one decides what is pending, sends its workers home, and is gone."""
+        """Another submission takes over: the older one decides its pending checkpoints, shuts its workers down, and is closed."""
         reason = "superseded by a newer submission"
         if not current.ended.is_set():  # one that lost its leadership, or crashed, decides nothing any more
             yield Await(current.call(lambda ticket: job_events.SuspendRequested(ticket, reason)))
@@ -452,7 +452,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------------------- leading
 
     def _launch(self, setup: JobSetup) -> JobMasterRunner:
-        """Start the turns of a job that this process leads."""
+        """Start the runner of a job that this process leads."""
         identity = Identity(setup.job_id, setup.epoch, self._nonce(), setup.submission, setup.graph, setup.started_ms)
         service = JobMasterRunner(
             JobMaster(setup, rng=random.Random(self._rng.getrandbits(64)), draw_secret=self._draw_secret),

@@ -1,7 +1,7 @@
-"""SHELL: one job. Its thread takes turns; all others post to its bounded inbox and get a Future.
+"""SHELL: the runner of one job master. The job's thread takes turns; all others post to its bounded inbox and get a Future.
 
-It decides nothing: a turn hands one event to the core and performs the actions. It has no thread and no clock of its own:
-a `JobThread` takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
+It decides nothing: a turn hands one event to the core and performs the actions. It has no thread or clock of its own: a `JobThread`
+takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _NOTHING = object()
 _STOP = object()
 
 wall_clock_ms = SystemClock().wall_ms
-"""What read models are dated by."""
+"""Clock of the read models."""
 
 
 class JobMasterRunner:
-    """Start it once; `close` ends its turns without ending the job."""
+    """Runs one job master. Start it once; `close` ends its turns without ending the job."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class JobMasterRunner:
         self._job_thread = job_thread
         self._inbox: queue.Queue[Any] = queue.Queue(inbox_events_max)
         self._own: deque[job_events.Event] = deque()
-        """Events of a turn itself: it must not wait for room in the inbox that only turns empty."""
+        """Events from within a turn, which must not wait for room in the inbox: only turns empty it."""
         self._turning: int | None = None
-        """The thread that takes a turn at the moment."""
+        """Id of the thread that is taking a turn; None between turns."""
         self._lock = threading.Lock()
         self._closed = False
         self._tickets = 0
@@ -91,22 +91,22 @@ class JobMasterRunner:
 
     @property
     def ended(self) -> threading.Event:
-        """Set in a terminal state, and when this process does not lead the job any more."""
+        """Set in a terminal state, and once this process no longer leads the job."""
         return self._ended
 
     @property
     def suspended(self) -> bool:
-        """This process leads the job no more, and the job has not ended: another one leads it, or nobody."""
+        """This process leads the job no more, and the job has not ended: another process may lead it."""
         return self._ended.is_set() and not self._master.state.is_terminal
 
     @property
     def failed(self) -> bool:
-        """It ended over an error that nobody foresaw, which would come again."""
+        """It ended by an unexpected error, which would come again."""
         return self._failed
 
     @property
     def closed(self) -> bool:
-        """The last turn was taken: calls are refused, queries answered at once."""
+        """No turn follows: calls are refused, queries answered at once."""
         return self._closed
 
     def start(self) -> None:
@@ -115,7 +115,8 @@ class JobMasterRunner:
         self._job_thread.start(self)
 
     def post(self, event: job_events.Event) -> None:
-        """An event nobody waits for. Blocks while the inbox is full: who posts from the job's thread lets turns come between."""
+        """Post an event without an answer. Blocks while the inbox is full; so the job's own thread must not post without turns in
+        between."""
         if not self._closed:
             self._put(event)
 
@@ -128,7 +129,7 @@ class JobMasterRunner:
         return future
 
     def subscribe(self, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
-        """Ask for a command stream; it is open once the Future has its answer."""
+        """Request a command stream; it is open once the Future has its answer."""
         subscription = Subscription(self.epoch, slot, session, after, on_close=self._stream_closed)
         future: Future[Any] = Future()
         ticket = self._admit(future, subscription)
@@ -138,7 +139,7 @@ class JobMasterRunner:
         return subscription, future
 
     def query(self, read: Callable[[JobMaster], T]) -> Future[T]:
-        """Read the core in a turn, or here when there will be none."""
+        """Read the core in a turn, or on this thread if no turn follows."""
         query = _Query(read, Future())
         with self._lock:
             closed = self._closed
@@ -149,11 +150,11 @@ class JobMasterRunner:
         if closed:
             query.answer(self._master)
         else:
-            self._put(_Asked(ticket))
+            self._put(_QueryPosted(ticket))
         return query.future
 
     def close(self, reason: str) -> None:
-        """Stop leading and end the turns; returns at once when called in one. Idempotent."""
+        """Stop leading and end the turns; returns at once if called within a turn. Idempotent."""
         if not self._closed:
             self._put(job_events.LeadershipEnded(reason))
             self._put(_STOP)
@@ -180,21 +181,21 @@ class JobMasterRunner:
         self.post(job_events.StreamClosed(subscription.slot, subscription.session, subscription.number))
 
     def _gone(self) -> NotLeaderError:
-        return NotLeaderError(f"job {self.job_id} is not led from here any more", job=self.job_id)
+        return NotLeaderError(f"this coordinator leads job {self.job_id} no more", job=self.job_id)
 
     # ----------------------------------------------------------------------------------------- turns of the job thread
 
     @property
     def has_waiting(self) -> bool:
-        """Something waits for the next turn, whatever the time."""
-        return bool(self._own or self._inbox.queue)  # looked at without its lock: nobody else takes from it
+        """An event or query waits for the next turn."""
+        return bool(self._own or self._inbox.queue)  # read without its lock: only turns take from it
 
     def next_deadline_ms(self) -> int | None:
-        """When a turn is due though nothing waits, monotonic; None for never."""
+        """When the next turn is due if no event comes before, monotonic ms; None for never."""
         return None if self._closed else self._master.next_deadline_ms()
 
     def turn(self) -> bool:
-        """Handle one item that waits, else a deadline that has passed, and perform what follows; False when nothing was due."""
+        """Handle one waiting item, or a passed deadline, and perform the actions; False if nothing was due."""
         if self._closed:
             return False
         self._turning = threading.get_ident()
@@ -202,7 +203,7 @@ class JobMasterRunner:
             item = self._take()
             self._handle(item)
         except Exception:  # the end of a process, simulated or real, passes through
-            logger.critical("job %s: the core failed; the job is not led from here any more", self.job_id, exc_info=True)
+            logger.critical("job %s: the core failed; this coordinator leads the job no more", self.job_id, exc_info=True)
             self._fail()
             return True
         finally:
@@ -212,7 +213,7 @@ class JobMasterRunner:
     def _take(self) -> Any:
         if self._own:
             return self._own.popleft()
-        if self._inbox.queue:  # looked at without its lock: nobody else takes from it
+        if self._inbox.queue:  # read without its lock: only turns take from it
             return self._inbox.get_nowait()
         deadline = self._master.next_deadline_ms()
         due = deadline is not None and self._clock.monotonic_ms() >= deadline
@@ -223,7 +224,7 @@ class JobMasterRunner:
             return
         if item is _STOP:
             self._shut()
-        elif isinstance(item, _Asked):
+        elif isinstance(item, _QueryPosted):
             self._queries.pop(item.ticket).answer(self._master)
         else:
             now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
@@ -267,10 +268,10 @@ class JobMasterRunner:
         )
 
     def _stored(self, name: str, outcome: job_events.Event | None, error: BaseException | None) -> None:
-        """From any thread: a flow has ended, with its outcome or in a way that none describes."""
+        """A flow has ended with its outcome, or with an unexpected error. From any thread."""
         if error is not None:
             self._failed = True
-            logger.critical("job %s: %s failed in a way that no outcome describes", self.job_id, name, exc_info=error)
+            logger.critical("job %s: %s failed unexpectedly", self.job_id, name, exc_info=error)
             outcome = job_events.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
         if outcome is not None:
             self.post(outcome)
@@ -291,7 +292,7 @@ class JobMasterRunner:
             _settle(future, lambda: action.value)
 
     def _open(self, subscription: Subscription, commands: tuple[NumberedCommand, ...]) -> None:
-        """The newest stream of a slot wins."""
+        """Open a stream; it replaces an older one of the slot."""
         older = self._streams.get(subscription.slot)
         self._streams[subscription.slot] = subscription
         if older is not None:
@@ -306,7 +307,7 @@ class JobMasterRunner:
             self._shut()
 
     def _shut(self) -> None:
-        """Nobody waits for a turn any more: streams end, calls fail, queries are answered."""
+        """End all that waits for a turn: streams end, calls fail, queries are answered."""
         with self._lock:
             self._closed = True
         for stream in self._streams.values():
@@ -331,7 +332,7 @@ class _Query:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _QueryPosted:
     ticket: int
 
 
@@ -340,7 +341,7 @@ def _raise(error: HoldfastError) -> Any:
 
 
 def _settle(future: Future[Any], produce: Callable[[], Any]) -> None:
-    """Give a Future its value or error, unless its caller gave up."""
+    """Complete a Future, unless its caller cancelled it."""
     if not future.set_running_or_notify_cancel():
         return
     try:

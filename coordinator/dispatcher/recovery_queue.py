@@ -1,7 +1,7 @@
-"""SHELL: the jobs that are still to be led on after a start: which comes next, and who waits for it.
+"""SHELL: the queue of jobs to recover after a start, and the calls that wait for them.
 
-Thread-safe, and without threads of its own. A job that somebody asks for goes before those that nobody has missed yet, in the
-order of asking: its workers run, and are waiting."""
+Jobs that a request named come first, in the order of the requests: their workers run and wait. Thread-safe, without threads of its
+own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from holdfast.statebackends.errors import RecoveringError
 
 WAITERS_MAX = 4_096
-"""Calls that wait for jobs at one time; the next one is told to come again."""
+"""Calls that wait for jobs at one time; further ones raise RecoveringError."""
 
 
 class RecoveryQueue:
-    """A job is waiting, then under way, then done: led, ended, damaged, or left for another try."""
+    """Jobs to recover. Each waits, then is under way, then done: led, ended, damaged, or left for another try."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,11 +30,11 @@ class RecoveryQueue:
         self._is_closed = False
 
     def begin(self, job_ids: Iterable[str]) -> None:
-        """These are all. Until it is called nothing is over."""
+        """Set the jobs to recover. Before this call `is_over` is false."""
         with self._lock:
             self._is_known = True
             self._others.update(dict.fromkeys(job_ids))
-            self._look_around()
+            self._update_over()
 
     @property
     def is_over(self) -> bool:
@@ -42,12 +42,12 @@ class RecoveryQueue:
         return self._is_over
 
     def covers(self, job_id: str) -> bool:
-        """The job waits, or is under way."""
+        """Whether the job waits, or is under way."""
         with self._lock:
             return self._covers(job_id)
 
     def next(self) -> str | None:
-        """The job to lead on next; None if none waits. Follow it with `done`."""
+        """The next job to recover; None if none waits. Call `done` after it."""
         with self._lock:
             waiting = self._asked or self._others
             if not waiting:
@@ -57,24 +57,24 @@ class RecoveryQueue:
             return job_id
 
     def ask(self, job_id: str) -> bool:
-        """Somebody misses a job: it is the next after those asked for before. False if it neither waits nor is under way."""
+        """A request named a job: it is next after those named before. False if it neither waits nor is under way."""
         with self._lock:
             return self._ask(job_id)
 
     def check(self, job_id: str) -> None:
-        """Raise RecoveringError for a job that is still to be led on, and ask for it."""
+        """As `ask`, and raise RecoveringError for a job that is not recovered yet."""
         if self.ask(job_id):
             raise RecoveringError(f"job {job_id} is being recovered: try again in a moment", job=job_id)
 
     def check_all(self) -> None:
-        """Raise RecoveringError while any job is still to be led on: nobody can tell yet which ones there are."""
+        """Raise RecoveringError while any job is not recovered yet: a list of jobs would not be complete."""
         if not self.is_over:
             raise RecoveringError("the coordinator is recovering the jobs of its state directory: try again in a moment")
 
     def when_done(self, job_id: str) -> Future[None] | None:
-        """Ask for a job; a Future that is done with it, None if there is nothing to wait for.
+        """As `ask`; returns a Future that is done with the job, None if there is nothing to wait for.
 
-        Raises RecoveringError when too many wait already, and from `close` on."""
+        Raises RecoveringError beyond WAITERS_MAX, and after `close`."""
         with self._lock:
             if not self._ask(job_id):
                 return None
@@ -87,19 +87,19 @@ class RecoveryQueue:
             return future
 
     def done(self, job_id: str) -> None:
-        """A job has been tried: who waits for it may look."""
+        """A job has been tried: complete the calls that wait for it."""
         with self._lock:
             self._under_way.discard(job_id)
             self._asked.pop(job_id, None)
             self._others.pop(job_id, None)
             waiters = self._waiters.pop(job_id, [])
-            self._look_around()
+            self._update_over()
         for future in waiters:
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
 
     def close(self) -> None:
-        """Nothing more is led on: who waits, or comes to wait, is told to ask elsewhere, or later."""
+        """The coordinator stops: calls that wait, and later ones, raise RecoveringError."""
         with self._lock:
             self._is_closed = True
             waiters = [future for each in self._waiters.values() for future in each]
@@ -117,6 +117,6 @@ class RecoveryQueue:
             self._asked[job_id] = None
         return self._covers(job_id)
 
-    def _look_around(self) -> None:
+    def _update_over(self) -> None:
         if self._is_known and not (self._asked or self._others or self._under_way):
             self._is_over = True

@@ -1,6 +1,6 @@
-"""What gives a job its time: a clock, a thread that takes its turns, and a pool that drives its flows. Ports, and their threads.
+"""SHELL: the ports of a job runner and their system implementations: a clock, a thread for its turns, a pool for its flows.
 
-A simulator has its own implementations, all on one thread; these decide nothing either."""
+They decide nothing. The simulator has its own implementations, all on one thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """All the time that a coordinator sees."""
+    """The clock of a coordinator."""
 
     def monotonic_ms(self) -> int: ...
 
@@ -28,44 +28,42 @@ class FlowRunner(Protocol):
     """Drives storage flows, each on its own, in any order."""
 
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
-        """Never blocks, never raises an error of the flow: `ended(result, None)` or `ended(None, error)` follows, once.
-
-        It may be called from any thread, and is never called when the process dies before. `cleanup` marks deletions, which
-        must not hold up a decision."""
+        """Start a flow; never blocks. `ended(result, None)` or `ended(None, error)` follows once, from any thread, unless the
+        process dies before. `cleanup` marks deletions: no decision may wait for them."""
 
 
 class Turns(Protocol):
-    """What a job thread drives: `JobMasterRunner`."""
+    """Turns that a job thread takes: those of `JobMasterRunner`."""
 
     @property
     def job_id(self) -> str: ...
 
     @property
     def closed(self) -> bool:
-        """No turn will do anything any more."""
+        """Turns have no effect any more."""
 
     def turn(self) -> bool:
         """Handle one item that is due; False if none was."""
 
     @property
     def has_waiting(self) -> bool:
-        """Something waits for the next turn, whatever the time."""
+        """An event or query waits for the next turn."""
 
     def next_deadline_ms(self) -> int | None:
-        """When a turn is due though nothing waits, in the clock's monotonic ms."""
+        """When the next turn is due if no event comes before, monotonic ms; None for never."""
 
 
 class JobThread(Protocol):
-    """Takes the turns of one service, one after the other: until one finds nothing, then at the next wake or deadline."""
+    """Takes the turns of one runner, one after the other: until nothing is due, then at the next wake or deadline."""
 
     def start(self, service: Turns) -> None:
-        """Begin; a turn is due."""
+        """Start; a turn is due."""
 
     def wake(self) -> None:
-        """Something waits. Called from any thread, also during a turn; must not take the turn itself."""
+        """A turn is due. Called from any thread, also during a turn; must not take the turn itself."""
 
     def join(self) -> None:
-        """Return when the service is closed. Never called during a turn of its own."""
+        """Return once the runner is closed. Never called during one of its turns."""
 
 
 class SystemClock:
@@ -104,7 +102,7 @@ class SystemJobThread:
             deadline = service.next_deadline_ms()
             wait_s = None if deadline is None else max(0, deadline - self._clock.monotonic_ms()) / 1000
             self._awake.wait(None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX))  # "never" may be any number of ms
-            self._awake.clear()  # before the turn that looks: what comes behind the look wakes again
+            self._awake.clear()  # before the turn: what is posted after its look into the inbox wakes again
 
 
 class PoolRunner:

@@ -245,7 +245,7 @@ def test_flow_that_fails_in_an_undescribed_way_ends_the_leadership(caplog: pytes
         running.ended(None, ZeroDivisionError("a bug"))
     process.settle()
     assert process.service(JOB).ended.is_set()
-    assert "PrepareAttempt failed in a way that no outcome describes" in caplog.text
+    assert "PrepareAttempt failed unexpectedly" in caplog.text
 
 
 def test_core_that_fails_closes_its_service(caplog: pytest.LogCaptureFixture) -> None:
