@@ -66,7 +66,7 @@ class Admission:
     """The door of one worker's data port.
 
     A peer that was deployed first opens its channels before this worker knows of the attempt; were that credit lost, the
-    channel would never start. It waits, and is judged again when the attempt begins."""
+    channel would never start. It waits, and is checked again when the attempt begins."""
 
     def __init__(self, slot: int, *, early_frames_max: int = EARLY_FRAMES_MAX) -> None:
         self._slot = slot
@@ -84,7 +84,7 @@ class Admission:
 
     @property
     def refused_count(self) -> int:
-        """Frames that nobody of this job had a reason to send: all that were dropped but those that came too late."""
+        """Frames that no worker of this job had a reason to send: all dropped ones but those that came too late."""
         return sum(count for why, count in self.refused.items() if why is not Refusal.OVER)
 
     def start(self, peers: AttemptPeers) -> list[AnyFrame]:

@@ -32,7 +32,7 @@ class AbortReason(StrEnum):
 
     @property
     def decline_reason(self) -> FailureReason | None:
-        """What the subtask tells the coordinator; None when the coordinator knows already."""
+        """Reason of the subtask's decline; None if the coordinator itself aborted the checkpoint."""
         return _DECLINES[self]
 
 

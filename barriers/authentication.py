@@ -10,7 +10,7 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 HELD_HANDSHAKES_MAX = 1_024
-"""Handshakes held at once; further ones that can't be judged at once are turned away."""
+"""Handshakes held at one time; further ones that can't be answered immediately are turned away."""
 
 CANCELLATION_TIMEOUT_MS = 30_000
 """How long a worker may take to cancel its tasks, unless its job says otherwise."""

@@ -1,7 +1,7 @@
 """How many files and sockets a process may hold: the limit of descriptors, raised where that is ours to do, and what is left of it.
 
 A worker's database needs many, and connections of strangers to its data port must not take those that checkpoints need.
-asyncio stops accepting for a second when descriptors run out, and whoever needs a file then fails: connections end below it."""
+asyncio stops accepting for a second when descriptors run out, and opening a file then fails: connections end below that limit."""
 
 from __future__ import annotations
 

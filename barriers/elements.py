@@ -1,4 +1,4 @@
-"""What flows through a channel: batches of records, and events that must keep their place among them.
+"""Stream elements: batches of records, and events that keep their place among them in a channel.
 
 A Batch holds rows or columns and converts lazily, at most once, where the two meet. It knows nothing of channels."""
 
@@ -198,8 +198,8 @@ class LatencyMarker(msgspec.Struct, frozen=True, tag="latency"):
 class EndOfData(msgspec.Struct, frozen=True, tag="end_of_data"):
     """No more records on this channel; barriers may still come. `drain` False: stopped, windows stay open.
 
-    `stopped`: the drain of a job that was told to stop, and may go on later. Its maximum watermark is not sent: at a reader of
-    other channels it would let event time run ahead of records that are still to be read then."""
+    `stopped`: the drain of a job that is stopped, and may go on later. Its maximum watermark is not sent: at a reader of other
+    channels it would let event time run ahead of records that are read after the restore."""
 
     drain: bool = True
     stopped: bool = False

@@ -3,8 +3,8 @@
 A frame is a header and a payload. A batch with a schema is one Arrow IPC message (its schema travels once per channel), one
 without is one pickle of its rows; events and credit are msgpack. Columns are decoded in place, on the memory they came in.
 
-A pickle runs code, and Arrow's decoder is no judge of strangers: what came stays an EncodedFrame, of which only the header is
-read, until its sender, attempt, channel (admission.py) and sequence (channels.py) have been judged."""
+A pickle runs code, and Arrow's decoder does not withstand hostile input: a received message stays an EncodedFrame, of which only
+the header is read, until its sender, attempt, channel (admission.py) and sequence (channels.py) are checked."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 FRAME_VERSION = 2
 PART_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of one part of a message; what is larger travels in several. A transport takes no larger one, so that nobody makes it
-set memory aside at will, and a batch may still have any size."""
+"""Bytes of one part of a message; larger sections travel in several parts. A transport takes no larger part, so that no peer makes
+it allocate memory at will, and a batch may still have any size."""
 
 PORT_PART_BYTES_MAX = 255 * 1024
 """The same where strangers reach a transport: each of their connections may hold memory for one part before it proved anything."""
@@ -201,7 +201,7 @@ class FrameDecoder:
         self._schemas: dict[ChannelId, pa.Schema] = {}
 
     def decode(self, encoded: EncodedFrame) -> Frame:
-        """The whole frame; only for one whose sender was judged. Raises ProtocolError."""
+        """The whole frame; only for one whose sender was checked. Raises ProtocolError."""
         header, channel = encoded.header, encoded.channel
         try:
             payload = self._payload(header, channel, _sections(header, encoded.parts))

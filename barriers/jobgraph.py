@@ -304,7 +304,7 @@ class JobConfig(msgspec.Struct, frozen=True):
 
 
 class JobGraph(msgspec.Struct, frozen=True):
-    """What the coordinator knows of a job."""
+    """The graph of a job, as the coordinator has it: vertices, edges and settings, without code."""
 
     name: str
     vertices: tuple[JobVertex, ...]
@@ -332,7 +332,7 @@ def with_uids(graph: dict[str, Any] | None, uids: Mapping[str, str]) -> dict[str
     """The JSON of a graph with other uids for some operators, by their old ones, and with the ids that go with them.
 
     An operator that is not among them and whose uid another one takes is called by its id from then on. Sinks keep their sink ids,
-    and operators their names. A graph of another version stays as it is: nobody here reads it."""
+    and operators their names. A graph of another version stays as it is, since it can't be read here."""
     if graph is None or not uids:
         return graph
     try:
@@ -368,7 +368,7 @@ def with_uids(graph: dict[str, Any] | None, uids: Mapping[str, str]) -> dict[str
 
 
 class ClaimMode(StrEnum):
-    """Who owns a snapshot that a job is started from by its path."""
+    """Owner of a snapshot by whose path a job is started."""
 
     NO_CLAIM = "NO_CLAIM"
     """Its user: it is never changed or deleted, and needed until the job's first checkpoint is complete."""
@@ -377,12 +377,12 @@ class ClaimMode(StrEnum):
 
 
 class SinkMode(StrEnum):
-    """What becomes of the sinks of a job that is started from a snapshot."""
+    """Handling of the sinks of a job that is started from a snapshot."""
 
     KEEP = "keep"
     """Each goes on in the log that the snapshot knows; one that writes elsewhere is refused."""
     FORK = "fork"
-    """Each that writes elsewhere begins a new log there. Refused while rows are left over for which nobody is known to care."""
+    """Each that writes elsewhere begins a new log there. Refused while rows are left over that no job is known to commit."""
     ABANDON = "abandon"
     """As FORK, and such rows are given up, and named."""
 
@@ -416,4 +416,4 @@ class SubmissionAccepted(msgspec.Struct, frozen=True):
     """The state directory, as workers must see it."""
     directory_nonce: str = ""
     notes: tuple[str, ...] = ()
-    """What a restore accepted and its user should know: dropped state, rewritten values, output that may repeat."""
+    """Notes of the restore for the user: dropped state, rewritten values, output that may repeat."""

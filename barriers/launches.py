@@ -1,8 +1,7 @@
-"""Proof that a worker was started by its job's launcher, in a slot, as the n-th there: a keyed hash that nobody else can make.
+"""Proof that a job's launcher started a worker, as the n-th in its slot: a keyed hash that only the launcher can make. Pure.
 
-The launcher draws a key for each submission and gives it to the coordinator with it, which keeps it with the submission: so the
-proof holds after a restart of either. A worker gets its own proof alone, and can speak for no other slot, nor for a later worker of
-its own. Pure."""
+The launcher draws a key for each submission; the coordinator stores it with the submission, so that the proof holds after a restart
+of either. A worker gets its own proof alone: it can stand in for no other slot, nor for a later worker of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import secrets
 
 
 def draw_secret() -> str:
-    """What nobody can guess, from the operating system: 64 hex digits."""
+    """64 hex digits from the operating system's random source, unguessable."""
     return secrets.token_hex(32)
 
 
@@ -25,7 +24,7 @@ def launch_token(key: str, *, job_id: str, submission: int, slot: int, spawn: in
 
 
 def is_launched(key: str, token: str, *, job_id: str, submission: int, slot: int, spawn: int) -> bool:
-    """Whether a proof is that of the worker. Without a key nobody has one: a launcher that gives none vouches for nobody."""
+    """Whether a proof is that of the worker. Always true without a key: the launcher then proves nothing."""
     if not key:
         return True
     expected = launch_token(key, job_id=job_id, submission=submission, slot=slot, spawn=spawn)

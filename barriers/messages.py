@@ -41,8 +41,8 @@ Counters: TypeAlias = Annotated[dict[_CounterName, _Count], msgspec.Meta(max_len
 
 
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
-    """A text of somebody else's, cut to so many bytes of UTF-8 with `...` at its end. Always one that can be encoded: what names
-    an undecodable file holds lone surrogates, and a message with one of them could never be sent."""
+    """A foreign text, cut to so many bytes of UTF-8 with `...` at its end. The result can always be encoded: the name of an
+    undecodable file has lone surrogates, and a message with one of them could never be sent."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= bytes_max:
         return encoded.decode()
@@ -58,8 +58,8 @@ def clip_front(text: str, bytes_max: int = TRACEBACK_BYTES_MAX) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """A text of somebody else's that a terminal shows and does not obey: what is not printable is escaped as Python does it, except
-    the characters of `keep`. One that went through here once stays as it is."""
+    """A foreign text that a terminal shows and does not obey: characters that are not printable are escaped as Python does it,
+    except those of `keep`. Idempotent."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in keep else each.encode("unicode_escape").decode("ascii") for each in text)
@@ -185,7 +185,7 @@ class OperatorMetrics(msgspec.Struct, frozen=True):
 
 
 OPERATORS_MAX = 4_096
-"""Operators of one chain whose counters are told, in data order."""
+"""Operators of one chain whose counters are reported, in data order."""
 OperatorCounts: TypeAlias = Annotated[tuple[OperatorMetrics, ...], msgspec.Meta(max_length=OPERATORS_MAX)]
 
 
@@ -260,7 +260,7 @@ class SubtaskStatus(msgspec.Struct, frozen=True):
     subtask: _Int
     state: TaskState
     drained: bool = False
-    """All input was consumed and finish() ran; the subtask stays RUNNING until told to end."""
+    """All input was consumed and finish() ran; the subtask stays RUNNING until FinishTasks."""
     error: str = ""
     """`ErrorClass: message` when FAILED."""
     traceback: str = ""
@@ -292,7 +292,7 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     data_key: str = ""
     """Public CURVE key of the data socket, Z85: the identity of the process towards its peers."""
     spawn: _Int = 0
-    """Which worker of the slot its launcher started it as, 1, 2, 3 ...; 0: it was not told."""
+    """Number of the worker among those that its launcher started for the slot, 1, 2, 3 ...; 0: not known."""
     launch_token: str = ""
     """Proof of that: see launches.py."""
     fingerprint: str = ""
@@ -309,7 +309,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     attempt: _Int
     metrics: tuple[SubtaskMetrics, ...] = ()
     frames_refused: _Count = 0
-    """Frames that the data port dropped since the process began, which nobody of the job had a reason to send."""
+    """Frames that the data port dropped since the process began: no worker of the job had a reason to send them."""
 
 
 class AckBatch(msgspec.Struct, frozen=True):
@@ -366,7 +366,7 @@ class Deployment(msgspec.Struct, frozen=True):
     data_sockets: dict[int, str] = {}
     """slot -> path of its unix socket, of those that have one."""
     data_secret: str = ""
-    """Drawn for this attempt, and told to its workers alone: what lets them in at the unix sockets."""
+    """Secret of this attempt, sent to its workers alone: it lets them in at the unix sockets."""
 
 
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
@@ -421,7 +421,7 @@ class ShutdownWorker(msgspec.Struct, frozen=True, tag="shutdown"):
 
     reason: str
     respawn: bool = False
-    """The driver is to start another process in the slot."""
+    """The driver starts another process in the slot."""
     job_over: bool = False
     """The job is in a terminal state: what the worker keeps on its own disk for a restore is of no use any more."""
     superseded: bool = False

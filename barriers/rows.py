@@ -98,8 +98,8 @@ def fitting_columns(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch | 
 
 
 def misfits(rows: Sequence[Any], schema: pa.Schema) -> Iterator[int]:
-    """Positions of the rows that don't fit, in order; all others together do. A row is judged by itself alone, since after a replay
-    it may have other neighbours. Each is found by bisection, so that k of n rows cost O(k log n) conversions."""
+    """Positions of the rows that don't fit, in order; all others together do. Each row is checked by itself alone, since after a
+    replay it may have other neighbours. Each is found by bisection, so that k of n rows cost O(k log n) conversions."""
     blocks = [(0, len(rows))]
     while blocks:
         start, stop = blocks.pop()

@@ -109,7 +109,7 @@ def _sweep(path: str) -> None:
 
 
 def is_own(folder: str) -> bool:
-    """Whether it is a folder, and no link to one, that belongs to this user and lets nobody else in."""
+    """Whether a path is a folder, and no link to one, that belongs to this user and is closed to all others."""
     try:
         own = os.lstat(folder)
     except OSError:

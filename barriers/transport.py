@@ -24,7 +24,7 @@ class PeerLost:
 
 
 Received: TypeAlias = AnyFrame | PeerLost
-"""Frames from other processes are still encoded: they were judged by their headers (admission.py)."""
+"""Frames from other processes are still encoded: their headers alone were checked (admission.py)."""
 
 
 class Transport(Protocol):
@@ -56,7 +56,7 @@ class Transport(Protocol):
 
     @property
     def refused_count(self) -> int:
-        """Frames that were dropped since nobody of this job had a reason to send them. From any thread."""
+        """Frames dropped since no worker of this job had a reason to send them. From any thread."""
 
 
 class LocalNetwork:
@@ -71,7 +71,7 @@ class LocalNetwork:
             self._transports[slot] = transport
 
     def leave(self, slot: int, transport: LocalTransport) -> None:
-        """The worker of a slot is gone: its peers are told."""
+        """The worker of a slot is gone: notify its peers."""
         with self._lock:
             if self._transports.get(slot) is not transport:
                 return

@@ -49,7 +49,7 @@ class ZmqAuthenticator:
         self._wake()
 
     def close(self) -> None:
-        """End the thread; nobody is let in any more. Idempotent."""
+        """End the thread; no peer is let in any more. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -82,7 +82,7 @@ class ZmqAuthenticator:
     def _take(self, message: list[bytes]) -> None:
         envelope, request = message[:2], message[2:]
         if len(request) < _FIELDS - 1 or request[0] != ZAP_VERSION:
-            return  # libzmq itself asks; there is nobody to answer
+            return  # libzmq itself asks, and waits for no answer
         self._asked += 1
         self._tickets[self._asked] = (envelope, request[1])
         handshake = _handshake(self._asked, request[5], request[6:])

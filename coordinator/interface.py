@@ -1,10 +1,10 @@
-"""What the coordinator offers to `api`: a protocol, so that routes depend on these signatures and not on threads.
+"""The interface of the coordinator to `api`: a protocol, so that routes depend on these signatures and not on threads.
 
 Every method may be called from any thread. Those that change something or wait for the job's thread return when
 it has answered (well under the timeouts of an HTTP request); those named `*_async` return a Future for an event loop to
-await, and what they raise is in it. Errors are the typed kinds of statebackends.errors; JobNotFound is NotFoundError(job=...).
-All that concerns a job raises NotLeaderError when it is led elsewhere, which names its leader where that is known, and
-RecoveringError while this process has not come to it since its start."""
+await, which also has their errors. Errors are the classes of statebackends/errors.py. Every call on a job raises NotFoundError
+(job=...) for an unknown one, NotLeaderError if another coordinator leads it, with the leader if it is known, and RecoveringError
+until this process has recovered it after a start."""
 
 from __future__ import annotations
 

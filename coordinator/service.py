@@ -62,10 +62,10 @@ RECOVERY_RETRY_S = 1.0
 
 
 class CoordinatorService:
-    """Opens the state directory, and sees which jobs are in it; `lead`, called once requests are answered, leads them on.
+    """Opens the state directory and lists its jobs; `lead`, to be called once requests are answered, recovers them.
 
-    Raises InvalidConfigError, or StorageUnavailableError when the directory can't be written. A second coordinator on the same
-    directory is safe but pointless: each fences the other's jobs; `api` refuses it."""
+    Raises InvalidConfigError, or StorageUnavailableError if the directory can't be written. A second coordinator on the same
+    directory is safe but useless: each fences the other's jobs. `api` refuses it."""
 
     def __init__(self, config: ServiceConfig, storage: Storage | None = None) -> None:
         config.check()

@@ -1,8 +1,8 @@
-"""SHELL: the log of a job: one line for each thing that happened to it. The only place that words them.
+"""SHELL: the log of a job: turns notes into lines, one a note.
 
-Every line carries its facts as `fields` of the log record (`logging`'s `extra`), which a JSON log shows one by one. Texts of users
-are made fit where a line is worded, not by a formatter: a coordinator inside a driver speaks to the driver's own handlers, which
-write a text as they get it. What is not printable is escaped, and what is long is clipped."""
+Every line has its facts as `fields` of the log record (`logging`'s `extra`), which a JSON log shows one by one. Texts of users are
+escaped and clipped here, not by a formatter: a coordinator embedded in a driver logs to the driver's own handlers, which write a
+text as it is."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
 
 MESSAGE_CHARACTERS_MAX = 4_096
-"""Of a line's message, and of each of its facts; of a traceback ten times as many."""
+"""Characters of a line's message, and of each of its facts; a traceback may have ten times as many."""
 
 TEXT_CHARACTERS_MAX = 3_072
-"""Of one text of somebody else's in a message: what we say around it has room, so that the message is clipped once."""
+"""Characters of a user's text in a message: the message around it has room, and is not clipped again."""
 
 _CLIPPED = "... (clipped)"
 
 
 def printable(text: str, characters_max: int = MESSAGE_CHARACTERS_MAX) -> str:
-    """The text on one line of at most so many characters: what is not printable as Python escapes it, clipped.
-
-    A line that went through here once stays as it is. `characters_max` is at least 16."""
+    """The text on one line of at most `characters_max` characters (at least 16), clipped. Characters that are not printable are
+    escaped as Python does it. Idempotent."""
     found = messages.printable(text[: characters_max + 1])
     return found if len(found) <= characters_max else found[: characters_max - len(_CLIPPED)] + _CLIPPED
 
 
 def printable_fields(fields: Mapping[str, object]) -> dict[str, object]:
-    """Facts of a line by name, each text of them fit for one."""
+    """Facts of a line by name, with printable texts."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
@@ -51,7 +50,7 @@ _EXPECTED = frozenset(
         FailureReason.END_OF_INPUT,
     }
 )
-"""Ends of a checkpoint that nobody needs to look into."""
+"""Reasons of a failed checkpoint that need no attention."""
 
 
 class JobLog:
@@ -71,7 +70,7 @@ class JobLog:
         self._write(logging.INFO, "leadership_taken", text, fields)
 
     def write(self, notes: Iterable[Note]) -> None:
-        """What happened in one turn, in order."""
+        """Write the notes of one turn, in order."""
         for note in notes:
             level, event, text = _worded(note)
             if logger.isEnabledFor(level):

@@ -1,7 +1,7 @@
-"""SHELL: what a coordinator tells of its jobs: asked on each job's thread, or derived from the records of an ended job.
+"""SHELL: queries of jobs: read on each job's thread, or derived from the records of an ended job.
 
-`view_...` are pure: a view of a job master, or of the records of a job that ended before this coordinator started. `Queries` asks
-the jobs and puts the answers together."""
+`view_...` are pure: the view of a job master, or of the records of a job that ended before this coordinator started. `Queries`
+reads the jobs and joins the answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.coordinator.views import (
 from holdfast.statebackends.errors import NotFoundError
 
 UNKNOWN_STATE = "UNKNOWN"
-"""Of a job whose directory tells no end: nobody was asked whether it runs."""
+"""State of a job without a recorded end, read from its directory alone: it may be running."""
 
 
 def view_overview(master: JobMaster) -> JobOverviewView:
@@ -68,7 +68,7 @@ def view_numbers(master: JobMaster) -> JobNumbersView:
 
 
 def view_recorded_numbers(job: RecordedJob) -> JobNumbersView:
-    """Of a job in a terminal state; walks over what is on record of it."""
+    """View of a job in a terminal state, from its records."""
     attempt, stats = job.newest_attempt, view_recorded_checkpoints(job)
     result, record = job.result, job.newest_submission
     assert result is not None
@@ -107,7 +107,7 @@ def view_job(master: JobMaster, now_ms: int) -> JobView:
 
 
 def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
-    """A job in a terminal state, as its directory remembers it: no tasks, no workers."""
+    """A job in a terminal state, from its directory: without tasks and workers."""
     record, result = job.newest_submission, job.result
     assert record is not None
     assert result is not None
@@ -132,8 +132,8 @@ def view_recorded_job(job: RecordedJob, now_ms: int) -> JobView:
 
 
 def view_recorded_overview(job: RecordedJob) -> JobOverviewView:
-    """A job that somebody submitted, as its directory remembers it. One without an end there may run, or wait for a coordinator:
-    its state is UNKNOWN, and its last modification the newest thing that was written down of it."""
+    """A submitted job, from its directory. Without a recorded end it may be running, or wait for a coordinator: its state is
+    UNKNOWN, and its last modification that of the newest record."""
     record, result = job.newest_submission, job.result
     assert record is not None
     execution = Execution(0, record.graph)
@@ -175,7 +175,7 @@ def _directories(config: JobConfig) -> frozenset[str]:
 
 
 def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
-    """What is still on record of a job's checkpoints. Of a job without an end what is not decided is in progress, or was."""
+    """Checkpoints of a job that are still on record. Undecided ones of a job without a recorded end count as in progress."""
     entries = [job.checkpoints[number] for number in sorted(job.checkpoints)]
     views = [_recorded(entry, is_live=job.is_live) for entry in entries if entry.fact is not CheckpointFact.ORPHANED]
     completed = [view for view in views if view.status == "COMPLETED"]
@@ -315,13 +315,13 @@ class Queries:
 
 
 class _RecordedNumbers:
-    """Numbers of ended jobs, which change only when another record takes a job's place: each is looked at once. Thread-safe."""
+    """Cached numbers of ended jobs, which change only with the job's record. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[RecordedJob, JobNumbersView]] = {}
 
     def of(self, jobs: Sequence[RecordedJob]) -> list[JobNumbersView]:
-        """Those of other jobs are forgotten."""
+        """Numbers of these jobs; those of other jobs are forgotten."""
         before, known = self._known, {}
         for job in jobs:
             found = before.get(job.job_id)

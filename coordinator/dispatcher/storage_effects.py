@@ -1,7 +1,7 @@
-"""What storage actions mean: each becomes one flow that ends with the event that tells its outcome.
+"""Flows of the storage actions: each action becomes one flow, whose result is the event with the outcome.
 
-Errors of storage become outcomes here and nowhere else. The flows run on a pool thread in the service and step by step in
-the simulator; they address a `RoutedStorage`, since a savepoint may lie anywhere."""
+Storage errors become outcomes here alone; what follows from an outcome is decided in the cores. The flows run on a pool thread in
+the service and step by step in the simulator, over a `RoutedStorage`, since a savepoint may be at any location."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ AssignedState: TypeAlias = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who writes: one leader of one submission."""
+    """The writer of records: one leader of one submission."""
 
     job_id: str
     epoch: int
@@ -86,7 +86,7 @@ class Identity:
 
 
 class StorageEffects:
-    """Flows of one job. Holds nothing but the newest snapshot's metadata, which a failover would otherwise read again."""
+    """Flows of one job. Keeps the newest snapshot's metadata, which a failover would otherwise read again."""
 
     def __init__(self, identity: Identity, wall_ms: Callable[[], int]) -> None:
         self._identity = identity
@@ -98,7 +98,7 @@ class StorageEffects:
         self._attempt = 0
 
     def flow(self, action: StorageAction) -> Flow[job_events.Event | None]:
-        """The flow of an action; its result is the event to feed back, None when nobody waits for it."""
+        """The flow of an action; its result is the event to post, None if the outcome changes nothing."""
         match action:
             case actions.WriteClaim():
                 return self._claim(action)
@@ -145,10 +145,10 @@ class StorageEffects:
         except HoldfastError as error:
             return events.ClaimFailed(number, str(error), ambiguous=False)
         if existing == record:
-            unsure = events.ClaimFailed(number, "nobody can tell who leads the job", ambiguous=True)
+            unsure = events.ClaimFailed(number, "the job's leader can't be read", ambiguous=True)
             return (yield from self._confirm(events.ClaimWritten(number), unsure))
         if existing.nonce == record.nonce:
-            return events.ClaimFailed(number, "an earlier claim of the same id stands", ambiguous=True)
+            return events.ClaimFailed(number, "the id has an earlier claim of this leader", ambiguous=True)
         return events.ClaimTaken(number, existing)
 
     def _complete(self, action: actions.WriteMetadata) -> Flow[job_events.Event | None]:
@@ -180,14 +180,14 @@ class StorageEffects:
             return events.MetadataLost(number, other)
         if action.kind is not CheckpointKind.SAVEPOINT:
             self._newest = (action.folder, metadata)
-        unsure = events.MetadataAmbiguous(number, "nobody can tell who leads the job")
+        unsure = events.MetadataAmbiguous(number, "the job's leader can't be read")
         return (yield from self._confirm(events.MetadataWritten(number), unsure))
 
     def _confirm(self, outcome: job_events.Event, unsure: job_events.Event) -> Flow[job_events.Event | None]:
-        """The outcome of a write to an id's register, unless another leader exists by now.
+        """The outcome of a write to an id's register, unless there is another leader by now.
 
-        That one may have decided the id, gone on and deleted it: its register is empty then, and a write to it proves nothing.
-        While no other leader exists after the write, whoever comes later reads it before he acts."""
+        Another leader may have decided the id, gone on and deleted it: its register is then empty, and a write to it proves
+        nothing. If there is none after the write, every later leader reads the write before it acts."""
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
         except FencedError as error:
@@ -243,11 +243,11 @@ class StorageEffects:
             outcome: job_events.Event = events.AbortWritten(number)
         else:
             outcome = events.AbortLost(number, other)
-        return (yield from self._confirm(outcome, events.AbortFailed(number, "nobody can tell who leads the job")))
+        return (yield from self._confirm(outcome, events.AbortFailed(number, "the job's leader can't be read")))
 
     def _discard(self, action: actions.DiscardState) -> Flow[job_events.Event | None]:
-        """Whatever could not be deleted is swept by the next recovery. That an id is aborted, its record says; what a late
-        acknowledgement names a successor may have counted."""
+        """Delete state of an aborted id; the next recovery sweeps files that can't be deleted. For the files of a late
+        acknowledgement leadership is checked: a successor may have counted them."""
         try:
             if action.files is not None:
                 yield from check_leadership(self._paths, self._identity.epoch)
@@ -322,7 +322,7 @@ class StorageEffects:
         return job_events.AttemptPrepared(action.attempt, states)
 
     def _restore(self, restore: RestorePoint) -> Flow[AssignedState]:
-        """Verify the snapshot's files, then deal its state out."""
+        """Verify the snapshot's files, then assign its state to subtasks."""
         known = self._newest
         if known is not None and known[0] == restore.folder:
             metadata = known[1]
@@ -353,7 +353,7 @@ class StorageEffects:
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
             existing = yield from write_result(self._paths, record)
-            # A newer leader either sees this result or is seen here: nobody deletes what it may be restoring from.
+            # A newer leader either reads this result or is found here: no checkpoint is deleted that it may be restoring.
             yield from check_leadership(self._paths, self._identity.epoch)
         except FencedError as error:
             return job_events.LeadershipEnded(str(error))
@@ -363,7 +363,7 @@ class StorageEffects:
 
 
 def _locations(folder: str, paths: Sequence[str]) -> list[str]:
-    """Where the files of an acknowledgement are; one that lies where it may not is nobody's to delete."""
+    """Paths of the files of an acknowledgement; without those outside of the snapshot, which must not be deleted."""
     if is_absolute_folder(folder):
         return [f"{folder}/{path}" for path in paths]  # in a savepoint's own folder, or the storage refuses it
     found = []
@@ -374,7 +374,7 @@ def _locations(folder: str, paths: Sequence[str]) -> list[str]:
 
 
 def _explained(error: CorruptStateError, restore: RestorePoint | None) -> CorruptStateError:
-    """Of a snapshot that is its user's, or another job's, say what it is still needed for."""
+    """The error with a hint, for a snapshot of a user or of another job: this job still needs it."""
     if restore is None or not is_absolute_folder(restore.folder) or restore.claim:
         return error
     message = (

@@ -1,4 +1,7 @@
-"""Flows that start or take over a job: lead, recover, plan, record. Nothing is written before the plan stands."""
+"""Flows that start a job or take one over: become its leader, recover it, plan the submission, record it.
+
+A preflight comes first: a submission that can't run changes nothing. Which snapshot is restored is decided in the room
+`restore`."""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from holdfast.statebackends.storage.port import Flow, InParallel
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """Who starts jobs: one coordinator process."""
+    """The coordinator process that starts jobs."""
 
     nonce: str
     url: str
@@ -49,7 +52,7 @@ class Starter:
 
 
 def identify_job(submission: Submission) -> str:
-    """The id of the job that a submission is for. Raises InvalidConfigError or GraphError on what no job can be."""
+    """The job id of a submission. Raises InvalidConfigError or GraphError for a submission that no job can have."""
     check_graph(submission.graph)
     job_id = submission.job_id or derive_job_id(submission.graph.name)
     if not is_job_id(job_id):
@@ -57,15 +60,15 @@ def identify_job(submission: Submission) -> str:
     return job_id
 
 PREFLIGHT_TRIES_MAX = 3
-"""Of a snapshot that is missing or damaged while its job goes on: reading one may take longer than the job's next checkpoint."""
+"""Checks of a snapshot that is missing or damaged while its job goes on: the job may have dropped it while it was read."""
 
 
 def preflight(
     job_id: str, submission: Submission, job: RecordedJob | None = None, *, external: bool = True, now_ms: int = 0
 ) -> Flow[PreflightReport]:
-    """Judge a submission without changing anything. What is wrong with the snapshot is in the report, whatever it is.
+    """Check a submission and change nothing. All problems of the snapshot are in the report.
 
-    `job`: its records, if they have just been read. `external`, `now_ms`: as of `check_submission`. Raises InvalidConfigError,
+    `job`: its records, if they were read just before. `external`, `now_ms`: see `check_submission`. Raises InvalidConfigError,
     JobExistsError, NotFoundError."""
     if job is None:
         job = yield from read_job(JobPaths(job_id))
@@ -75,7 +78,7 @@ def preflight(
         missing: NotFoundError | None = None
         try:
             report = (yield from check_submission(job, submission, external=external, now_ms=now_ms)).report
-        except (CorruptStateError, RestoreError) as error:  # there is nothing to judge
+        except (CorruptStateError, RestoreError) as error:  # there is no snapshot to check
             report = PreflightReport(job_id=job_id, job_name=submission.graph.name, refusals=(Refusal.of(error),))
         except NotFoundError as error:
             missing = error
@@ -83,7 +86,7 @@ def preflight(
             return report
         seen, job = job, (yield from read_job(JobPaths(job_id)))
         if job != seen and tries < PREFLIGHT_TRIES_MAX:
-            continue  # the job went on, or ended, and dropped what we were looking at
+            continue  # the job went on, or ended, and dropped the snapshot
         if missing is not None:
             raise missing
         return report
@@ -92,7 +95,7 @@ def preflight(
 def start_submission(job_id: str, submission: Submission, starter: Starter, *, verified: bool = False) -> Flow[JobSetup]:
     """Become the job's leader, recover what an older one left, and record the submission under the next number.
 
-    `verified`: a preflight has just read every byte of the snapshot, which nobody may change; it is not read again."""
+    `verified`: a preflight has just verified the snapshot's checksums; snapshots never change, so they are not verified again."""
     paths = JobPaths(job_id)
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     job = yield from recover_job(paths, Takeover(epoch, starter.nonce, starter.now_ms))
@@ -114,7 +117,7 @@ def start_submission(job_id: str, submission: Submission, starter: Starter, *, v
         created_ms=starter.now_ms,
         notes=plan.report.notes,
     )
-    # The number was free when we read it. While no newer leader exists after that, whoever comes reads it later, and takes it.
+    # The number was free when the job was read. If there is no newer leader after that, a later one reads it after us.
     yield from check_leadership(paths, epoch)
     existing = yield from write_submission(paths, record)
     if existing.nonce != record.nonce:
@@ -123,8 +126,8 @@ def start_submission(job_id: str, submission: Submission, starter: Starter, *, v
 
 
 def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
-    """Delete what an ended job does not keep and its last leader did not get to. Whoever deletes must lead: a submission may
-    begin meanwhile, and restore what would be deleted."""
+    """Delete the files that an ended job drops and its last leader left. Only a leader deletes: a submission may be starting, and
+    would restore a checkpoint that is being deleted."""
     paths = JobPaths(job_id)
     recorded = yield from read_job(paths)
     if not find_leftovers(recorded) and not _shared_leftovers(recorded) and not (yield from _holds_subsumed(recorded)):
@@ -146,21 +149,20 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
 def _drop_leftover(paths: JobPaths, checkpoint: RecordedCheckpoint, takeover: Takeover) -> Flow[None]:
     """Delete one id that an ended job left, in any order with the others: its result knows them all."""
     yield from check_leadership(paths, takeover.epoch)
-    if checkpoint.fact is CheckpointFact.UNDECIDED:  # what a stale leader wrote behind the end
+    if checkpoint.fact is CheckpointFact.UNDECIDED:  # claimed by a stale leader after the end
         yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
     yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
 
 
 def _shared_leftovers(job: RecordedJob) -> tuple[str, ...]:
-    """Shared files that an ended job left: nobody writes any more, and what no checkpoint refers to now is never referred to.
-
-    Only those of ids that its result knows of: a submission that is just beginning has ids above."""
+    """Shared files that an ended job left and no checkpoint refers to. Only those of ids up to the result's last: a submission that
+    is starting has higher ids."""
     last = job.result.last_checkpoint_id if job.result is not None else 0
     return tuple(name for name in derive_shared_garbage(job) if (writer_of(name) or 0) <= last)
 
 
 def _holds_subsumed(job: RecordedJob) -> Flow[bool]:
-    """Whether a claimed snapshot that nothing needs is still there."""
+    """Whether files of a subsumed claimed snapshot are left."""
     for point in derive_releases(job):
         try:
             if (yield from holds_claim(point.folder, point.claim)):
@@ -171,8 +173,7 @@ def _holds_subsumed(job: RecordedJob) -> Flow[bool]:
 
 
 def release_subsumed(paths: JobPaths, epoch: int, job: RecordedJob) -> Flow[None]:
-    """Delete claimed snapshots that nothing needs any more. Where their storage can't be reached they stay: garbage, no reason to
-    fail."""
+    """Delete subsumed claimed snapshots. Those whose storage can't be reached stay: garbage is no reason to fail."""
     for point in derive_releases(job):
         yield from check_leadership(paths, epoch)
         try:
@@ -182,10 +183,10 @@ def release_subsumed(paths: JobPaths, epoch: int, job: RecordedJob) -> Flow[None
 
 
 def _fence_submissions(paths: JobPaths, takeover: Takeover, job: RecordedJob | None = None) -> Flow[RecordedJob]:
-    """Take the next number of a submission; the job as it is then.
+    """Take the next submission number by a VoidRecord; returns the job as it is then.
 
-    A leader that slept while it started the job again would otherwise record that behind our back, wake or not: its record
-    would be the newest, and the job that goes on here would seem to be an older one. `job`: as `known` of `read_job`."""
+    Otherwise a stale leader that was starting the job again could record its submission later: that would be the newest one, and
+    the job that runs here an older one. `job`: see `known` of `read_job`."""
     while True:
         job = yield from read_job(paths, job)
         check_newest(job, takeover.epoch)
@@ -195,11 +196,11 @@ def _fence_submissions(paths: JobPaths, takeover: Takeover, job: RecordedJob | N
 
 
 def resume_submission(job_id: str, starter: Starter, known: RecordedJob | None = None) -> Flow[JobSetup]:
-    """Lead a live job on from where an older leader left it; its workers may be running.
+    """Take over a live job from an older leader; its workers may be running.
 
-    `known`: what the caller has just read of it; else it is read here, before anything is written.
+    `known`: the job's records, if they were read just before.
 
-    Raises NotFoundError when there is nothing to resume, CorruptStateError when its newest checkpoint can't be read."""
+    Raises NotFoundError if the job is not live, CorruptStateError if its newest checkpoint can't be read."""
     paths = JobPaths(job_id)
     if known is None:
         known = yield from read_job(paths)
