@@ -1,4 +1,4 @@
-"""CORE: who may hand a frame to this worker. Judges the header of what came; the payload is not touched.
+"""CORE: decides by its header whether a received frame is admitted; the payload is not read.
 
 The transport says who sent a message: `identity`, the public key that its connection proved. A frame counts if that peer is in
 the attempt, the attempt is the one that runs here, and the frame's channel leads from the peer to this worker. What fits
@@ -24,7 +24,7 @@ EARLY_FRAMES_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to reach the worker of a slot, and how it proves who it is."""
+    """Address of the worker of a slot, and the key by which it is identified."""
 
     address: str
     """As the worker registered it: `tcp://host:port`."""
@@ -36,7 +36,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPeers:
-    """What the data plane of one worker needs to know of an attempt."""
+    """An attempt, as the data plane of one worker sees it."""
 
     attempt: int
     peers: Mapping[int, Peer]
@@ -135,7 +135,7 @@ class Admission:
         return False
 
     def _refuse_stranger(self, identity: str) -> None:
-        """What a worker sent that has just been replaced may still come."""
+        """Drop a frame of an unknown peer. Frames of a worker that was replaced just now are usual."""
         self._refuse(Refusal.OVER if identity in self._former else Refusal.UNKNOWN_PEER, repr(identity))
 
     def _joins(self, slot: int, frame: AnyFrame) -> bool:

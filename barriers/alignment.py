@@ -19,7 +19,7 @@ ABORTED_IDS_MAX = 128
 
 
 class AbortReason(StrEnum):
-    """Why a checkpoint died at this subtask."""
+    """Why a checkpoint can't complete at this subtask."""
 
     CANCELLED = "cancelled"
     """A cancel marker came instead of a barrier."""
@@ -28,7 +28,7 @@ class AbortReason(StrEnum):
     END_OF_INPUT = "end-of-input"
     """A channel ended during the alignment while checkpoints-after-finish is off."""
     NOTIFIED = "notified"
-    """The coordinator said so: cancel downstream, decline nothing."""
+    """The coordinator aborted it: cancel downstream, without a decline."""
 
     @property
     def decline_reason(self) -> FailureReason | None:
@@ -142,7 +142,8 @@ class BarrierHandler(Protocol):
 
 
 class AbortedIds:
-    """Abort notices that came before their barrier: at most `count_max` ids, the oldest dropped first (K01, K02)."""
+    """Abort notices that came before their barrier: at most `count_max` ids, the oldest is dropped first (docs/invariants.md: K01,
+    K02)."""
 
     def __init__(self, count_max: int = ABORTED_IDS_MAX) -> None:
         self._ids: deque[int] = deque(maxlen=count_max)

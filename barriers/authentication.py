@@ -1,7 +1,7 @@
-"""CORE: who is let in at a worker's data sockets. Handshakes in, verdicts out; sockets and threads are the shell's.
+"""CORE: decides which peers are let in at a worker's data sockets. Handshakes in, answers out; sockets and threads are the shell's.
 
 A peer that was deployed before this worker is not known here yet: its handshake is held until it is, or its time is over. Each
-is held on its own, so that nobody waits behind a stranger."""
+is held on its own, so that no peer waits behind a stranger."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class PeerAuthentication:
         return [self._end(handshake, let_in=True) for handshake in known]
 
     def ask(self, handshake: Handshake, *, now_ms: int) -> list[HandshakeAnswer]:
-        """A connection asks; nothing comes back while it is held."""
+        """A connection asks to be let in; returns nothing while it is held."""
         if self._knows(handshake):
             return [self._end(handshake, let_in=True)]
         if len(self._held) >= self._held_max:

@@ -1,6 +1,7 @@
 """CORE: both ends of a channel, and a subtask's output over all channels of one edge.
 
-Decides what may be sent now, in which order, and whether what came is what was due. Moving bytes is the transport's."""
+It decides which elements may be sent now, in which order, and whether a received frame is the next of its channel. The transport
+moves the bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from holdfast.barriers.partition import Partitioner
 from holdfast.statebackends.errors import InvariantError, ProtocolError
 
 HIGH_WATER_ELEMENTS = 1_000
-"""Elements waiting on one output channel above which no further step is started; bounds events, which have no size."""
+"""Elements waiting on one output channel, above which no further step is started: the bound of events, which have no size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class OutputChannel:
         return not self._queue and self._coalescer.since_ms is None
 
     def announced(self, announcement: CreditAnnouncement) -> None:
-        """The receiver spoke. Raises ProtocolError on an impossible count."""
+        """Take an announcement of the receiver. Raises ProtocolError on an impossible count."""
         self._credit.announced(announcement)
 
     def take_frames(self) -> list[Frame]:
@@ -125,7 +126,7 @@ class OutputChannel:
 class InputChannel:
     """The consumer's end: takes frames of its attempt in their order and refuses gaps and repeats.
 
-    What came from another process is decoded here, once it is known to be the frame that is due."""
+    A frame of another process is decoded here, once it is known to be the next one."""
 
     __slots__ = ("_attempt", "_decoder", "_received", "channel")
 
@@ -175,7 +176,7 @@ def _is_last_sequence(frame: AnyFrame) -> bool:
 
 
 class OutputGate:
-    """One subtask's output over one edge: deals out batches, repeats events on every channel, holds what has no credit.
+    """One subtask's output over one edge: partitions batches, repeats events on every channel, queues what has no credit.
 
     `consumers` are the target's subtasks, in the partitioner's channel order (for a forward edge just the producer's own index)."""
 
@@ -201,7 +202,7 @@ class OutputGate:
         self.bytes_out = 0
 
     def emit(self, batch: Batch, *, now_ms: int) -> None:
-        """Deal out a batch. Never refuses: one call may overshoot the high-water mark, the next step waits."""
+        """Partition and queue a batch. Never refuses: one call may overshoot the high-water mark, the next step waits."""
         for index, part in self._partitioner.split(batch):
             self._channels[index].add(part, now_ms=now_ms)
         self.records_out += batch.num_rows

@@ -1,4 +1,4 @@
-"""Merges small batches on their way out of a subtask, so that a channel carries few large messages instead of many small ones."""
+"""Coalescing: small batches that leave a subtask are merged, so that a channel carries few large messages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Coalescer:
         self._parts: list[Batch] = []
         self._rows = 0
         self.size = 0
-        """Bytes collected. Kept, not computed: back-pressure asks for it before every slice."""
+        """Bytes collected. Stored, not computed: back-pressure reads it before every slice."""
         self.since_ms: int | None = None
-        """When the first of the collected batches came; None when there is none."""
+        """When the first of the collected batches was added; None if there is none."""
 
     def add(self, batch: Batch, *, now_ms: int) -> list[Batch]:
         """Take a batch; returns those ready to travel, in order. Batches above the row limit are cut."""
@@ -47,7 +47,7 @@ class Coalescer:
         return ready + [batch.slice(offset, self._rows_max) for offset in range(0, rows, self._rows_max)]
 
     def flush(self) -> list[Batch]:
-        """What was collected, as one batch, or nothing."""
+        """Remove the collected batches, merged into one; an empty list if there are none."""
         if not self._parts:
             return []
         merged = self._parts[0] if len(self._parts) == 1 else merge(self._parts)

@@ -1,7 +1,7 @@
-"""Control messages <-> JSON bytes, both directions: the only codec of the worker protocol, with the HTTP headers beside them.
+"""Codec of the worker protocol: control messages <-> JSON bytes, and the HTTP headers beside them.
 
-Strict: a wrong type, a missing field or an unknown tag is a ProtocolError that names the message. Unknown fields are
-ignored, so that a newer peer may say more."""
+It is strict: a wrong type, a missing field or an unknown tag is a ProtocolError that names the message. Unknown fields are ignored,
+so that newer peers can add some."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
-    """The record that the bytes say. `kind` is a record type or a union of tagged ones. Raises ProtocolError naming it."""
+    """The record in the bytes. `kind` is a record type or a union of tagged ones. Raises ProtocolError that names it."""
     try:
         return decode_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -116,7 +116,7 @@ FIELDS_HEADER = "X-Holdfast-Fields"
 """The error's fields as one JSON object in ASCII."""
 
 UNREACHABLE_HEADER = "X-Holdfast-Unreachable"
-"""On a request: epoch of a leader that the client was sent to, and that does not lead as far as it can tell."""
+"""On a request: epoch of a leader that the client was referred to and could not reach."""
 
 
 def decode_fields(text: str | None) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import msgspec
 from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 ANNOUNCE_FRACTION = 4
-"""The receiver speaks when a quarter of the allocation was consumed since it last did, or when its queue runs empty."""
+"""The receiver announces when a quarter of the allocation was consumed since its last announcement, or its queue runs empty."""
 
 
 class CreditAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag="credit"):
-    """What the receiver of a channel grants and has consumed since the attempt began; sizes in bytes."""
+    """Announcement of a channel's receiver: what it grants, and what it has consumed since the attempt began; sizes in bytes."""
 
     allocated_bytes: int
     allocated_batches: int
@@ -23,7 +23,7 @@ class CreditAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag="cred
 
 
 class SenderCredit:
-    """The sender's side: how much may still go out. Nothing at all, events included, before the first announcement."""
+    """The sender's side: how much may still be sent. Before the first announcement nothing, events included."""
 
     __slots__ = ("_granted", "_sent_batches", "_sent_bytes")
 
@@ -70,13 +70,13 @@ class SenderCredit:
         )
 
     def sent(self, size: int) -> None:
-        """A batch of `size` bytes went out; the caller asked `can_send` before."""
+        """A batch of `size` bytes was sent; the caller has checked `can_send`."""
         self._sent_bytes += size
         self._sent_batches += 1
 
 
 class ReceiverCredit:
-    """The receiver's side: what it granted, what came, what was consumed, and when to say so."""
+    """The receiver's side: what it granted, received and consumed, and when to announce it."""
 
     __slots__ = (
         "_announced_batches",
@@ -129,10 +129,10 @@ class ReceiverCredit:
         self._consumed_batches += 1
 
     def take_announcement(self) -> CreditAnnouncement | None:
-        """What to tell the sender now, or None while it is too little to be worth a message.
+        """The announcement for the sender, or None while too little was consumed to be worth a message.
 
-        The first call always speaks: it opens the channel. An empty queue speaks too, since its sender may be waiting to
-        send a batch larger than the rest of its credit."""
+        The first call always announces: it opens the channel. So does an empty queue, since its sender may be waiting to send a
+        batch larger than the rest of its credit."""
         bytes_moved = self._consumed_bytes - self._announced_bytes
         batches_moved = self._consumed_batches - self._announced_batches
         if self._deployed:

@@ -270,7 +270,7 @@ class SubtaskStatus(msgspec.Struct, frozen=True):
 
 
 class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
-    """A full snapshot of a worker: who it is, and all that the coordinator must know to resume with it."""
+    """A full snapshot of a worker: its identity, and all that the coordinator needs to resume with it."""
 
     job_id: str
     slot: _Int

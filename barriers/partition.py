@@ -1,4 +1,4 @@
-"""How a producer's batches are dealt out over the channels of one edge: forward, hash, rebalance, broadcast.
+"""Partitioners: how a producer's batches are distributed over the channels of one edge: forward, hash, rebalance, broadcast.
 
 Pure and vectorised: a partitioner returns (channel, batch) pairs and keeps at most a few counters. It knows nothing of
 credit, queues or frames."""
@@ -21,26 +21,26 @@ REBALANCE_SLICE_ROWS_MIN = 1024
 """Rows; a batch is cut for rebalancing only if every slice has at least so many, else it goes whole to one channel."""
 
 SCAN_PARALLELISM_MAX = 12
-"""Subtasks; for so few, looking for each one's rows is faster than sorting all rows (measured: 2.5 times for two)."""
+"""Subtasks; for so few, selecting each one's rows is faster than sorting all rows (measured: 2.5 times for two)."""
 
 Parts: TypeAlias = Sequence[tuple[int, Batch]]
 
 
 class Partitioner(Protocol):
-    """Deals out the rows of a batch. Order within a channel is the order of the batch; empty parts are left out."""
+    """Distributes the rows of a batch. Order within a channel is the order of the batch; empty parts are left out."""
 
     def split(self, batch: Batch) -> Parts: ...
 
 
 class ForwardPartitioner:
-    """Everything to the only channel: subtask i feeds subtask i."""
+    """All rows to the only channel: subtask i feeds subtask i."""
 
     def split(self, batch: Batch) -> Parts:
         return ((0, batch),) if batch.num_rows else ()
 
 
 class BroadcastPartitioner:
-    """Everything to every channel; the batch is shared, not copied."""
+    """All rows to every channel; the batch is shared, not copied."""
 
     def __init__(self, channel_count: int) -> None:
         self._channel_count = channel_count
@@ -102,7 +102,7 @@ class KeySelector(Protocol):
 class SelectorPartitioner:
     """Rows to the subtask that owns the key group of their key, as the target's selector finds it.
 
-    With one subtask no key is looked at: the keyed operator checks them anyway. Raises what the selector raises, and
+    With one subtask no key is computed: the keyed operator checks them anyway. Raises the selector's errors, and
     InvalidConfigError on a parallelism out of bounds."""
 
     def __init__(self, selector: KeySelector, *, parallelism: int, max_parallelism: int, operator: str) -> None:

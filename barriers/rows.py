@@ -1,6 +1,6 @@
-"""Rows <-> columns: where the two representations of a batch meet. It trusts the declared schema, never the data.
+"""Conversion of rows to columns and back, by the declared schema; data is never trusted.
 
-A row is a dict by column name or an instance of a declared record type. What doesn't fit is named: operator, row, column."""
+A row is a dict by column name or an instance of a declared record type. Errors name operator, row and column of a misfit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """CORE: at-least-once barrier tracking over the input channels of one subtask.
 
-Counts barriers and never blocks a channel, so several ids may be pending at once and records behind a barrier may be
-in the snapshot as well as replayed after it."""
+It counts barriers and never blocks a channel: several ids may be pending at once, and records behind a barrier may be in the
+snapshot and be replayed after a restore, too. Numbers such as E12: docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PendingBarriers:
 
 
 class BarrierTracker:
-    """At-least-once tracking. Completing an id forgets every lower one without a word."""
+    """At-least-once tracking. A completed id drops every lower one without an action."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""SHELL: moves frames between the workers of a job. It decides nothing about them but whom they are for.
+"""SHELL: moves frames between the workers of a job, by the slot that each is for. It decides nothing else about them.
 
 One interface, two ways: `LocalTransport` between workers of one process (batches are handed on as objects), and `ZmqTransport`
 (zmq_transport.py) between processes. A worker waits for input, mails and peers in one call, `poll`."""
@@ -28,26 +28,26 @@ Received: TypeAlias = AnyFrame | PeerLost
 
 
 class Transport(Protocol):
-    """One worker's way to its peers. All calls from the worker's loop thread, except `wake`."""
+    """Transport of one worker to its peers. All calls are from the worker's loop thread, except `wake`."""
 
     @property
     def address(self) -> str:
         """What peers connect to; goes into the worker's registration."""
 
     def start(self, peers: AttemptPeers) -> None:
-        """Begin an attempt: connect to the peers. Only what they send in it, on channels of theirs, counts from now on."""
+        """Start an attempt: connect to the peers. From now on only their frames of this attempt, on their channels, count."""
 
     def send(self, frame: Frame) -> None:
         """Hand a frame to its target slot, never blocking. Credit bounds what is in flight."""
 
     def poll(self, timeout_ms: int) -> list[Received]:
-        """What came, in order per peer. Waits up to timeout_ms for the first; returns early, and empty, when woken."""
+        """Received frames, in order per peer. Waits up to timeout_ms for the first; returns early, and empty, when woken."""
 
     def wake(self) -> None:
         """End the current or the next wait of `poll`. From any thread."""
 
     def stop(self) -> None:
-        """End the attempt: disconnect from the peers and drop what is on its way.
+        """End the attempt: disconnect from the peers and drop frames that are on their way.
 
         A job that ends well stops only when all its subtasks have finished, so that no end of partition is dropped."""
 

@@ -1,7 +1,6 @@
-"""CORE: watermarks and idleness of many channels combined into one stream of them.
+"""CORE: combines watermarks and idleness of many channels, and decides when event time advances.
 
-Decides when event time advances. It does not see records and does not fire timers.
-Source: the rules of Flink's StatusWatermarkValve."""
+It does not see records and does not fire timers. Source: Flink, StatusWatermarkValve."""
 
 from __future__ import annotations
 

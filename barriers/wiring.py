@@ -1,4 +1,4 @@
-"""Which channels a subtask has: derived from the job graph alone, so that both ends agree without talking."""
+"""Derives the channels of a subtask from the job graph alone, so that both ends of each agree without a message."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""SHELL: answers ZeroMQ's authentication requests (ZAP, RFC 27) from a thread of its own, as authentication.py judges them.
+"""SHELL: answers ZeroMQ's authentication requests (ZAP, RFC 27) on a thread of its own; authentication.py decides the answers.
 
-pyzmq's own authenticator answers one request after the other, so that one peer that is not known yet would keep all others
-waiting; this one holds each on its own."""
+pyzmq's own authenticator answers one request after the other: a peer that is not known yet would keep all others waiting. This one
+holds each request on its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """SHELL: frames between worker processes over ZeroMQ.
 
 A PULL socket on a TCP port, which speaks CURVE on any address, and one on a unix socket, which takes only peers of this user
-and attempt; both are bound for the life of the process. Per attempt a PUSH socket to each peer. Whoever is let in at the
-handshake (authentication.py) is known by name in each message, and each is judged before it is read (admission.py).
+and attempt; both are bound for the life of the process. Per attempt there is a PUSH socket to each peer. The handshake
+(authentication.py) identifies the peer of each message, whose header is checked before the rest is read (admission.py).
 High-water marks are off, because credit is the bound and a full socket would block or drop; linger is 0, because what was not
 sent belongs to a dead attempt. A socket that disconnects is never reconnected: its monitor reports the peer as lost, and the
 attempt fails."""
@@ -216,7 +216,7 @@ class ZmqTransport:
         if self._wake_read in events:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        # Own frames first, then the network's, then losses: what a peer sent before it died is taken before its loss is told.
+        # Own frames first, then the network's, then losses: frames that a peer sent before it died come before its loss.
         own, self._own = self._own, deque()
         received += (item for item in own if isinstance(item, PeerLost) or self._admission.is_current(item))
         for pull in self._pulls:
@@ -262,7 +262,7 @@ class ZmqTransport:
         push.close(linger=0)
 
     def wake(self) -> None:
-        # A full pipe wakes as well as a fuller one; a closed one has nobody waiting.
+        # A full pipe wakes as well; a closed one has no waiting reader.
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b"\0")
 
