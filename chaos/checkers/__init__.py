@@ -80,7 +80,7 @@ INVARIANTS: dict[str, str] = {
     "I19": "output is committed once, in the order of ids, and never taken back",
     "I20": "staged files go only when nothing can refer to them any more",
     "I21": "a plain savepoint makes nothing visible",
-    "I22": "a job never begins behind its visible output without being told to",
+    "I22": "a job never begins behind its visible output unless its user allows it",
     "I23": "shared files live as long as a checkpoint refers to them",
     "I24": "in the end no file is without an owner",
     "I25": "savepoints are neither changed nor deleted, but by a job that its user gave them to",

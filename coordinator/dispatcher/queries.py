@@ -233,7 +233,7 @@ class Queries:
         self._recorded_numbers = _RecordedNumbers()
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
-        self._recovery.check_all()  # whoever finds a job missing in a list takes it for gone
+        self._recovery.check_all()  # a job that is missing in a list would be taken for gone
         futures = [service.query(view_overview) for service in self._registry.services()]
         led = [self._calls.wait_for(future) for future in futures]
         known = {view.job_id for view in led}
@@ -287,7 +287,7 @@ class Queries:
         return CheckpointConfigView(config, self._storage_root)
 
     def savepoint_places(self) -> SavepointPlaces:
-        self._recovery.check_all()  # whoever finds a place missing takes the savepoints in it for nobody's
+        self._recovery.check_all()  # savepoints in a place that is missing here would be taken for unused ones
         services = self._registry.services()
         futures = [service.query(view_savepoint_places) for service in services]
         known = {service.job_id for service in services}

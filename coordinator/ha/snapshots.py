@@ -127,7 +127,7 @@ def find_problems(
 
 
 def find_missing_external(entries: Iterable[str]) -> Flow[list[SnapshotProblem]]:
-    """A snapshot's external files that are missing at all of their places, or have none that is allowed; their content is not read.
+    """A snapshot's external files that are missing at all of their places, or have no allowed place; their content is not read.
 
     Raises the storage's error if it can't tell."""
     report = yield from check_external(entries, contents=False)
