@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, assert_never
 
 from holdfast.barriers.alignment import (
     AbortCheckpoint,
@@ -30,7 +30,17 @@ from holdfast.barriers.alignment import (
     UnblockChannels,
 )
 from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit
-from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition, Watermark
+from holdfast.barriers.elements import (
+    Batch,
+    CancelMarker,
+    CheckpointBarrier,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    Watermark,
+    WatermarkStatus,
+)
 from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 QUEUED_ELEMENTS_MAX = 100_000
@@ -117,22 +127,24 @@ class InputGate:
                 if self._credits:
                     self._credits[channel].consumed(size)
                     self._moved.add(channel)
-                self._tell(BatchDelivered(size), now_ms, wall_ms)
+                self._handle(BatchDelivered(size), now_ms, wall_ms)
                 self._outputs.append(Delivered(channel, element))
             case CheckpointBarrier():
-                self._tell(BarrierReceived(channel, element), now_ms, wall_ms)
+                self._handle(BarrierReceived(channel, element), now_ms, wall_ms)
             case CancelMarker():
-                self._tell(CancelReceived(channel, element.checkpoint_id), now_ms, wall_ms)
+                self._handle(CancelReceived(channel, element.checkpoint_id), now_ms, wall_ms)
             case EndOfPartition():
                 self._outputs.append(Delivered(channel, element))
-                self._tell(ChannelEnded(channel), now_ms, wall_ms)
-            case _:
+                self._handle(ChannelEnded(channel), now_ms, wall_ms)
+            case Watermark() | WatermarkStatus() | LatencyMarker() | EndOfData():
                 self._outputs.append(Delivered(channel, element))
+            case _:
+                assert_never(element)
         # A handler only ever releases *other* channels than the one being read, so this can't enter the heap twice.
         if queue and channel not in self._blocked:
             heapq.heappush(self._ready, (queue[0].arrival, channel))
 
-    def _tell(self, event: BarrierEvent, now_ms: int, wall_ms: int) -> None:
+    def _handle(self, event: BarrierEvent, now_ms: int, wall_ms: int) -> None:
         for action in self._handler.handle(event, now_ms=now_ms, wall_ms=wall_ms):
             self._perform(action)
 
@@ -145,12 +157,14 @@ class InputGate:
                     self._blocked.discard(channel)
                     if self._queues[channel]:
                         heapq.heappush(self._ready, (self._queues[channel][0].arrival, channel))
-            case _:
+            case TriggerSnapshot() | AbortCheckpoint():
                 self._outputs.append(action)
+            case _:
+                assert_never(action)
 
     def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None:
         """The coordinator aborted an id; what follows from it comes out of the next polls."""
-        self._tell(AbortNotice(checkpoint_id), now_ms, now_ms)
+        self._handle(AbortNotice(checkpoint_id), now_ms, now_ms)
 
     @property
     def has_input(self) -> bool:
