@@ -157,7 +157,7 @@ def test_leader_that_lost_a_write_finds_out_who_leads_once_somebody_asks(storage
         older.call(JOB, lambda ticket, message=message: job_events.RegistrationReceived(ticket, message))  # type: ignore[misc]
     older.settle()
     assert older.host.registry.led(JOB).suspended
-    with pytest.raises(NotLeaderError, match="leads job .* no more") as caught:
+    with pytest.raises(NotLeaderError, match=r"leads job .* no more") as caught:
         register(older, submission=1)
     assert "url" not in caught.value.fields
     assert older.host.astray == {JOB}
