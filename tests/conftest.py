@@ -19,12 +19,17 @@ _LONG = (_SPARK, "tests/integration", "tests/simulation", "tests/statebackends",
 """Folders with long files, the longest first. Begun last, one kept a process busy for minutes that the other had nothing to do."""
 
 
+GC_THRESHOLD = 10_000
+"""Objects that are made between two collections of the youngest; Python's 700 costs a fortieth of all time."""
+
+
 def _folder(nodeid: str) -> str:
     return "/".join(nodeid.split("/", 2)[:2])
 
 
 def pytest_configure() -> None:
     """A shell starts what it runs in the background with SIGINT ignored, and so does all that is started from there."""
+    gc.disable()  # what is collected stays: the collector would look at all of it again and again
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -38,6 +43,8 @@ def pytest_collection_finish() -> None:
     """The collector need not look at thousands of tests again each time that it looks at everything."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 10, 20)
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

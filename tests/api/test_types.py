@@ -16,7 +16,7 @@ import pytest
 import holdfast as hf
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.operators.datastream.settings import Settings
-from tests.harness.installed import build_wheel, copy_source, install
+from tests.harness.installed import installed_once
 
 ROOT = Path(hf.__file__).parent.parent
 JOBS = Path(__file__).parent / "typed"
@@ -28,8 +28,7 @@ reads a thousand files of them."""
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has the wheel, and the packages that it needs."""
-    folder = tmp_path_factory.mktemp("installed")
-    return install(build_wheel(copy_source(folder / "source"), folder), folder / "venv")
+    return installed_once(tmp_path_factory).python
 
 
 def _found(python: Path, job: str, folder: Path) -> tuple[set[tuple[int, str]], str]:

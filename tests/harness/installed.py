@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "barriers", "chaos", "coordinator", "operators", "statebackends")
@@ -48,6 +52,28 @@ def install(distribution: Path, folder: Path, *options: str) -> Path:
     command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", "--no-compile", *options]
     subprocess.run([sys.executable, *command, str(distribution)], check=True, capture_output=True, env=clean_environment())
     return python
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel, and the Python of an environment that has it."""
+
+    wheel: Path
+    python: Path
+
+
+def installed_once(folders: pytest.TempPathFactory) -> Installed:
+    """One for all processes of a run of tests: making it takes seconds, and its tests only read it."""
+    base = folders.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "installed"
+    folder.mkdir(exist_ok=True)
+    python, done = folder / "venv" / "bin" / "python", folder / "done"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if not done.exists():
+            install(build_wheel(copy_source(folder / "source"), folder), folder / "venv")
+            done.touch()
+    return Installed(next(folder.glob("*.whl")), python)
 
 
 def clean_environment(**more: str) -> Mapping[str, str]:

@@ -83,7 +83,7 @@ def test_a_stopped_worker_gets_a_successor(
 ) -> None:
     if not in_reach:
         monkeypatch.setattr(spark_slots, "kill_process", lambda pid, fingerprint: False)
-    rows = 12_000
+    rows = 4_000
     plan = quick_to_miss(counting_plan(rows, 8.0, tmp_path / "out", "memory"))
     accepted = cluster.client.submit(cluster.submission(plan))
     job = accepted.job_id

@@ -96,7 +96,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_runs_no_code_in_a_worker_and_fails_no_job(cluster: Cluster, tmp_path: Path) -> None:
-    rows = 6_000
+    rows = 3_000
     job = cluster.submit(counting_plan(rows, 4.0, tmp_path / "out", "memory")).job_id
     eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")
     ports = [worker["data_address"] for worker in cluster.client.workers(job)["workers"]]

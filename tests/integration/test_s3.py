@@ -27,7 +27,7 @@ from tests.s3_server import server as server
 
 pytestmark = pytest.mark.slow
 
-ROWS = 6_000
+ROWS = 3_000
 NEVER_MS = 1 << 50
 
 

@@ -194,7 +194,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("memory", marks=pytest.mark.endurance), "rocksdb"])
 def test_count_is_exact_through_kill_9_of_a_worker(cluster: Cluster, tmp_path: Path, backend: BackendKind) -> None:
-    rows = 6_000
+    rows = 3_000
     job = cluster.submit(counting_plan(rows, 3.0, tmp_path / "out", backend)).job_id
     eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
     assert cluster.slots is not None
@@ -230,7 +230,7 @@ def _damage_copies(shared: Path, local: Path) -> None:
 def test_a_restart_reads_this_hosts_copies_and_storage_where_they_are_damaged(
     cluster: Cluster, tmp_path: Path, harm: Callable[[Path, Path], None]
 ) -> None:
-    rows = 6_000
+    rows = 3_000
     plan = counting_plan(rows, 3.0, tmp_path / "out", "rocksdb", PaddedCountPerKey)
     job = cluster.submit(plan).job_id
     shared = cluster.state / job / "shared"
@@ -263,7 +263,7 @@ def test_a_restart_reads_this_hosts_copies_and_storage_where_they_are_damaged(
 
 @pytest.mark.slow
 def test_coordinator_restart_leaves_workers_alone(cluster: Cluster, tmp_path: Path) -> None:
-    rows = 6_000
+    rows = 3_000
     job = cluster.submit(counting_plan(rows, 4.0, tmp_path / "out", "memory")).job_id
     eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
     attempt = cluster.client.workers(job)["attempt"]
@@ -284,7 +284,7 @@ def own_address() -> str:
 
 @pytest.mark.slow
 def test_workers_beyond_loopback_talk_encrypted(cluster: Cluster, tmp_path: Path) -> None:
-    rows, host = 3_000, own_address()
+    rows, host = 2_000, own_address()
     job = cluster.submit(counting_plan(rows, 2.0, tmp_path / "out", "memory"), host=host, unix_sockets=False).job_id
     eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")
     assert {worker["host"] for worker in cluster.client.workers(job)["workers"]} == {host}
@@ -297,7 +297,7 @@ def test_workers_beyond_loopback_talk_encrypted(cluster: Cluster, tmp_path: Path
 @pytest.mark.slow
 def test_workers_that_are_killed_again_and_again_leave_no_more_than_one_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Of each slot: the living worker's, and at most its predecessor's, which might not have been dead when the sweep came by."""
-    rows, kills = 6_000, 3
+    rows, kills = 3_000, 3
     job = cluster.submit(counting_plan(rows, 4.0, tmp_path / "out", "rocksdb", PaddedCountPerKey)).job_id
     assert cluster.slots is not None
     eventually(lambda: cluster.completed(job) >= 1, "a checkpoint")

@@ -103,13 +103,13 @@ RESCALED = (Fault("rescale", at_ms=600, amount=4),)
 
 
 def test_a_difference_that_only_another_parallelism_shows_is_no_violation(pipelines: Path) -> None:
-    assert run(pipelines, "parted", 2, KILLED).dependences == ()
-    result = run(pipelines, "parted", 2, RESCALED)
+    assert run(pipelines, "parted", 1, KILLED).dependences == ()
+    result = run(pipelines, "parted", 1, RESCALED)
     assert result.violations == ()
     (found,) = result.dependences
-    assert (found.operator, found.judged, found.seed, found.parallelism) == ("totals", False, 2, 4)
+    assert (found.operator, found.judged, found.seed, found.parallelism) == ("totals", False, 1, 4)
     assert "(at parallelism 4)" in str(found)
-    said = run(pipelines, "parted_said", 2, RESCALED)
+    said = run(pipelines, "parted_said", 1, RESCALED)
     assert (said.violations, said.dependences) == ((), ())
 
 
@@ -135,7 +135,7 @@ def test_a_difference_that_only_another_parallelism_shows_is_no_violation(pipeli
     ],
 )
 def test_state_that_is_not_declared_is_found_and_named(pipelines: Path, function: str, place: str, plan: tuple[Fault, ...]) -> None:
-    result = run(pipelines, function, 1, plan)
+    result = run(pipelines, function, 2, plan)
     (violation,) = result.violations
     assert violation.invariant == "I1"
     assert violation.message.startswith("sink 'out', operator 'count': key=")

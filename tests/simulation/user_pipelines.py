@@ -14,29 +14,29 @@ import holdfast as hf
 
 SCHEMA = pa.schema([("i", pa.int64()), ("key", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 COUNTED = {"key": int, "n": int}
-ROWS = 480
+ROWS = 240
 LIMITS = {"small": 10}
 TOTALS = {}
 
 
 def make_batch(indices):
-    times = pa.array(indices * 5_000 + 1_700_000_000_000_000, pa.timestamp("us", "UTC"))
+    times = pa.array(indices * 10_000 + 1_700_000_000_000_000, pa.timestamp("us", "UTC"))
     return pa.RecordBatch.from_arrays([pa.array(indices), pa.array(indices % 6), times], schema=SCHEMA)
 
 
 def mixed_batch(indices):
-    times = pa.array(indices * 5_000 + 1_700_000_000_000_000, pa.timestamp("us", "UTC"))
+    times = pa.array(indices * 10_000 + 1_700_000_000_000_000, pa.timestamp("us", "UTC"))
     return pa.RecordBatch.from_arrays([pa.array(indices), pa.array(indices // 2 % 5), times], schema=SCHEMA)
 
 
 def numbers(env):
     """At parallelism 2 every key comes from one subtask of the source."""
-    return env.from_source(hf.GeneratorSource(make_batch, ROWS, SCHEMA, 400)).uid("numbers")
+    return env.from_source(hf.GeneratorSource(make_batch, ROWS, SCHEMA, 200)).uid("numbers")
 
 
 def mixed(env):
     """Every key comes from both subtasks of the source."""
-    return env.from_source(hf.GeneratorSource(mixed_batch, ROWS, SCHEMA, 400)).uid("numbers")
+    return env.from_source(hf.GeneratorSource(mixed_batch, ROWS, SCHEMA, 200)).uid("numbers")
 
 
 def written(stream):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.installed import PACKAGES, build_wheel, clean_environment, copy_source, install
+from tests.harness.installed import PACKAGES, clean_environment, installed_once
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -90,8 +90,10 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def test_a_job_of_a_project_with_packages_of_the_same_names_runs_on_a_cluster(tmp_path: Path) -> None:
-    python = install(build_wheel(copy_source(tmp_path / "source"), tmp_path), tmp_path / "venv")
+def test_a_job_of_a_project_with_packages_of_the_same_names_runs_on_a_cluster(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    python = installed_once(tmp_path_factory).python
     shop = project(tmp_path / "shop")
     (tmp_path / "data").mkdir()
     environment = clean_environment(PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=str(python))

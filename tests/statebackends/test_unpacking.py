@@ -58,39 +58,39 @@ def repeated(value: Any, count: int) -> pa.DictionaryArray:
 
 LARGE = b"\0" * (10 * MIB)
 WORDS = pa.ListArray.from_arrays(pa.array([0, 20_000], pa.int32()), repeated("y" * 1_000, 20_000))
-BOMBS = {
-    "a page": parquet(pa.table({"v": [LARGE]}), use_dictionary=False),
-    "pages in brotli": parquet(pa.table({"v": [b"\0" * MIB] * 100}), use_dictionary=False, compression="brotli"),
-    "a dictionary's page": parquet(pa.table({"v": [LARGE]}), dictionary_pagesize_limit=100 * MIB),
-    "one value many times": parquet(pa.table({"v": repeated(b"x" * 10_000, 20_000)})),
-    "one value many times in a list": parquet(pa.table({"v": WORDS})),
-    "one value many times in a struct": parquet(
+BOMBS: dict[str, Callable[[], pa.Buffer]] = {
+    "a page": lambda: parquet(pa.table({"v": [LARGE]}), use_dictionary=False),
+    "pages in brotli": lambda: parquet(pa.table({"v": [b"\0" * MIB] * 100}), use_dictionary=False, compression="brotli"),
+    "a dictionary's page": lambda: parquet(pa.table({"v": [LARGE]}), dictionary_pagesize_limit=100 * MIB),
+    "one value many times": lambda: parquet(pa.table({"v": repeated(b"x" * 10_000, 20_000)})),
+    "one value many times in a list": lambda: parquet(pa.table({"v": WORDS})),
+    "one value many times in a struct": lambda: parquet(
         pa.table({"v": pa.StructArray.from_arrays([repeated("y" * 10_000, 20_000)], ["a"])})
     ),
-    "beginnings of the value before": parquet(
+    "beginnings of the value before": lambda: parquet(
         pa.table({"v": ["p" * 20_000 + str(number) for number in range(3_000)]}),
         use_dictionary=False,
         column_encoding={"v": "DELTA_BYTE_ARRAY"},
     ),
-    "rows of nothing": parquet(pa.table({"v": pa.nulls(10_000_000, pa.int64())})),
-    "numbers that are all the same": parquet(pa.table({"v": np.zeros(10_000_000, np.int64)}), compression="brotli"),
+    "rows of nothing": lambda: parquet(pa.table({"v": pa.nulls(10_000_000, pa.int64())})),
+    "numbers that are all the same": lambda: parquet(pa.table({"v": np.zeros(10_000_000, np.int64)}), compression="brotli"),
 }
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_parquet_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(name: str) -> None:
-    data = BOMBS[name]
+    data = BOMBS[name]()
     before = pa.total_allocated_bytes()
     with pytest.raises(ValueError, match="bytes that unpack to more than"):
         check_parquet(pa.BufferReader(data))
     assert pa.total_allocated_bytes() - before < 8 * MIB
 
 
-PACKED = {
-    "a buffer": arrow(pa.table({"v": [LARGE]})),
-    "zeros": arrow(pa.table({"v": np.zeros(4_000_000, np.int64)})),
-    "rows of nothing": arrow(pa.table({"v": pa.nulls(10_000_000)})),
-    "nothing many times in a list": arrow(
+PACKED: dict[str, Callable[[], pa.Buffer]] = {
+    "a buffer": lambda: arrow(pa.table({"v": [LARGE]})),
+    "zeros": lambda: arrow(pa.table({"v": np.zeros(4_000_000, np.int64)})),
+    "rows of nothing": lambda: arrow(pa.table({"v": pa.nulls(10_000_000)})),
+    "nothing many times in a list": lambda: arrow(
         pa.table({"v": pa.ListArray.from_arrays(pa.array([0, 10_000_000], pa.int32()), pa.nulls(10_000_000))})
     ),
 }
@@ -99,7 +99,7 @@ PACKED = {
 @pytest.mark.parametrize("name", PACKED)
 def test_arrow_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(name: str) -> None:
     with pytest.raises(ValueError, match="bytes that unpack to more than"):
-        check_arrow(pa.BufferReader(PACKED[name]))
+        check_arrow(pa.BufferReader(PACKED[name]()))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def _zigzag(number: int) -> bytes:
 
 
 def test_a_restore_refuses_it_by_name() -> None:
-    for table_format, data in (("parquet", BOMBS["one value many times"]), ("arrow", PACKED["a buffer"])):
+    for table_format, data in (("parquet", BOMBS["one value many times"]()), ("arrow", PACKED["a buffer"]())):
         with pytest.raises(CorruptStateError, match=r"'op': job/a: .*HOLDFAST_UNPACKED_BYTES_MAX") as caught:
             decode_keyed_table(data, table_format, KeyGroupRange(0, 8), KeyType.of(str), path="job/a", operator="op")
         assert caught.value.path == "job/a"
@@ -192,17 +192,18 @@ def test_a_restore_refuses_it_by_name() -> None:
 
 def test_what_is_to_be_trusted_may_be_allowed_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(unpacking.SETTING, str(1 << 30))
-    for data in BOMBS.values():
-        check_parquet(pa.BufferReader(data))
-    for data in PACKED.values():
-        check_arrow(pa.BufferReader(data))
+    for make in BOMBS.values():
+        check_parquet(pa.BufferReader(make()))
+    for make in PACKED.values():
+        check_arrow(pa.BufferReader(make()))
 
 
 @pytest.mark.parametrize("text", ["", "1 GiB", "-5", "0"])
 def test_a_setting_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    packed = PACKED["zeros"]()
     monkeypatch.setenv(unpacking.SETTING, text)
     with pytest.raises(InvalidConfigError, match=r"HOLDFAST_UNPACKED_BYTES_MAX is .* a number of bytes"):
-        check_arrow(pa.BufferReader(PACKED["zeros"]))
+        check_arrow(pa.BufferReader(packed))
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"compression": "snappy"}])
