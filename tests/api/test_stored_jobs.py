@@ -32,7 +32,7 @@ from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, Storage
 from tests.coordinator.doubles import submission, word_count
-from tests.coordinator.test_claiming import contents
+from tests.coordinator.ownership.test_claims import contents
 from tests.s3_server import bucket as bucket
 from tests.s3_server import connection as connection
 from tests.s3_server import server as server

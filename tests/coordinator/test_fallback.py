@@ -26,7 +26,7 @@ from holdfast.statebackends.errors import CorruptStateError, NotFoundError, Outp
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
-from tests.coordinator.test_claiming import OTHER, put_checkpoint, put_snapshot
+from tests.coordinator.ownership.test_claims import OTHER, put_checkpoint, put_snapshot
 from tests.coordinator.world import JOB, DictStorage
 
 PATHS = JobPaths(JOB)

@@ -37,7 +37,7 @@ from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Flow, ReadFile, run_flow
 from tests.coordinator.doubles import submission, word_count
-from tests.coordinator.test_claiming import SAVEPOINT, contents, put_snapshot
+from tests.coordinator.ownership.test_claims import SAVEPOINT, contents, put_snapshot
 from tests.coordinator.test_restore import COUNTS, keyed, snapshot, stored
 from tests.coordinator.test_roundtrips import assert_same
 from tests.coordinator.world import JOB, DictStorage, Steps

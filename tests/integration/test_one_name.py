@@ -97,7 +97,7 @@ from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.world import RunRequest
 assert not run_seed(RunRequest(3, "counter")).result.violations
 
-from tests.operators.test_worker import test_bounded_job_drains_commits_and_finishes as run_job
+from tests.operators.worker.test_loop import test_bounded_job_drains_commits_and_finishes as run_job
 run_job(Path(state), "filesystem")
 
 for found in pkgutil.walk_packages(hf.__path__, "holdfast."):

@@ -13,7 +13,7 @@ from holdfast.statebackends.errors import OutOfSpaceError
 from holdfast.statebackends.storage.directory import LocalStorage
 from tests.harness.disks import SmallDisk, small_disk
 from tests.harness.mini import MiniCluster
-from tests.operators.test_worker import committed, count_job, expected
+from tests.operators.worker.test_loop import committed, count_job, expected
 
 ROWS = 6_000
 ROCKSDB: dict[str, Any] = {"state_backend": "rocksdb", "inline_threshold": 0}

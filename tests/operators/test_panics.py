@@ -20,7 +20,7 @@ from holdfast.statebackends.rocksdb.database import RocksStore, failure_of, is_p
 from holdfast.statebackends.rocksdb.row_keys import GROUP_AND_STATE
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
-from tests.operators.test_worker import committed, count_job, expected
+from tests.operators.worker.test_loop import committed, count_job, expected
 
 
 def panic() -> Any:

@@ -34,7 +34,7 @@ from tests.operators.ends import NamedSink, NamedSource
 from tests.operators.harness import OperatorHarness
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import Bench, Port, Recording
-from tests.operators.test_worker import SCHEMA, make_batch, run_through_crashes
+from tests.operators.worker.test_loop import SCHEMA, make_batch, run_through_crashes
 
 ROWS = declared_type({"k": str, "n": int}, "rows")
 ODD = OutputTag("odd", {"n": int})

@@ -32,9 +32,9 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import submission
-from tests.coordinator.test_claiming import OTHER
+from tests.coordinator.ownership.test_claims import OTHER
+from tests.coordinator.restore.test_sink_forks import STATE, checkpoint_of, graph_at
 from tests.coordinator.test_restore import snapshot, stored
-from tests.coordinator.test_sinkforks import STATE, checkpoint_of, graph_at
 from tests.coordinator.world import JOB
 from tests.coordinator.world import DictStorage as StateDirectory
 from tests.operators.ports import DictStorage

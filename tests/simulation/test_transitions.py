@@ -29,7 +29,7 @@ RARE = {
     (PendingStatus.ABORTING, PendingStatus.ABORTED),
     (PendingStatus.ABORTING, PendingStatus.COMPLETED),
 }
-"""Steps of a checkpoint that these few seeds need not show; tests/coordinator/test_machine.py does."""
+"""Steps of a checkpoint that these few seeds need not show; tests/coordinator/checkpoints/test_checkpoint_coordinator.py does."""
 
 
 def steps(table: Mapping[Any, frozenset[Any]]) -> set[tuple[Any, Any]]:

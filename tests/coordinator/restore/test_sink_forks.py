@@ -41,7 +41,7 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.doubles import operator, submission, vertex, word_count
-from tests.coordinator.test_claiming import OTHER
+from tests.coordinator.ownership.test_claims import OTHER
 from tests.coordinator.test_restore import snapshot, stored
 from tests.coordinator.world import JOB, DictStorage
 
