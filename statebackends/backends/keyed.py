@@ -54,7 +54,7 @@ from holdfast.statebackends.snapshot.sources import (
     timer_meta,
     timer_rows,
 )
-from holdfast.statebackends.snapshot.tables import decode_keyed_table
+from holdfast.statebackends.snapshot.table_file import decode_keyed_table
 from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
 from holdfast.statebackends.storage.failures import refusal
 from holdfast.statebackends.storage.port import Storage, run_flow
@@ -403,7 +403,6 @@ class KeyedBackendBase(ABC):
             data,
             table_format,
             self._key_groups,
-            self.key_type,
             path=path,
             operator=self._operator,
             held=part.key_groups,

@@ -7,8 +7,8 @@ what rows must be is for row_rules.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -17,23 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
-from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError, InvariantError
+from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
-from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.snapshot.sorting import LARGE_POOL, RowStream, is_sorted, stable_order
-from holdfast.statebackends.snapshot.unpacking import check_arrow, check_parquet, checked_batch, row_groups_of
-from holdfast.statebackends.storage.failures import refusal
 
 TableFormat = Literal["arrow", "parquet"]
-Judge: TypeAlias = Callable[[pa.Table], pa.Table]
-"""Returns the rows in canonical types. Raises ValueError, CorruptStateError or pyarrow's errors for rows that break a rule."""
-
-
-EVERY_KEY_GROUP = KeyGroupRange(0, MAX_PARALLELISM_LIMIT)
-"""Key groups of a table without a known handle."""
-
 _ROW_GROUP_ROWS = 1 << 17
 _COMPRESSED_BYTES_MIN = 64 * 1024
 _FILE_BYTES = 256 * 1024
@@ -78,7 +68,7 @@ def state_meta_of(schema: pa.Schema) -> StateMeta | None:
 
 def sort_by_key_group(table: pa.Table) -> pa.Table:
     """The rows in key-group order; rows of one key group keep their order."""
-    groups = _key_groups(table)
+    groups = key_groups_of(table)
     return table if is_sorted(groups) else table.take(pa.array(stable_order(groups)))
 
 
@@ -134,7 +124,7 @@ def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same batches. Raises InvariantError for rows that are not sorted by key group."""
     last = -1
     for batch in batches:
-        groups = _key_groups(batch)
+        groups = key_groups_of(batch)
         if len(groups):
             if groups[0] < last or not is_sorted(groups):
                 raise InvariantError("rows of a keyed table must be sorted by key group")
@@ -142,82 +132,9 @@ def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def decode_keyed_table(
-    data: bytes | pa.Buffer,
-    table_format: str,
-    key_groups: KeyGroupRange,
-    key_type: KeyType,
-    *,
-    path: str = "",
-    operator: str | None = None,
-    held: KeyGroupRange | None = None,
-    judge: Judge | None = None,
-) -> pa.Table:
-    """The rows of some key groups, with the key columns and the namespace in their canonical types.
-
-    Tables that other tools edited are read too: rows and columns in any order, large or dictionary types. `held`: key groups of the
-    table's handle; rows of others are refused, since only some parallelisms would find them. `judge` applies further rules to the
-    rows (row_rules.py). Raises CorruptStateError naming file and operator."""
-    try:
-        table = _read(pa.py_buffer(data), table_format, key_groups, held or EVERY_KEY_GROUP)
-        table = _canonical(table, key_type) if judge is None else judge(table)
-    except (pa.ArrowException, InvalidKeyError, ValueError, TypeError, KeyError, OSError, OverflowError) as error:
-        owner = f"operator {operator!r}: " if operator else ""
-        if (refused := refusal(error, f"{owner}{path}", path=path, operator=operator)) is not None:
-            raise refused from error
-        raise CorruptStateError(
-            f"{owner}{path}: not a table of keyed state: {error}", path=path, operator=operator, reason="table"
-        ) from error
-    return table
-
-
-def _read(data: pa.Buffer, table_format: str, key_groups: KeyGroupRange, held: KeyGroupRange) -> pa.Table:
-    if table_format == "parquet":
-        check_parquet(pa.BufferReader(data))
-        return _read_parquet(data, key_groups, held)
-    if table_format != "arrow":
-        raise ValueError(f"unknown format {table_format!r}")
-    unpacked = check_arrow(pa.BufferReader(data))
-    reader = pa.ipc.open_file(data, memory_pool=LARGE_POOL)
-    batches = []
-    for index in range(reader.num_record_batches):
-        batch = checked_batch(reader.get_batch(index), unpacked)
-        check_held(_key_groups(batch), held)
-        restricted = restrict(batch, key_groups)
-        if len(restricted):
-            batches.append(restricted)
-    return pa.Table.from_batches(batches, reader.schema)
-
-
-def check_held(groups: npt.NDArray[Any], held: KeyGroupRange) -> None:
-    """Raises ValueError for rows of key groups outside of `held`, those of the table's handle."""
-    if len(groups) and not (held.start <= groups.min() and groups.max() < held.stop):
-        wrong = groups[(groups < held.start) | (groups >= held.stop)]
-        raise ValueError(f"{len(wrong)} rows of key groups outside of [{held.start}, {held.stop}), the first of {wrong[0]}")
-
-
-def _read_parquet(data: pa.Buffer, key_groups: KeyGroupRange, held: KeyGroupRange) -> pa.Table:
-    file = pq.ParquetFile(pa.BufferReader(data))
-    if file.schema_arrow.get_field_index(KEY_GROUP) < 0:
-        raise ValueError(f"no column {KEY_GROUP!r}")
-    wanted = []
-    for index, group in enumerate(row_groups_of(pa.BufferReader(data))):
-        found = next((chunk for chunk in group.chunks if chunk.path == KEY_GROUP), None)
-        if found is None or not found.lowest or not found.highest or found.kind not in (1, 2):
-            wanted.append(index)
-            continue
-        lowest, highest = (int.from_bytes(each, "little", signed=True) for each in (found.lowest, found.highest))
-        check_held(np.array([lowest, highest]), held)
-        if highest >= key_groups.start and lowest < key_groups.stop:
-            wanted.append(index)
-    table = file.read_row_groups(wanted)
-    check_held(_key_groups(table), held)
-    return restrict(table, key_groups)
-
-
 def restrict(table: pa.Table | pa.RecordBatch, key_groups: KeyGroupRange) -> pa.Table | pa.RecordBatch:
     """The rows of some key groups, sorted: a slice without a copy if they are in order, else a filter."""
-    groups = _key_groups(table)
+    groups = key_groups_of(table)
     if is_sorted(groups):
         start, stop = np.searchsorted(groups, [key_groups.start, key_groups.stop], side="left").tolist()
         return table.slice(start, stop - start)
@@ -225,27 +142,7 @@ def restrict(table: pa.Table | pa.RecordBatch, key_groups: KeyGroupRange) -> pa.
     return sort_by_key_group(table.take(pa.array(rows)))
 
 
-def _canonical(table: pa.Table, key_type: KeyType) -> pa.Table:
-    wanted = [(KEY_GROUP, pa.int32()), *zip(key_columns(key_type), key_type.arrow_types, strict=True), _namespace(table.schema)]
-    for name, data_type in wanted:
-        index = table.schema.get_field_index(name)
-        if index < 0:
-            raise ValueError(f"no column {name!r}")
-        column = table.column(index)
-        if column.null_count:
-            raise ValueError(f"null in column {name!r}")
-        if column.type != data_type:
-            table = table.set_column(index, pa.field(name, data_type, nullable=False), column.cast(data_type))
-    return table
-
-
-def _namespace(schema: pa.Schema) -> tuple[str, pa.DataType]:
-    index = schema.get_field_index(NAMESPACE)
-    is_number = index >= 0 and pa.types.is_integer(schema.field(index).type)
-    return NAMESPACE, pa.int64() if is_number else pa.binary()
-
-
-def _key_groups(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:
+def key_groups_of(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:
     index = table.schema.get_field_index(KEY_GROUP)
     if index < 0:
         raise ValueError(f"no column {KEY_GROUP!r}")

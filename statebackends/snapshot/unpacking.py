@@ -168,9 +168,6 @@ class Chunk:
     values: int
     start: int
     length: int
-    lowest: bytes | None
-    """Smallest value, as `highest` the largest, of the statistics; None without them."""
-    highest: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +220,7 @@ def _leaves(elements: Iterator[dict[int, Any]], above: tuple[bytes, ...] | None 
 
 
 def _chunk(found: dict[int, Any], path: tuple[bytes, ...], leaf: dict[int, Any]) -> Chunk:
-    """Field numbers of ColumnMetaData: 1 type, 3 path, 5 values, 7 packed bytes, 9 and 11 starts, 12 statistics.
+    """Field numbers of ColumnMetaData: 1 type, 3 path, 5 values, 7 packed bytes, 9 and 11 starts.
 
     A reader goes by the schema, so a chunk that differs from it is refused."""
     kind, name = _number(leaf[1]), b".".join(path).decode()
@@ -231,10 +228,8 @@ def _chunk(found: dict[int, Any], path: tuple[bytes, ...], leaf: dict[int, Any])
         raise ValueError(f"a Parquet file whose column {name!r} is another one in its schema")
     start, dictionary = _number(found[9]), _number(found.get(11) or 0)
     width = _number(leaf.get(2, 0)) if kind == _FIXED else _WIDTHS.get(kind, 0)
-    said = found.get(12) or {}
-    lowest, highest = (each if isinstance(each, bytes) else None for each in (said.get(6), said.get(5)))
     first = dictionary if 0 < dictionary < start else start
-    return Chunk(name, kind, width, _number(found[5]), first, _number(found[7]), lowest, highest)
+    return Chunk(name, kind, width, _number(found[5]), first, _number(found[7]))
 
 
 def _number(found: Any) -> int:

@@ -27,9 +27,10 @@ from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, S
 from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.sources import TIME
+from holdfast.statebackends.snapshot.table_file import BATCH_ROWS, TableFile, conform
 from holdfast.statebackends.state_processor.contents import StoredState
 from holdfast.statebackends.state_processor.progress import note
-from holdfast.statebackends.state_processor.reading import BATCH_ROWS, PartReader, TableFile, conform, fetch_windows
+from holdfast.statebackends.state_processor.reading import PartReader, fetch_windows
 from holdfast.statebackends.state_processor.values import entry_json, named, stored_serializer
 from holdfast.statebackends.storage.failures import refusal
 

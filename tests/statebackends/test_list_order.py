@@ -20,9 +20,9 @@ from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.snapshot import row_rules as rowrules
+from holdfast.statebackends.snapshot import table_file as tables_module
 from holdfast.statebackends.snapshot.list_order import in_list_order
 from holdfast.statebackends.state import ListStateDescriptor, Ttl
-from holdfast.statebackends.state_processor import reading as tables_module
 from holdfast.statebackends.state_processor import rows as judgedrows
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from tests.statebackends.backend_harness import MAX_PARALLELISM, SEEN, Cluster, stored, use

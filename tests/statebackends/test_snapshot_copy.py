@@ -330,7 +330,7 @@ def test_a_source_that_vanishes_meanwhile(tmp_path: Path) -> None:
 def test_an_export_lists_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.statebackends.state_processor.export.FILE_ROWS_MAX", 10)
     monkeypatch.setattr("holdfast.statebackends.state_processor.export._GROUP_ROWS", 4)
-    monkeypatch.setattr("holdfast.statebackends.state_processor.reading.BATCH_ROWS", 3)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.table_file.BATCH_ROWS", 3)
     contents = replace(SOME, count={f"k{n}": n for n in range(35)}, tags={})
     source = snapshot(tmp_path, ("filesystem", 2, True), contents)
     report = export_snapshot(source, list(source.states()), LocalStorage(tmp_path / "target"), "new")

@@ -15,7 +15,7 @@ import pytest
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, StateMeta
-from holdfast.statebackends.state_processor import reading as tables
+from holdfast.statebackends.snapshot import table_file as tables
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.storage.checksums import checksum_of
@@ -304,8 +304,8 @@ def test_memory_is_bounded_by_batches(tmp_path: Path) -> None:
 
 
 def test_batches_have_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, number in itertools.product(("reading", "rows"), (1, 3)):
-        monkeypatch.setattr(f"holdfast.statebackends.state_processor.{module}.BATCH_ROWS", number)
+    for module, number in itertools.product(("snapshot.table_file", "state_processor.rows"), (1, 3)):
+        monkeypatch.setattr(f"holdfast.statebackends.{module}.BATCH_ROWS", number)
     contents = Contents(seen={f"k{n}": ["x"] * n for n in range(8)}, positions=list(range(9)))
     for number, kind in enumerate(KINDS):
         found = write(tmp_path, f"job/chk-{number}", contents, kind=kind)

@@ -29,8 +29,7 @@ from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.local_recovery.storage import KeepingStorage
 from holdfast.statebackends.rocksdb.database import RocksStore
-from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.snapshot.tables import decode_keyed_table
+from holdfast.statebackends.snapshot.table_file import decode_keyed_table
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.failures import errno_of, refusal, rocksdb_failure, unavailable
@@ -192,9 +191,9 @@ def test_a_table_is_not_damaged_because_there_was_no_memory_for_it(
     def read(*arguments: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("holdfast.statebackends.snapshot.tables._read", read)
+    monkeypatch.setattr("holdfast.statebackends.snapshot.table_file.TableFile.open", read)
     with pytest.raises(HoldfastError, match="chk-1/f") as caught:
-        decode_keyed_table(b"", "arrow", GROUPS, KeyType.parse("utf8"), path="chk-1/f", operator="op")
+        decode_keyed_table(b"", "arrow", GROUPS, path="chk-1/f", operator="op")
     assert type(caught.value) is kind
 
 

@@ -22,7 +22,8 @@ from holdfast.statebackends.serialization.state_serializer import StateSerialize
 from holdfast.statebackends.serialization.type_serializer import Compatibility, TypeSerializer
 from holdfast.statebackends.snapshot.parts import read_part
 from holdfast.statebackends.snapshot.rows import unexpired_rows
-from holdfast.statebackends.snapshot.tables import decode_keyed_table, encode_keyed_table
+from holdfast.statebackends.snapshot.table_file import decode_keyed_table
+from holdfast.statebackends.snapshot.tables import encode_keyed_table
 from holdfast.statebackends.state import (
     DURATION_MS_MAX,
     AggregatingStateDescriptor,
@@ -94,7 +95,7 @@ def tables(cluster: Cluster, snapshot: Any) -> dict[str, pa.Table]:
     found = {}
     for meta, part in zip(handle.states, handle.parts, strict=True):
         data: bytes = run_flow(read_part(part, snapshot[1]), cluster.storage)
-        found[meta.name] = decode_keyed_table(data, handle.format, handle.key_groups, KEY)
+        found[meta.name] = decode_keyed_table(data, handle.format, handle.key_groups)
     return found
 
 

@@ -14,10 +14,9 @@ import pytest
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.snapshot import unpacking
 from holdfast.statebackends.snapshot import unpacking as parquetpages
-from holdfast.statebackends.snapshot.tables import decode_keyed_table
+from holdfast.statebackends.snapshot.table_file import TableFile, decode_keyed_table
 from holdfast.statebackends.snapshot.unpacking import (
     DICTIONARY_PAGE,
     Unpacked,
@@ -28,7 +27,6 @@ from holdfast.statebackends.snapshot.unpacking import (
     pages_of,
     row_groups_of,
 )
-from holdfast.statebackends.state_processor.reading import TableFile
 
 MIB = 1 << 20
 
@@ -186,7 +184,7 @@ def _zigzag(number: int) -> bytes:
 def test_a_restore_refuses_it_by_name() -> None:
     for table_format, data in (("parquet", BOMBS["one value many times"]()), ("arrow", PACKED["a buffer"]())):
         with pytest.raises(CorruptStateError, match=r"'op': job/a: .*HOLDFAST_UNPACKED_BYTES_MAX") as caught:
-            decode_keyed_table(data, table_format, KeyGroupRange(0, 8), KeyType.of(str), path="job/a", operator="op")
+            decode_keyed_table(data, table_format, KeyGroupRange(0, 8), path="job/a", operator="op")
         assert caught.value.path == "job/a"
 
 

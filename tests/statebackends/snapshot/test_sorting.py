@@ -21,9 +21,9 @@ from holdfast.statebackends.snapshot import sorting as sortedrows
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream
-from holdfast.statebackends.snapshot.tables import decode_keyed_table, encode_keyed_table
+from holdfast.statebackends.snapshot.table_file import TableFile, decode_keyed_table
+from holdfast.statebackends.snapshot.tables import encode_keyed_table
 from holdfast.statebackends.state import MapStateDescriptor, Ttl, ValueStateDescriptor
-from holdfast.statebackends.state_processor.reading import TableFile
 
 META = StateMeta("s", "value", "str", "utf8")
 UTF8 = KeyType.of(str)
@@ -134,7 +134,7 @@ def test_a_buffer_that_was_too_small_changes_nothing(table_format: Any, monkeypa
     data = encode_keyed_table(table, table_format)
     monkeypatch.setattr("holdfast.statebackends.snapshot.tables._FILE_BYTES", -table.nbytes)
     assert encode_keyed_table(table, table_format).equals(data)
-    assert decode_keyed_table(data, table_format, ALL, UTF8, judge=RowRules.of(META, UTF8, 128).judged).equals(table)
+    assert decode_keyed_table(data, table_format, ALL, judge=RowRules.of(META, UTF8, 128).judged).equals(table)
 
 
 def test_rows_that_compress_worse_than_their_bound_are_written_all_the_same() -> None:

@@ -15,8 +15,8 @@ from holdfast.statebackends.errors import CorruptStateError, InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.snapshot.row_rules import RowRules
+from holdfast.statebackends.snapshot.table_file import decode_keyed_table
 from holdfast.statebackends.snapshot.tables import (
-    decode_keyed_table,
     encode_keyed_table,
     keyed_table_schema,
     restrict,
@@ -67,7 +67,7 @@ def test_round_trip_keeps_rows_types_and_meta(table_format: Any) -> None:
     key_type = KeyType.parse("tuple<utf8,timestamp[us, UTC],decimal128(10, 2),int64>")
     moment = datetime(2020, 1, 1, tzinfo=UTC)
     table = table_of([("a", moment, Decimal("1.50"), 3), ("b", moment, Decimal("2.50"), 4)], key_type)
-    back = decode_keyed_table(encode_keyed_table(table, table_format), table_format, ALL, key_type, judge=judged)
+    back = decode_keyed_table(encode_keyed_table(table, table_format), table_format, ALL, judge=judged)
     assert back.equals(table)
     assert back.schema.types == table.schema.types
     assert state_meta_of(back.schema) == META
@@ -87,8 +87,8 @@ def test_rows_that_the_handle_does_not_have_are_refused_whatever_is_wanted(
         pq.write_table(table, sink, row_group_size=300 if "groups" in kind else 3000, write_statistics="groups" in kind)
         data = sink.getvalue()
     with pytest.raises(CorruptStateError, match=rf"rows of key groups outside of \[{held.start}, {held.stop}\)"):
-        decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", judge=judged, held=held)
-    assert decode_keyed_table(data, table_format, wanted, UTF8, path="job/a", judge=judged, held=ALL) == restrict(
+        decode_keyed_table(data, table_format, wanted, path="job/a", judge=judged, held=held)
+    assert decode_keyed_table(data, table_format, wanted, path="job/a", judge=judged, held=ALL) == restrict(
         table, wanted
     )
 
@@ -99,7 +99,7 @@ def test_restriction_partitions_the_rows(table_format: Any) -> None:
     data = encode_keyed_table(table_of(keys), table_format)
     found: list[str] = []
     for start, stop in [(0, 1), (1, 43), (43, 43), (43, 100), (100, 128)]:
-        part = decode_keyed_table(data, table_format, KeyGroupRange(start, stop), UTF8, judge=judged)
+        part = decode_keyed_table(data, table_format, KeyGroupRange(start, stop), judge=judged)
         groups = part.column("key_group").to_numpy()
         assert ((groups >= start) & (groups < stop)).all()
         found += part.column("key").to_pylist()
@@ -117,15 +117,27 @@ def test_only_row_groups_that_hold_wanted_key_groups_are_read(monkeypatch: pytes
         return original(self, groups, *args, **kwargs)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counting)
-    part = decode_keyed_table(data, "parquet", KeyGroupRange(0, 20), UTF8)
+    part = decode_keyed_table(data, "parquet", KeyGroupRange(0, 20))
     assert 0 < len(read) < 5
     assert pc.max(part.column("key_group")).as_py() < 20
+
+
+def test_rows_are_found_whatever_the_statistics_of_a_parquet_file_say() -> None:
+    table = table_of([f"user-{index}" for index in range(1000)]).filter(pc.field("key_group") == 5)
+    data = encode_keyed_table(table, "parquet").to_pybytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    true, false = ((group).to_bytes(4, "little") for group in (5, 99))
+    lying = data[:footer] + data[footer:].replace(true, false)
+    assert pq.ParquetFile(pa.BufferReader(lying)).metadata.row_group(0).column(0).statistics.min == 99
+    assert decode_keyed_table(lying, "parquet", KeyGroupRange(0, 10), judge=judged).equals(table)
+    with pytest.raises(CorruptStateError, match=r"outside of \[90, 128\)"):
+        decode_keyed_table(lying, "parquet", KeyGroupRange(90, 128), held=KeyGroupRange(90, 128), judge=judged)
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_empty_tables(table_format: Any) -> None:
     data = encode_keyed_table(table_of([]), table_format)
-    back = decode_keyed_table(data, table_format, ALL, UTF8, judge=judged)
+    back = decode_keyed_table(data, table_format, ALL, judge=judged)
     assert back.num_rows == 0
     assert back.schema.names == ["key_group", "key", "namespace", "value"]
 
@@ -153,10 +165,10 @@ def test_a_table_edited_with_duckdb_is_read(tmp_path: Any) -> None:
         f"""copy (select value + 1 as value, namespace, key, key_group from '{source}'
                   where value % 2 = 0 order by key desc) to '{edited}'"""
     )
-    back = decode_keyed_table(edited.read_bytes(), "parquet", ALL, UTF8, judge=judged)
+    back = decode_keyed_table(edited.read_bytes(), "parquet", ALL, judge=judged)
     assert keys_of(back) == set(keys[::2])
     assert back.column("key_group").to_pylist() == sorted(back.column("key_group").to_pylist())
-    half = decode_keyed_table(edited.read_bytes(), "parquet", KeyGroupRange(0, 64), UTF8, judge=judged)
+    half = decode_keyed_table(edited.read_bytes(), "parquet", KeyGroupRange(0, 64), judge=judged)
     assert 0 < half.num_rows < back.num_rows
 
 
@@ -166,7 +178,7 @@ def test_wider_types_of_other_tools_are_cast(table_format: Any) -> None:
     wide = table.cast(
         pa.schema([("key_group", pa.int64()), ("key", pa.large_utf8()), ("namespace", pa.large_binary()), ("value", pa.int64())])
     )
-    back = decode_keyed_table(encode_keyed_table(wide, table_format), table_format, ALL, UTF8)
+    back = decode_keyed_table(encode_keyed_table(wide, table_format), table_format, ALL, judge=judged)
     assert back.schema.types == table.schema.types
 
 
@@ -186,13 +198,13 @@ def test_damaged_tables_are_corrupt_state(table_format: Any) -> None:
     for table in tables:
         data = write(table, table_format)
         with pytest.raises(CorruptStateError, match="'window': chk-1/f") as caught:
-            decode_keyed_table(data, table_format, ALL, UTF8, path="chk-1/f", operator="window", judge=judged)
+            decode_keyed_table(data, table_format, ALL, path="chk-1/f", operator="window", judge=judged)
         assert caught.value.path == "chk-1/f"
     for data in (b"", b"garbage", encode_keyed_table(good, table_format).to_pybytes()[:-20]):
         with pytest.raises(CorruptStateError):
-            decode_keyed_table(data, table_format, ALL, UTF8)
+            decode_keyed_table(data, table_format, ALL)
     with pytest.raises(CorruptStateError):
-        decode_keyed_table(b"", "csv", ALL, UTF8)
+        decode_keyed_table(b"", "csv", ALL)
 
 
 def write(table: pa.Table, table_format: str) -> bytes:
