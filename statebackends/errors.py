@@ -523,6 +523,15 @@ class InvariantError(HoldfastError):
     path: str | None = None
 
 
+class StillMovingError(HoldfastError):
+    """A job under test has not come to rest within the rounds that one call may take: one of its sources never ends, or an operator
+    gives work to itself for ever."""
+
+    rounds: int
+    moving: Sequence[str]
+    """What moved in the last round: subtasks as `uid[subtask]`, `coordinator`, `pool`."""
+
+
 class CheckpointFailedError(HoldfastError):
     """A requested checkpoint or savepoint was refused or aborted."""
 

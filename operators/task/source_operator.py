@@ -35,6 +35,8 @@ class SourceOperator(Operator):
         polled = self.reader.poll(rows_max, now_ms)
         if polled.batch is not None:
             self.output.collect(polled.batch)
+        if polled.watermark_ms is not None:
+            self.output.emit_watermark(polled.watermark_ms)
         return polled
 
     @property

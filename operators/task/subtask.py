@@ -27,7 +27,7 @@ from holdfast.barriers.messages import (
     clip_front,
 )
 from holdfast.operators.task.chain import OperatorChain, ResultPort
-from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SubtaskPool
+from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SourceReady, SubtaskPool
 from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.user_failures import error_line, stack_trace
@@ -92,7 +92,14 @@ class Subtask:
     """One parallel instance of one chain."""
 
     def __init__(
-        self, key: SubtaskKey, attempt: int, ports: SubtaskPorts, *, step_budget_ms: int = 5, batch_rows_max: int = 65_536
+        self,
+        key: SubtaskKey,
+        attempt: int,
+        ports: SubtaskPorts,
+        *,
+        step_budget_ms: int = 5,
+        batch_rows_max: int = 65_536,
+        proven_rows: int = 0,
     ) -> None:
         self.key = key
         self.attempt = attempt
@@ -109,10 +116,12 @@ class Subtask:
             ports.chain,
             ports.inputs,
             ports.clock,
-            RowBudget(step_budget_ms, batch_rows_max),
+            RowBudget(step_budget_ms, batch_rows_max, proven=proven_rows),
             on_barrier=self._barrier,
             on_drained=self._report_status,
         )
+        self.failure: BaseException | None = None
+        """Of what it FAILED: the error itself, which its status tells in words."""
         self._newest_notified = 0
         self._finish_id = 0
         self._early: list[Notice] = []
@@ -208,6 +217,7 @@ class Subtask:
     def _fail(self, error: BaseException) -> None:
         if self.state in TERMINAL or self.state is TaskState.CANCELING:
             return
+        self.failure = error
         self._enter(TaskState.FAILED, error)
         self._stop_work()
 
@@ -341,6 +351,8 @@ class Subtask:
                 self._cancel()
             case FailSubtask(error=error):
                 self._fail(error)
+            case SourceReady():
+                self._input.source_is_ready()
             case _:
                 assert_never(mail)
 

@@ -88,6 +88,8 @@ class WorkerPorts:
     """Of the process; what a job says for itself takes the place of the same here."""
     recovery: LocalRecovery | None = None
     """Copies of stored files on this host; None: none are kept, and none are looked for."""
+    proven_rows: int = 0
+    """Rows that a slice may have before any was measured; more than 0 where the clock measures nothing."""
 
 
 class SubtaskBuilder:
@@ -146,6 +148,7 @@ class SubtaskBuilder:
             subtask_ports,
             step_budget_ms=graph.config.step_budget_ms,
             batch_rows_max=graph.config.batch_rows_max,
+            proven_rows=ports.proven_rows,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
 
