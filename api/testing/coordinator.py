@@ -148,8 +148,10 @@ class LocalCoordinator:
         return future.result()
 
     def step(self) -> bool:
-        """Turns of the jobs, and one piece of waiting work; False if there was nothing to do."""
-        moved = self._queue.step()
+        """Turns of the jobs, and the work that waits; False if there was nothing to do."""
+        moved = False
+        while self._queue.step():
+            moved = True
         for turns in self._turns:
             moved = turns.step() or moved
         return moved

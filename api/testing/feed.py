@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -73,6 +74,8 @@ class FeedLog:
     entries: list[_Rows | _Mark] = field(default_factory=list)
     owned: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Subtask -> its stripes, of these readers."""
+    nonce: str = field(default_factory=lambda: uuid4().hex)
+    """Tells it from the log of a feed of that name in another test, whose savepoint may be restored here."""
 
     @property
     def stop(self) -> int:
@@ -81,15 +84,16 @@ class FeedLog:
     def find(self, position: int) -> _Rows | _Mark | None:
         """The entry at a position; None at the end."""
         index = bisect.bisect_right(self.entries, position, key=lambda entry: entry.start) - 1
-        return self.entries[index] if 0 <= index and position < self.entries[index].stop else None
+        return self.entries[index] if index >= 0 and position < self.entries[index].stop else None
 
     def is_idle(self, stripes: Iterable[int], position: int) -> bool:
         """Whether a subtask with these stripes was silent in front of a position."""
         known = set(stripes)
         for entry in reversed(self.entries):
-            if isinstance(entry, _Mark) and entry.start < position and entry.poll.idle is not None:
-                if entry.stripe is None or entry.stripe in known:
-                    return entry.poll.idle
+            if isinstance(entry, _Rows) or entry.start >= position or entry.poll.idle is None:
+                continue
+            if entry.stripe is None or entry.stripe in known:
+                return entry.poll.idle
         return False
 
     def stripe_of(self, subtask: int) -> int:
@@ -104,6 +108,8 @@ class FeedPosition(msgspec.Struct, frozen=True, array_like=True):
     stripe: int
     next: int
     """Position of the first entry, or row, that the stripe was not read up to."""
+    log: str
+    """Nonce of the log that it is a position in; none of another log was read."""
 
 
 @dataclass
@@ -136,7 +142,8 @@ class FeedReader:
     def open(self, context: OperatorContext, entries: list[bytes] | None) -> None:
         if entries is not None:
             positions = [msgspec.msgpack.decode(entry, type=FeedPosition) for entry in entries]
-            self._next = {position.stripe: position.next for position in positions}
+            nonce = self._log.nonce
+            self._next = {position.stripe: position.next if position.log == nonce else 0 for position in positions}
         self._cursor = min(self._next.values(), default=self._log.stop)
         self._says_idle = self._log.is_idle(self._next, self._cursor)
         if self._log.parallelism != self._parallelism:
@@ -176,7 +183,7 @@ class FeedReader:
 
     def snapshot(self) -> list[bytes]:
         return [
-            msgspec.msgpack.encode(FeedPosition(1, stripe, max(start, self._cursor)))
+            msgspec.msgpack.encode(FeedPosition(1, stripe, max(start, self._cursor), self._log.nonce))
             for stripe, start in sorted(self._next.items())
         ]
 
@@ -236,7 +243,7 @@ class Feed:
         self._add(batch, _times(at, batch.num_rows, self.name), to)
 
     def add_batch(self, frame: Any, *, at: Time | Sequence[Time] | str | None = None, to: int | None = None) -> None:
-        """The rows of a pyarrow.RecordBatch or Table, or of a DataFrame (pandas, Polars, Spark ...); its columns must be the feed's.
+        """The rows of a pyarrow.RecordBatch or Table, or of a DataFrame (pandas, Polars, Spark ...), with the feed's columns.
 
         at: as of `add`, or the name of a column that holds them: int64 ms, or a timestamp with a zone."""
         schema = self._row_type.schema
@@ -330,7 +337,7 @@ class Feed:
         return self._log.stripe_of(subtask)
 
 
-def _moment_ms(at: Time, name: str) -> int:
+def _moment_ms(at: Any, name: str) -> int:
     """Raises InvalidConfigError for what is no event time."""
     if isinstance(at, datetime):
         if is_naive(at):

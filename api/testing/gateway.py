@@ -41,7 +41,7 @@ class LocalGateway:
         self._metrics = metrics
         self._session = Session(identity, rng)
         self._events: deque[on.Event] = deque([on.DeadlineReached()])
-        self._asked: list[tuple[str, Future[Any], Callable[[Any], on.Event]]] = []
+        self._asked: list[tuple[str, Future[Any], Callable[[Any], on.Event | None]]] = []
         self._stream: Subscription | None = None
 
     def report(self, item: SubtaskStatus | Answerable) -> None:

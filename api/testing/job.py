@@ -21,22 +21,23 @@ from holdfast.api.testing.feed import Feed, FeedLog, FeedSource
 from holdfast.api.testing.files import JobFolder
 from holdfast.api.testing.output import Output, OutputSink, OutputWriter, least_watermark
 from holdfast.api.testing.workers import Failure, LocalWorkers
-from holdfast.barriers.jobgraph import JobGraph, RestartStrategy, Submission
+from holdfast.barriers.jobgraph import JobGraph, RestartStrategy, SinkMode, Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.jobmaster.events import JobState, SnapshotRequested
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.totals import OperatorTotals
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.base import JobPlan
-from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.environment import Environment, sink_mode_of
 from holdfast.operators.datastream.launcher import OperatorProgress
 from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.datastream.stream import Stream
-from holdfast.operators.datastream.unpicklable import check_picklable
+from holdfast.operators.datastream.unpicklable import check_picklable, check_pickled_states
 from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sources.dataframe import DataFrameSource
 from holdfast.operators.task.chain import ChainNode
+from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import (
     CheckpointFailedError,
     GraphError,
@@ -115,7 +116,8 @@ class Job:
         }
         if at_ms < 0:
             raise InvalidConfigError(f"at_ms is a wall clock, ms since the epoch: {at_ms} is before it", setting="at_ms")
-        self.environment = _Environment(name, parallelism=parallelism, chaining=chaining, **{**defaults, **settings})
+        merged: Settings = {**defaults, **settings}
+        self.environment = _Environment(name, parallelism=parallelism, chaining=chaining, **merged)
         """What streams are made with; sources of other kinds, such as `from_collection`, are added to it."""
         self._rides_out_failures = "restart" in settings
         self._random = random.Random(seed)
@@ -194,7 +196,7 @@ class Job:
 
     @property
     def status(self) -> str:
-        """RUNNING, RESTARTING, FINISHED, FAILED ..., as REST says it; FAILED, too, while the job waits for a restart by the test."""
+        """RUNNING, RESTARTING, FINISHED, FAILED ..., as REST says it; FAILED, too, while it waits for the test's `restart`."""
         return "FAILED" if self._failure is not None else self._ask(lambda master: master.state.value)
 
     @property
@@ -202,11 +204,15 @@ class Job:
         """Wall clock: the processing time of the job."""
         return self._clock.wall_ms()
 
-    def start(self, *, from_: Location | int | None = None, allow_non_restored_state: bool = False) -> Job:
+    def start(
+        self, *, from_: Location | None = None, sinks: SinkMode | str = "keep", allow_non_restored_state: bool = False
+    ) -> Job:
         """Deploy the job and run it until nothing moves; gives the job itself.
 
-        from_: a snapshot to start from, also one of another job. Raises GraphError, RestoreError and their kinds, and what the
-        functions raise when they are opened."""
+        from_: a snapshot to start from, also one of another job. sinks, allow_non_restored_state: as of `Environment.execute`; the
+        outputs of another test's job lay elsewhere, so its savepoint needs sinks="fork", and a checkpoint right before it: its
+        output must not wait for a commit. Raises GraphError, RestoreError and their kinds, and what the functions raise when they
+        are opened."""
         self._check_not_started("start, which is called once,")
         if not self._outputs and not self.environment.sinks:
             raise GraphError(f"job {self.environment.name!r} has no output: call job.output(stream) first")
@@ -215,12 +221,15 @@ class Job:
             storage, self._folder.below("local"), self._clock, coordinator, self._random, self._rounds_max, self._bind
         )
         workers.rides_out_failures = self._rides_out_failures
-        self._submit(workers, restore=_location(from_), allow_non_restored_state=allow_non_restored_state)
+        self._submit(
+            workers, restore=_location(from_), sinks=sink_mode_of(sinks), allow_non_restored_state=allow_non_restored_state
+        )
         return self
 
     def _submit(self, workers: LocalWorkers, *, at_ms: int | None = None, allow_output_repeat: bool = False, **how: Any) -> None:
         """As a driver does; the job's older workers are gone once it is accepted."""
         plan = self._plan(allow_output_repeat=allow_output_repeat)
+        pickled = _pickled(plan)
         nonce = f"{self._random.getrandbits(128):032x}"
         submission = Submission(plan.graph, driver_nonce=nonce, allow_output_repeat=allow_output_repeat, **how)
         accepted = self._coordinator.perform(self._coordinator.dispatcher.submit(submission))
@@ -229,12 +238,11 @@ class Job:
         if at_ms is not None:
             self._clock.set(at_ms)
         self._run = _Run(workers, plan.graph, accepted.job_id)
-        workers.start(plan, accepted)
+        workers.start(pickled, accepted)
         self._settle()
 
     def _plan(self, *, allow_output_repeat: bool) -> JobPlan:
         plan = self.environment.build()
-        check_picklable(plan)
         for uid, source in plan.sources.items():
             if isinstance(source, DataFrameSource):
                 raise GraphError(f"source {uid!r} reads a Spark DataFrame, and there is no Spark here: feed it", operator=uid)
@@ -244,7 +252,8 @@ class Job:
         return plan
 
     def advance(self, *, to_ms: int | None = None, by_ms: int | None = None) -> None:
-        """Move the clock, from one moment at which something is due to the next: a timer fires at its own time.
+        """Move the clock, from one moment at which something is due to the next: each timer fires as soon as its time has passed,
+        1 ms behind it, and not at the end of the way.
 
         Raises InvalidConfigError for a time before now."""
         if (to_ms is None) == (by_ms is None):
@@ -262,7 +271,8 @@ class Job:
 
     def _later(self, at_ms: int, setting: str) -> int:
         if at_ms < self.now_ms:
-            raise InvalidConfigError(f"{setting} is {at_ms}, and the clock is at {self.now_ms}: it never goes back", setting=setting)
+            message = f"{setting} is {at_ms}, and the clock is at {self.now_ms}: it never goes back"
+            raise InvalidConfigError(message, setting=setting)
         return at_ms
 
     def checkpoint(self) -> int:
@@ -289,6 +299,7 @@ class Job:
         state_backend: Literal["memory", "filesystem", "rocksdb"] | None = None,
         at_ms: int | None = None,
         from_: Location | int | None = None,
+        sinks: SinkMode | str = "keep",
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
     ) -> None:
@@ -296,8 +307,8 @@ class Job:
 
         parallelism, state_backend: of the job from now on; None: as before. RocksDB's own checkpoints restore on RocksDB alone, a
         savepoint anywhere. at_ms: wall clock when the job comes back. from_: another checkpoint, by its id, or the location of a
-        snapshot. A job that has failed, or ended, is taken up again, too. Raises RestoreError and its kinds; then the job goes on
-        as it was."""
+        snapshot; the other settings as of `Environment.execute`. A job that has failed, or ended, is taken up again, too. Raises
+        RestoreError and its kinds; then the job goes on as it was."""
         run = self._started("restart")
         environment = self.environment
         before = environment.parallelism, environment.config
@@ -314,6 +325,7 @@ class Job:
                 at_ms=at_ms,
                 restore=restore,
                 fresh=has_ended and restore is None,
+                sinks=sink_mode_of(sinks),
                 allow_non_restored_state=allow_non_restored_state,
                 allow_output_repeat=allow_output_repeat,
             )
@@ -431,7 +443,8 @@ class Job:
         run.workers.settle()
         state = self._ask(lambda master: master.state)
         failures = run.workers.failures
-        if state is not JobState.FAILED and (self._rides_out_failures or not failures):
+        if state is not JobState.FAILED and (self._rides_out_failures or all(failure.is_ordered for failure in failures)):
+            del failures[:-1]
             return
         if failures:
             error = self._typed(failures[-1])
@@ -473,6 +486,16 @@ class Job:
         if view.failure is not None:
             raise CheckpointFailedError(view.failure, job_id=run.job_id, reason=view.failure_reason or "")
         return view
+
+
+def _pickled(plan: JobPlan) -> bytes:
+    """As workers get it. Raises GraphError naming what can't travel."""
+    check_pickled_states(plan)
+    try:
+        return pickle_plan(plan)
+    except Exception:
+        check_picklable(plan)  # explains, which takes as long as the pickling
+        raise
 
 
 def _location(from_: Location | int | None) -> str | None:

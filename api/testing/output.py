@@ -64,7 +64,7 @@ class OutputWriter(ParquetSinkWriter):
 class Output:
     """An output of a `Job`.
 
-    What is visible, and when: `take` shows rows as they are emitted, checkpoint or not; behind a restart it shows once more what was
+    What is visible, and when: `take` shows rows as they are emitted, checkpoint or not; after a restart, once more those that were
     emitted behind the checkpoint. `committed` shows what an exactly-once sink shows: a row once, when a checkpoint covers it."""
 
     def __init__(self, sink: OutputSink, storage: Storage, nodes: Callable[[str], Sequence[ChainNode]]) -> None:

@@ -1,6 +1,6 @@
 """The workers of a job under test: the real loop, session, operators, gates and state backends, all in the caller's thread.
 
-Whose turn it is next is drawn from the seed. A call comes to rest when a round in which every worker had a turn has moved nothing."""
+Whose turn it is next is drawn from the seed. A job is at rest when a round in which every worker had a turn has moved nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from holdfast.api.testing.gateway import LocalGateway
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.frames import EncodedFrame, Frame, FrameDecoder, FrameEncoder
 from holdfast.barriers.jobgraph import SubmissionAccepted
-from holdfast.barriers.messages import Answerable, Deployment, SubtaskDeployment, SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
+from holdfast.barriers.messages import (
+    Answerable,
+    Deployment,
+    SubtaskDeployment,
+    SubtaskKey,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+)
 from holdfast.barriers.transport import LocalNetwork, LocalTransport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.task.chain import ChainNode
 from holdfast.operators.task.context import FailSubtask, SourceReady
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.loop import Worker
-from holdfast.operators.worker.main import pickle_plan
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.statebackends.errors import StillMovingError
 from holdfast.statebackends.settings import RocksDBConfig, StateBackendSettings
@@ -42,6 +49,8 @@ class Failure:
     """`ErrorClass: message`."""
     error: BaseException | None
     """None: it could not even be built."""
+    is_ordered: bool
+    """By `LocalWorkers.fail`."""
 
 
 class _Transport(LocalTransport):
@@ -118,7 +127,7 @@ class LocalWorkers:
     rides_out_failures: bool = False
     """True: the job's restart strategy decides about failures, and `settle` goes on."""
     failures: list[Failure] = field(default_factory=list)
-    """That nobody ordered."""
+    """Since the caller last emptied it."""
 
     def __post_init__(self) -> None:
         self._workers: list[_LocalWorker] = []
@@ -129,10 +138,10 @@ class LocalWorkers:
 
     # ------------------------------------------------------------------------------------------------------------ life
 
-    def start(self, plan: JobPlan, accepted: SubmissionAccepted) -> None:
+    def start(self, plan: bytes, accepted: SubmissionAccepted) -> None:
         """One worker in each slot. Its processes are all new."""
-        pickled, network = pickle_plan(plan), LocalNetwork()
-        self._workers = [self._new_worker(slot, pickled, network, accepted) for slot in range(accepted.slots)]
+        network = LocalNetwork()
+        self._workers = [self._new_worker(slot, plan, network, accepted) for slot in range(accepted.slots)]
 
     def _new_worker(self, slot: int, plan: bytes, network: LocalNetwork, accepted: SubmissionAccepted) -> _LocalWorker:
         transport = _Transport(network, slot)
@@ -178,9 +187,8 @@ class LocalWorkers:
     def _reported(self, item: SubtaskStatus | Answerable, builder: _Builder, gateway: LocalGateway) -> None:
         if isinstance(item, SubtaskStatus) and item.state is TaskState.FAILED:
             deployed = builder.deployed.get(SubtaskKey(item.vertex, item.subtask))
-            failure = Failure(item.error, deployed.subtask.failure if deployed is not None else None)
-            if failure.error is None or failure.error is not self._ordered:
-                self.failures.append(failure)
+            error = deployed.subtask.failure if deployed is not None else None
+            self.failures.append(Failure(item.error, error, error is not None and error is self._ordered))
             self._has_beaten = False
         gateway.report(item)
 
@@ -202,9 +210,8 @@ class LocalWorkers:
 
     def settle(self) -> None:
         """Run until nothing moves, or until a subtask fails. Raises StillMovingError."""
-        known = len(self.failures)
         for _ in range(self.rounds_max):
-            if len(self.failures) > known and not self.rides_out_failures:
+            if not self.rides_out_failures and any(not failure.is_ordered for failure in self.failures):
                 return
             if not self._round() and not self._flush():
                 return
@@ -218,7 +225,8 @@ class LocalWorkers:
     def _round(self) -> bool:
         """A turn of everybody; False if nothing moved."""
         moved = self.coordinator.step()
-        moved = self._queue.step() or moved
+        while self._queue.step():
+            moved = True
         order = self.random.sample(self._workers, len(self._workers)) if len(self._workers) > 1 else self._workers
         for each in order:
             moved = each.step() or moved
