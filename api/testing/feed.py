@@ -343,11 +343,12 @@ def _moment_ms(at: Any, name: str) -> int:
         if is_naive(at):
             raise InvalidConfigError(f"feed {name!r}: {at!r} is naive: give it a time zone", operator=name)
         return datetime_ms(at)
-    if isinstance(at, bool) or not isinstance(at, int | np.integer) or abs(at) > TIME_MS_MAX:
+    moment_ms = int(at) if isinstance(at, int | np.integer) and not isinstance(at, bool) else None
+    if moment_ms is None or abs(moment_ms) > TIME_MS_MAX:
         raise InvalidConfigError(
             f"feed {name!r}: {at!r} is no event time (ms since the epoch as an int, or an aware datetime)", operator=name
         )
-    return int(at)
+    return moment_ms
 
 
 def _times(at: Any, count: int, name: str) -> npt.NDArray[np.int64] | None:
