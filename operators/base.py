@@ -253,7 +253,7 @@ class Poll(msgspec.Struct, frozen=True):
     ready_at_ms: int | None = None
     """Monotonic time before which polling again is useless, unless a SourceReady comes; None: poll again at once."""
     watermark_ms: int | None = None
-    """A watermark of the source's own."""
+    """A watermark of the source's own; one that is not above the last changes nothing."""
     idle: bool | None = None
     """The source goes idle (True), or comes back."""
     finished: bool = False
