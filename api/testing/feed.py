@@ -26,6 +26,7 @@ from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.time import datetime_ms, is_naive
 from holdfast.operators.functions.timestamps import TIME_MS_MAX
+from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import InvalidConfigError, SchemaMismatchError
 
 NEVER_MS = 2**62
@@ -135,16 +136,24 @@ class FeedReader:
         self._log = log
         self._subtask = subtask
         self._parallelism = parallelism
+        self._stripe_count = max_parallelism
         self._next = dict.fromkeys(range(subtask, max_parallelism, parallelism), 0)
+        self._starts = np.full(max_parallelism, NEVER_MS, np.int64)
+        """Of each stripe the first position that is ours to give."""
         self._cursor = 0
+        self._entry: _Rows | None = None
+        self._mine: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        """Our rows of that entry which were not given yet."""
         self._says_idle = False
 
     def open(self, context: OperatorContext, entries: list[bytes] | None) -> None:
-        if entries is not None:
-            positions = [msgspec.msgpack.decode(entry, type=FeedPosition) for entry in entries]
-            nonce = self._log.nonce
-            self._next = {position.stripe: position.next if position.log == nonce else 0 for position in positions}
-        self._cursor = min(self._next.values(), default=self._log.stop)
+        """Positions of another source under our uid, or of another test's feed, say nothing of this log: it is read whole."""
+        positions = [position for entry in entries or () if (position := _position(entry, self._log.nonce)) is not None]
+        if positions:
+            self._next = {position.stripe: position.next for position in positions}
+        for stripe, start in self._next.items():
+            self._starts[stripe] = start
+        self._cursor = min(self._next.values())
         self._says_idle = self._log.is_idle(self._next, self._cursor)
         if self._log.parallelism != self._parallelism:
             self._log.parallelism = self._parallelism
@@ -163,12 +172,12 @@ class FeedReader:
 
     def _take(self, entry: _Rows, rows_max: int) -> Poll | None:
         """The next rows of our stripes."""
-        first = self._cursor - entry.start
-        stripes = entry.stripes[first:]
-        starts = np.array([self._next.get(stripe, NEVER_MS) for stripe in stripes.tolist()], np.int64)
-        mine = first + np.flatnonzero(starts <= np.arange(self._cursor, entry.stop))
-        chosen = mine[:rows_max]
-        self._cursor = entry.stop if len(chosen) == len(mine) else entry.start + int(chosen[-1]) + 1
+        if self._entry is not entry:
+            first = self._cursor - entry.start
+            starts = self._starts[entry.stripes[first:] % self._stripe_count]
+            self._entry, self._mine = entry, first + np.flatnonzero(starts <= np.arange(self._cursor, entry.stop))
+        chosen, self._mine = self._mine[:rows_max], self._mine[rows_max:]
+        self._cursor = entry.start + int(chosen[-1]) + 1 if len(self._mine) else entry.stop
         if not len(chosen):
             return None
         whole = len(chosen) == entry.count
@@ -178,8 +187,8 @@ class FeedReader:
         if entry.poll.finished:
             return entry.poll  # the cursor stays: whoever is restored here has ended, too
         self._cursor = entry.stop
-        starts = self._next.values() if entry.stripe is None else (self._next.get(entry.stripe, NEVER_MS),)
-        return entry.poll if any(start <= entry.start for start in starts) else None
+        starts = self._starts if entry.stripe is None else self._starts[[entry.stripe % self._stripe_count]]
+        return entry.poll if (starts <= entry.start).any() else None
 
     def snapshot(self) -> list[bytes]:
         return [
@@ -197,11 +206,20 @@ class FeedReader:
         return
 
 
+def _position(entry: bytes, nonce: str) -> FeedPosition | None:
+    """None for a position in another log."""
+    try:
+        position = decode_msgpack(entry, FeedPosition)
+    except UNDECODABLE:
+        return None
+    return position if position.log == nonce else None
+
+
 class Feed:
     """An input of a `Job`. Each call gives the job something, and returns when the job has come to rest.
 
-    Before `start` what is given waits. A restart replays what lies behind the checkpoint, in the same order; event time itself
-    begins anew, as behind any source, and rises with the next watermark."""
+    Before `start` what is given waits. A restart replays what lies behind the checkpoint, in the same order, also a row over which
+    the job failed; event time itself begins anew, as behind any source, and rises with the next watermark."""
 
     def __init__(
         self,

@@ -175,7 +175,7 @@ class Job:
         sink = OutputSink(self._folder.below("output"), name)
         stream.sink_to(sink, name=name, uid=name)
         sink.record = self.environment.graph.nodes[-1].input_type.record
-        self._outputs[name] = Output(sink, self._storage, self._nodes)
+        self._outputs[name] = Output(sink, self._storage, check=self._check_open, nodes=self._nodes)
         return self._outputs[name]
 
     def _bind(self, plan: JobPlan) -> None:
@@ -340,6 +340,8 @@ class Job:
 
         Raises the error if it is one that no restart can mend."""
         run = self._running("fail")
+        if (status := self.status) != JobState.RUNNING:
+            raise InvalidConfigError(f"job {self.environment.name!r} is {status}: nothing runs that could fail", setting="fail")
         run.workers.fail(PeerLostError("the test broke the connection", slot=0, reason="Job.fail") if error is None else error)
         self._settle()
 
@@ -423,7 +425,7 @@ class Job:
         return self._run.workers.nodes(uid) if self._run is not None else ()
 
     def _ask(self, read: Callable[[JobMaster], T]) -> T:
-        run = self._started("a question")
+        run = self._started("that")
         return self._coordinator.answer(self._coordinator.led(run.job_id).query(read))
 
     def _check_takes(self) -> None:

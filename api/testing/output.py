@@ -67,11 +67,15 @@ class Output:
     What is visible, and when: `take` shows rows as they are emitted, checkpoint or not; after a restart, once more those that were
     emitted behind the checkpoint. `committed` shows what an exactly-once sink shows: a row once, when a checkpoint covers it."""
 
-    def __init__(self, sink: OutputSink, storage: Storage, nodes: Callable[[str], Sequence[ChainNode]]) -> None:
+    def __init__(
+        self, sink: OutputSink, storage: Storage, *, check: Callable[[], None], nodes: Callable[[str], Sequence[ChainNode]]
+    ) -> None:
+        """`check` raises when the job's files are gone."""
         self.uid = sink.sink_id
         self.emitted: list[Emitted] = []
         self._sink = sink
         self._storage = storage
+        self._check = check
         self._nodes = nodes
 
     def __repr__(self) -> str:
@@ -88,7 +92,8 @@ class Output:
         return [row for row, _ in self.take()]
 
     def committed(self) -> list[Emitted]:
-        """All that is committed, in the order of commits; nothing is taken away."""
+        """All that is committed, in the order of commits; nothing is taken away. Raises InvalidConfigError once the job is closed."""
+        self._check()
         try:
             table = read_committed(self._sink.path, self._sink.sink_id, open_storage=self._storage.at)
         except NotFoundError:  # the sink has not written anything yet

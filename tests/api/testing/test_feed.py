@@ -238,6 +238,38 @@ def test_a_silence_lasts_over_a_restart_and_event_time_begins_anew(job: hf.testi
     assert out.watermark == 2_000
 
 
+def test_a_feed_takes_the_place_of_another_source_with_its_uid() -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        job.output(totals(job.environment.from_collection(numbers(1, 2, 3)).uid("events")))
+        job.start()
+        path = job.snapshot().location
+        with hf.testing.Job(parallelism=3) as later:
+            feed = later.input("events", EVENTS)
+            out = later.output(totals(feed.stream))
+            later.start(from_=path, sinks="fork")
+            feed.add(numbers(10, 20), to=1)
+            assert [each["total"] for each in out.rows()] == [16, 36]
+
+
+def test_no_row_is_lost_where_the_source_is_narrower_than_the_job() -> None:
+    with hf.testing.Job(parallelism=4) as job:
+        feed = job.input("events", EVENTS)
+        out = job.output(feed.stream.set_parallelism(2).set_max_parallelism(2))
+        feed.add(numbers(*range(8)))
+        feed.watermark(5, to=3)
+        job.start()
+        assert sorted(each["value"] for each in out.rows()) == list(range(8))
+
+
+def test_many_rows_are_read_one_by_one() -> None:
+    with hf.testing.Job(batch_rows=1) as slow:
+        feed = slow.input("events", {"value": int})
+        out = slow.output(feed.stream)
+        slow.start()
+        feed.add([{"value": number} for number in range(2_000)])
+        assert [each["value"] for each in out.rows()] == list(range(2_000))
+
+
 def test_an_end_lasts_over_a_restart() -> None:
     with hf.testing.Job() as job:
         one, other = job.input("one", EVENTS), job.input("other", EVENTS)

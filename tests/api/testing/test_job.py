@@ -96,12 +96,13 @@ def test_two_jobs_run_at_once_and_know_nothing_of_each_other() -> None:
 
 def test_the_folder_goes_with_the_job() -> None:
     with hf.testing.Job() as job:
-        started(job)
+        _, out = started(job)
         folder = job._folder.path
         assert os.listdir(folder)
     assert not os.path.exists(folder)
-    with pytest.raises(hf.InvalidConfigError, match="job 'test' is closed"):
-        job.advance(to_ms=1)
+    for call in (lambda: job.advance(to_ms=1), out.committed, lambda: job.input("more")):
+        with pytest.raises(hf.InvalidConfigError, match="job 'test' is closed"):
+            call()
 
 
 def test_the_folder_of_a_job_that_is_dropped_goes_too() -> None:
@@ -397,6 +398,8 @@ def test_with_a_restart_strategy_a_failure_takes_its_course() -> None:
         feed.add(row("a", 1))
         feed.add(row("a", -1))
         assert job.status == "RESTARTING"
+        with pytest.raises(hf.InvalidConfigError, match="is RESTARTING: nothing runs that could fail"):
+            job.fail()
         assert out.rows() == [total("a", 1)]
         job.advance(to_ms=1_500)
         assert (job.status, job.progress("events").records_out) == ("RESTARTING", 2)
