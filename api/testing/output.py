@@ -92,7 +92,9 @@ class Output:
         return [row for row, _ in self.take()]
 
     def committed(self) -> list[Emitted]:
-        """All that is committed, in the order of commits; nothing is taken away. Raises InvalidConfigError once the job is closed."""
+        """All that is committed, in the order of commits; nothing is taken away.
+
+        Raises InvalidConfigError once the job is closed."""
         self._check()
         try:
             table = read_committed(self._sink.path, self._sink.sink_id, open_storage=self._storage.at)
