@@ -524,10 +524,13 @@ class InvariantError(HoldfastError):
 
 
 class StillMovingError(HoldfastError):
-    """A job under test has not come to rest within the rounds that one call may take: one of its sources never ends, or an operator
+    """A job under test has not come to rest within the work that one call may take: one of its sources never ends, or an operator
     gives work to itself for ever."""
 
     rounds: int
+    """Of its workers, in this call."""
+    rows: int
+    """That its sources read meanwhile."""
     moving: Sequence[str]
     """What moved in the last round: subtasks as `uid[subtask]`, `coordinator`, `pool`."""
 

@@ -20,7 +20,7 @@ from holdfast.api.testing.coordinator import LocalCoordinator, WorkQueue
 from holdfast.api.testing.feed import Feed, FeedLog, FeedSource
 from holdfast.api.testing.files import JobFolder
 from holdfast.api.testing.output import Output, OutputSink, OutputWriter, least_watermark
-from holdfast.api.testing.workers import Failure, LocalWorkers
+from holdfast.api.testing.workers import Failure, Limits, LocalWorkers
 from holdfast.barriers.jobgraph import JobGraph, RestartStrategy, SinkMode, Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.jobmaster.events import JobState, SnapshotRequested
@@ -52,8 +52,8 @@ from holdfast.statebackends.state_processor.contents import Location, absolute_l
 
 T = TypeVar("T")
 
-ROUNDS_MAX = 100_000
-"""Rounds of its workers in which one call has to come to rest."""
+ROUNDS_MAX = 1_000_000
+ROWS_MAX = 2_000_000
 
 _SILENT_MS = 1 << 52
 """Heartbeats are for workers that may hang: none is due in any test."""
@@ -90,7 +90,8 @@ class Job:
     at_ms: wall clock at the start, ms since the epoch.
     batch_rows: rows that are read, and handled, at once. No result may depend on it: try 1, 7 and 65,536.
     seed: of the order in which subtasks have their turns. None may matter to a result but for the order of rows.
-    rounds_max: of the workers, in one call; a job that still moves then raises StillMovingError.
+    rounds_max, rows_max: rounds of the workers, and rows that sources read, in one call; a job that still moves then raises
+    StillMovingError.
 
     Raises InvalidConfigError on a setting that is unknown, of a wrong type or out of bounds."""
 
@@ -103,6 +104,7 @@ class Job:
         batch_rows: int = 65_536,
         seed: int = 0,
         rounds_max: int = ROUNDS_MAX,
+        rows_max: int = ROWS_MAX,
         chaining: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
@@ -121,7 +123,7 @@ class Job:
         """What streams are made with; sources of other kinds, such as `from_collection`, are added to it."""
         self._rides_out_failures = "restart" in settings
         self._random = random.Random(seed)
-        self._rounds_max = rounds_max
+        self._limits = Limits(rounds_max, rows_max)
         self._clock = ManualClock(at_ms)
         self._folder = JobFolder()
         self._storage = self._folder.storage()
@@ -156,7 +158,7 @@ class Job:
         """An input whose rows the test gives. `name` is its uid.
 
         types: pa.Schema, {column: type} or a record type, as `returns=` of a map; None: rows of any, undeclared type."""
-        self._check_not_started("an input")
+        self._check_not_started("an input is made before")
         if name in self._feeds:
             raise GraphError(f"job {self.environment.name!r} has an input {name!r} already", operator=name)
         row_type = UNDECLARED if types is None else declared_type(types, name)
@@ -167,7 +169,7 @@ class Job:
 
     def output(self, stream: Stream, uid: str | None = None) -> Output:
         """What comes out of a stream. uid: of its sink; None: `output`, then `output-2` ..."""
-        self._check_not_started("an output")
+        self._check_not_started("an output is made before")
         if stream.environment is not self.environment:
             raise GraphError("the stream is of another job: build it from an input of this one, or from job.environment")
         count = len(self._outputs) + 1
@@ -187,10 +189,10 @@ class Job:
             if isinstance(operator, OutputWriter):
                 operator.emitted = self._outputs[operator.sink_id].emitted
 
-    def _check_not_started(self, what: str) -> None:
+    def _check_not_started(self, why_not: str) -> None:
         self._check_open()
         if self._run is not None:
-            raise InvalidConfigError(f"job {self.environment.name!r} has started: {what} comes before", job=self.environment.name)
+            raise InvalidConfigError(f"job {self.environment.name!r} has started: {why_not}", job=self.environment.name)
 
     # ------------------------------------------------------------------------------------------------------------ life
 
@@ -213,12 +215,12 @@ class Job:
         outputs of another test's job lay elsewhere, so its savepoint needs sinks="fork", and a checkpoint right before it: its
         output must not wait for a commit. Raises GraphError, RestoreError and their kinds, and what the functions raise when they
         are opened."""
-        self._check_not_started("start, which is called once,")
+        self._check_not_started("it starts once")
         if not self._outputs and not self.environment.sinks:
             raise GraphError(f"job {self.environment.name!r} has no output: call job.output(stream) first")
         coordinator, storage = self._coordinator, self._storage
         workers = LocalWorkers(
-            storage, self._folder.below("local"), self._clock, coordinator, self._random, self._rounds_max, self._bind
+            storage, self._folder.below("local"), self._clock, coordinator, self._random, self._limits, self._bind
         )
         workers.rides_out_failures = self._rides_out_failures
         self._submit(

@@ -41,6 +41,19 @@ _SETTINGS = StateBackendSettings(rocksdb=RocksDBConfig(background_compaction=Fal
 """RocksDB merges its tables at checkpoints alone: a seed gives the same run twice."""
 
 
+_UNITS_MAX = 8
+"""Batches in one turn of a subtask: others have theirs soon, and a source that never ends is seen before it fills the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Work in which one call has to come to rest."""
+
+    rounds_max: int
+    rows_max: int
+    """That sources read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A subtask that FAILED."""
@@ -122,7 +135,7 @@ class LocalWorkers:
     clock: ManualClock
     coordinator: LocalCoordinator
     random: random.Random
-    rounds_max: int
+    limits: Limits
     bind: Bind
     rides_out_failures: bool = False
     """True: the job's restart strategy decides about failures, and `settle` goes on."""
@@ -156,6 +169,7 @@ class LocalWorkers:
             local_directory=self.local_directory,
             backend_settings=_SETTINGS,
             proven_rows=1 << 40,
+            units_max=_UNITS_MAX,
         )
         builder = _Builder(plan, ports, self.bind)
         worker = Worker(slot, transport, self.clock, builder, ports.report)
@@ -210,17 +224,25 @@ class LocalWorkers:
 
     def settle(self) -> None:
         """Run until nothing moves, or until a subtask fails. Raises StillMovingError."""
-        for _ in range(self.rounds_max):
+        before, rounds, rows = self._rows_read(), 0, 0
+        while rounds < self.limits.rounds_max and rows <= self.limits.rows_max:
             if not self.rides_out_failures and any(not failure.is_ordered for failure in self.failures):
                 return
             if not self._round() and not self._flush():
                 return
+            rounds, rows = rounds + 1, self._rows_read() - before
         moving = self._moving()
         raise StillMovingError(
-            f"after {self.rounds_max:,} rounds the job still moves: {', '.join(moving)}. Does a source never end?",
-            rounds=self.rounds_max,
+            f"after {rounds:,} rounds and {rows:,} rows the job still moves: {', '.join(moving)}. Does a source never end?",
+            rounds=rounds,
+            rows=rows,
             moving=moving,
         )
+
+    def _rows_read(self) -> int:
+        """By the sources of the newest attempt."""
+        heads = [each.subtask.chain.head for each in self._deployed() if each.subtask.is_source]
+        return sum(head.context.counters.records_out for head in heads)
 
     def _round(self) -> bool:
         """A turn of everybody; False if nothing moved."""

@@ -100,6 +100,7 @@ class Subtask:
         step_budget_ms: int = 5,
         batch_rows_max: int = 65_536,
         proven_rows: int = 0,
+        units_max: int = UNITS_MAX,
     ) -> None:
         self.key = key
         self.attempt = attempt
@@ -111,6 +112,7 @@ class Subtask:
         self._pool = ports.pool
         self._checkpoints = ports.checkpoints
         self._budget_s = step_budget_ms / 1000
+        self._units_max = units_max
         self._outputs: tuple[ResultPort, ...] = ports.chain.partitions()
         self._input = TaskInput(
             ports.chain,
@@ -305,7 +307,7 @@ class Subtask:
     def _run_input(self, now_ms: int, deadline_s: float) -> tuple[bool, bool, bool]:
         """Units of work until the budget is spent, mail waits, or nothing can move: (moved, has_more, backpressured)."""
         moved = False
-        for _ in range(UNITS_MAX):
+        for _ in range(self._units_max):
             for output in self._outputs:
                 if not output.is_available:
                     return moved, False, True

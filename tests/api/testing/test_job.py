@@ -162,9 +162,15 @@ def test_a_job_whose_source_never_ends_is_still_moving() -> None:
     with hf.testing.Job(batch_rows=1, rounds_max=50) as job:
         source = hf.GeneratorSource(forever, 10**12, pa.schema([("i", pa.int64())]))
         job.output(job.environment.from_source(source).uid("numbers"))
-        with pytest.raises(hf.StillMovingError, match=r"after 50 rounds the job still moves: numbers\[0\]") as caught:
+        with pytest.raises(hf.StillMovingError, match=r"after 50 rounds and \d+ rows the job still moves: numbers\[0\]") as caught:
             job.start()
-        assert (caught.value.rounds, "numbers[0]" in caught.value.moving) == (50, True)
+        assert (caught.value.rounds, caught.value.rows <= 400, "numbers[0]" in caught.value.moving) == (50, True, True)
+    with hf.testing.Job(rows_max=500_000) as job:
+        source = hf.GeneratorSource(forever, 10**12, pa.schema([("i", pa.int64())]))
+        job.environment.from_source(source).sink_to(hf.Blackhole())
+        with pytest.raises(hf.StillMovingError) as caught:
+            job.start()
+        assert 500_000 < caught.value.rows <= 500_000 + 8 * 65_536
 
 
 def test_sources_of_other_kinds_run_beside_feeds(tmp_path: Path) -> None:
