@@ -113,6 +113,45 @@ def test_without_chaining_every_link_is_an_exchange() -> None:
         assert sorted(out.rows()) == [2, 3]
 
 
+class Paid(hf.KeyedCoProcessFunction):
+    """Orders with their payments; payments of nothing go aside."""
+
+    order = hf.ValueStateDescriptor("order", int)
+    states = (order,)
+    returns = {"key": str, "ordered": int, "paid": int}  # noqa: RUF012
+    side_outputs = (hf.OutputTag("unknown", {"key": str}),)
+
+    def process_element1(self, value: Any, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        ctx.state(self.order).update(value["value"])
+
+    def process_element2(self, value: Any, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        ordered = ctx.state(self.order).value()
+        if ordered is None:
+            ctx.output("unknown", {"key": value["key"]})
+        else:
+            out({"key": value["key"], "ordered": ordered, "paid": value["value"]})
+
+
+def test_two_inputs_meet_in_one_operator_and_side_outputs_come_out_apart() -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        orders, payments = job.input("orders", EVENTS), job.input("payments", EVENTS)
+        paid = orders.stream.key_by("key").connect(payments.stream.key_by("key")).process(Paid()).uid("paid")
+        out, unknown = job.output(paid), job.output(paid.side_output("unknown"), "unknown")
+        job.start()
+        orders.add(row("a", 5), at=1)
+        job.checkpoint()
+        payments.add([row("a", 4), row("b", 3)], at=[2, 3])
+        job.restart(parallelism=3)
+        expected = ({"key": "a", "ordered": 5, "paid": 4}, 2)
+        assert (out.take(), unknown.take()) == ([expected] * 2, [({"key": "b"}, 3)] * 2)
+        orders.watermark(10)
+        assert job.watermark("paid") is None
+        payments.watermark(7)
+        assert (job.watermark("paid"), out.watermark, unknown.watermark) == (7, 7, 7)
+        job.checkpoint()
+        assert (out.committed(), unknown.committed()) == ([expected], [({"key": "b"}, 3)])
+
+
 Steps = st.lists(
     st.one_of(
         st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=8),
