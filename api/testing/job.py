@@ -23,7 +23,8 @@ from holdfast.api.testing.output import Output, OutputSink, OutputWriter, least_
 from holdfast.api.testing.workers import Failure, Limits, LocalWorkers
 from holdfast.barriers.jobgraph import JobGraph, RestartStrategy, SinkMode, Submission
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.jobmaster.events import JobState, SnapshotRequested
+from holdfast.coordinator.jobmaster.events import SnapshotRequested
+from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.totals import OperatorTotals
 from holdfast.coordinator.views import TriggerView
