@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast import chaos as chaos
+    from holdfast.api import testing as testing
     from holdfast.api.directory_guard import CoordinatorRunningError as CoordinatorRunningError
     from holdfast.api.errors import BodyTooLargeError as BodyTooLargeError
     from holdfast.api.errors import BusyError as BusyError
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
     from holdfast.statebackends.errors import StateOverflowError as StateOverflowError
     from holdfast.statebackends.errors import StateValueError as StateValueError
+    from holdfast.statebackends.errors import StillMovingError as StillMovingError
     from holdfast.statebackends.errors import StorageAccessError as StorageAccessError
     from holdfast.statebackends.errors import StorageThrottledError as StorageThrottledError
     from holdfast.statebackends.errors import StorageUnavailableError as StorageUnavailableError
@@ -191,6 +193,7 @@ _EXPORTS = {
         "StateDirectoryNotSharedError",
         "StateOverflowError",
         "StateValueError",
+        "StillMovingError",
         "StorageAccessError",
         "StorageThrottledError",
         "StorageUnavailableError",
@@ -223,19 +226,19 @@ _EXPORTS = {
     ),
 }
 
-_PACKAGES_SHOWN = ("chaos",)
-"""Packages that are names of the facade: `hf.chaos.expect`."""
+_PACKAGES_SHOWN = {"chaos": "holdfast.chaos", "testing": "holdfast.api.testing"}
+"""Packages that are names of the facade: `hf.chaos.expect`, `hf.testing.Job`."""
 
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = ["chaos", "main", *sorted(set(_HOME) - {"VERSION"})]
+__all__ = [*_PACKAGES_SHOWN, "main", *sorted(set(_HOME) - {"VERSION"})]
 
 
 if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name in _PACKAGES_SHOWN:
-            return importlib.import_module(f"holdfast.{name}")
+            return importlib.import_module(_PACKAGES_SHOWN[name])
         module = _HOME.get("VERSION" if name == "__version__" else name)
         if module is None:
             raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -247,11 +247,15 @@ class Operator:
 
 
 class Poll(msgspec.Struct, frozen=True):
-    """What a source reader gave: at most one of batch and wait."""
+    """What a source reader gave: at most one of batch and wait. Behind the batch come the watermark, then the status."""
 
     batch: Batch | None = None
     ready_at_ms: int | None = None
-    """Monotonic time before which polling again is useless; None: poll again at once."""
+    """Monotonic time before which polling again is useless, unless a SourceReady comes; None: poll again at once."""
+    watermark_ms: int | None = None
+    """A watermark of the source's own; one that is not above the last changes nothing."""
+    idle: bool | None = None
+    """The source goes idle (True), or comes back."""
     finished: bool = False
 
 

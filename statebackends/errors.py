@@ -523,6 +523,18 @@ class InvariantError(HoldfastError):
     path: str | None = None
 
 
+class StillMovingError(HoldfastError):
+    """A job under test has not come to rest within the work that one call may take: one of its sources never ends, or an operator
+    gives work to itself for ever."""
+
+    rounds: int
+    """Of its workers, in this call."""
+    rows: int
+    """That its sources read meanwhile."""
+    moving: Sequence[str]
+    """What moved in the last round: subtasks as `uid[subtask]`, `coordinator`, `pool`."""
+
+
 class CheckpointFailedError(HoldfastError):
     """A requested checkpoint or savepoint was refused or aborted."""
 

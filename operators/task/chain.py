@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from holdfast.barriers.elements import MAX_WATERMARK, Batch, ElementEvent, Watermark
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, ElementEvent, Watermark
 from holdfast.barriers.messages import OPERATORS_MAX, OperatorMetrics
 from holdfast.operators.base import Operator
 from holdfast.operators.task.context import RuntimeContext
@@ -37,7 +37,7 @@ class ResultPort(Protocol):
 class ChainNode:
     """One operator, its context, and where its outputs go: records of the main and of each side output, events to all."""
 
-    __slots__ = ("children", "context", "operator", "own_watermark_ms", "partitions", "readers")
+    __slots__ = ("children", "context", "operator", "own_watermark_ms", "partitions", "readers", "watermark_ms")
 
     def __init__(self, operator: Operator, context: RuntimeContext) -> None:
         self.operator = operator
@@ -49,6 +49,8 @@ class ChainNode:
         self.readers: dict[str | None, list[ChainNode | ResultPort]] = {}
         """Tag of an output, None for the main one -> who takes its records."""
         self.own_watermark_ms: int | None = None
+        self.watermark_ms = MIN_WATERMARK
+        """The last one that it has passed on."""
 
     def attach(self, partition: ResultPort, tag: str | None = None) -> None:
         """An output edge, fed by the main output or by a side output."""
@@ -234,6 +236,7 @@ class OperatorChain:
             yield from self._forward(node, timestamp_ms)
 
     def _forward(self, node: ChainNode, timestamp_ms: int) -> Iterator[None]:
+        node.watermark_ms = timestamp_ms
         for child in node.children:
             yield from self._advance(child, timestamp_ms)
         if timestamp_ms == MAX_WATERMARK and self.keeps_maximum:

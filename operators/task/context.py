@@ -39,8 +39,19 @@ class FailSubtask(msgspec.Struct, frozen=True):
     error: BaseException
 
 
+class SourceReady(msgspec.Struct, frozen=True):
+    """A source that had nothing has something now; a subtask that is none takes a step."""
+
+
 Mail: TypeAlias = (
-    TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks | CancelSubtask | FailSubtask | PoolOutcome
+    TriggerCheckpoint
+    | NotifyCheckpointComplete
+    | NotifyCheckpointAborted
+    | FinishTasks
+    | CancelSubtask
+    | FailSubtask
+    | PoolOutcome
+    | SourceReady
 )
 
 

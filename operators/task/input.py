@@ -55,11 +55,12 @@ class RowBudget:
 
     __slots__ = ("_budget_s", "_cost_s", "_proven", "_rows_max")
 
-    def __init__(self, budget_ms: int, rows_max: int) -> None:
+    def __init__(self, budget_ms: int, rows_max: int, *, proven: int = 0) -> None:
+        """`proven`: rows that are taken to fit before any slice was measured."""
         self._budget_s = budget_ms / 1000
         self._rows_max = rows_max
         self._cost_s = 0.0
-        self._proven = 0
+        self._proven = proven
 
     def rows(self) -> int:
         """Rows that the next slice may have."""
@@ -317,9 +318,15 @@ class TaskInput:
             self._rows.measured(polled.batch.num_rows, self._clock.seconds() - began)
         self._ready_at_ms = now_ms if polled.ready_at_ms is None else polled.ready_at_ms
         self.collect_own_watermarks()
+        if polled.idle is not None:
+            self._work.append(self._pass_on(WatermarkStatus(polled.idle)))
         if polled.finished:
             self.end_source(drain=True, stopped=False)
         return polled.batch is not None or polled.finished or self._ready_at_ms <= now_ms
+
+    def source_is_ready(self) -> None:
+        """The reader has something, whatever time it named: it is polled again."""
+        self._ready_at_ms = 0
 
     def end_source(self, *, drain: bool, stopped: bool = True) -> None:
         """No further poll; the end of data follows as work. `stopped`: there is more to read, which the job was told to leave."""

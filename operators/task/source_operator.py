@@ -4,6 +4,7 @@ It decides nothing about pace: the subtask bounds the rows of one slice."""
 
 from __future__ import annotations
 
+from holdfast.barriers.elements import MIN_WATERMARK
 from holdfast.operators.base import Operator, Poll, Source, SourceReader
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
@@ -20,6 +21,7 @@ class SourceOperator(Operator):
         self.is_restored = False
         """Set by the deployment: the snapshot contains this operator, so that no split may be read from its start."""
         self._reader: SourceReader | None = None
+        self._watermark_ms = MIN_WATERMARK
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (SOURCE_POSITIONS,)
@@ -35,6 +37,9 @@ class SourceOperator(Operator):
         polled = self.reader.poll(rows_max, now_ms)
         if polled.batch is not None:
             self.output.collect(polled.batch)
+        if polled.watermark_ms is not None and polled.watermark_ms > self._watermark_ms:
+            self._watermark_ms = polled.watermark_ms
+            self.output.emit_watermark(polled.watermark_ms)
         return polled
 
     @property

@@ -27,7 +27,7 @@ from holdfast.barriers.messages import (
     clip_front,
 )
 from holdfast.operators.task.chain import OperatorChain, ResultPort
-from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SubtaskPool
+from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SourceReady, SubtaskPool
 from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.user_failures import error_line, stack_trace
@@ -92,7 +92,15 @@ class Subtask:
     """One parallel instance of one chain."""
 
     def __init__(
-        self, key: SubtaskKey, attempt: int, ports: SubtaskPorts, *, step_budget_ms: int = 5, batch_rows_max: int = 65_536
+        self,
+        key: SubtaskKey,
+        attempt: int,
+        ports: SubtaskPorts,
+        *,
+        step_budget_ms: int = 5,
+        batch_rows_max: int = 65_536,
+        proven_rows: int = 0,
+        units_max: int = UNITS_MAX,
     ) -> None:
         self.key = key
         self.attempt = attempt
@@ -104,15 +112,18 @@ class Subtask:
         self._pool = ports.pool
         self._checkpoints = ports.checkpoints
         self._budget_s = step_budget_ms / 1000
+        self._units_max = units_max
         self._outputs: tuple[ResultPort, ...] = ports.chain.partitions()
         self._input = TaskInput(
             ports.chain,
             ports.inputs,
             ports.clock,
-            RowBudget(step_budget_ms, batch_rows_max),
+            RowBudget(step_budget_ms, batch_rows_max, proven=proven_rows),
             on_barrier=self._barrier,
             on_drained=self._report_status,
         )
+        self.failure: BaseException | None = None
+        """Of what it FAILED: the error itself, which its status tells in words."""
         self._newest_notified = 0
         self._finish_id = 0
         self._early: list[Notice] = []
@@ -208,6 +219,7 @@ class Subtask:
     def _fail(self, error: BaseException) -> None:
         if self.state in TERMINAL or self.state is TaskState.CANCELING:
             return
+        self.failure = error
         self._enter(TaskState.FAILED, error)
         self._stop_work()
 
@@ -295,7 +307,7 @@ class Subtask:
     def _run_input(self, now_ms: int, deadline_s: float) -> tuple[bool, bool, bool]:
         """Units of work until the budget is spent, mail waits, or nothing can move: (moved, has_more, backpressured)."""
         moved = False
-        for _ in range(UNITS_MAX):
+        for _ in range(self._units_max):
             for output in self._outputs:
                 if not output.is_available:
                     return moved, False, True
@@ -341,6 +353,8 @@ class Subtask:
                 self._cancel()
             case FailSubtask(error=error):
                 self._fail(error)
+            case SourceReady():
+                self._input.source_is_ready()
             case _:
                 assert_never(mail)
 

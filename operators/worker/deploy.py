@@ -28,7 +28,7 @@ from holdfast.operators.task.input import GateInputs
 from holdfast.operators.task.restore import StateLoader
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
-from holdfast.operators.task.subtask import Report, Subtask, SubtaskPorts
+from holdfast.operators.task.subtask import UNITS_MAX, Report, Subtask, SubtaskPorts
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
 from holdfast.statebackends.settings import StateBackendSettings
@@ -88,6 +88,10 @@ class WorkerPorts:
     """Of the process; what a job says for itself takes the place of the same here."""
     recovery: LocalRecovery | None = None
     """Copies of stored files on this host; None: none are kept, and none are looked for."""
+    proven_rows: int = 0
+    """Rows that a slice may have before any was measured; more than 0 where the clock measures nothing."""
+    units_max: int = UNITS_MAX
+    """Units of work in one step of a subtask, whatever the clock says."""
 
 
 class SubtaskBuilder:
@@ -146,6 +150,8 @@ class SubtaskBuilder:
             subtask_ports,
             step_budget_ms=graph.config.step_budget_ms,
             batch_rows_max=graph.config.batch_rows_max,
+            proven_rows=ports.proven_rows,
+            units_max=ports.units_max,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
 

@@ -29,12 +29,12 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.operators.base import Operator
-from holdfast.operators.task.context import CancelSubtask, FailSubtask
+from holdfast.operators.base import Operator, Poll
+from holdfast.operators.task.context import CancelSubtask, FailSubtask, SourceReady
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.errors import StorageUnavailableError, UserFunctionError
 from tests.operators.ports import DictStorage
-from tests.operators.runtime import Bench, ListSource, ManualClock, Recording
+from tests.operators.runtime import Bench, ListReader, ListSource, ManualClock, Recording
 
 
 def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:
@@ -576,3 +576,54 @@ def test_own_watermarks_follow_the_records_of_their_call(forwards: bool) -> None
     if forwards:
         expected = [7, Watermark(7), Watermark(MAX_WATERMARK)]  # the gate keeps the last of a run of watermarks
     assert bench.port.take() == expected
+
+
+class SignalsReader(ListReader):
+    """Gives what a list says, one a poll; then it has nothing until it is woken."""
+
+    def __init__(self, polls: list[Poll]) -> None:
+        super().__init__([], 1)
+        self.polls = polls
+
+    def poll(self, rows_max: int, now_ms: int) -> Poll:
+        return self.polls.pop(0) if self.polls else Poll(ready_at_ms=2**62)
+
+
+def signalling(polls: list[Poll]) -> tuple[Bench, SignalsReader]:
+    reader = SignalsReader(polls)
+    source_of = ListSource([])
+    source_of.create_reader = lambda *_: reader  # type: ignore[method-assign]
+    log: list[str] = []
+    bench = Bench([SourceOperator(source_of), Recording("a", log)], log=log)
+    bench.subtask.start()
+    return bench, reader
+
+
+def test_a_sources_own_watermarks_and_silence_follow_its_rows_in_order() -> None:
+    row = Batch(rows=["row"])
+    first = Poll(batch=row, watermark_ms=7, idle=True)
+    bench, _ = signalling([first, Poll(idle=False), Poll(watermark_ms=9), Poll(watermark_ms=8)])
+    bench.run()
+    taken = bench.port.take()
+    assert taken[1:] == [Watermark(7), WatermarkStatus(True), WatermarkStatus(False), Watermark(9)]
+    assert [node.watermark_ms for node in bench.subtask.chain.nodes] == [9, 9]
+
+
+def test_a_source_that_had_nothing_is_polled_again_when_it_is_woken() -> None:
+    bench, reader = signalling([])
+    bench.run()
+    reader.polls.append(Poll(watermark_ms=3))
+    bench.run()
+    assert bench.port.take() == []
+    bench.subtask.mailbox.put(SourceReady())
+    bench.run()
+    assert bench.port.take() == [Watermark(3)]
+
+
+def test_a_failed_subtask_keeps_the_error_itself() -> None:
+    bench = recordings(1)
+    error = StorageUnavailableError("gone")
+    assert bench.subtask.failure is None
+    bench.subtask.mailbox.put(FailSubtask(error))
+    bench.run()
+    assert (bench.subtask.state, bench.subtask.failure) == (TaskState.FAILED, error)
