@@ -50,7 +50,7 @@ from holdfast.statebackends.keygroups import assign_key_groups
 Row = dict[str, Any]
 
 VERTICES = 256
-"""Subtasks of each worker, and so acknowledgements of each worker for one checkpoint."""
+"""Subtasks of each worker, and so its acknowledgements for one checkpoint."""
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -126,7 +126,7 @@ class Speaker:
         ]
 
     def post_acks(self, bodies: list[bytes]) -> int:
-        """Post in turn; how many acknowledgements were taken."""
+        """Post bodies in turn; returns how many acknowledgements were accepted."""
         answers = [codec.decode(self.post(f"/{self.slot}/acks", body), AckAnswers).answers for body in bodies]
         return sum(answer is AckStatus.SUCCESS for each in answers for answer in each)
 
@@ -137,7 +137,7 @@ class Speaker:
 
 
 def make_ack(trigger: TriggerCheckpoint, number: int, slot: int, workers: int) -> AcknowledgeCheckpoint:
-    """One keyed state in one file: what most acknowledgements look like."""
+    """An acknowledgement with one keyed state in one file, the most usual form."""
     part = FileHandle(f"v{number}-{slot}-{trigger.attempt}-0123456789abcdef-total", 123_456, "xxh3_128:" + "0" * 32)
     handle = KeyedStateHandle(assign_key_groups(128, workers, slot), "arrow", (TOTAL,), (part,))
     metrics = CheckpointMetrics(1.5, 0.5, 0.2, 12.5, 1_000, 123_456, 123_456)
@@ -175,7 +175,7 @@ def serving(root: Path = ROOT) -> Iterator[Sidecar]:
 
 @contextmanager
 def speaking(sidecar: Sidecar, workers: int) -> Iterator[tuple[RestClient, str, list[Speaker]]]:
-    """A running job whose workers only speak."""
+    """A running job with workers that process nothing."""
     client = RestClient(sidecar.url, sidecar.token)
     accepted = client.submit(Submission(make_graph(workers), fresh=True))
     speakers = [Speaker(sidecar.url, sidecar.token, accepted.job_id, slot, workers) for slot in range(workers)]

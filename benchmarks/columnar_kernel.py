@@ -1,6 +1,6 @@
-"""How fast columnar state folds batches in, on one core: count, sum and max per key over 64k-row batches.
+"""Speed of columnar state on one core: count, sum and max per key over batches of 64k rows.
 
-Run `python -m benchmarks.columnar_kernel`; prints records/s per number of keys and kind of key."""
+Run `python -m benchmarks.columnar_kernel`; it prints records/s per number of keys and kind of key."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _column_of(key_type: KeyType) -> Callable[[Sequence[pa.Array]], KeyColumn]:
 
 
 def columnar_kernel(key_count: int, batches: int, *, stride: int = 1, text: bool = False, freeze_every: int = 0) -> float:
-    """Records per second of `update`, without making the batches.
+    """Records per second of `update`, without the making of batches.
 
-    Keys are uniform over 0, stride, 2 stride ...: a stride of 1 is direct-addressed, a large one hashed. `freeze_every`:
-    batches between two barriers whose pool part never gets to run (the dearest case); 0 = none."""
+    Keys are uniform over 0, stride, 2 stride ...: a stride of 1 is direct-addressed, a large one hashed. `freeze_every`: batches
+    between two barriers whose asynchronous part never runs (the most expensive case); 0 = none."""
     generator = np.random.default_rng(42)
     key_type = KeyType.of(str if text else int)
     state = NumpyColumnarState(DESCRIPTOR, key_type.arrow_types, _column_of(key_type), "benchmark")

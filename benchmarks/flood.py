@@ -1,11 +1,10 @@
 """Acknowledgements, heartbeats and `/healthz` of a real sidecar while another process floods it from the workers' own address.
 
-A job whose workers only speak (the real session and gateway, without Spark) checkpoints every second: first in peace, then while
-thousands of silent connections are held open, each replaced as soon as it is closed, and four bodies of 60 MiB at a time are posted
-with the token. Heartbeats may be away for five seconds: a lease that runs out restarts the job.
+A job whose workers process nothing (the real session and gateway, without Spark) checkpoints every second: first undisturbed, then
+while thousands of silent connections are held open, each replaced as soon as it is closed, and four bodies of 60 MiB at a time are
+posted with the token. The lease is five seconds: one that runs out restarts the job.
 
-    python -m benchmarks.flood [--quick] [--root <checkout of the sidecar>]
-"""
+    python -m benchmarks.flood [--quick] [--root <checkout of the sidecar>]"""
 
 from __future__ import annotations
 
@@ -58,11 +57,11 @@ BODY_BYTES = 60 << 20
 HEARTBEAT_MS, LEASE_MS = 500, 5_000
 PROBE_S = 0.05
 OPENED_AT_ONCE, OPENED_EVERY_S = 20, 0.01
-"""Two thousand a second: more would only measure how the system shares two cores with the flood."""
+"""2,000 a second: more would only measure how the system shares two cores with the flood."""
 
 
 class TimedGateway(Gateway):
-    """Notes how long each request of the session took."""
+    """Records the duration of each request of the session."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -80,7 +79,7 @@ class TimedGateway(Gateway):
 
 
 class SpeakingWorker:
-    """Runs nothing: all subtasks are RUNNING at once, and each trigger is acknowledged at once."""
+    """Processes nothing: all subtasks are RUNNING, and triggers acknowledged, at once."""
 
     def __init__(self, sidecar: Sidecar, job_id: str, slot: int, submission: int, nonce: str, vertices: int) -> None:
         self._slot, self._vertices = slot, vertices
@@ -124,7 +123,7 @@ def checkpointing(sidecar: Sidecar) -> Iterator[tuple[RestClient, str, list[Spea
 
 
 class Probe:
-    """Asks for `/healthz` on a new connection each time: whoever watches the service would."""
+    """Requests `/healthz` on a new connection each time, as monitoring would."""
 
     def __init__(self, url: str) -> None:
         self.took_ms: list[float] = []
@@ -160,7 +159,7 @@ def _percentile(values: list[float], share: float) -> float:
 def _watch(
     name: str, seconds: float, sidecar: Sidecar, client: RestClient, job_id: str, workers: list[SpeakingWorker], **facts: Any
 ) -> Row:
-    """One phase: what was asked and how long it took."""
+    """One phase: its requests and their durations."""
     for worker in workers:
         worker.gateway.took_ms = {"ack": [], "heartbeat": []}
     before, cpu = _shown(client, job_id), sidecar.cpu_seconds()
@@ -220,7 +219,7 @@ PHASES = (("peace", 0, 0), ("connections", CONNECTIONS, 0), ("bodies", 0, BODIES
 def measure(
     *, quick: bool = False, root: Path = ROOT, phases: tuple[tuple[str, int, int], ...] = PHASES, seconds: float | None = None
 ) -> list[Row]:
-    """In peace, and under each half of the flood and both. A phase: its name, silent connections, large bodies."""
+    """Phases: undisturbed, each half of the flood, both. A phase: its name, silent connections, large bodies."""
     seconds = seconds or (5.0 if quick else 20.0)
     with serving(root) as sidecar, checkpointing(sidecar) as (client, job_id, workers):
         rows = []
@@ -238,7 +237,7 @@ def measure(
 
 
 def attack(url: str, token: str, job_id: str, connections: int, bodies: int) -> None:
-    """Until killed: hold silent connections, and post bodies."""
+    """Hold silent connections, and post bodies, until killed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
     address = urlsplit(url)
@@ -254,7 +253,7 @@ def attack(url: str, token: str, job_id: str, connections: int, bodies: int) -> 
 
 
 def large_body(number: int) -> bytes:
-    """Of 60 MiB: one acknowledgement with all the state, or very many with none, in turn."""
+    """A body of 60 MiB: one acknowledgement with all the state, or very many without, in turn."""
     if number % 2:
         one = codec.encode(AcknowledgeCheckpoint(1, 1, "v", 0)) + b","
         return b'{"epoch":1,"slot":0,"session":"s","items":[' + (one * (BODY_BYTES // len(one)))[:-1] + b"]}"

@@ -45,7 +45,7 @@ class Measured:
 
     @property
     def counts(self) -> bool:
-        """A row counts only if checkpoints really completed."""
+        """A row counts only if checkpoints completed."""
         return not self.checkpoints_expected or self.checkpoints / self.checkpoints_expected >= 0.9
 
 
@@ -74,7 +74,7 @@ class Cpu:
             self._sample()
 
     def stop(self) -> float:
-        """Seconds since the start, over all processes."""
+        """CPU seconds since the start, over all processes."""
         self._stop.set()
         self._thread.join()
         return sum(seconds - self._first.get(pid, 0.0) for pid, seconds in self._seconds.items())
@@ -150,7 +150,7 @@ class Bench:
 
 
 def raw_write_ms(folder: Path, size: int) -> float:
-    """write + fsync of `size` bytes into the directory: what the same bytes cost without us."""
+    """write + fsync of `size` bytes into the directory, the raw cost of the same bytes."""
     payload = os.urandom(min(size, 1 << 20))
     path = folder / "raw"
     began = time.perf_counter()

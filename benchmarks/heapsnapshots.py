@@ -1,7 +1,7 @@
-"""Snapshots of state in memory: 1 M keys of 100 bytes, full and with 1 % of the keys changed, and what they cost the loop.
+"""Snapshots of state in memory: 1 M keys of 100 bytes, full and with 1 % of the keys changed, and their cost to the loop.
 
 Run `python -m benchmarks.heapsnapshots [--keys N]`. Durations are of the asynchronous part; `raw` is a write with fsync of the same
-bytes in the same run, and `load` the machine's while it ran."""
+bytes in the same run, and `load` the machine's meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ W2_SHARE = 100
 W5_PER_SECOND = 50_000
 PACE_S = 0.001
 PACED_TOGETHER = 256
-"""Updates between two looks at the clock: a small batch."""
+"""Updates between two reads of the clock: a small batch."""
 STATE = ValueStateDescriptor("value", bytes)
 KEY = KeyType.of(int)
 KINDS: tuple[BackendKind, ...] = ("filesystem", "memory", "rocksdb")
@@ -133,7 +133,7 @@ class Rig:
         return rates[True], rates[False]
 
     def full_rates(self, rounds: int = 5) -> Row:
-        """Updates per second while a full checkpoint is written, set beside those just before and just after: the machine's speed
+        """Updates per second while a full checkpoint is written, beside those just before and just after: the machine's speed
         drifts by a fifth from one second to the next."""
         values = [self.rng.randbytes(VALUE_BYTES) for _ in range(1_000)]
         some = self.rng.choices(self.keys, k=200_000)
@@ -152,8 +152,8 @@ class Rig:
         return {"per_second": mean(during), "of_without": spread(shares), "async_ms": mean(lasted) * 1000}
 
     def paced_rates(self, per_second: int, rounds: int = 3) -> Row:
-        """Random updates at a fixed rate, as the sources of W2 (1 % of the keys a second) and W5 (50,000) give them: how many of
-        those that are due are made while a full checkpoint is written, and by how much the latest of them comes late."""
+        """Random updates at a fixed rate, as from the sources of W2 (1 % of the keys a second) and W5 (50,000): the share of due
+        updates made while a full checkpoint is written, and the delay of the latest of them."""
         values = [self.rng.randbytes(VALUE_BYTES) for _ in range(1_000)]
         some = self.rng.choices(self.keys, k=200_000)
         self._paced(some, values, per_second, 1.0)
@@ -239,7 +239,7 @@ class Rig:
 
 
 def _warm_up(kind: BackendKind) -> None:
-    """What a process imports once: a worker has done it long before its first checkpoint."""
+    """Import what a process imports once, as a worker has long before its first checkpoint."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         rig = Rig(kind, 1_000, Path(name))
         rig.change(rig.keys)

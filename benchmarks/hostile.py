@@ -1,7 +1,7 @@
-"""Peak memory of each tool, and of a restore, on snapshots that somebody made to take all there is.
+"""Peak memory of each tool, and of a restore, on snapshots made to exhaust memory.
 
-Run `python -m benchmarks.hostile`. Each tool runs in a process of its own, whose address space ends at `--limit-gib`: what would
-take more fails, and not the machine. Shown is the process's largest resident set; `nothing` only opens the snapshot."""
+Run `python -m benchmarks.hostile`. Each tool runs in a process of its own, whose address space ends at `--limit-gib`, so that it
+fails in the place of the machine. Shown is the process's largest resident set; `nothing` only opens the snapshot."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an Arrow dictionary of one value": ("arrow", _arrow_dictionary),
     "an Arrow buffer of 700 MiB": ("arrow", _arrow_buffer),
 }
-"""What the name says, the table's format, and what writes it. The second one unpacks to less than is refused."""
+"""Name -> (format of the table, its writer). The second one unpacks to less than is refused."""
 
 
 def make(folder: Path, name: str) -> Path:
@@ -101,7 +101,7 @@ def make(folder: Path, name: str) -> Path:
 
 
 def use(tool: str, folder: Path, scratch: Path) -> None:
-    """What a user does with it; in a process of its own."""
+    """A user's use of one tool; in a process of its own."""
     import holdfast as hf
     from holdfast.operators.spark.state_source import ReadOptions, StateReader
     from holdfast.statebackends.factory import create_keyed_backend
@@ -136,7 +136,7 @@ def use(tool: str, folder: Path, scratch: Path) -> None:
 
 
 def measured(tool: str, folder: Path, limit_gib: int) -> tuple[int, str]:
-    """(peak in bytes, what came of it) of one tool."""
+    """(peak in bytes, result) of one tool."""
     with tempfile.TemporaryDirectory(prefix="holdfast-hostile-") as scratch:
         command = [sys.executable, "-m", "benchmarks.hostile", "--use", tool, str(folder), scratch, "--limit-gib", str(limit_gib)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -153,7 +153,7 @@ def _child(tool: str, folder: Path, scratch: Path, limit_gib: int) -> None:
         outcome = "done"
     except BaseException as error:
         outcome = type(error).__name__
-    # getrusage would give what the parent had before the exec, if that was more.
+    # getrusage would give the parent's peak before the exec, if that was higher
     (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmHWM:")]
     peak = int(line.split()[1]) * 1024
     sys.stdout.write(f"{peak} {outcome}\n")

@@ -1,15 +1,14 @@
 """W2 of the RocksDB backend: a full checkpoint after the load, then increments with 1 % of the keys changed between two.
 
-One subtask's backend in this process, as a worker drives it: `sync` is what the loop waits for, `async` what the pool does until
-the acknowledgement. Changes come at once; then the loop is idle, writes behind (`idle`), and waits for the next checkpoint. The
-full one is also measured right behind the load, without that (`saturated`).
+One subtask's backend in this process, as a worker drives it: `sync` blocks the loop, `async` is the pool's part until the
+acknowledgement.
+Changes come at once; then the loop is idle, writes behind (`idle`), and waits for the next checkpoint. The full one is also
+measured right behind the load, without that (`saturated`).
+Placeholders are resolved and dropped checkpoints deleted as by the coordinator. Compaction runs meanwhile, and its output is stored
+again, now and then all of it, so the first 20 increments, the last 20 and the worst 20 in a row are separate rows. The raw write
+(write and fsync of as many random bytes into the same directory) comes right after each.
 
-Placeholders are resolved and dropped checkpoints deleted as the coordinator does it. Compaction runs meanwhile, and what it merges
-is stored again: once in a while all of it, so the first 20 increments, the last 20 and the worst 20 in a row are told apart. The
-raw write (write and fsync of as many random bytes into the same directory) comes right after each.
-
-python -m benchmarks.incremental [--quick] [--keys 1000000,5000000] [--increments 60] [--pause 1.0]
-"""
+    python -m benchmarks.incremental [--quick] [--keys 1000000,5000000] [--increments 60] [--pause 1.0]"""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ class Taken:
 
 
 class Job:
-    """One operator with keyed state, its storage, and the little of a coordinator that it takes."""
+    """One operator with keyed state, its storage, and the part of a coordinator that it needs."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -94,7 +93,7 @@ class Job:
         return self._random.sample(range(keys), keys // CHANGED)
 
     def idle(self, seconds: float) -> float:
-        """Nothing arrives for so long: what a worker does until it has nothing to do, in milliseconds."""
+        """Idle time: what a worker does until it has nothing to do, in milliseconds."""
         began = time.perf_counter()
         while self.backend.write_behind():
             pass
@@ -103,7 +102,7 @@ class Job:
         return (done - began) * 1000
 
     def checkpoint(self, number: int) -> Taken:
-        """Store a checkpoint that builds on the one before; that one is deleted then."""
+        """Store a checkpoint that builds on the previous one, which is deleted then."""
         prefix = f"w2-0-1-{number}"
         target = SnapshotTarget(number, f"job/chk-{number}", prefix, False, 20_480, f"{number}-1-w2-0-n", self._newest)
         began = time.perf_counter()
@@ -129,7 +128,7 @@ class Job:
 
 
 def measure_full(keys: int, folder: Path, pause_s: float) -> tuple[Row, Job, Taken]:
-    """Load, and take the first checkpoint; at once if there is no pause."""
+    """Load, and take the first checkpoint; at once without a pause."""
     job = Job(folder)
     began = time.perf_counter()
     job.update(range(keys))
@@ -193,7 +192,7 @@ def increments_row(keys: int, full: Taken, taken: list[Taken]) -> Row:
 
 
 def measure(*, quick: bool = False) -> list[Row]:
-    """1 M and 5 M keys; quickly, 100 k."""
+    """1 M and 5 M keys; with --quick 100 k."""
     return [row for keys in ((100_000,) if quick else (1_000_000, 5_000_000)) for row in measure_keys(keys, INCREMENTS, 1.0)]
 
 

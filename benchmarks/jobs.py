@@ -51,7 +51,7 @@ def w1b(rows: int, keys: int, workers: int, backend: str, interval_ms: int | Non
 
 
 class RunningByRow(hf.ProcessFunction):
-    """W1b as a user would write it, record by record."""
+    """W1b in a user's own words, record by record."""
 
     totals = hf.ValueStateDescriptor("totals", tuple[int, int, int])
     states = (totals,)
@@ -78,8 +78,8 @@ def rows_by_function(rows: int, keys: int, workers: int, backend: str, interval_
 
 
 class KeepLast(hf.ProcessFunction):
-    """W2 and W3: the last value of each key. Says on a side file when the first record of a process was handled, and
-    raises once when told to: the moments that recovery is measured by."""
+    """W2 and W3: the last value of each key. Writes to a side file when the first record of a process was handled, and raises once
+    on command: the moments that delimit recovery."""
 
     last = hf.ValueStateDescriptor("last", bytes)
     states = (last,)

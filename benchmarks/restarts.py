@@ -1,12 +1,11 @@
 """Restarts of the sidecar under many live jobs: kill -9, start again on the same port, until every job is led and runs.
 
 The sidecar is a real `holdfast serve`. Workers are real sessions (`operators.worker.session`) over HTTP, all on one event loop:
-they take their deployment, report their tasks as running and acknowledge every checkpoint, but process nothing. Told for each
+they take their deployment, report their tasks as running and acknowledge every checkpoint, but process nothing. Reported for each
 restart: new attempts (a job that failed over although all its workers live: 0 is right), and seconds from the start of the new
 process until every worker of every job is registered with it and every job is RUNNING.
 
-    python -m benchmarks.restarts [--jobs 200] [--restarts 20] [--workers 1] [--quick]
-"""
+    python -m benchmarks.restarts [--jobs 200] [--restarts 20] [--workers 1] [--quick]"""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ CHECKPOINT_INTERVAL_MS = 10_000
 """200 jobs: 20 checkpoints a second."""
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 10.0
-"""As holdfast.operators.worker.gateway."""
+"""As in holdfast.operators.worker.gateway."""
 
 
 def make_graph(name: str, workers: int) -> JobGraph:
@@ -74,7 +73,7 @@ def make_graph(name: str, workers: int) -> JobGraph:
 
 
 class UnansweredError(Exception):
-    """No answer, or one that cannot be read."""
+    """No answer, or an unreadable one."""
 
 
 class Connection:
@@ -111,7 +110,7 @@ class Connection:
         return int(head[0].split(" ")[1]), {name.lower(): value for name, value in pairs}
 
     async def lines(self, path: str) -> AsyncIterator[bytes]:
-        """Lines of a chunked answer without end. Raises UnansweredError when it breaks, and for another answer than 200."""
+        """Lines of a chunked answer without end. Raises UnansweredError when it breaks, and for another status than 200."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 status, headers = await self.begin("GET", path, b"")
@@ -137,7 +136,7 @@ class Connection:
 
 
 def refusal_of(request: str, error: HoldfastError, *, submission: int) -> on.Event:
-    """What an answer that is an error means for the session of a process, as `operators.worker.gateway` has it."""
+    """The session's event for an error, as in `operators.worker.gateway`."""
     match error:
         case RefusedError() if error.fenced and request == "register":
             return on.refuse_registration(error.message, error.named, submission=submission)
@@ -155,7 +154,7 @@ class Worker:
     def __init__(self, url: str, token: str, identity: on.WorkerIdentity, rng: random.Random) -> None:
         self.session = Session(identity, rng)
         self.attempts: set[int] = set()
-        """Attempts that it was given."""
+        """Attempts deployed to it."""
         self.requests = 0
         self._identity = identity
         self._base = f"/v1/jobs/{identity.job_id}/workers"
@@ -171,7 +170,7 @@ class Worker:
             await self._changed.wait_for(lambda: self.session.state is SessionState.REGISTERED and self.session.epoch > epoch)
 
     async def run(self) -> None:
-        """Like the control thread of a worker: one request at a time, and then what else has come."""
+        """As the control thread of a worker: one request at a time."""
         events: list[on.Event] = [on.DeadlineReached()]
         while True:
             while events:
@@ -264,7 +263,8 @@ class Worker:
 
 
 def _runs(job: dict[str, Any]) -> bool:
-    """In GET /v1/jobs/overview: the job is RUNNING, and so is every task. One whose tasks are only being deployed fails over."""
+    """Whether GET /v1/jobs/overview shows the job and every task as RUNNING. A job with tasks that are only being deployed fails
+    over."""
     return bool(job["state"] == "RUNNING" and job["tasks"]["running"] == job["tasks"]["total"])
 
 
@@ -290,14 +290,14 @@ class Sidecar:
         self.log = folder / "log"
 
     def start(self) -> None:
-        """Returns when the process is begun, long before it answers."""
+        """Start the process; returns long before it answers."""
         command = [sys.executable, "-m", "holdfast", "serve", "--json", "--port", str(self._port)]
         command += ["--state-dir", str(self._folder / "state")]
         with self.log.open("ab") as log, (self._folder / "announced").open("ab") as announced:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=announced, stderr=log)
 
     async def answers(self) -> None:
-        """Until the process listens."""
+        """Wait until the process listens."""
         async with asyncio.timeout(START_TIMEOUT_S):
             while True:
                 assert self._process is not None

@@ -1,11 +1,10 @@
 """W5's restore: keyed state of 1 M keys x 100 bytes, at the same parallelism and at others, from storage and from local copies.
 
-All subtasks' backends in this process, one after the other: `slowest_s` is what a job waits for whose subtasks each have a core,
-`total_s` what they cost together. `read_s` of it is reading and checking files; the rest is RocksDB's opening, cutting and taking
-in, or decoding tables. `cp` copies the snapshot's files in the same folder right after each row.
+All subtasks' backends in this process, one after the other: `slowest_s` is the wait of a job whose subtasks each have a core,
+`total_s` their sum. `read_s` of it is reading and checking files; the rest is RocksDB's opening, cutting and ingesting, or the
+decoding of tables. `cp` copies the snapshot's files in the same folder right after each row.
 
-python -m benchmarks.restore [--quick] [--keys 1000000] [--backend rocksdb,filesystem]
-"""
+    python -m benchmarks.restore [--quick] [--keys 1000000] [--backend rocksdb,filesystem]"""
 
 from __future__ import annotations
 
@@ -45,14 +44,14 @@ MAX_PARALLELISM = 128
 PARALLELISMS = ((1, 1), (1, 2), (2, 2), (2, 3))
 REPEATS = 3
 PROBES = 500
-"""Keys that are looked up after each restore."""
+"""Keys looked up after each restore."""
 KEY = KeyType.of(int)
 VALUE = ValueStateDescriptor("value", bytes)
 FOLDER = "job/chk-1"
 
 
 class TimedStorage:
-    """A state directory that is not taken for this host's own disk, and the seconds in which something was asked of it."""
+    """A state directory that is not on this host's own disk, and the seconds spent in its operations."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -142,7 +141,7 @@ class Snapshot:
         return copies
 
     def restore(self, parallelism: int, subtask: int, *, locally: bool) -> tuple[float, float]:
-        """(seconds, seconds of reading) of one subtask. Raises RuntimeError if keys are missing, or were read elsewhere."""
+        """(seconds, seconds of reading) of one subtask. Raises RuntimeError for missing keys, or reads from the wrong place."""
         backend = self.backend(parallelism, subtask)
         ours = tuple(handle for handle in self.handles if len(handle.key_groups.intersection(backend.key_groups)))
         wanted = stored_files(OperatorSubtaskState(keyed=ours), FOLDER, "op")
@@ -192,7 +191,7 @@ def measure_backend(kind: BackendKind, keys: int) -> Iterator[Row]:
 
 
 def _row(snapshot: Snapshot, kind: str, keys: int, old: int, new: int, *, locally: bool) -> Row:
-    snapshot.restore(new, 0, locally=locally)  # what is imported and cached once
+    snapshot.restore(new, 0, locally=locally)  # imports and caches
     runs = [[snapshot.restore(new, subtask, locally=locally) for subtask in range(new)] for _ in range(REPEATS)]
     slowest = [max(run) for run in runs]
     return {
@@ -211,7 +210,7 @@ def _row(snapshot: Snapshot, kind: str, keys: int, old: int, new: int, *, locall
 
 
 def measure(*, quick: bool = False) -> list[Row]:
-    """1 M keys; quickly, 100 k."""
+    """1 M keys; with --quick 100 k."""
     kinds: tuple[BackendKind, ...] = ("rocksdb", "filesystem")
     return [row for kind in kinds for row in measure_backend(kind, 100_000 if quick else 1_000_000)]
 

@@ -34,7 +34,7 @@ from benchmarks.transfers import measure as measure_transfers
 Row = dict[str, Any]
 
 COLUMNAR_ROWS = {10_000: 240_000_000, 1_000_000: 80_000_000}
-"""Records by number of keys: some eight seconds on one core, so that several checkpoints of 1 s fall into the run."""
+"""Records by number of keys: about eight seconds on one core, for several checkpoints of 1 s in a run."""
 
 
 def throughput_row(workload: str, measured: Measured, **setting: Any) -> Row:

@@ -1,10 +1,9 @@
 """Speed of the simulator: whole jobs of the keyed counter in one process, each with three faults, beside the same jobs without.
 
-A virtual machine's cores may be twice as slow in one minute as in the next, so each row says how long a loop of plain Python took
-meanwhile (`loop_ms`: the median, and the least, of which one between any ten jobs).
+A virtual machine's cores may be twice as slow in one minute as in the next, so each row has the duration of a loop of plain Python
+meanwhile (`loop_ms`: median and least, measured once between any ten jobs).
 
-python -m benchmarks.simulation [--quick]
-"""
+    python -m benchmarks.simulation [--quick]"""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ FAULTS = 3
 LOOP_EVERY = 10
 """Jobs between two measurements of the loop."""
 WARM_UP = 5
-"""Runs before the first measured one: the product is imported and its caches are filled."""
+"""Runs before the first measured one: imports and caches."""
 
 
 def requests(count: int, faults: int) -> list[RunRequest]:
-    """The same seeds, so the same jobs, for every row."""
+    """The same seeds, and so the same jobs, for every row."""
     return [RunRequest(seed, WORKLOAD, faults=faults, plan=None if faults else ()) for seed in range(count)]
 
 
 def measure_one(faults: int, count: int) -> Row:
-    """In this process. Per core means CPU time: nothing in a run waits."""
+    """Runs in this process. Per core means CPU time: nothing in a run waits."""
     tasks = [Task(request) for request in requests(count, faults)]
     for task in tasks[:WARM_UP]:
         _perform(task)
@@ -54,7 +53,7 @@ def measure_one(faults: int, count: int) -> Row:
 
 
 def _perform(task: Task) -> Outcome:
-    """As a campaign's process does."""
+    """Perform a run as a campaign's process does."""
     outcome = perform(run_seed, task)
     tidy_up()
     return outcome
@@ -71,7 +70,7 @@ def loop_ms() -> float:
 
 
 def measure_all_cores(faults: int, count: int) -> Row:
-    """As a campaign runs them; the start of its processes is not part of it."""
+    """Runs as in a campaign; the start of its processes is left out."""
     jobs = cpu_count()
     tasks = [Task(request) for request in requests(count * jobs, faults)]
     with SeedRunner(jobs) as runner:

@@ -1,10 +1,9 @@
 """Snapshot tools on one large state: seconds and peak memory of `verify`, `inspect`, and of a read of every row.
 
-Each tool is a process of its own, and `over_start` is what it took beyond one that only imports the tools. What a snapshot's own
-bytes are is in `megabytes`: a tool that reads states as a stream stays far below them.
+Each tool is a process of its own, and `over_start` is its peak above that of one that only imports the tools. `megabytes` are the
+snapshot's own bytes: a tool that reads states as a stream stays far below them.
 
-python -m benchmarks.tools [--quick] [--keys 1000000,5000000]
-"""
+    python -m benchmarks.tools [--quick] [--keys 1000000,5000000]"""
 
 from __future__ import annotations
 
@@ -130,7 +129,7 @@ def run_tool(arguments: list[str]) -> tuple[float, float]:
 
 
 def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
-    """Every tool on one snapshot. It is made by another process: a child's peak is at least what its parent has."""
+    """Every tool on one snapshot, made by another process: a child's peak is at least its parent's."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
     try:
         run_tool(["-m", "benchmarks.tools", "--make", str(folder), "--keys", str(keys), "--format", table_format])
@@ -161,7 +160,7 @@ def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
 
 
 def measure(*, quick: bool = False) -> list[Row]:
-    """1 M and 5 M keys; quickly, 100 k."""
+    """1 M and 5 M keys; with --quick 100 k."""
     return [
         row for kind in FORMATS for keys in ((100_000,) if quick else (1_000_000, 5_000_000)) for row in measure_format(kind, keys)
     ]

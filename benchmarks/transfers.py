@@ -1,12 +1,10 @@
 """A snapshot's files up to storage and down again, one at a time and several: 64 files of 1 MiB, on a directory and on S3.
 
-S3 is moto's server in a process of its own, with a wait before each answer as a real store has it (`latency_ms`); it serves one
-request at a time otherwise. `peak_mb`: memory beyond what the process had before. `raw_s`: 64 x write and fsync of 1 MiB, in turn.
+S3 is moto's server in a process of its own, with a wait before each answer as in a real store (`latency_ms`); it serves one request
+at a time otherwise. `peak_mb`: memory above that of the process before. `raw_s`: 64 x write and fsync of 1 MiB, in turn. Small
+tables, 64 of 64 KiB, follow: with a file each, and packed.
 
-Small tables, 64 of 64 KiB, follow: with a file each, and packed.
-
-python -m benchmarks.transfers [--quick]
-"""
+    python -m benchmarks.transfers [--quick]"""
 
 from __future__ import annotations
 
@@ -54,11 +52,11 @@ FILE_BYTES = 1 << 20
 TABLE_BYTES = 64 << 10
 REPEATS = 3
 LATENCIES_MS = (0, 30)
-"""30 ms is about what S3 takes to answer a small PUT or GET within its region."""
+"""30 ms is about S3's latency for a small PUT or GET within its region."""
 
 
 class WaitingServer(S3Server):
-    """Answers late, several requests at one time."""
+    """Answers late, several requests at a time."""
 
     latency_s = 0.0
 
@@ -69,7 +67,7 @@ class WaitingServer(S3Server):
 
 
 class Files:
-    """Local files, and the storage paths that they get, new ones for each round."""
+    """Local files, and their storage paths, new ones for each round."""
 
     def __init__(self, folder: Path, files: int) -> None:
         self._folder = folder
@@ -79,7 +77,7 @@ class Files:
             (folder / name).write_bytes(os.urandom(FILE_BYTES))
 
     def round(self, storage: Storage) -> tuple[float, float, float, float, float]:
-        """(seconds up, down, to look at all of them, bytes of memory up, down). Raises RuntimeError if other bytes come back."""
+        """(seconds up, down, to stat all of them, bytes of memory up, down). Raises RuntimeError if other bytes come back."""
         self._rounds += 1
         path = f"job/chk-{self._rounds}"
         ups = [_one(UploadFile(str(self._folder / name), f"{path}/{name}")) for name in self._names]
@@ -108,7 +106,7 @@ def _one(operation: Operation) -> Flow[Any]:
 
 
 def _measured(storage: Storage, flows: list[Flow[Any]]) -> tuple[list[Any], float, float]:
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier rows left would hide what this one takes
+    ctypes.CDLL(None).malloc_trim(0)  # memory left by earlier rows would hide this one's
     Path("/proc/self/clear_refs").write_text("5")
     before = _peak_bytes()
     began = time.perf_counter()
@@ -195,7 +193,7 @@ def served(latency_ms: int) -> Iterator[str]:
 
 
 def serve(latency_ms: int) -> None:
-    """Until the standard input ends."""
+    """Serve until the standard input ends."""
     server = WaitingServer()
     server.latency_s = latency_ms / 1000
     print(server.url, flush=True)
@@ -204,7 +202,7 @@ def serve(latency_ms: int) -> None:
 
 
 def measure(*, quick: bool = False) -> list[Row]:
-    """64 files of 1 MiB; quickly, 16."""
+    """64 files of 1 MiB; with --quick 16."""
     count, repeats = (16, 1) if quick else (FILES, REPEATS)
     folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
     rows: list[Row] = []

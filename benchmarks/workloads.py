@@ -1,4 +1,4 @@
-"""The benchmark streams, defined so that they can be set beside other engines.
+"""The benchmark streams, defined for comparison with other engines.
 
 Record i (0-based, global) = auction, bidder, price, ts: h = splitmix64(i); auction = h & 1023;
 bidder = (h >> 10) mod K; price = 1 + (h >> 20) mod 10000; ts = i / 1000 (1 ms per 1,000 records)."""
@@ -52,7 +52,7 @@ class KeyedUpdates:
         h = splitmix64(index)
         key = np.where(index < self.keys, index, (h % np.uint64(self.keys)).view(np.int64))
         words = -(-self.value_size // 8)
-        # Independent words: values that repeat would be compressed, and the snapshot smaller than the state.
+        # independent words: repeated values would be compressed, and the snapshot smaller than the state
         noise = splitmix64((index[:, None] * words + np.arange(words)).ravel())
         bytes_ = noise.view(np.uint8).reshape(len(index), words * 8)[:, : self.value_size]
         offsets = pa.py_buffer(np.arange(len(index) + 1, dtype=np.int32) * np.int32(self.value_size))

@@ -1,4 +1,4 @@
-"""The simulator. `hf.chaos.expect` is all of it that a user's program calls."""
+"""The simulator. A user's program calls `hf.chaos.expect` alone."""
 
 from holdfast.chaos.expectations import expect
 

@@ -1,7 +1,7 @@
-"""What a user says must hold of a pipeline's output, where its rows are no function of the input alone.
+"""A user's expectations of a pipeline's output, where its rows are no function of the input alone.
 
-A pipeline file says it with `hf.chaos.expect`, which means nothing outside of the simulator. This module knows nothing of jobs
-and runs: it is imported by the user's programs."""
+A pipeline file states them with `hf.chaos.expect`, which has no effect outside of the simulator. This module knows neither jobs nor
+runs: the user's programs import it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 Columns: TypeAlias = str | Sequence[str]
 Invariant: TypeAlias = Callable[[list[dict[str, Any]]], Any]
-"""Gets all committed rows of a sink, in the order of their commits."""
+"""Receives all committed rows of a sink, in the order of their commits."""
 
 EXPECTATIONS = "__holdfast_expectations__"
 """Attribute of a function that `expect` decorates."""
@@ -35,7 +35,7 @@ class Expectation:
 
     @property
     def compares(self) -> bool:
-        """Rows are compared with those of a run without failures."""
+        """Whether rows are compared with those of a run without failures."""
         return bool(self.last_value_per_key or self.ignore_columns)
 
     def __call__(self, pipeline: F) -> F:
@@ -58,16 +58,15 @@ def expect(
     invariant: Invariant | None = None,
     sink: str | None = None,
 ) -> Expectation:
-    """Say what `holdfast chaos sim` must find in the committed output; in the function of a pipeline, or as its decorator.
+    """State what `holdfast chaos sim` must find in the committed output; within the function of a pipeline, or as its decorator.
 
-    It takes the place of the comparison of all rows. Several hold together; elsewhere than in the simulator they do nothing.
-
+    It replaces the comparison of all rows. Several expectations hold together; outside of the simulator they have no effect.
     last_value_per_key: of each value of these columns only the newest row is compared with that of a run without failures, in the
-    order of commits; floats to nine digits. ignore_columns: these are left out of what is compared. invariant: a function of all
+    order of commits; floats to nine digits. ignore_columns: columns left out of the comparison. invariant: a function of all
     committed rows, as dicts in the order of commits; it returns False or a text, or raises AssertionError, where it does not hold.
-    With it alone no rows are compared. sink: the sink's id, which is its uid unless it has one of its own; None: every sink.
-
-    Raises InvalidConfigError if nothing is said, or something that is no column or function."""
+    With it alone no rows are compared. sink:
+    the sink's id, which is its uid unless it has one of its own; None: every sink.
+    Raises InvalidConfigError for a call without expectation, or with one that is no column or function."""
     keys, ignored = _columns(last_value_per_key, "last_value_per_key"), _columns(ignore_columns, "ignore_columns")
     if invariant is not None and not callable(invariant):
         raise InvalidConfigError(f"invariant= takes a function of the rows, not {invariant!r}", setting="invariant")
@@ -94,7 +93,7 @@ def _columns(columns: Columns | None, setting: str) -> tuple[str, ...]:
 
 @contextmanager
 def collecting() -> Iterator[list[Expectation]]:
-    """What is said within the block, but for what decorates a function."""
+    """Expectations stated within the block, decorators excepted."""
     made: list[Expectation] = []
     token = _collected.set(made)
     try:
@@ -104,6 +103,6 @@ def collecting() -> Iterator[list[Expectation]]:
 
 
 def of_function(pipeline: Callable[..., Any]) -> tuple[Expectation, ...]:
-    """What decorates a pipeline's function."""
+    """Expectations that decorate a pipeline's function."""
     found: tuple[Expectation, ...] = getattr(pipeline, EXPECTATIONS, ())
     return found

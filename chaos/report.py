@@ -1,7 +1,7 @@
-"""How the simulator speaks: a bar and a line for each failure while it runs, the failures in full and a summary at the end; plain
+"""The simulator's output: progress and a line for each failure while it runs, failures in full and a summary at the end; plain
 lines into a pipe.
 
-It decides words and widths; it counts nothing."""
+It decides words and widths, and counts nothing."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ WIDTH = 120
 """Columns of a paragraph in a pipe."""
 _LABEL = 13
 _GAPS_FROM = 100
-"""Runs in a summary from which on it says what they never did: fewer can't do everything."""
+"""Runs of a summary from which on it lists what they never did: fewer can't do everything."""
 _LINES = 10
-"""Plain lines of progress in a whole campaign."""
+"""Most plain lines of progress in a campaign."""
 _MESSAGE = 160
-"""Characters of a message in the line that a failure gets at once."""
+"""Characters of a message in the one line of a failure."""
 
 
 class ProgressBar:
-    """On stderr, so that stdout is the report alone: a bar on a terminal, else a line each tenth of the way; or nothing."""
+    """Progress on stderr, so that stdout is the report alone: a bar on a terminal, else a line each tenth of the way, or
+    nothing."""
 
     def __init__(self, total: int, *, quiet: bool = False) -> None:
         self._total = total
@@ -56,7 +57,7 @@ class ProgressBar:
             self._say(f"{tally.seeds:,} of {self._total:,} seeds, {self._pace(tally)}")
 
     def broke(self, result: RunResult, violation: ViolationRecord, replay: str) -> None:
-        """One line at once: whoever waits for a long campaign, or stops it, has what it takes to look."""
+        """One line at once, enough to look at the failure while a long campaign runs, or after it was stopped."""
         if self._quiet:
             return
         what = f"seed {result.seed} of {result.workload} broke {violation.invariant}: {_in_brief(violation.message)}"
@@ -67,7 +68,7 @@ class ProgressBar:
             self._say(text)
 
     def looks_at(self, seed: int, what: str) -> None:
-        """It turns to something that takes a while."""
+        """A step that takes a while begins."""
         text = {"minimise": f"seed {seed}: minimising its faults", "coverage": "measuring coverage"}.get(
             what, f"seed {seed}: {what}"
         )
@@ -77,7 +78,7 @@ class ProgressBar:
             self._say(text)
 
     def tried(self, verdict: Verdict) -> None:
-        """One more sabotage is over."""
+        """One more sabotage has been tried."""
         if self._progress is not None:
             self._progress.update(self._task, advance=1, description=verdict.sabotage)
         elif not self._quiet:
@@ -113,7 +114,7 @@ def plain(value: Any) -> Any:
 
 
 def show_finding(found: Finding, coverage: CoverageReport | None, meanings: Mapping[str, str]) -> None:
-    """Failures first, so that the summary is what one sees last. `meanings`: of invariants."""
+    """Failures first, so that the summary is the last thing on the screen. `meanings`: of invariants."""
     for failure in found.failures:
         show_failure(failure, meanings)
     untold = found.summary.violations - len(found.failures)
@@ -124,7 +125,7 @@ def show_finding(found: Finding, coverage: CoverageReport | None, meanings: Mapp
 
 
 def show_failure(failure: Failure, meanings: Mapping[str, str]) -> None:
-    """What broke, what it takes, how the run ended, and how to see it again."""
+    """What broke, the faults that it takes, the run's end, and the command that repeats it."""
     first, *more = failure.message.splitlines() or [""]
     console.show_line(f"seed {failure.seed} of {failure.workload} broke {failure.invariant} at {failure.at_ms:,} ms: {first}")
     for line in more:
@@ -165,7 +166,7 @@ def _faults_heading(failure: Failure) -> str:
 
 
 def show_summary(summary: Summary, coverage: CoverageReport | None) -> None:
-    """Label and text, one each line or paragraph."""
+    """Label and text, one line or paragraph each."""
     where = f"{_count(summary.seeds, 'seed')} from {summary.start} over {_count(len(summary.workloads), 'workload')}"
     console.show_line(
         f"{where} in {console.duration_text(int(summary.seconds * 1000))}{', interrupted' if summary.interrupted else ''}"
@@ -178,7 +179,7 @@ def show_summary(summary: Summary, coverage: CoverageReport | None) -> None:
 
 
 def _dependence(found: Dependence) -> tuple[str, str]:
-    """Of a user's own pipeline."""
+    """A sink of a user's own pipeline whose output is undetermined."""
     if found.judged:
         return "depends", f"{found}. It is judged by what expect() says"
     what = "Nothing of it was compared" if found.seed is None else f"It was not compared in seed {found.seed}"
@@ -228,7 +229,7 @@ def _coverage(coverage: CoverageReport | None) -> list[tuple[str, str]]:
 
 
 def show_run(result: RunResult, digest: str, events: int) -> None:
-    """One run that was asked for by its seed."""
+    """One run of a given seed."""
     backend = f", {result.backend}" if result.backend else ""
     console.show_line(f"seed {result.seed} of {result.workload}{backend}: {result.ended or 'no end'}")
     hit = sorted(set(result.faults_hit))
@@ -253,7 +254,7 @@ def show_run(result: RunResult, digest: str, events: int) -> None:
 
 
 def show_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Of every sabotage, whether and how it was caught."""
+    """Each sabotage, and how it was caught."""
     rows = [
         (
             verdict.sabotage,

@@ -1,10 +1,10 @@
 """Writes the state diagrams of docs/architecture.md from the tables of transitions in the code, and the invariants of
 docs/invariants.md from the checkers.
 
-    .venv/bin/python scripts/architecture_page.py            # a test says when this is due
+    .venv/bin/python scripts/architecture_page.py            # a test fails while a page is out of date
 
-A table of transitions stands below its enum, as TRANSITIONS: state -> what may follow. The first state of the enum is where it
-begins; a state that nothing follows is an end."""
+A table of transitions is below its enum, as TRANSITIONS: state -> states that may follow. The first state of the enum is the
+initial one; a state without successors is final."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ CHECKED = (
     "<!-- end of invariants -->",
 )
 OUTSIDE = {"I30": ("chaos/cluster/world.py",)}
-"""What the run itself reports, too: a job that does not end reaches no checker."""
+"""Invariant -> further modules that report it: a job that does not end reaches no checker."""
 DIAGRAMS: tuple[tuple[str, str, Mapping[Any, Collection[Any]]], ...] = (
     ("A checkpoint", "`coordinator/checkpoints/pending.py`: `PendingStatus`", pending.TRANSITIONS),
     ("A task", "`barriers/messages.py`: `TaskState`", messages.TRANSITIONS),
     ("A job", "`coordinator/jobmaster/job.py`: `JobState`", job.TRANSITIONS),
 )
-"""Heading, where the table stands, the table."""
+"""Heading, source file, table."""
 
 
 def diagram(transitions: Mapping[Any, Collection[Any]]) -> str:
-    """A Mermaid state diagram, in the order of the enum. Raises KeyError for a table that leaves a state of its enum out."""
+    """A Mermaid state diagram, in the order of the enum. Raises KeyError for a table that lacks a state of its enum."""
     kind: type[Enum] = type(next(iter(transitions)))
     states = list(kind)
     lines = ["stateDiagram-v2", f"    [*] --> {states[0].name}"]
@@ -63,7 +63,7 @@ def table() -> str:
 
 
 def between(text: str, markers: tuple[str, str], content: str) -> str:
-    """The text with other content between its markers. Raises ValueError for one without them."""
+    """The text with other content between its markers. Raises ValueError for a text without them."""
     before, begin, rest = text.partition(markers[0])
     _, end, after = rest.partition(markers[1])
     if not begin or not end:
@@ -72,13 +72,13 @@ def between(text: str, markers: tuple[str, str], content: str) -> str:
 
 
 def page(text: str) -> str:
-    """docs/architecture.md with its diagrams made again."""
+    """docs/architecture.md with current diagrams."""
     drawn = "\n".join(f"### {heading}\n\n{where}\n\n{diagram(transitions)}" for heading, where, transitions in DIAGRAMS)
     return between(text, STATES, drawn)
 
 
 def invariants_page(text: str) -> str:
-    """docs/invariants.md with its table of invariants made again."""
+    """docs/invariants.md with the current table of invariants."""
     return between(text, CHECKED, table())
 
 

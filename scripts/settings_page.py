@@ -1,6 +1,6 @@
-"""Writes docs/settings.md from the records that hold the settings: JobConfig, RestartStrategy and RocksDBConfig.
+"""Writes docs/settings.md from the records of the settings: JobConfig, RestartStrategy and RocksDBConfig.
 
-    .venv/bin/python scripts/settings_page.py            # a test says when this is due
+    .venv/bin/python scripts/settings_page.py            # a test fails while the page is out of date
 
 Meaning and bounds are the docstrings below the fields; defaults are the fields' own."""
 
@@ -113,7 +113,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "step_budget_ms",
     ),
 }
-"""Fields of JobConfig by heading; one that is in none comes last, under "Other"."""
+"""Heading -> fields of JobConfig; others come last, under "Other"."""
 RECORDS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("RestartStrategy: `restart=`", RestartStrategy),
     ("RocksDBConfig: `rocksdb=`", RocksDBConfig),
@@ -146,7 +146,7 @@ def page() -> str:
 
 
 def table(record: type[msgspec.Struct], names: tuple[str, ...]) -> str:
-    """Name, type, default and meaning of these fields. Raises KeyError for one that does not exist or that nobody described."""
+    """Name, type, default and meaning of these fields. Raises KeyError for a field that does not exist or has no docstring."""
     fields = {field.name: field for field in msgspec.structs.fields(record)}
     described = meanings(record)
     rows = []
@@ -157,13 +157,13 @@ def table(record: type[msgspec.Struct], names: tuple[str, ...]) -> str:
 
 
 def type_text(kind: Any) -> str:
-    """As one writes it: `int`, `str or None`."""
+    """A type as one writes it: `int`, `str or None`."""
     members = getattr(kind, "__args__", (kind,))
     return " or ".join("None" if member is type(None) else f"`{member.__name__}`" for member in members)
 
 
 def default_text(field: Any) -> str:
-    """As one would write it in Python, with thousands and powers of two that can be read."""
+    """A default as one writes it in Python, with thousands and powers of two made readable."""
     value = field.default
     if isinstance(value, msgspec.Struct):
         return f"{type(value).__name__}()"
@@ -173,7 +173,7 @@ def default_text(field: Any) -> str:
 
 
 def number_text(value: int) -> str:
-    """A size in MiB as a product, other numbers with their thousands set off."""
+    """A size in MiB as a product, other numbers with thousands separators."""
     mebibyte = 1 << 20
     if value >= mebibyte and value % mebibyte == 0:
         return f"{value // mebibyte} * 1024 * 1024"
@@ -181,7 +181,7 @@ def number_text(value: int) -> str:
 
 
 def cell(text: str) -> str:
-    """A bar would end the cell."""
+    """A table cell, with bars escaped."""
     return text.replace("|", "\\|")
 
 

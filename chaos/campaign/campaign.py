@@ -1,7 +1,7 @@
-"""A campaign: seeds over workloads, run until they are through or enough has broken; then each failure made small and told.
+"""A campaign: seeds over workloads, run until all are done or enough have failed; then each failure minimised and explained.
 
-It decides which seed runs which workload, when to stop, and what is looked at again, and runs one request again, with all of
-its faults or a part of them. It prints nothing."""
+It decides which seed runs which workload, when to stop, and which runs are repeated, and it runs one request again, with all of its
+faults or a part of them. It prints nothing."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 FAILURES_MAX = 5
-"""Failures told in full; beyond them only their count."""
+"""Failures reported in full; further ones are counted."""
 
 RUNS_PER_PROCESS = 1_000
-"""Then a process is replaced: what libraries keep for good must not add up over a long campaign."""
+"""Runs after which a process is replaced: what libraries keep for good must not add up over a long campaign."""
 
 EVENTS_SHOWN = 12
 """Last events shown of a failed run."""
 
 TASK_FAILED = " reports failed "
-"""In the line of a trace that says why a subtask failed: often the user's own error, long before the run's last events."""
+"""Mark of the line of a trace that says why a subtask failed: often the user's own error, long before the run's last events."""
 
 SALIENT = (
     "killed",
@@ -50,18 +50,18 @@ SALIENT = (
     "takes deploy",
     "reports failed",
 )
-"""Events that tell how one attempt came to be followed by another, beside faults."""
+"""Marks of events that show how one attempt came to follow another, beside faults."""
 
 AFTER_CAUSE = 4
-"""Such events shown behind the one with which what is wrong began."""
+"""Such events shown behind the one in which the problem began."""
 
 NOT_CHECKED = frozenset({SIMULATOR, HANG})
-"""What no checker found: neither minimised, nor counted as catching a sabotage."""
+"""Violations without a checker: neither minimised, nor counted as catching a sabotage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What is to be run. Checked before: every name in it exists."""
+    """What to run. Checked before: every name in it exists."""
 
     seeds: int
     workloads: tuple[str, ...]
@@ -69,18 +69,18 @@ class Campaign:
     kinds: tuple[str, ...] = ()
     """Single kinds of faults; empty: all."""
     plan: tuple[Fault, ...] | None = None
-    """The same faults for every seed; None: drawn from it."""
+    """The faults of every seed; None: drawn from it."""
     sabotage: str | None = None
     backend: str | None = None
     options: tuple[str, ...] = ()
-    """Faults and plan as the user named them, for the command that replays."""
+    """Faults and plan as the user gave them, for the command that replays."""
 
     def workload_of(self, seed: int) -> str:
-        """Seeds take turns over the workloads: a seed's workload depends on nothing but it and the list."""
+        """Seeds take turns over the workloads: a seed's workload depends on nothing but the seed and the list."""
         return self.workloads[seed % len(self.workloads)]
 
     def request(self, seed: int) -> RunRequest:
-        """One run."""
+        """The run of a seed."""
         from holdfast.chaos.cluster.world import RunRequest  # the whole product comes with it
 
         return RunRequest(
@@ -97,7 +97,7 @@ class Campaign:
         return (self.request(seed) for seed in range(self.start, self.start + self.seeds))
 
     def replay(self, seed: int, *, invariant: str, kept: tuple[int, ...] | None) -> str:
-        """The command that runs a seed again, with these faults of its plan; None: with all."""
+        """The command that repeats a seed, with these faults of its plan; None: all."""
         words = ["--workload", self.workload_of(seed), *self.options]
         if self.sabotage is not None:
             words += ["--sabotage", self.sabotage]
@@ -112,16 +112,16 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How it is run: nothing here changes what a seed does."""
+    """How to run it: no setting here changes a seed's run."""
 
     jobs: int = field(default_factory=cpu_count)
     limit_s: float = LIMIT_S
     stop_after: int = 0
-    """Runs that break something, then it stops; 0: never. With a sabotage only those count in which a checker found it."""
+    """Failed runs after which it stops; 0: never. With a sabotage only failures found by a checker count."""
     check_determinism: bool = False
     minimise: bool = True
     events: int = EVENTS_SHOWN
-    """Last events told of a failed run."""
+    """Last events shown of a failed run."""
     entry: str = RUN_SEED
 
     def runner(self, jobs: int) -> SeedRunner:
@@ -130,20 +130,20 @@ class Settings:
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Receives the campaign's progress."""
 
     def ran(self, result: RunResult, tally: Tally) -> None:
-        """One more run is over."""
+        """One more run has ended."""
 
     def broke(self, result: RunResult, violation: ViolationRecord, replay: str) -> None:
-        """It broke an invariant; `replay` runs it again with all its faults."""
+        """A run broke an invariant; `replay` repeats it with all its faults."""
 
     def looks_at(self, seed: int, what: str) -> None:
-        """A seed is run again, for this."""
+        """A seed runs again, for this purpose."""
 
 
 class Unwatched:
-    """Nobody is told."""
+    """Ignores all progress."""
 
     def ran(self, result: RunResult, tally: Tally) -> None: ...
 
@@ -162,7 +162,7 @@ class Finding(msgspec.Struct, frozen=True):
 def run_campaign(
     campaign: Campaign, settings: Settings, watcher: Watcher, *, sometimes: tuple[str, ...] = (), runner: SeedRunner | None = None
 ) -> Finding:
-    """Run it, on processes of its own unless a runner is given. An interruption ends the runs, not the report on what ran."""
+    """Run it, on processes of its own unless a runner is given. An interruption ends the runs, and the report covers those done."""
     tally = Tally(sometimes)
     failed: list[tuple[RunResult, ViolationRecord]] = []
     caught_after = checked = 0
@@ -182,7 +182,7 @@ def run_campaign(
                 if campaign.sabotage is not None and checked == 1 and not caught_after:
                     caught_after = tally.seeds
                 if found.invariant == DETERMINISM and is_foreign(result.workload):
-                    break  # what its other seeds would break means nothing
+                    break  # violations of its other seeds would mean nothing
                 if settings.stop_after and (tally.violations if campaign.sabotage is None else checked) >= settings.stop_after:
                     break
     except KeyboardInterrupt:
@@ -207,7 +207,7 @@ def _telling(result: RunResult) -> ViolationRecord:
 
 
 def _results(campaign: Campaign, settings: Settings, runner: SeedRunner | None) -> Generator[RunResult, None, None]:
-    """Results in the order of the seeds. The first seed of each workload of a user's own is always run twice."""
+    """Results in the order of the seeds. The first seed of each workload of a user's own always runs twice."""
     requests = campaign.requests()
     if settings.check_determinism:
         outcomes = _twice(requests, settings)
@@ -226,7 +226,7 @@ def _twice(requests: Iterator[RunRequest], settings: Settings) -> Generator[Outc
 def _once(
     requests: Iterator[RunRequest], campaign: Campaign, settings: Settings, runner: SeedRunner | None
 ) -> Generator[Outcome, None, None]:
-    """Runs, with the first seed of each workload from a file checked before anything else of it is believed."""
+    """Runs; the first seed of each workload from a file is checked for repeatability before any other of it."""
     foreign = {name for name in campaign.workloads if is_foreign(name)}
     checked: list[RunRequest] = []
     while foreign:
@@ -241,12 +241,12 @@ def _once(
 
 
 def _given(runner: SeedRunner | None) -> contextlib.AbstractContextManager[SeedRunner] | None:
-    """Whoever gave it closes it."""
+    """A given runner, which its owner closes."""
     return None if runner is None else contextlib.nullcontext(runner)
 
 
 def is_foreign(workload: str) -> bool:
-    """It is a user's own: FILE.py:function."""
+    """Whether the workload is a user's own: FILE.py:function."""
     return ":" in workload
 
 
@@ -304,7 +304,7 @@ def _failure(
 
 
 def _shown(events: Sequence[str], violation: ViolationRecord, count: int) -> Sequence[str]:
-    """The last events, or those around the cause, with that in which it was found."""
+    """The last events, or those around the cause, and the event of the violation."""
     if violation.cause_ms is None:
         return events[-count:]
     story = [line for line in events if _is_salient(line)]
@@ -340,9 +340,9 @@ def _part(plan: tuple[Fault, ...], kept: tuple[int, ...]) -> tuple[Fault, ...]:
 
 
 def replay_seed(request: RunRequest, only: str | None) -> Run:
-    """Run it in this process. `only`: these faults of its plan alone, which takes a run to find out if it is drawn.
+    """Run a seed in this process. `only`: these faults of its plan, which takes a run to find out if it is drawn.
 
-    Raises InvalidConfigError for faults that are not in it, and whatever the run itself raises."""
+    Raises InvalidConfigError for faults that are not in it, and the run's own errors."""
     from holdfast.chaos.campaign.user_runs import run_seed
 
     quieten_logs()

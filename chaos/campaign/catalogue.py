@@ -1,4 +1,4 @@
-"""The names that a user can choose from, what each means, and the errors for names that do not exist."""
+"""Names that a user can choose, the meaning of each, and the errors for unknown names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_choice(what: str, name: str, choices: Iterable[str], *, setting: str) 
 
 
 def choose_workloads(names: tuple[str, ...], sabotage: Sabotage | None) -> tuple[str, ...]:
-    """Those named, else those in which the sabotage shows, else all. Raises InvalidConfigError."""
+    """The named ones, else those in which the sabotage shows, else all. Raises InvalidConfigError."""
     from holdfast.chaos.workloads import WORKLOADS, find_workload
 
     for name in names:
@@ -32,7 +32,7 @@ def choose_workloads(names: tuple[str, ...], sabotage: Sabotage | None) -> tuple
 
 
 def choose_sabotage(name: str | None) -> Sabotage | None:
-    """Raises InvalidConfigError."""
+    """The sabotage of a name. Raises InvalidConfigError."""
     if name is None:
         return None
     from holdfast.chaos.sabotage import SABOTAGES
@@ -42,14 +42,14 @@ def choose_sabotage(name: str | None) -> Sabotage | None:
 
 
 def choose_backend(name: str | None) -> str | None:
-    """Raises InvalidConfigError."""
+    """The state backend of a name. Raises InvalidConfigError."""
     if name is not None:
         check_choice("state backend", name, BACKENDS, setting="backend")
     return name
 
 
 def choose_faults(text: str | None, sabotage: Sabotage | None = None) -> tuple[tuple[str, ...], tuple[Fault, ...] | None]:
-    """Single kinds, or the plan of a file (`@plan.json`); if none is named what makes the sabotage show, else all kinds.
+    """Single kinds, or the plan of a file (`@plan.json`); without a name the faults that make the sabotage show, else all kinds.
 
     Raises InvalidConfigError."""
     if text is None:
@@ -65,7 +65,7 @@ def choose_faults(text: str | None, sabotage: Sabotage | None = None) -> tuple[t
 
 
 def read_plan(path: Path) -> tuple[Fault, ...]:
-    """Raises InvalidConfigError naming the file and what is wrong."""
+    """The plan in a file. Raises InvalidConfigError naming the file and the problem."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -118,7 +118,7 @@ def _fault_text(meaning: str, target: str, amount: str) -> str:
 
 
 def invariants() -> Mapping[str, str]:
-    """What a checker can report, and what it means."""
+    """Invariants and their meanings."""
     from holdfast.chaos.checkers import INVARIANTS
 
     own = {
@@ -131,7 +131,7 @@ def invariants() -> Mapping[str, str]:
 
 
 def sometimes() -> Mapping[str, str]:
-    """Dangerous states, and what each means."""
+    """Dangerous states and their meanings."""
     from holdfast.chaos.checkers.sometimes import SOMETIMES
 
     return SOMETIMES

@@ -1,4 +1,4 @@
-"""Which branches of the product ran in simulated runs, and which modules never did: what a campaign says nothing about.
+"""Branches of the product that ran in simulated runs, and modules that never did: a campaign says nothing about these.
 
 Measured in an interpreter of its own that imports the whole product first, so that a definition does not count as a run."""
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from holdfast.chaos.cluster.world import RunRequest
 
 PACKAGES = ("statebackends", "barriers", "operators", "coordinator")
-"""Packages that are measured; what never ran of them is listed."""
+"""Packages that are measured, and listed where they never ran."""
 
 RUNS_MAX = 40
-"""Runs in a sample: tracing makes each some five times slower."""
+"""Runs in a sample: tracing makes each about five times slower."""
 SEEDS_PER_RUN = 10
-"""Seeds of a campaign for one run in its sample; but every kind of run is in it."""
+"""Seeds of a campaign for one run in its sample, which has every kind of run at least once."""
 
 MISSING = "install it with: pip install 'holdfast[chaos]'"
 
 
 def sample(seeds: range, kinds: tuple[int, ...]) -> list[int]:
-    """Some seeds of a campaign: those of each kind of run, then the first ones."""
+    """Some seeds of a campaign: the first of each kind of run, then further ones from the beginning."""
     count = min(RUNS_MAX, max(len(kinds), len(seeds) // SEEDS_PER_RUN))
     return list(dict.fromkeys((*kinds, *seeds[:RUNS_MAX])))[:count]
 
 
 def measure(requests: list[RunRequest], *, limit_s: float, entry: str = RUN_SEED) -> CoverageReport:
-    """Run them under coverage. Never raises for what goes wrong there: the report says why it has no figures."""
+    """Run them under coverage. Raises nothing for failures there: the report says why it has no figures."""
     if find_spec("coverage") is None:
         return CoverageReport(unavailable=MISSING)
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
@@ -65,7 +65,7 @@ def measure(requests: list[RunRequest], *, limit_s: float, entry: str = RUN_SEED
 
 
 def run_measured(entry: str, answer: str) -> None:
-    """In the interpreter of its own: requests from stdin, the report into a file."""
+    """The measuring interpreter: requests from stdin, the report into a file."""
     import coverage
 
     requests: list[RunRequest] = pickle.load(sys.stdin.buffer)
@@ -87,7 +87,7 @@ def run_measured(entry: str, answer: str) -> None:
 
 
 def product_modules() -> Iterator[tuple[str, Path]]:
-    """Every module of the product that can be imported, imported, with its file."""
+    """Every module of the product that can be imported, with its file. Imports them."""
     for package in PACKAGES:
         whole = f"holdfast.{package}"
         for found in pkgutil.walk_packages(importlib.import_module(whole).__path__, prefix=f"{whole}."):
@@ -96,7 +96,7 @@ def product_modules() -> Iterator[tuple[str, Path]]:
 
 
 def report(modules: dict[str, Path], measured: dict[str, dict[str, Any]], runs: int) -> CoverageReport:
-    """From the figures of coverage's JSON report, by absolute path. A module without functions has nothing to run."""
+    """The report from coverage's JSON figures, by absolute path. A module without functions can't run."""
     covered = dict.fromkeys(PACKAGES, 0)
     branches = dict.fromkeys(PACKAGES, 0)
     never_ran = []
@@ -120,7 +120,7 @@ def _percent(part: int, whole: int) -> float:
 
 
 def has_functions(source: str) -> bool:
-    """There is a function in it that does something: more than a docstring, `...` or `pass`."""
+    """Whether a function in it does something: more than a docstring, `...` or `pass`."""
     functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return any(not all(_is_empty(statement) for statement in function.body) for function in functions)
 

@@ -1,6 +1,6 @@
-"""Is a run the same when it runs again? The second run has an interpreter of its own, with another PYTHONHASHSEED.
+"""Whether a run repeats: the second run has an interpreter of its own, with another PYTHONHASHSEED.
 
-So it finds a wall clock, random numbers from outside of the seed, the order of sets, and whatever outlives a run in memory."""
+That finds a wall clock, random numbers from outside of the seed, the order of sets, and memory that outlives a run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from holdfast.chaos.campaign.runner import HANG, LIMIT_S, RUN_SEED, Outcome, See
 from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 
 DETERMINISM = "determinism"
-"""Named like an invariant when a run is not the same again."""
+"""Named like an invariant: a run differs from its repetition."""
 
 HASH_SEEDS = ("101", "202")
-"""PYTHONHASHSEED of the first and of the second run: strings have other hashes, so sets of them another order."""
+"""PYTHONHASHSEED of the first and of the second run: strings hash differently, so sets of them are in another order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first event that is not the same in two runs of one request."""
+    """The first event that differs in two runs of one request."""
 
     event: int
     """Number of the event, from 1."""
     first: str
     second: str
-    """The lines of the two traces; empty where a trace has ended before."""
+    """Lines of the two traces; empty where a trace has ended before."""
 
     def __str__(self) -> str:
         first, second = (" ".join(line.split()) or "the end of the run" for line in (self.first, self.second))
@@ -41,12 +41,12 @@ class Difference:
 
 
 def first_difference(first: Outcome, second: Outcome) -> Difference | None:
-    """Compare two runs, their whole traces at hand. None: they are the same."""
+    """The first difference of two runs with their whole traces; None if they are equal."""
     lines = itertools.zip_longest(first.events, second.events, fillvalue="")
     for number, (one, other) in enumerate(lines, start=1):
         if one != other:
             return Difference(number, one, other)
-    # Without rows that differ in runs without faults: nobody compares them.
+    # without the dependences of a user's sinks, which come from runs without faults
     results = [msgspec.structs.replace(each.result, dependences=()) for each in (first, second)]
     if results[0] != results[1]:
         return Difference(len(first.events) + 1, _ending(*results), _ending(*reversed(results)))
@@ -54,13 +54,13 @@ def first_difference(first: Outcome, second: Outcome) -> Difference | None:
 
 
 def _ending(result: RunResult, other: RunResult) -> str:
-    """Fields of a result that the other has otherwise."""
+    """Fields of a result that differ in the other."""
     names = [name for name in RunResult.__struct_fields__ if getattr(result, name) != getattr(other, name)]
     return "result: " + ", ".join(f"{name}={getattr(result, name)!r}" for name in names)
 
 
 def run_twice(tasks: Iterable[Task], *, jobs: int, entry: str = RUN_SEED, limit_s: float = LIMIT_S) -> Iterator[Outcome]:
-    """Outcomes in the order of the tasks; one whose repetition differs breaks `determinism` beside all else that it breaks."""
+    """Outcomes in the order of the tasks; one that differs from its repetition breaks `determinism` beside its other violations."""
     firsts, seconds = itertools.tee(tasks)
     once = max(1, jobs // 4)  # a second run costs an interpreter's start, a first one does not
     with (
@@ -75,11 +75,11 @@ def run_twice(tasks: Iterable[Task], *, jobs: int, entry: str = RUN_SEED, limit_
 
 def _judge(first: Outcome, second: Outcome) -> Outcome:
     for outcome in (first, second):
-        if breaks(outcome.result, HANG):  # where real time ran out is not the run's doing
+        if breaks(outcome.result, HANG):  # the limit of real time is not repeatable
             return outcome
     difference = first_difference(first, second)
     if difference is None:
         return Outcome(first.result)
     told = [str(difference), *(str(each) for each in first.result.dependences)]
-    violation = ViolationRecord(DETERMINISM, "\n".join(told))  # first: what else it broke may come from that
+    violation = ViolationRecord(DETERMINISM, "\n".join(told))  # first: its other violations may come from that
     return Outcome(msgspec.structs.replace(first.result, violations=(violation, *first.result.violations)))

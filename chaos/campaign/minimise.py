@@ -1,6 +1,6 @@
-"""A smaller list of faults that still fails in the same way: faults are left out as long as the same invariant breaks.
+"""A smaller list of faults that still fails in the same way: faults are dropped as long as the same invariant breaks.
 
-Delta debugging (Zeller and Hildebrandt, 2002), bounded in runs. It leaves faults whole: a shorter pause is another fault."""
+Delta debugging (Zeller and Hildebrandt, 2002), bounded in runs. Faults stay whole: a shorter pause is another fault."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from holdfast.chaos.cluster.results import RunResult
 
 RUNS_MAX = 80
-"""Runs that minimising one failure may take."""
+"""Most runs for one failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Minimised:
-    """What was left."""
+    """The remaining faults."""
 
     kept: tuple[int, ...]
-    """Indexes in the plan that was given, ascending."""
+    """Indexes in the given plan, ascending."""
     runs: int
     """Runs that it took."""
     complete: bool
-    """No single fault can be left out of `kept`; False if the runs were used up before that was known."""
+    """No single fault can be dropped from `kept`; False if the runs were used up before that was known."""
 
 
 class _Search:
-    """Asks whether a subset still fails, and remembers; beyond the limit every answer is no."""
+    """Runs subsets, and remembers their results; beyond the limit every answer is no."""
 
     def __init__(self, fails: Callable[[tuple[int, ...]], bool], runs_max: int) -> None:
         self._fails = fails
@@ -49,7 +49,7 @@ class _Search:
 
 
 def breaks(result: RunResult, invariant: str) -> bool:
-    """This run broke that invariant."""
+    """Whether this run broke that invariant."""
     return any(violation.invariant == invariant for violation in result.violations)
 
 
@@ -58,7 +58,7 @@ def minimise(
 ) -> Minimised:
     """The failure of `result` with fewer faults. `run` runs the same request with these faults of its plan alone.
 
-    What never hit goes first, then everything at once, then ever smaller parts."""
+    Faults that never hit are dropped first, then all at once, then ever smaller parts."""
     search = _Search(lambda kept: breaks(run(kept), invariant), runs_max)
     kept = tuple(range(len(result.plan)))
     hit = tuple(sorted(set(result.faults_hit)))
@@ -71,7 +71,7 @@ def minimise(
 
 
 def _reduce(search: _Search, kept: tuple[int, ...]) -> tuple[int, ...]:
-    """Leave out parts of `kept`, halves first, until no single one can go."""
+    """Drop parts of `kept`, halves first, until no single fault can go."""
     parts = 2
     while len(kept) > 1 and not search.exhausted:
         parts = min(parts, len(kept))

@@ -16,27 +16,28 @@ class Trial:
 
     name: str
     campaign: Campaign
-    """With as many seeds as are granted."""
+    """With its number of seeds."""
     expected: tuple[str, ...]
-    """Invariants that it breaks; empty: any."""
+    """Invariants that it is expected to break; empty: any."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a trial."""
+    """The result of a trial."""
 
     sabotage: str
     caught_after: int
-    """Seeds, the one that caught it included; 0: not caught."""
+    """Seeds up to the one that caught it, inclusive; 0: not caught."""
     seeds: int
     """Seeds that were granted."""
     invariant: str
-    """That it broke first."""
+    """The first invariant that it broke."""
     expected: tuple[str, ...]
     message: str
 
 
 def try_all(trials: Iterable[Trial], run: Callable[[Campaign], Finding], told: Callable[[Verdict], None]) -> list[Verdict]:
-    """One after another; `run` stops at the first failure, `told` hears each verdict. Raises KeyboardInterrupt when interrupted."""
+    """Trials one after another; `run` stops at the first failure, `told` receives each verdict. Raises KeyboardInterrupt when
+    interrupted."""
     verdicts = []
     for trial in trials:
         found = run(trial.campaign)

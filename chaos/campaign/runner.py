@@ -1,8 +1,8 @@
 """Many seeds over several processes, each of which runs one seed after another: both ends of such a process, and the pool of them.
 
-Results come in the order of the requests, whichever is ready first, so that what is made of them does not depend on how many
-processes ran. A run that raises, hangs or takes its process along is a failed seed, never a lost one. Nothing is known here of
-the simulated world but the function that runs a request."""
+Results come in the order of the requests, so that they do not depend on the number of processes. A run that raises, hangs or ends
+its process is a failed seed, never a lost one. Of the simulated world this module knows only the name of the function that runs a
+request."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
     from holdfast.chaos.cluster.world import Run, RunRequest
 
 RUN_SEED = "holdfast.chaos.campaign.user_runs:run_seed"
-"""Where the function is that runs one request: module:name."""
+"""The function that runs one request: module:name."""
 
 SIMULATOR = "simulator"
-"""Named like an invariant when a run raises, or ends its process: a defect of the simulator, or of a user's workload."""
+"""Named like an invariant: a run raised, or ended its process, through a defect of the simulator or of a user's workload."""
 HANG = "hang"
-"""Named like an invariant when a run does not end within its limit of real time."""
+"""Named like an invariant: a run did not end within its limit of real time."""
 
 _BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from holdfast.chaos.campaign.runner import call
 call(*sys.argv[2:])"""
 GC_THRESHOLD = 1_000_000
-"""Objects that are made between two collections of the youngest: a run of usual length makes fewer, a long one stays bounded."""
+"""Allocations between two collections of the youngest generation: a usual run makes fewer, a long one stays bounded."""
 _FRAMES = 4
 """Innermost frames in the line that says where a run raised or hung."""
 
 _frozen = False
-"""Whether `tidy_up` has set aside what this process keeps."""
+"""Whether `tidy_up` has frozen the objects that this process keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A run that is wanted, and how much of its trace."""
+    """A run to be made, and how much of its trace to return."""
 
     request: RunRequest
     events: int | None = 0
@@ -62,7 +62,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to, and the events that were wanted."""
+    """The result of a run, and the requested events."""
 
     result: RunResult
     events: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ def interpreter(function: str, *arguments: str) -> list[str]:
 
 
 def call(function: str, *arguments: str) -> None:
-    """First thing in a new interpreter."""
+    """Entry point of a new interpreter."""
     prepare_process()
     resolve(function)(*arguments)
 
@@ -116,14 +116,14 @@ def call(function: str, *arguments: str) -> None:
 def prepare_process() -> None:
     """Set up a process that runs seeds one after another, or one alone."""
     quieten_logs()
-    # A run makes many small objects and few cycles, and ends before they matter: `tidy_up` takes them all at once behind it.
+    # a run makes many small objects and few cycles, and ends before they matter: `tidy_up` collects them all at once
     gc.set_threshold(GC_THRESHOLD, 20, 100)
 
 
 def tidy_up() -> None:
-    """Between two runs: free what the last one left in cycles.
+    """Free the cycles of the last run.
 
-    What the first one left is mostly the imported product, which stays and is never looked at again."""
+    Objects left by the first run are mostly the imported product, which stays: they are frozen."""
     global _frozen
     gc.collect()
     if not _frozen:  # gc.get_freeze_count() would count all that stays, one by one
@@ -133,7 +133,7 @@ def tidy_up() -> None:
 
 
 def quieten_logs() -> None:
-    """Keep from stderr that the product logs every fault that it survives; a run hears its loggers by itself."""
+    """Keep the product's warnings about faults off stderr; a run attaches handlers of its own."""
     logging.getLogger().addHandler(logging.NullHandler())
 
 
@@ -154,7 +154,7 @@ def serve(descriptor: str, entry: str, limit_s: str) -> None:
 
 @contextlib.contextmanager
 def _time_limit(connection: Connection, task: Task, limit_s: float) -> Any:
-    """Answer for a run that takes longer, and end the process: nothing else ends a loop that swallows what it is sent."""
+    """Answer for a run that takes longer, and end the process: no exception ends a loop that swallows exceptions."""
 
     def give_up(_signal: int, frame: FrameType | None) -> None:
         message = f"no end within {limit_s:g} s of real time; it was in {place(traceback.extract_stack(frame))}"
@@ -173,12 +173,12 @@ def _time_limit(connection: Connection, task: Task, limit_s: float) -> Any:
 
 
 class SeedProcess:
-    """A started process, as the one who gives it tasks sees it."""
+    """A seed process, from the side that gives it tasks."""
 
     def __init__(self, entry: str, limit_s: float, hash_seed: str | None) -> None:
         self.connection, theirs = Pipe()
         self.tasks = 0
-        """Given so far."""
+        """Tasks given so far."""
         environment = dict(os.environ)
         if hash_seed is not None:
             environment["PYTHONHASHSEED"] = hash_seed
@@ -186,20 +186,20 @@ class SeedProcess:
             self._process = subprocess.Popen(
                 interpreter("holdfast.chaos.campaign.runner:serve", str(theirs.fileno()), entry, str(limit_s)),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # whatever a workload prints: it must not mix with a report in JSON
+                stdout=subprocess.DEVNULL,  # output of a workload must not mix with a report in JSON
                 pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C is for the process that gives the tasks: it ends the others
                 env=environment,
             )
 
     def give(self, task: Task) -> None:
-        """Let it run a task. If it is dead by now, its connection is at its end."""
+        """Send it a task. If it is dead, its connection is at its end."""
         self.tasks += 1
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(pickle.dumps(task))
 
     def take(self, task: Task) -> tuple[Outcome, bool]:
-        """Its answer, and whether it takes no more tasks. Waits for a whole answer, so ask only when there is one."""
+        """Its answer, and whether it takes further tasks. Blocks until the answer is whole, so call it only when there is one."""
         try:
             outcome, last = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -217,11 +217,11 @@ class SeedProcess:
 LIMIT_S = 60.0
 """Real time that one run may take, seconds."""
 GRACE_S = 5.0
-"""Beyond the limit, until a process that does not even say so itself is killed; it may hang outside of Python."""
+"""Beyond the limit, until a process that does not report its own timeout is killed; it may hang outside of Python."""
 START_S = 60.0
-"""Besides, for an interpreter that has to start and import the product."""
+"""Beside the limit, for an interpreter that has to start and import the product."""
 AHEAD_PER_PROCESS = 64
-"""Finished runs kept at most, a process, while a slower one before them goes on."""
+"""Most finished runs kept for each process while a slower one before them continues."""
 
 
 def cpu_count() -> int:
@@ -250,7 +250,7 @@ class SeedRunner:
         runs_per_process: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """hash_seed: PYTHONHASHSEED of the processes, by default this one's. runs_per_process: replaced after that many runs."""
+        """hash_seed: PYTHONHASHSEED of the processes; None: this one's. runs_per_process: runs after which one is replaced."""
         self.jobs = max(1, jobs)
         self._entry = entry
         self._limit_s = limit_s
@@ -261,7 +261,7 @@ class SeedRunner:
         self._running: dict[Connection, _Running] = {}
 
     def run(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
-        """Outcomes in the order of the tasks. Leaving it early kills what still runs; one such loop at a time."""
+        """Outcomes in the order of the tasks. Leaving the loop early kills running tasks; one such loop at a time."""
         waiting = enumerate(tasks)
         done: dict[int, Outcome] = {}
         following = given = 0
@@ -279,12 +279,12 @@ class SeedRunner:
             self._kill_running()
 
     def run_one(self, task: Task) -> Outcome:
-        """One task."""
+        """Run one task."""
         with contextlib.closing(self.run([task])) as outcomes:
             return next(outcomes)
 
     def _fill(self, waiting: Iterator[tuple[int, Task]], room: int) -> int:
-        """Give tasks to processes as long as there are both, `room` at most. Returns how many it gave."""
+        """Give tasks to idle processes, `room` at most. Returns how many it gave."""
         for given in range(room):
             found = next(waiting, None) if len(self._running) < self.jobs else None
             if found is None:
@@ -296,7 +296,7 @@ class SeedRunner:
         return room
 
     def _collect(self) -> list[tuple[_Running, Outcome]]:
-        """Wait until a process answers, dies or is too late."""
+        """Wait until a process answers, dies or exceeds its limit."""
         first_s = min(running.deadline_s for running in self._running.values())
         ready = wait(list(self._running), timeout=max(0.0, first_s - self._clock()))
         collected = [self._take(self._running.pop(connection)) for connection in ready if isinstance(connection, Connection)]
@@ -346,8 +346,8 @@ _MADV_COLLAPSE = 25
 
 
 def collapse_memory() -> int:
-    """Let this process's private memory be moved to huge pages, as it is now. Only advice: nothing changes where a kernel
-    refuses, or has no such thing. Returns the bytes of the ranges that it took whole."""
+    """Ask the kernel to move this process's private memory, as it is now, to huge pages. Only advice: a kernel that refuses changes
+    nothing. Returns the bytes of the ranges that it took whole."""
     if sys.platform != "linux":
         return 0
     with suppress(ImportError, AttributeError, OSError):
@@ -360,7 +360,7 @@ def collapse_memory() -> int:
 
 
 def _ranges() -> list[tuple[int, int]]:
-    """Whole huge pages of the anonymous memory that can be written."""
+    """Whole huge pages within anonymous, writable memory."""
     found = []
     with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
         for line in lines:

@@ -1,4 +1,5 @@
-"""What many runs came to: counts, what was visited and what never, what broke. Plain records that go into JSON as they are."""
+"""The summary of many runs: counts, dangerous states visited and not visited, failures. Plain records that go into JSON as they
+are."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from holdfast.chaos.faults.faults import KINDS, Fault
 from holdfast.chaos.pipelines.judging import Dependence
 
 IDLE_SEEDS_MAX = 10
-"""Seeds named of the runs in which no fault hit."""
+"""Most seeds listed of runs in which no fault hit."""
 
 
 class FaultCount(msgspec.Struct, frozen=True):
@@ -30,15 +31,15 @@ class Failure(msgspec.Struct, frozen=True):
     invariant: str
     message: str
     replay: str
-    """The command that runs it again, as it is shown here."""
+    """The command that repeats it with these faults and options."""
     at_ms: int = 0
     """Virtual time."""
     faults: dict[int, Fault] = {}
-    """The faults that it takes, by their index in its plan."""
+    """Index in the plan -> fault, of the faults that it takes."""
     planned: int = 0
-    """Faults of its whole plan."""
+    """Faults of the whole plan."""
     minimised: bool = False
-    """Without any one of `faults` it does not fail like this."""
+    """Each of `faults` is needed for this failure."""
     runs: int = 0
     """Runs that minimising took."""
     events: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class CoverageReport(msgspec.Struct, frozen=True):
-    """Which branches of the product ran in some of the runs. Percentages 0..100."""
+    """Branches of the product that ran in some of the runs. Percentages 0..100."""
 
     runs: int = 0
     branches_percent: float = 0.0
@@ -61,16 +62,16 @@ class CoverageReport(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Over all runs, in the order of their seeds."""
+    """Sums over all runs, in the order of their seeds."""
 
     seeds: int
     start: int
     workloads: dict[str, int]
-    """Runs of each."""
+    """Workload -> runs."""
     violations: int
     """Runs that broke an invariant."""
     invariants: dict[str, int]
-    """Runs that broke it, by invariant."""
+    """Invariant -> runs that broke it."""
     seconds: float
     runs_per_minute: float
     runs_per_minute_per_core: float
@@ -83,29 +84,29 @@ class Summary(msgspec.Struct, frozen=True):
     kinds: tuple[int, ...]
     """The first seed of each workload on each state backend."""
     faults: dict[str, FaultCount]
-    """By kind, in the order of the catalogue."""
+    """Kind -> counts, in the order of the catalogue."""
     idle: int
     """Runs in which no fault hit: they prove little."""
     idle_seeds: tuple[int, ...]
-    """The first of them."""
+    """Seeds of the first of them."""
     visited: dict[str, int]
-    """Dangerous states: runs that were in it."""
+    """Dangerous state -> runs that visited it."""
     never_visited: tuple[str, ...]
     dependences: dict[str, tuple[Dependence, ...]] = {}
-    """Workload -> sinks whose output is not the same in two runs without any fault."""
+    """Workload -> sinks whose output differs between two runs without faults."""
     sabotage: str = ""
     caught_after: int = 0
-    """With a sabotage: seeds until a checker caught it, that one included; 0 if none did."""
+    """With a sabotage: seeds up to the one whose checker caught it, inclusive; 0 if none did."""
     interrupted: bool = False
 
     @property
     def unjudged(self) -> bool:
-        """The output of some sink was compared with nothing."""
+        """Whether the output of some sink was not compared."""
         return any(not each.judged for found in self.dependences.values() for each in found)
 
 
 class Tally:
-    """Adds up results; bounded by what there is to count, not by the number of runs."""
+    """Adds up results; its size is bounded by the names that it counts, not by the number of runs."""
 
     def __init__(self, sometimes: Iterable[str]) -> None:
         """`sometimes`: every dangerous state that a run can visit."""
@@ -124,7 +125,7 @@ class Tally:
         self._idle_seeds: list[int] = []
 
     def add(self, result: RunResult) -> None:
-        """One run."""
+        """Add one run."""
         self.seeds += 1
         self._workloads[result.workload] += 1
         self._kinds.setdefault((result.workload, result.backend), result.seed)
@@ -152,7 +153,7 @@ class Tally:
     def summary(
         self, *, start: int, seconds: float, cores: int, sabotage: str = "", caught_after: int = 0, interrupted: bool = False
     ) -> Summary:
-        """`seconds` of real time, on so many cores."""
+        """The summary. `seconds` of real time, on so many cores."""
         per_minute = 60 * self.seeds / seconds if seconds > 0 else 0.0
         return Summary(
             seeds=self.seeds,

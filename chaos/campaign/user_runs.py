@@ -1,8 +1,8 @@
-"""Runs of a user's own pipeline: first without any fault, twice, in another order of arrival and at another time of day; then with
-the faults of the seed.
+"""Runs of a user's own pipeline: first without faults, twice, in another order of arrival and at another time of day; then with the
+faults of the seed.
 
-What differs between the first two depends on order or time. What differs only later is looked at once more, in orders that this
-seed draws: it is no violation where a run without faults can show it. Nothing here depends on which seed ran before."""
+Output that differs between the first two depends on order or time. Output that differs only later is compared once more, in orders
+that this seed draws: a difference that a run without faults shows is no violation. No run depends on which seeds ran before."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from holdfast.chaos.workloads import find_workload
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 
 REFERENCE_SEEDS = (0, 1)
-"""Of the two runs without faults that every seed is compared with."""
+"""Seeds of the two runs without faults that every seed is compared with."""
 OTHER_ORDERS = 2
-"""More such runs, for output that differs in a run with faults."""
+"""Further such runs, for output that differs in a run with faults."""
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaving:
-    """An order of events without any fault: who is slow, and when the wall clock is put forward."""
+    """An order of events without faults: delays, and a jump of the wall clock."""
 
     seed: int
     delay_ms: int = 0
-    """Of one frame or call in a few."""
+    """Delay of one frame or call in a few."""
     jump_ms: int = 0
-    """Of the workers' wall clock, in the middle."""
+    """Jump of the workers' wall clock, in the middle of the run."""
     parallelism: int | None = None
 
     def plan(self, scenario: Scenario, duration_ms: int) -> tuple[Fault, ...]:
-        """As delays that no process dies of."""
+        """The order as a plan of delays that kill no process."""
         plan: list[Fault] = []
         if self.delay_ms:
             plan.append(Fault("slow_link", "all", 0, duration_ms=PATIENCE_MS, probability=0.4, amount=self.delay_ms))
@@ -61,10 +61,10 @@ class Interleaving:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a job commits when nothing fails."""
+    """Output of a job without failures."""
 
     rows: tuple[list[Row], ...]
-    """Of each sink, in the order of commits."""
+    """Committed rows of each sink, in the order of commits."""
     emitted: EmittedRows
     duration_ms: int
     """Virtual."""
@@ -76,29 +76,29 @@ class References:
 
     first: Reference
     dependences: tuple[Dependence, ...]
-    """One of each sink whose output is not the same in both."""
+    """One for each sink whose output differs in them."""
 
 
 _known: dict[bytes, References] = {}
 _orders: dict[tuple[bytes | int, ...], tuple[Dependence, ...]] = {}
-"""Of other orders: a failure that is made small asks for the same ones again and again."""
+"""Runs in other orders: a failure that is minimised needs the same ones again and again."""
 KNOWN_MAX = 16
-"""Pipelines whose references a process keeps."""
+"""Most pipelines whose references a process keeps."""
 
 
 def run_user_seed(request: RunRequest, scenario: Scenario, kinds: tuple[str, ...]) -> Run:
-    """One seed of a pipeline of a user's own."""
+    """Run one seed of a user's own pipeline."""
     references = _references(request, scenario)
     if isinstance(references, Run):
         return references
     judges = _judges(scenario, references.first)
     for judge, rows in zip(judges, references.first.rows, strict=True):
-        problem = judge.problem(rows)  # of its own rows: only what the user said can be broken
+        problem = judge.problem(rows)  # its own rows are not compared: only the user's expectations can fail
         if problem is not None:
             return _without_faults(request, scenario, problem.invariant, problem.message)
     horizon_ms = max(HORIZON_MIN_MS, references.first.duration_ms)
     dependences = references.dependences
-    for _ in range(len(judges) + 1):  # each time another sink is not compared
+    for _ in range(len(judges) + 1):  # each round another sink is left out of the comparison
         judged = _with_judges(scenario, judges, dependences)
         with sabotaged(request.sabotage):
             simulation = Simulation(request, judged, kinds, horizon_ms)
@@ -118,7 +118,7 @@ def run_user_seed(request: RunRequest, scenario: Scenario, kinds: tuple[str, ...
 
 
 def _by_batches(request: RunRequest, scenario: Scenario, first: Reference, run: Simulation) -> Dependence | None:
-    """What a running aggregate in front of the misjudged sink excuses, of which its user said nothing."""
+    """The dependence of a misjudged sink behind a running aggregate, without expectations of its user; None otherwise."""
     sink = run.misjudged
     assert sink is not None
     assert sink.user is not None
@@ -134,7 +134,7 @@ def _by_batches(request: RunRequest, scenario: Scenario, first: Reference, run: 
 
 
 def _hinted(found: RunResult, simulation: Simulation) -> tuple[ViolationRecord, ...]:
-    """With what functions remember and should not, where a process or an attempt has ended before the job did."""
+    """The violation with a hint about undeclared memory, where a process or an attempt ended before the job did."""
     if not found.violations or simulation.misjudged is None or not (found.restarts or found.crashes):
         return found.violations
     hints = [hint(operator, places) for operator, places in simulation.undeclared().items()]
@@ -148,7 +148,7 @@ def _hinted(found: RunResult, simulation: Simulation) -> tuple[ViolationRecord, 
 
 
 def _references(request: RunRequest, scenario: Scenario) -> References | Run:
-    """Once a process for each pipeline; the run itself when it fails."""
+    """References of a pipeline, made once a process; the run itself if it fails."""
     key = _identity(request, scenario)
     known = _known.get(key)
     if known is not None:
@@ -167,7 +167,7 @@ def _references(request: RunRequest, scenario: Scenario) -> References | Run:
 
 
 def _identity(request: RunRequest, scenario: Scenario) -> bytes:
-    """Of a pipeline: its name, its graph, and the text of the user's modules."""
+    """Identity of a pipeline: its name, its graph, and the text of the user's modules."""
     digest = hashlib.blake2b(f"{request.workload} {request.backend}".encode(), digest_size=16)
     digest.update(msgspec.json.encode(scenario.plan(None).graph))
     for name in sorted(scenario.user_modules):
@@ -193,7 +193,7 @@ def _reference(request: RunRequest, scenario: Scenario, order: Interleaving, dur
 
 
 def _dependences(scenario: Scenario, first: Reference, second: Reference) -> list[Dependence]:
-    """Of each sink whose rows are not the same, as a multiset, in two runs without faults."""
+    """Dependences of the sinks whose rows, as a multiset, differ in two runs without faults."""
     found = []
     for sink, one, other in zip(scenario.sinks, first.rows, second.rows, strict=True):
         assert sink.user is not None
@@ -207,7 +207,7 @@ def _dependences(scenario: Scenario, first: Reference, second: Reference) -> lis
 
 
 def _differs_for_user(sink: SinkExpectation, one: Sequence[Row], other: Sequence[Row]) -> bool:
-    """In what the user wants compared."""
+    """Whether rows differ in the columns that the user wants compared."""
     assert sink.user is not None
     said = [each for each in sink.user.expectations if each.compares]
     return any(expected_difference(sink.user.rows, each, one, other) is not None for each in said)
@@ -216,7 +216,7 @@ def _differs_for_user(sink: SinkExpectation, one: Sequence[Row], other: Sequence
 def _culprit(
     scenario: Scenario, first: Reference, second: Reference, sink: SinkExpectation
 ) -> tuple[str, Difference] | None:
-    """The first operator, on the way of the records to a sink, that gave other rows."""
+    """The first operator, on the way of the records to a sink, that emitted other rows."""
     if not (first.emitted.complete and second.emitted.complete):
         return None
     plan = scenario.plan(None)
@@ -233,7 +233,7 @@ def _culprit(
 def _other_orders(
     request: RunRequest, scenario: Scenario, first: Reference, sink: SinkExpectation, plan: tuple[Fault, ...]
 ) -> list[Dependence]:
-    """Where runs without faults, in orders that this seed draws, give other rows of a sink, too."""
+    """The dependence of a sink whose rows differ in runs without faults, in orders that this seed draws; None if they do not."""
     rescaled = tuple(fault.amount for fault in plan if fault.kind == "rescale")
     key: tuple[bytes | int, ...] = (_identity(request, scenario), request.seed, *rescaled)
     if key not in _orders:
@@ -246,7 +246,7 @@ def _other_orders(
 def _late_dependences(
     request: RunRequest, scenario: Scenario, first: Reference, rescaled: tuple[int, ...]
 ) -> tuple[Dependence, ...]:
-    """Of every sink, in these orders; one of them at the parallelism to which the run was rescaled."""
+    """Rows of every sink, in these orders; one of the runs at the parallelism to which the seed's run was rescaled."""
     found: list[Dependence] = []
     drawn = random.Random(request.seed)
     for number in range(OTHER_ORDERS):
@@ -278,7 +278,7 @@ def _judges(scenario: Scenario, reference: Reference) -> list[SinkJudge]:
 
 
 def _with_judges(scenario: Scenario, judges: list[SinkJudge], dependences: Sequence[Dependence]) -> Scenario:
-    """Sinks whose output depends on the order of arrival, or on time, are judged by what their invariants say."""
+    """The scenario with sinks that depend on the order of arrival, or on time, judged by their invariants alone."""
     unjudged = {each.sink for each in dependences if not each.judged}
     sinks = []
     for sink, complete in zip(scenario.sinks, judges, strict=True):
@@ -288,7 +288,7 @@ def _with_judges(scenario: Scenario, judges: list[SinkJudge], dependences: Seque
 
 
 def _without_faults(request: RunRequest, scenario: Scenario, invariant: str, message: str) -> Run:
-    """A run that shows what is wrong without any fault."""
+    """The result of a run whose violation needs no fault."""
     simulation = Simulation(replace(request, plan=()), scenario, (), scenario.duration_ms, patient=True)
     run = simulation.run()
     violation = ViolationRecord(invariant, f"without any fault: {message}", run.result.virtual_ms)
@@ -297,7 +297,7 @@ def _without_faults(request: RunRequest, scenario: Scenario, invariant: str, mes
 
 
 def run_seed(request: RunRequest) -> Run:
-    """Run one seed. Raises InvalidConfigError for an unknown workload, fault or sabotage; everything else is in the result."""
+    """Run one seed. Raises InvalidConfigError for an unknown workload, fault or sabotage; all else is in the result."""
     workload = find_workload(request.workload)
     kinds = expand_kinds(request.kinds)
     scenario = workload.make(Streams(request.seed).of("workload"))

@@ -1,4 +1,5 @@
-"""The invariants, each checked from outside the job: what is observed at stores, on the wire and at the ports of workers."""
+"""The checkers of the invariants I1 to I30 (docs/invariants.md). Each observes stores, the wire and workers' ports, from outside
+the job."""
 
 from __future__ import annotations
 
@@ -56,47 +57,47 @@ CHECKERS: tuple[type[Checker], ...] = (
     NoticesChecker,
     LivenessChecker,
 )
-"""In the order in which they hear of a fact: causes before their consequences."""
+"""Order in which checkers receive an observation: causes before their consequences."""
 
 INVARIANTS: dict[str, str] = {
     "I1": "every record's effect is in the committed output",
     "I2": "no record's effect is in the committed output twice",
-    "I3": "the rows of a key come in their order",
+    "I3": "the rows of a key are in order",
     "I4": "the sums of the input are those of the output, compared row by row with I1 and I2; what is dropped as late is counted",
     "I5": "each row of a key is one step behind the one before it",
     "I6": "state after crashes is the state of a run without any: compared at each cut with I7",
     "I7": "a checkpoint holds the effect of exactly the records in front of its cut",
-    "I8": "sources go on at the positions of the restored checkpoint, which leave no gap and overlap nowhere",
+    "I8": "sources continue at the positions of the restored checkpoint, without gap or overlap",
     "I9": "nothing is emitted between a barrier and its snapshot: seen as I2 or I7",
     "I10": "timers fire once over crashes, and within an attempt event time never goes back, nor ends before the input",
     "I11": "a completed checkpoint has every acknowledgement of its attempt, and all its files as long as it is claimed",
     "I12": "ids rise over restarts and leaders, and are never used again",
-    "I13": "an id is decided once, for good; what was given up, or is older than what is complete, is not taken up again",
+    "I13": "an id is decided once, for good; one that was aborted, or is older than a complete one, is not triggered again",
     "I14": "a notice follows the durable record of what it says",
     "I15": "a stale leader, attempt or process can't complete, abort, commit or delete, nor fail an attempt; nor can a stranger",
     "I16": "retention, pauses, tolerated failures and waits are as configured, and the newest checkpoint can be restored",
-    "I17": "what is held in memory is bounded",
+    "I17": "memory is bounded",
     "I18": "output is visible only once a checkpoint that covers it is complete",
     "I19": "output is committed once, in the order of ids, and never taken back",
-    "I20": "staged files go only when nothing can refer to them any more",
+    "I20": "staged files are deleted only when nothing can refer to them any more",
     "I21": "a plain savepoint makes nothing visible",
     "I22": "a job never begins behind its visible output unless its user allows it",
     "I23": "shared files live as long as a checkpoint refers to them",
     "I24": "in the end no file is without an owner",
-    "I25": "savepoints are neither changed nor deleted, but by a job that its user gave them to",
+    "I25": "savepoints are changed and deleted only by a job that owns them",
     "I26": "every key group, every keyed part and every subtask has one owner",
     "I27": "list entries are neither lost nor repeated by a restore",
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
-    "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks hear of what is off; stops are tried again",
+    "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks get notice of aborts; stops are tried again",
 }
-"""What each means, in one line."""
+"""Invariant -> its meaning in one line."""
 
 NOT_COVERED: dict[str, str] = {}
-"""Invariants that no checker can break, and why."""
+"""Invariant -> why no checker watches it."""
 
 
 def make_checkers(world: WorldView, scenario: Scenario, report: Report) -> list[Checker]:
-    """The checkers of one run, over one ledger of the job's records."""
+    """Checkers of one run, over one ledger of the job's records."""
     ledger = JobLedger(world)
     return [checker(world, scenario, report, ledger) for checker in CHECKERS]

@@ -1,8 +1,8 @@
-"""Checkpoints that are given up: who may abort one, and that one that was given up stays so. Of I13 and I15.
+"""Aborted checkpoints: who may abort one, and that it stays aborted (of I13 and I15, docs/invariants.md).
 
-A decline counts as the worker's loop gave it; an acknowledgement that is none of a task's is as good as one, and no checkpoint
-completes in which it stands for its task. What a subtask was told is what has left its mailbox: a notice that waits there
-can't have stopped anything yet."""
+A decline counts as the worker's loop gave it. A forged acknowledgement counts as a decline: no checkpoint completes with one in the
+place of a task's own. A subtask knows of a notice once it has left its mailbox: one that waits there can't have stopped
+anything."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from holdfast.chaos.checkers.observations import (
 from holdfast.chaos.workloads.scenario import Scenario
 
 _OF_SUBTASKS = (FailureReason.DECLINED, FailureReason.ASYNC_EXCEPTION, FailureReason.TASK_NOT_READY)
-"""Reasons that only a subtask has to abort a checkpoint."""
+"""Reasons for which only a subtask may abort a checkpoint."""
 
 
 class AbortsChecker(Checker):
-    """Judges each decision, and each snapshot that begins."""
+    """Checks each decision, and the beginning of each snapshot."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I11", "I13", "I15")
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Delivered, Reported, Forged, SnapshotBegan)
@@ -47,18 +47,18 @@ class AbortsChecker(Checker):
         self._declined: set[tuple[int, int, FailureReason]] = set()
         """(attempt, id, reason) of every decline."""
         self._forged: set[tuple[int, int]] = set()
-        """(attempt, id) of what was acknowledged by a forgery alone."""
+        """(attempt, id) of checkpoints with a forged acknowledgement and no genuine one of that task."""
         self._told: dict[str, set[tuple[int, int]]] = {}
-        """Process -> (attempt, id) of every notice of an abort."""
+        """Process -> (attempt, id) of every notice of an abort that it has."""
         self._noticed: set[tuple[int, int]] = set()
-        """(epoch, id) of those that somebody was told are complete."""
+        """(epoch, id) of checkpoints with a notice of completion."""
         self._released: dict[int, int] = {}
-        """Epoch -> highest id that its leader told somebody is complete, of those that a job recovers from.
+        """Epoch -> highest id of a recovery point that its leader has announced as complete.
 
-        Not from when it is stored: a leader that got no clear answer does not know of it."""
+        Storage of the id is not enough: a leader without a clear answer does not know of it."""
 
     def observe(self, observation: Observation) -> None:
-        if isinstance(observation, Stored):  # first: most facts are of stores, and say nothing here
+        if isinstance(observation, Stored):  # first: most observations are of stores and have no branch here
             for change in self.ledger.changes(observation) if observation.added else ():
                 if isinstance(change, Decided) and change.claim is not None:
                     self._decided(change, is_late=observation.fate == "late")
@@ -85,13 +85,13 @@ class AbortsChecker(Checker):
     # -------------------------------------------------------------------------------------------------------- at subtasks
 
     def _began(self, fact: SnapshotBegan) -> None:
-        """A subtask remembers that an id is off: neither barrier nor trigger of it is taken up afterwards."""
+        """A subtask remembers an aborted id, and accepts neither its barriers nor its trigger afterwards."""
         told = self._told.get(fact.actor)
         if told is not None and (fact.attempt, fact.checkpoint_id) in told and fact.checkpoint_id not in fact.aborts_unread:
             self._taken_up(fact.actor, fact.vertex, fact.subtask, fact.checkpoint_id)
 
     def look(self) -> None:
-        """Nor does a subtask wait for the other barriers of such an id."""
+        """A subtask does not wait for barriers of an aborted id."""
         if not self._told:
             return
         for host in self.world.workers():
@@ -101,29 +101,30 @@ class AbortsChecker(Checker):
             for each in host.subtasks():
                 subtask = each.subtask
                 if each.gate is None or subtask.state is not TaskState.RUNNING:
-                    continue  # one that has failed reads no more barriers, nor the notices that came with its end
+                    continue  # a failed subtask reads no more barriers, nor the notices that came with its end
                 for number in each.gate.pending:
                     if (subtask.attempt, number) in told and number not in aborts_unread(subtask):
                         self._taken_up(host.process.name, subtask.key.vertex, subtask.key.subtask, number)
 
     def _taken_up(self, actor: str, vertex: str, subtask: int, number: int) -> None:
-        """A stop with drain waits for the work in front of it: one that is aborted meanwhile is taken, and ends the attempt."""
+        """A stop with drain waits for the work in front of it. If it is aborted meanwhile it is still taken, and ends the
+        attempt."""
         claim = self.ledger.first_claims.get(number)
         if claim is not None and claim.kind is not CheckpointKind.STOP_SAVEPOINT:
-            self.report("I13", f"{vertex} ({subtask}) in {actor} takes checkpoint {number}, which it heard is aborted")
+            self.report("I13", f"{vertex} ({subtask}) in {actor} takes checkpoint {number}, of whose abort it has notice")
 
     # --------------------------------------------------------------------------------------------------------- at leaders
 
     def _check_subsumed(self, number: int, epoch: int) -> None:
-        """When a leader tells of a checkpoint, nobody works for an older one any more; savepoints are their users', and of one that
-        is being written only storage decides."""
+        """A leader that announces a checkpoint has aborted every older one, savepoints and ids whose metadata is being written
+        excepted."""
         for host in self.world.coordinators():
             for service in host.services:
                 pending = service._master.coordinator.pending if service.epoch == epoch else ()
                 for other in (each.checkpoint_id for each in pending if each.is_undecided and each.checkpoint_id < number):
                     claim = self.ledger.first_claims.get(other)
                     if claim is not None and not claim.kind.is_savepoint:
-                        self.report("I13", f"checkpoint {number} is complete, and epoch {epoch} goes on with checkpoint {other}")
+                        self.report("I13", f"checkpoint {number} is complete, and epoch {epoch} continues checkpoint {other}")
                         return
 
     def _decided(self, change: Decided, *, is_late: bool) -> None:
@@ -144,4 +145,4 @@ class AbortsChecker(Checker):
             return
         newest = self._released.get(epoch, 0)
         if number < newest and not claim.kind.is_savepoint and not is_late:
-            self.report("I13", f"checkpoint {number} completes after {newest}, which made it useless")
+            self.report("I13", f"checkpoint {number} completes after {newest}, which subsumes it")

@@ -1,8 +1,8 @@
-"""Epochs and attempts, from their records to the workers: I15, and of I8 and I16 that an attempt begins where it must.
+"""Epochs and attempts, from their records to the workers: I15, and of I8 and I16 where an attempt begins (docs/invariants.md).
 
-Numbers rise without gaps, since fencing looks at the next one only. A slot of an attempt is one process's, which hears of no
-other attempt than the newest it was given, and speaks of none that it was not given. No slot is given to a process that its job's
-launcher did not start as the worker there."""
+Numbers rise without gaps, since fencing compares with the next one only. A slot of an attempt belongs to one process, which
+receives no attempt older than its newest and reports none that it did not receive. Only a process that the job's launcher started
+as the worker of a slot gets that slot."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class AttemptsChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._holders: dict[tuple[int, int], str] = {}
-        """(attempt, slot) -> the process that was given it."""
+        """(attempt, slot) -> process that holds it."""
         self._given: dict[str, list[int]] = {}
-        """Process -> attempts that it was given, ascending."""
+        """Process -> attempts deployed to it, ascending."""
         self._strangers: dict[str, int] = {}
-        """Process that no launcher started -> the slot that it asks for."""
+        """Process that no launcher started -> slot that it asks for."""
         self._forged_frames = False
-        """Frames that nobody of the job sent have come to a data port."""
+        """Forged frames have arrived at a data port."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -70,7 +70,7 @@ class AttemptsChecker(Checker):
                 if _is_broken(item):
                     self._broken(actor, item)
                 if item.attempt not in self._given.get(actor, ()):
-                    self.report("I15", f"{actor} reports {type(item).__name__} of attempt {item.attempt}, which it was not given")
+                    self.report("I15", f"{actor} reports {type(item).__name__} of attempt {item.attempt}, not deployed to it")
             case Stored(added=()):
                 pass
             case Stored() | Lifecycle():
@@ -85,7 +85,7 @@ class AttemptsChecker(Checker):
                 self._strangers[actor] = slot
             case Answered(answer=Registered() as registered, receiver=receiver) if receiver in self._strangers:
                 slot = self._strangers[receiver]
-                self.report("I15", f"epoch {registered.epoch} gives slot {slot} to {receiver}, whom nobody launched as its worker")
+                self.report("I15", f"epoch {registered.epoch} gives slot {slot} to {receiver}, which no launcher started for it")
             case Answered(answer=Registered(deployment=Deployment() as deployment, epoch=epoch)):
                 self._deployed(deployment, epoch)
             case Delivered():
@@ -96,7 +96,7 @@ class AttemptsChecker(Checker):
                 pass
 
     def _broken(self, actor: str, item: SubtaskStatus | Answerable) -> None:
-        """Links lose and repeat nothing without telling: what came to a data port breaks a task if somebody else sent it."""
+        """A channel broke: by forged frames, which a task must refuse, or by a gap or repeat, which no link makes."""
         if self._forged_frames:
             self.report("I15", f"{actor} fails by what came to its data port")
         elif isinstance(item, SubtaskStatus):
@@ -113,9 +113,9 @@ class AttemptsChecker(Checker):
             self._check_restarts(record)
 
     def _check_restarts(self, record: AttemptRecord) -> None:
-        """Each failover counts for the restart strategy once, whoever leads then: a strategy may allow a few.
+        """Each failover counts once for the restart strategy, under any leader: the strategy may allow only a few.
 
-        A process that dies before it reports is the old failure seen again, and may not count; not so behind a checkpoint."""
+        A process that dies before it reports repeats the old failure, which does not count again; behind a checkpoint it does."""
         before = self.ledger.attempts.get(record.attempt - 1)
         if before is None or before.submission != record.submission:
             if record.restarts > 0 and record.attempt - 1 in self.ledger.attempts:
@@ -139,17 +139,18 @@ class AttemptsChecker(Checker):
             self._check_named(record, submission.submission.restore or "")
 
     def _check_named(self, record: AttemptRecord, restore: str) -> None:
-        """Whoever names a snapshot gets that one, and not another one of that id: a copy, or what it is a copy of."""
+        """A submission that names a snapshot by its path starts from that folder, not from another snapshot of the same id, such as
+        its copy."""
         named = restore.rstrip("/").removesuffix(f"/{METADATA_NAME}")
         assert record.restored is not None
         if is_absolute_folder(named) and record.restored.folder.rstrip("/") != named:
             self.report("I16", f"attempt {record.attempt} begins at {record.restored.folder}; its submission names {named}")
 
     def _deployed(self, deployment: Deployment, epoch: int) -> None:
-        """Nothing of an attempt is deployed before its record is durable, nor otherwise than it says."""
+        """A deployment follows its attempt's durable record, and equals it."""
         record = self.ledger.attempts.get(deployment.attempt)
         if record is None or record.epoch != epoch:
-            held = "nobody" if record is None else f"epoch {record.epoch}"
+            held = "no leader" if record is None else f"epoch {record.epoch}"
             self.report("I15", f"epoch {epoch} deploys attempt {deployment.attempt}, which {held} has on record")
             return
         restored = record.restored.checkpoint_id if record.restored is not None else 0

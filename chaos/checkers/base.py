@@ -1,4 +1,4 @@
-"""What a checker is: it hears observations, looks at the world from outside, and reports what must not be."""
+"""The contract of a checker: observations in, violations out. It reads the world and changes nothing in it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from holdfast.chaos.workloads.scenario import Scenario
 
 
 class Checker:
-    """One checker of one run. It must not change anything in the world."""
+    """One checker of one run."""
 
     invariants: ClassVar[tuple[str, ...]] = ()
-    """What it reports: I1 ... I30."""
+    """Invariants that it can report, such as `I11`."""
     hears: ClassVar[tuple[type, ...]] = ()
-    """Types of observations that it wants."""
+    """Types of observations that it receives."""
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
-        """`ledger`: the job's records so far, one for all checkers of a run."""
+        """`ledger`: the job's records so far, shared by all checkers of a run."""
         self.world = world
         self.scenario = scenario
         self.report = report
         self.ledger = ledger
         self.cause_ms: int | None = None
-        """When what it reports began, where that is known and long ago."""
+        """Virtual ms at which the cause of what it reports began; None: at the report itself."""
 
     def observe(self, observation: Observation) -> None:
-        """A fact of a type in `hears`, right when it happened."""
+        """Take an observation of a type in `hears`, at the moment at which it happens."""
 
     def look(self) -> None:
-        """Called now and then (every 100 ms of virtual time): bounds of what lives in memory."""
+        """Compare lengths and waits with their bounds; called every 100 ms of virtual time."""
 
     def at_end(self) -> None:
-        """The job has ended, faults are over, every process has done its work."""
+        """Check what is left: the job has ended, faults are off, every process is at rest."""
 
     def master_of(self, epoch: int) -> Any:
-        """The job master of a leader, if its process lives."""
+        """The job master of a leader; None if its process is dead."""
         for host in self.world.coordinators():
             for service in host.services:
                 if service.epoch == epoch:

@@ -1,6 +1,6 @@
-"""What lives in memory stays bounded (I17): queues against their credit, sets and histories against the product's own limits.
+"""Bounds of memory (I17, docs/invariants.md): queues against their credit, sets and histories against the product's own limits.
 
-It looks into the processes themselves, now and then, since nothing on the wire tells how much somebody holds."""
+It reads the processes themselves at intervals, since no message says how much a process holds."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from holdfast.coordinator.jobmaster.slots import OUTBOX_COMMANDS_MAX
 from holdfast.operators.worker.session import REMEMBERED_COMMANDS_MAX, UNANSWERED_MAX
 
 OVERSHOOT = 2
-"""A step starts below the high-water mark of its outputs, and what it emits comes on top."""
+"""Factor over a high-water mark: a step starts below it, and its output comes on top."""
 EXPIRY_MS_MAX = 150
-"""How long a coordinator that is awake may take to see that a checkpoint has no time left."""
+"""Time in which a coordinator that is awake must abort an expired checkpoint, ms."""
 MAILS_MAX = 10_000
-"""Mails of one subtask that wait for its next step."""
+"""Mails of one subtask that may wait for its next step."""
 
 
 class BoundsChecker(Checker):
-    """Compares lengths with limits."""
+    """Compares lengths with their limits."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I17",)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._overdue: dict[tuple[str, int, int], int] = {}
-        """(coordinator, epoch, id) of a checkpoint that has no time left -> when that was seen first, ms."""
+        """(coordinator, epoch, id) of an expired checkpoint -> when it was first seen expired, ms."""
 
     def look(self) -> None:
         for host in self.world.workers():
@@ -82,14 +82,14 @@ class BoundsChecker(Checker):
                 self._look_at_credit(where, channel._credit)
 
     def _look_at_credit(self, where: str, credit: Any) -> None:
-        """What was sent and not consumed stays within the grant, but for one batch of any size."""
+        """Bytes sent and not consumed stay within the granted credit, plus one batch of any size."""
         granted, batches = credit._granted, credit.batches_in_flight
         if granted is not None and batches > 1:
             self._at_most(where, "batches in flight on one channel", batches, granted.allocated_batches)
             self._at_most(where, "bytes in flight on one channel", credit.bytes_in_flight, granted.allocated_bytes)
 
     def _look_at_gate(self, where: str, gate: Any) -> None:
-        """A channel holds what its receiver granted, or one batch of any size."""
+        """A channel holds at most what its receiver granted, plus one batch of any size."""
         for queue, credit in zip(gate._queues, gate._credits, strict=True):
             self._at_most(where, "queued elements of one channel", queue, QUEUED_ELEMENTS_MAX)
             sizes = [queued.size for queued in queue if isinstance(queued.element, Batch)]
@@ -117,7 +117,7 @@ class BoundsChecker(Checker):
                 self._at_most(name, f"commands for slot {slot.index}", slot.outbox._commands, OUTBOX_COMMANDS_MAX)
 
     def _look_at_times(self, host: Any, service: Any) -> None:
-        """A checkpoint that waits for acknowledgements is given up in time: by whoever is awake, at its next turn."""
+        """A coordinator that is awake aborts an expired checkpoint at its next turn."""
         timeout_ms = service._master.setup.graph.config.checkpoint_timeout_ms
         now_ms = host.clock.monotonic_ms()
         for entry in service._master.coordinator.pending:

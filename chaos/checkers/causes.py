@@ -1,7 +1,7 @@
-"""Checkpoints and savepoints that fail although nothing went wrong (of I30).
+"""Checkpoints and savepoints that fail without a cause (of I30, docs/invariants.md).
 
-The reason that is stored with an id says whose failure it was: a worker's or the leader's. Whether anything failed there is seen at
-the stores. A savepoint is its user's: no checkpoint that completes before it, and no job that ends, is a reason to give it up."""
+The stored reason names a worker or the leader; whether anything failed there is read off the stores. A checkpoint that completes
+first, or a job that ends, is no reason to abort a savepoint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from holdfast.coordinator.ha.records import AbortRecord
 from holdfast.statebackends.errors import StorageUnavailableError
 
 _OF_LEADER = (FailureReason.IO_EXCEPTION, FailureReason.FINALIZE_FAILURE, FailureReason.TRIGGER_FAILURE)
-"""Reasons that a leader has whose calls of the store fail, or leave it in the dark."""
+"""Reasons of a leader whose calls of the store fail, or have an unclear answer."""
 
 
 class CausesChecker(Checker):
-    """Judges each id that is aborted by what failed since it was claimed."""
+    """Judges each aborted id by the failures since its claim."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I30",)
     hears: ClassVar[tuple[type, ...]] = (Stored, Reported)
@@ -29,18 +29,18 @@ class CausesChecker(Checker):
         super().__init__(world, scenario, report, ledger)
         self._claimed_ms: dict[int, int] = {}
         self._last_claimed_ms: dict[int, int] = {}
-        """Epoch -> when it took its newest id: until then it has not begun with the next one."""
+        """Epoch -> when its leader claimed its newest id, ms. Until then the next id has not begun."""
         self._not_begun_ms: dict[int, int] = {}
-        """Id -> the last time at which its leader had not begun with it, as far as others tell."""
+        """Id -> last time at which its leader had certainly not begun it, ms."""
         self._trouble_ms: dict[str, int] = {}
-        """Process -> when a call of the store last failed it, or was told to it as failed."""
+        """Process -> last time at which a call of the store failed, or was answered as failed, ms."""
         self._declines: dict[tuple[int, int, FailureReason], dict[str, str]] = {}
-        """(attempt, id, reason) -> who declined, and why."""
+        """(attempt, id, reason) -> process and text of the decline."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
             case Stored():
-                told_wrongly = observation.fate and not observation.on_wire  # there its shell finds out what happened
+                told_wrongly = observation.fate and not observation.on_wire  # on the wire the S3 shell finds out
                 if told_wrongly or isinstance(observation.result, StorageUnavailableError):
                     self._trouble_ms[observation.actor] = observation.at_ms
                 if observation.added:
@@ -87,15 +87,14 @@ class CausesChecker(Checker):
         if number in self._claimed_ms:
             return
         self._claimed_ms[number] = fact.at_ms
-        if fact.fate != "late":  # its leader may have gone on long ago
+        if fact.fate != "late":  # its leader may have continued long before
             if epoch in self._last_claimed_ms:
                 self._not_begun_ms[number] = self._last_claimed_ms[epoch]
             self._last_claimed_ms[epoch] = fact.at_ms
 
     def _expired(self, number: int, kind: str, epoch: int) -> None:
-        """It had its time, which begins before its claim is stored, and behind the claim of the id that its leader took before.
-
-        When exactly, only the leader knows: what it says is believed if it shows the leader to be wrong."""
+        """The timeout was over. It begins before the claim is stored, and after the claim of the leader's previous id; the exact
+        time is the leader's, which is believed only where it proves the leader wrong."""
         begun_ms = [self._not_begun_ms[number]] if number in self._not_begun_ms else []
         limits_ms = []
         for host in self.world.coordinators():

@@ -1,6 +1,7 @@
-"""Whose a snapshot is that a submission starts from: what its user said, and not what the job has written down of it (I25).
+"""Ownership of the snapshot that a submission starts from (I25, docs/invariants.md): what its user asked for, not what the job has
+recorded.
 
-Without CLAIM nobody but its user writes into its folder or deletes from it, and no checkpoint of the job needs a file of it."""
+Without CLAIM only its user writes into the folder or deletes from it, and no checkpoint of the job refers to its files."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _USER = "user"
 
 
 class ClaimsChecker(Checker):
-    """Hears what users ask for, and watches over the folders that stay theirs."""
+    """Notes what users ask for, and watches the folders that stay theirs."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I25",)
     hears: ClassVar[tuple[type, ...]] = (Submitted, Stored)
@@ -26,7 +27,7 @@ class ClaimsChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._started_from: set[str] = set()
-        """Folders of snapshots that submissions began with."""
+        """Folders of snapshots from which submissions started."""
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, Submitted):
@@ -52,7 +53,7 @@ class ClaimsChecker(Checker):
                 self._check_files(change.snapshot)
 
     def _disposed(self, fact: Stored, path: str) -> None:
-        """A user deletes: not what the job's newest submission was given and needs, having no checkpoint since."""
+        """A user may dispose of a snapshot unless the newest submission claimed it and has no checkpoint of its own since."""
         folder, _, name = join(fact.root, path).rpartition("/")
         number = max(self.ledger.submissions, default=0)
         record = self.ledger.submissions.get(number)

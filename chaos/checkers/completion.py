@@ -1,8 +1,8 @@
-"""What COMPLETED means, and who may be told: every acknowledgement, every file, and the record before the notice.
+"""The meaning of COMPLETED: every acknowledgement, every file, and the record before the notice.
 
-I11 when an id completes and ever after, while it is claimed; I23 for the files that it shares with others; I14 for each notice;
-I25 for the files of savepoints. An ack counts as the worker's loop gave it, so that what a session or the network makes of it
-can't excuse anything."""
+I11 from the completion of an id for as long as it is claimed; I23 for shared files; I14 for each notice; I25 for files of
+savepoints (docs/invariants.md). An acknowledgement counts as the worker's loop gave it, so that sessions and network excuse
+nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ENDING = (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT)
 
 
 class CompletionChecker(Checker):
-    """Collects acknowledgements, and watches over the files of everything that is completed."""
+    """Collects acknowledgements, and watches the files of every completed snapshot."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I11", "I14", "I20", "I23", "I25")
     hears: ClassVar[tuple[type, ...]] = (Stored, Reported, Commanded, Delivered, Answered, Lifecycle)
@@ -54,14 +54,14 @@ class CompletionChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._acks: dict[tuple[int, int], dict[SubtaskKey, AcknowledgeCheckpoint]] = {}
-        """(attempt, id) -> who acknowledged."""
+        """(attempt, id) -> acknowledgement of each subtask."""
         self._finished: set[tuple[int, SubtaskKey]] = set()
         self._kept: dict[str, set[int]] = {}
-        """Location of a file -> the completed ids that refer to it."""
+        """Location of a file -> completed ids that refer to it."""
         self._external: dict[str, dict[int, str]] = {}
-        """Place of an external file -> ids that refer to it, each with all the places of the file."""
+        """External file -> ids that refer to it, each with all locations of the file."""
         self._told: set[int] = set()
-        """Ids whose completion somebody was told of."""
+        """Ids with a notice of completion."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -109,7 +109,7 @@ class CompletionChecker(Checker):
         self._acks.pop((change.snapshot.claim.attempt, change.checkpoint_id), None)
 
     def _check_acks(self, snapshot: Snapshot) -> None:
-        """Every subtask of the graph, with the very state that the snapshot has of it."""
+        """Every subtask of the graph has acknowledged exactly the state that the snapshot has of it."""
         number, claim = snapshot.checkpoint_id, snapshot.claim
         submission = self.ledger.submissions.get(claim.submission)
         if submission is None:
@@ -156,7 +156,7 @@ class CompletionChecker(Checker):
                 self._external.setdefault(location, {})[number] = entry
 
     def _forget(self, number: int) -> None:
-        """The id is given up: its files may go."""
+        """The id is dropped: its files may go."""
         for location in [location for location, holders in self._kept.items() if number in holders]:
             self._kept[location].discard(number)
             if not self._kept[location]:
@@ -181,11 +181,11 @@ class CompletionChecker(Checker):
         for snapshot in change.lost:
             self._forget(snapshot.checkpoint_id)
             if snapshot.checkpoint_id in self._told:
-                self.report("I14", f"checkpoint {snapshot.checkpoint_id} was told to be complete, and a power loss took it away")
+                self.report("I14", f"checkpoint {snapshot.checkpoint_id} was announced as complete, and a power loss took it away")
         self.at_end()
 
     def at_end(self) -> None:
-        """What is still claimed is as it was when it completed."""
+        """What is still claimed is unchanged since its completion."""
         for number in sorted(self.ledger.completed):
             if self.ledger.stands(number) and not self.ledger.is_subsumed(number):
                 self._check_files(self.ledger.completed[number])
@@ -197,7 +197,7 @@ class CompletionChecker(Checker):
             case NotifyCheckpointComplete(checkpoint_id=number):
                 self._complete(number, "is notified as complete")
             case NotifyCheckpointAborted(checkpoint_id=number, newest_completed=newest) if by_leader:
-                # A worker that lost notices is told to let go of whatever is not live any more: not judged at its end.
+                # A worker that missed notices is made to drop all ids that are not live: not judged at its end.
                 if number not in self.ledger.aborted:
                     self.report("I14", f"checkpoint {number} is notified as aborted and is not")
                 if newest:
@@ -221,7 +221,7 @@ class CompletionChecker(Checker):
 
 
 def _is_what_was_told(stored: OperatorSubtaskState, told: OperatorSubtaskState) -> bool:
-    """A placeholder stands for the base's file of that path, whose bytes are checked as every file's are."""
+    """A placeholder stands for the base's file of that path, whose bytes are checked as those of every file."""
     if len(stored.keyed) != len(told.keyed):
         return False
     keyed = []
@@ -245,7 +245,7 @@ def _files(snapshot: Snapshot) -> list[FileHandle]:
 
 
 def _file_problem(snapshot: Snapshot, handle: FileHandle) -> str:
-    """What is wrong with a file of a snapshot; empty if nothing is."""
+    """The problem of a snapshot's file; empty if there is none."""
     content = snapshot.view.peek(snapshot.path(handle.path))
     if content is None:
         return "is missing"
@@ -256,6 +256,6 @@ def _file_problem(snapshot: Snapshot, handle: FileHandle) -> str:
 
 
 def _finished_tasks(text: str) -> set[SubtaskKey]:
-    """`vertex:subtask,...` as the metadata's properties have it."""
+    """`vertex:subtask,...`, in the form of the metadata's properties."""
     parts = (part.rpartition(":") for part in text.split(",") if part)
     return {SubtaskKey(vertex, int(subtask)) for vertex, _, subtask in parts}

@@ -1,11 +1,11 @@
-"""The state in a completed checkpoint against the input in front of its cut: I6, I7 and I8, and of I26 that no key is held twice.
+"""State in a completed checkpoint against the input in front of its cut: I6, I7, I8, and of I26 that no key has two owners
+(docs/invariants.md).
 
-State is right if it is what belongs to exactly the records before the positions that the same checkpoint holds: whatever was
-restored, repeated or rescaled on the way. A completed checkpoint is looked at once, right when it completes: the first one of
-each attempt, every savepoint, each that ends the job, and of the rest some, since what is wrong in state stays so.
-
-I9 (nothing is emitted between a barrier and the end of the synchronous snapshot) has no observation of its own: a record that
-slipped in between would be in the state and behind the barrier, and so counted twice (I2), or be missing here (I7)."""
+State is right if it belongs to exactly the records before the positions in the same checkpoint, whatever was restored, repeated or
+rescaled on the way. Checked once, at completion: the first checkpoint of each attempt, every savepoint, each that ends the job, and
+a sample of the rest, since an error in state remains in later checkpoints.
+I9 (no output between a barrier and the end of the synchronous snapshot) has no observation of its own: a record in between would be
+counted twice (I2) or missing here (I7)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from holdfast.chaos.workloads.scenario import CutExpectation, Drained, Scenario,
 from holdfast.statebackends.errors import HoldfastError
 
 CHECK_EVERY = 10
-"""Of periodic checkpoints within an attempt, by id."""
+"""Periodic checkpoints of an attempt, by id, of which one is checked."""
 
 
 class CutChecker(Checker):
-    """Compares each completed checkpoint with what the scenario expects of its positions."""
+    """Compares completed checkpoints with the scenario's expectation for their positions."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I6", "I7", "I8", "I9", "I11", "I26", "I28")
     hears: ClassVar[tuple[type, ...]] = (Stored,)
@@ -34,14 +34,14 @@ class CutChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._attempt = 0
-        """Of the last completed checkpoint."""
+        """Attempt of the last completed checkpoint."""
         self._drains = Drains(ledger, source_uids(scenario))
 
     def observe(self, observation: Observation) -> None:
         if not self.scenario.cuts or not isinstance(observation, Stored) or not observation.added:
             return
         for change in self.ledger.changes(observation):
-            # A drain ends event time in front of its snapshot: what fires then is no matter of positions.
+            # A drain ends event time in front of its snapshot: what fires then does not depend on positions.
             if isinstance(change, Decided) and change.snapshot is not None:
                 if change.snapshot.claim.drain:
                     self._drains.note(change.snapshot)

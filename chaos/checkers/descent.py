@@ -1,7 +1,7 @@
-"""Which ids a job's newest submission descends from, when its user has gone back to an older snapshot.
+"""The ids that a job's newest submission descends from, after its user has gone back to an older snapshot.
 
-What was committed behind that snapshot stays in the output, and is written again: it is no part of the output that is exact.
-Without the user's word that output may repeat nothing is set aside, whatever a submission began with."""
+Output committed behind that snapshot stays, and is written again: it is left out of the comparison. A submission without
+`allow_output_repeat` leaves nothing out."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from holdfast.coordinator.ha.records import SubmissionRecord
 
 Ranges = tuple[tuple[int, float], ...]
 _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")
-"""In the name of a file: the attempt that staged it."""
+"""Attempt that staged a file, in the file's name."""
 EVERYTHING: Ranges = ((0, math.inf),)
 
 
 def attempt_of(name: str) -> int | None:
-    """The attempt that staged a file, by its name."""
+    """Attempt that staged a file, by the file's name."""
     found = _ATTEMPT.search(name)
     return None if found is None else int(found[1])
 
 
 class Descent:
-    """The line as it was when `follow` was called last."""
+    """The line of descent as of the last call of `follow`."""
 
     def __init__(self, ledger: JobLedger) -> None:
         self._ledger = ledger
@@ -33,7 +33,7 @@ class Descent:
         self._ranges = EVERYTHING
 
     def follow(self) -> bool:
-        """Look at the submissions that there are now; whether other ids count than before."""
+        """Read the submissions on record; true if the line has changed."""
         if self._submissions == len(self._ledger.submissions):
             return False
         self._submissions = len(self._ledger.submissions)
@@ -42,18 +42,18 @@ class Descent:
 
     @property
     def is_straight(self) -> bool:
-        """Nobody has gone back."""
+        """No submission has gone back."""
         return self._ranges == EVERYTHING
 
     def holds(self, number: int) -> bool:
-        """Whether an id is of the line that the newest submission goes on with."""
+        """Whether an id is on the line of the newest submission."""
         return _holds(self._ranges, number)
 
     def holds_file(self, number: int, name: str) -> bool:
-        """The same of a file that was committed with this id.
+        """Whether a file committed with this id is on the line.
 
-        An id alone does not tell: a plain savepoint may have been taken in an attempt that failed before its next checkpoint. What
-        it holds is on the line of those who went on from it, and of no other one that has higher ids."""
+        The id is not enough: a plain savepoint may belong to an attempt that failed before its next checkpoint. Its content is on
+        the line of submissions restored from it, and of no line that has higher ids."""
         if self.is_straight:
             return True
         found = _ATTEMPT.search(name)
@@ -67,14 +67,15 @@ class Descent:
 
 
 def descent(submissions: Mapping[int, SubmissionRecord]) -> Ranges:
-    """(first id, last id) of each piece of the newest submission's line; all ids as long as nobody has gone back."""
+    """(first id, last id) of each piece of the newest submission's line; one piece with all ids while no submission has gone
+    back."""
     lines: list[tuple[int, Ranges]] = [(0, EVERYTHING)]
     for number in sorted(submissions):
         record = submissions[number]
         first, base = record.first_checkpoint_id, record.base.checkpoint_id if record.base is not None else 0
         line = _until(lines[-1][1], first - 1)
         if record.submission.allow_output_repeat or not _holds(line, base):
-            begun = [ranges for begin, ranges in lines if begin <= base]  # whose id the base is, that submission's line it goes on
+            begun = [ranges for begin, ranges in lines if begin <= base]  # lines that have the base's id
             line = _until(begun[-1], base)
         lines.append((first, _joined(line, first)))
     return lines[-1][1]
@@ -89,7 +90,7 @@ def _until(ranges: Ranges, end: int) -> Ranges:
 
 
 def _joined(ranges: Ranges, first: int) -> Ranges:
-    """With all ids from `first` on."""
+    """The pieces, with all ids from `first` on."""
     if ranges and ranges[-1][1] == first - 1:
         return (*ranges[:-1], (ranges[-1][0], math.inf))
     return (*ranges, (first, math.inf))

@@ -1,8 +1,8 @@
-"""Whether what a snapshot holds is what the subtasks of the next attempt are given: I8, I26, I27.
+"""The state in a snapshot against the state deployed to the next attempt: I8, I26, I27 (docs/invariants.md).
 
-A deployment is compared with the snapshot that it names: every keyed part goes to exactly the subtasks whose key groups it
-touches, every entry of list state to one subtask, all entries of union state and one copy of broadcast state to each, and every
-subtask of the graph to one slot. Copies of broadcast state are equal in every snapshot: its cut is the same for all subtasks."""
+Every keyed part goes to exactly the subtasks whose key groups it touches, every entry of list state to one subtask, all entries of
+union state and one copy of broadcast state to each, and every subtask of the graph to one slot. Copies of broadcast state are equal
+in every snapshot: the cut is the same for all subtasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 
 
 class DistributionChecker(Checker):
-    """Collects the deployments of an attempt, and judges them once all slots have theirs."""
+    """Collects the deployments of an attempt, and checks them once every slot has its own."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I8", "I26", "I27")
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered)
@@ -32,7 +32,7 @@ class DistributionChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._slots: dict[int, dict[int, Deployment]] = {}
-        """Attempt -> slot -> what it was given."""
+        """Attempt -> slot -> its deployment."""
         self._judged: set[int] = set()
 
     def observe(self, observation: Observation) -> None:
@@ -55,7 +55,7 @@ class DistributionChecker(Checker):
     # --------------------------------------------------------------------------------------------------------- snapshot
 
     def _check_ranges(self, snapshot: Snapshot, operator: OperatorState) -> None:
-        """Keyed parts cover every key group once, each subtask's parts its own."""
+        """Keyed parts cover every key group once, and each subtask's parts lie in its own range."""
         if not any(subtask.keyed for subtask in operator.subtasks) or snapshot.metadata.properties.get("finished_tasks"):
             return
         for index, subtask in enumerate(operator.subtasks):
@@ -70,7 +70,7 @@ class DistributionChecker(Checker):
                 )
 
     def _check_copies(self, snapshot: Snapshot, operator: OperatorState) -> None:
-        """Of broadcast state every subtask stored the same. One that had finished stored none."""
+        """All subtasks stored equal broadcast state, except those that had finished, which stored none."""
         for name in _names(operator, "operator_broadcast"):
             lists = [[handle for handle in subtask.operator if handle.state.name == name] for subtask in operator.subtasks]
             copies = [self._entries(snapshot, handles, name) for handles in lists if handles]
@@ -145,7 +145,7 @@ class DistributionChecker(Checker):
     def _check_split(
         self, snapshot: Snapshot, old: OperatorState, parts: list[OperatorSubtaskState], copied: list[str], where: str
     ) -> None:
-        """Entries of all states but `copied`: each to one subtask, and to the one that had it if there are as many as before."""
+        """Entries of all states but `copied`: each goes to one subtask, and to its former one when the parallelism is unchanged."""
         before = [[handle for handle in subtask.operator if handle.state.name not in copied] for subtask in old.subtasks]
         after = [[handle for handle in part.operator if handle.state.name not in copied] for part in parts]
         if len(before) == len(after):
@@ -160,7 +160,8 @@ class DistributionChecker(Checker):
     def _check_copied(
         self, snapshot: Snapshot, old: OperatorState, parts: list[OperatorSubtaskState], name: str, where: str
     ) -> None:
-        """Union: all entries to every subtask, in the order of the old ones. Broadcast: to i what i modulo their number had."""
+        """Union: all entries to every subtask, in their former order. Broadcast: subtask i gets the copy of i modulo the old
+        parallelism."""
         had = [self._entries(snapshot, subtask.operator, name) for subtask in old.subtasks]
         union = name in _names(old, "operator_union")
         for index, part in enumerate(parts):
@@ -174,7 +175,7 @@ class DistributionChecker(Checker):
                 self.report("I27", f"{where} ({index}) is given {len(got)} entries of {kind} state {name}, not its {len(wanted)}")
 
     def _counted(self, snapshot: Snapshot, lists: list[list[OperatorListHandle]]) -> Counter[tuple[str, bytes]] | None:
-        """(state, entry) of all subtasks; None when a file is gone meanwhile."""
+        """Counts of (state, entry) over all subtasks; None if a file has gone meanwhile."""
         found: Counter[tuple[str, bytes]] = Counter()
         for handles in lists:
             for name in {handle.state.name: None for handle in handles}:
@@ -185,7 +186,7 @@ class DistributionChecker(Checker):
         return found
 
     def _entries(self, snapshot: Snapshot, handles: Iterable[OperatorListHandle], name: str) -> list[bytes] | None:
-        """Entries of one state, in order; None when a file is gone meanwhile."""
+        """Entries of one state, in order; None if a file has gone meanwhile."""
         found: list[bytes] = []
         for handle in handles:
             if handle.state.name != name:
@@ -199,7 +200,7 @@ class DistributionChecker(Checker):
 
 
 def _names(operator: OperatorState, kind: str) -> list[str]:
-    """States of this kind that some subtask stored, sorted."""
+    """Names of the states of this kind in the snapshot, sorted."""
     return sorted({handle.state.name for subtask in operator.subtasks for handle in subtask.operator if handle.state.kind == kind})
 
 

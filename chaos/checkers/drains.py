@@ -1,4 +1,4 @@
-"""Where a job was drained: event time ended there, and began anew with whoever went on from it."""
+"""The snapshots at which a job was drained: event time ended there, and began again with the submission restored from it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from holdfast.statebackends.errors import HoldfastError
 
 
 class Drains:
-    """The drained snapshots of the line that the newest submission goes on with."""
+    """Drained snapshots on the line of the newest submission."""
 
     def __init__(self, ledger: JobLedger, sources: tuple[str, ...]) -> None:
-        """`sources`: uids of those whose positions are wanted."""
+        """`sources`: uids of the sources whose positions are kept."""
         self._ledger = ledger
         self._sources = sources
         self._descent = Descent(ledger)
         self._positions: dict[int, Positions] = {}
 
     def note(self, snapshot: Snapshot) -> None:
-        """A snapshot is complete: its positions are read while it is there."""
+        """Take a completed snapshot, and read its positions while its files exist."""
         if not snapshot.claim.drain or not self._sources:
             return
         try:
             view = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
             self._positions[snapshot.checkpoint_id] = view.positions(self._sources)
         except HoldfastError:
-            pass  # what is wrong with its files is reported elsewhere
+            pass  # damage of its files is reported elsewhere
 
     def before(self, number: float = math.inf) -> Drained:
-        """Positions of each drain in front of an id, in their order."""
+        """Positions of each drain in front of an id, ascending."""
         if not self._positions:
             return ()
         self._descent.follow()

@@ -1,7 +1,7 @@
-"""What sinks make visible, and when: I18 to I22, and of I15 that older attempts don't commit, as the log of a sink grows.
+"""What sinks make visible, and when: I18 to I22, and of I15 that older attempts commit nothing (docs/invariants.md).
 
-An entry is the commit point of one checkpoint's files; plain readers see links beside it. It may appear only once a checkpoint
-with its id or a higher one is durable, in the order of ids, once; and nothing that is visible is ever taken back."""
+An entry of the sink's log is the commit point of one checkpoint's files; links beside it serve plain readers. An entry may appear
+once a checkpoint with its id or a higher one is durable, in the order of ids, once. No visible file is ever withdrawn."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.storage.port import PutIfAbsent
 
 _ATTEMPT = re.compile(r"-a(\d+)-s\d+-c\d+-")
-"""In the name of a staged file: the attempt that wrote it."""
+"""Attempt that wrote a staged file, in the file's name."""
 
 
 @dataclass(slots=True)
 class _Sink:
-    """One sink, as its log says."""
+    """One sink, by its log."""
 
     sink_id: str
     root: str
     folder: str
-    """Location of what the sink keeps of itself."""
+    """Location of the sink's own records."""
     entries: int = 0
     commits: list[tuple[int, str]] = field(default_factory=list)
-    """Each id that was committed, and one of its files."""
+    """Each committed id, with one of its files."""
     newest: int = 0
-    """The highest of them, without those behind a snapshot that the user went back to."""
+    """Highest committed id, ids behind a snapshot that the user went back to excepted."""
     attempt: int = 0
-    """That took the sink over last."""
+    """Attempt that owns the sink."""
     names: set[str] = field(default_factory=set)
-    """Committed files."""
+    """Names of committed files."""
 
 
 class EffectsChecker(Checker):
-    """Hears every change of a sink's folder."""
+    """Checks every change in a sink's folder."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I15", "I18", "I19", "I20", "I21", "I22")
     hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
@@ -126,7 +126,7 @@ class EffectsChecker(Checker):
             sink.names.add(name)
 
     def _begun_with(self) -> int:
-        """Highest id that a submission was started from: who goes on from a plain savepoint commits what it held back."""
+        """Highest id that a submission started from: one restored from a plain savepoint commits what the savepoint held back."""
         bases = [record.base for record in self.ledger.submissions.values()]
         return max((base.checkpoint_id for base in bases if base is not None), default=0)
 
@@ -143,13 +143,13 @@ class EffectsChecker(Checker):
                 self.report("I19", f"{fact.actor} deleted {location}, which is committed")
 
     def _swept(self, name: str, fact: Stored) -> None:
-        """What was staged and not committed may go only once a later attempt runs."""
+        """A staged, uncommitted file may be deleted only once a later attempt runs."""
         found = _ATTEMPT.search(name)
         if found is not None and int(found[1]) >= self.ledger.newest_attempt:
             self.report("I20", f"{fact.actor} deleted {name}, which the attempt that runs has staged")
 
     def _look_again(self) -> None:
-        """After a power loss: entries that nobody had made durable may be gone, and their ids are committed again."""
+        """Read the log again after a power loss: entries that were not durable may be gone, and their ids are committed again."""
         for sink in self._sinks:
             view = self.world.store(sink.root)
             prefix = sink.folder.removeprefix(f"{sink.root}/")
@@ -172,7 +172,7 @@ class EffectsChecker(Checker):
             sink.newest = max((number for number, name in sink.commits if self._descent.holds_file(number, name)), default=0)
 
     def _restored(self, change: AttemptRecorded) -> None:
-        """Nobody goes back behind what is visible, unless the user said that output may repeat."""
+        """A submission starts behind visible output only with its user's permission to repeat output."""
         record = change.record
         if record.epoch < self.ledger.newest_epoch:
             return

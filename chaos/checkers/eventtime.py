@@ -1,6 +1,7 @@
-"""Event time never runs backwards within an attempt, and ends only with all input (I10); late records are counted (I4).
+"""Event time never goes back within an attempt, and ends only with all input (I10); late records are counted (I4,
+docs/invariants.md).
 
-That a timer fires once over crashes is seen in the output of workloads with timers (I2) and in the timers of each cut (I7)."""
+That a timer fires once over crashes shows in the output of workloads with timers (I2) and in the timers of each cut (I7)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from holdfast.statebackends.errors import HoldfastError
 
 
 class EventTimeChecker(Checker):
-    """Remembers the last watermark of every subtask of every process."""
+    """Compares each watermark with the last one of the same subtask and process."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I10",)
     hears: ClassVar[tuple[type, ...]] = (Requested, Delivered, DataEnded)
@@ -27,14 +28,14 @@ class EventTimeChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._seen: dict[tuple[str, int, str, int], int] = {}
-        """(process, attempt, vertex, subtask) -> watermark, ms, as the subtask has it."""
+        """(process, attempt, vertex, subtask) -> watermark, ms, in the subtask itself."""
         self._told: dict[tuple[str, int, str, int], int] = {}
-        """The same, as its heartbeats tell it."""
+        """The same, as of its heartbeats."""
 
         self._graphs: dict[int, JobGraph] = {}
-        """Of each attempt."""
+        """Attempt -> its graph."""
         self._ended: set[tuple[int, str, int]] = set()
-        """(attempt, vertex, subtask) of those whose input has ended."""
+        """(attempt, vertex, subtask) of subtasks whose input has ended."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -48,7 +49,7 @@ class EventTimeChecker(Checker):
                 pass
 
     def _end(self, fact: DataEnded) -> None:
-        """Nobody flushes while a producer may go on: of one that was merely stopped, a restored job reads on."""
+        """A subtask flushes only after all producers: behind a stopped one a restored job reads on."""
         self._ended.add((fact.attempt, fact.vertex, fact.subtask))
         graph = self._graphs[fact.attempt]
         for edge in graph.inputs(fact.vertex):
@@ -83,11 +84,11 @@ class EventTimeChecker(Checker):
 
 
 class LateChecker(Checker):
-    """An attempt that reads its input to the end drops every late record behind the cut that it started with, and says so.
+    """An attempt that reads its input to the end drops, and reports, every late record behind the cut that it started with.
 
-    Which records are late the scenario knows; what was dropped the subtasks report once their input has ended. A record that
-    was dropped in front of the cut is not read again, and one behind it is counted in each attempt that reads it. The job's own
-    count, which it keeps with each snapshot, has each of them once."""
+    The scenario says which records are late; subtasks report their drops once their input has ended. A record dropped in front of
+    the cut is not read again; one behind it counts in each attempt that reads it. The job's own count, kept with each snapshot, has
+    each once."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I4",)
     hears: ClassVar[tuple[type, ...]] = (Delivered, Reported, Stored)
@@ -95,10 +96,10 @@ class LateChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._positions: dict[int, Positions] = {}
-        """Of completed snapshots, read while they are there."""
+        """Completed id -> positions in its snapshot, read while its files exist."""
         self._deployed: dict[int, Deployment] = {}
         self._dropped: dict[tuple[int, str], dict[int, int]] = {}
-        """(attempt, vertex) -> subtask whose input has ended -> records that it dropped."""
+        """(attempt, vertex) -> subtask whose input has ended -> records dropped."""
 
     def observe(self, observation: Observation) -> None:
         late = self.scenario.late
@@ -123,14 +124,14 @@ class LateChecker(Checker):
             view = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
             self._positions[snapshot.checkpoint_id] = view.positions(late.source_uids)
         except HoldfastError:
-            return  # what is wrong with its files is reported elsewhere
+            return  # damage of its files is reported elsewhere
         self._check_count(late, snapshot)
         deployment = self._deployed.get(snapshot.claim.attempt)
         if snapshot.kind is CheckpointKind.FINAL and deployment is not None:
             self._ended(late, deployment)
 
     def _check_count(self, late: LateExpectation, snapshot: Snapshot) -> None:
-        """What lies between the beginning of the submission and the cut was read, and counted, whatever failed in between."""
+        """All records between the submission's start and the cut were read and counted, whatever failed in between."""
         record = self.ledger.submissions.get(snapshot.claim.submission)
         base = record.base.checkpoint_id if record is not None and record.base is not None else 0
         if record is None or (base and base not in self._positions):
@@ -146,7 +147,7 @@ class LateChecker(Checker):
             )
 
     def _ended(self, late: LateExpectation, deployment: Deployment) -> None:
-        """The input of all subtasks has ended: the final checkpoint says so."""
+        """The final checkpoint says that the input of all subtasks has ended."""
         restored = deployment.restored_checkpoint_id
         if restored and restored not in self._positions:
             return

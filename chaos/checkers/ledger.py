@@ -1,7 +1,7 @@
-"""What a job's directory has said so far, read off the store as it happens: claims, decisions, attempts, epochs.
+"""The records in a job's directory, decoded once as they appear in the store: claims, decisions, attempts, epochs.
 
-Every checker of the coordinator needs the same few records; here each is decoded once, when it appears. It judges nothing.
-A decision counts only while its id is claimed: what a stale leader writes into a register that was deleted is an orphan."""
+Shared by the checkers; it judges nothing. A decision counts only while its id is claimed: one that a stale leader writes into a
+deleted register is an orphan."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _decode_metadata = functools.lru_cache(maxsize=4)(decode_metadata)
 
 @functools.lru_cache(maxsize=4)
 def decision_in(content: bytes) -> Decision:
-    """What the bytes of a decision say; decoded once for all who look at it when it is written."""
+    """The decision in these bytes. Memoised: several checkers decode the same bytes at the same moment."""
     return decode_decision(content, METADATA_NAME, _decode_metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A completed checkpoint or savepoint, as it was when it was decided."""
+    """A completed checkpoint or savepoint, as of its decision."""
 
     checkpoint_id: int
     claim: ClaimRecord
@@ -56,7 +56,7 @@ class Snapshot:
     folder: str
     """Relative to the root of the view."""
     content: bytes
-    """Of its `_metadata`."""
+    """Content of its `_metadata`."""
 
     @property
     def kind(self) -> CheckpointKind:
@@ -64,11 +64,11 @@ class Snapshot:
 
     @property
     def is_recovery_point(self) -> bool:
-        """A job recovers from it, and its notice releases output: anything but a plain savepoint."""
+        """A job recovers from it, and its notice releases output: any snapshot but a plain savepoint."""
         return self.kind is not CheckpointKind.SAVEPOINT
 
     def path(self, path: str) -> str:
-        """Path in the view of a path relative to the snapshot's folder; what it shares lies beside that."""
+        """Path in the view of a path relative to the snapshot's folder; shared files lie beside that folder."""
         return posixpath.normpath(join(self.folder, path))
 
     def location(self, path: str) -> str:
@@ -78,18 +78,18 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class EpochTaken:
-    """`leader/<epoch>` exists."""
+    """`leader/<epoch>` was created."""
 
     epoch: int
     newest: int
-    """Highest epoch before."""
+    """Highest epoch before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecorded:
     record: AttemptRecord
     newest: int
-    """Highest attempt before."""
+    """Highest attempt before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class ResultRecorded:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An id was taken."""
+    """An id was claimed."""
 
     checkpoint_id: int
     record: ClaimRecord
     before: ClaimRecord | None
-    """The first claim that the id ever had, if this is not it."""
+    """First claim that the id ever had; None if this is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,33 +114,33 @@ class Decided:
     checkpoint_id: int
     claim: ClaimRecord | None
     snapshot: Snapshot | None
-    """If COMPLETED, and readable, and not an orphan."""
+    """The snapshot, of a readable COMPLETED decision that is no orphan."""
     problem: str = ""
-    """Why what should be a snapshot can't be read."""
+    """Why a COMPLETED decision can't be read as a snapshot; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimDropped:
-    """An id is not claimed any more."""
+    """The claim of an id was deleted."""
 
     checkpoint_id: int
     claim: ClaimRecord
     snapshot: Snapshot | None
-    """What it was, if it was completed."""
+    """Its snapshot, if it was completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionDropped:
-    """A decision is gone."""
+    """A decision was deleted."""
 
     checkpoint_id: int
     claim: ClaimRecord | None
-    """The claim that still stands."""
+    """Claim of the id, which still exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLost:
-    """Storage lost what was not durable; these completed ids are completed no longer."""
+    """Storage lost what was not durable. `completed` ids are no longer complete."""
 
     lost: tuple[Snapshot, ...]
 
@@ -160,7 +160,8 @@ def folder_asked(submission: Submission) -> str | None:
 
 
 class JobLedger:
-    """Shared by the checkers of one run. Whoever asks first for an observation's changes makes the ledger take them in."""
+    """Records of one job, shared by the checkers of one run. The first checker that asks for an observation's changes makes the
+    ledger apply it."""
 
     def __init__(self, world: WorldView) -> None:
         self._world = world
@@ -174,22 +175,22 @@ class JobLedger:
         self.attempts: dict[int, AttemptRecord] = {}
         self.results: dict[int, ResultRecord] = {}
         self.claims: dict[int, ClaimRecord] = {}
-        """That stand."""
+        """Claims that exist."""
         self.first_claims: dict[int, ClaimRecord] = {}
-        """The first one of every id that was ever claimed."""
+        """First claim of every id that was ever claimed."""
         self.completed: dict[int, Snapshot] = {}
-        """Ever, in the order of their decisions."""
+        """Every completed id, in the order of decisions; never removed."""
         self.aborted: set[int] = set()
-        """Ever."""
+        """Every aborted id; never removed."""
         self.given: set[str] = set()
-        """Folders of snapshots that a user gave to the job (CLAIM), as the user asked for it; it may have refused them."""
+        """Folders of snapshots that a user asked the job to own (CLAIM); the job may have refused."""
         self._givers: dict[str, set[str]] = {}
         """Folder of `given` -> nonces of the drivers that asked."""
         self._decisions: dict[int, bytes] = {}
-        """Of ids whose claim stands, or that were decided before their claim came."""
+        """Decisions of ids that are claimed, or that were decided before their claim became visible."""
 
     def asked(self, submission: Submission) -> None:
-        """A driver asks for a submission."""
+        """Take a driver's request to submit."""
         folder = folder_asked(submission)
         if folder is not None and submission.claim_mode is ClaimMode.CLAIM:
             self.given.add(folder)
@@ -212,12 +213,12 @@ class JobLedger:
         return self._world.store(parent or "/").size(name) is not None
 
     def stands(self, number: int) -> bool:
-        """Whether an id is completed and not given up: claimed as it was then, and not anew by a stale leader."""
+        """Whether an id is completed and not dropped: claimed by its original claim, not by a stale leader's later one."""
         snapshot = self.completed.get(number)
         return snapshot is not None and self.claims.get(number) == snapshot.claim
 
     def is_subsumed(self, number: int) -> bool:
-        """Whether a submission claimed a savepoint, and has completed a checkpoint of its own since: the job may delete it."""
+        """Whether a submission claimed a savepoint and has completed a checkpoint of its own since: the job may delete it."""
         snapshot = self.completed.get(number)
         if snapshot is None or snapshot.claim.folder not in self.given:
             return False
@@ -227,12 +228,12 @@ class JobLedger:
         return any(newest >= first for first in firsts)
 
     def took(self, folder: str) -> bool:
-        """Whether a submission on record is of a user who gave this snapshot: one that was refused changed nothing."""
+        """Whether a submission on record is of a user who gave this snapshot; a refused submission has no record."""
         nonces = {record.submission.driver_nonce for record in self.submissions.values()}
         return not nonces.isdisjoint(self._givers.get(folder, ()))
 
     def abort_record(self, number: int) -> AbortRecord | None:
-        """What stands in the register of an id that was aborted."""
+        """Content of an aborted id's register; None if it is gone."""
         content = self._decisions.get(number)
         decision = None if content is None else decision_in(content)
         return decision if isinstance(decision, AbortRecord) else None
@@ -243,7 +244,7 @@ class JobLedger:
         return max((number for number, each in self.completed.items() if each.is_recovery_point), default=0)
 
     def recovery_point(self, submission: int) -> int | None:
-        """Id from which a submission must recover now; None if its record was never seen."""
+        """Id from which a submission must recover now; None if its record has not been seen."""
         record = self.submissions.get(submission)
         if record is None:
             return None
@@ -257,7 +258,7 @@ class JobLedger:
     # ---------------------------------------------------------------------------------------------------------- changes
 
     def changes(self, observation: Observation) -> tuple[Change, ...]:
-        """What an observation says about the job's records, the same for everybody who asks."""
+        """Changes of the job's records by an observation; the same list for every checker that asks."""
         if isinstance(observation, Stored):
             if not (observation.added or observation.removed) or observation.root != self._root:
                 return ()
@@ -328,7 +329,7 @@ class JobLedger:
         before = self.first_claims.get(number)
         if before is not None and fact.fate == "late" and before.nonce == record.nonce:
             if number not in self.claims:
-                return  # a try that its leader had given up, landing when the id is gone again: an orphan
+                return  # a late try of a leader that had given it up, landing after the id was dropped: an orphan
             before = record
         self.first_claims.setdefault(number, record)
         self.claims[number] = record
@@ -339,7 +340,7 @@ class JobLedger:
         self._decisions[number] = content
         decision = decision_in(content)
         if isinstance(decision, AbortRecord) and number not in self.completed:
-            self.aborted.add(number)  # else it is an orphan, in a register that was let go
+            self.aborted.add(number)  # else an orphan, in a register that was deleted
         if isinstance(decision, AbortRecord) or claim is None:
             changes.append(Decided(number, claim, None))
             return
@@ -352,7 +353,7 @@ class JobLedger:
         changes.append(Decided(number, claim, snapshot))
 
     def _snapshot(self, number: int, claim: ClaimRecord, content: bytes, folder: str | None) -> Snapshot:
-        """Raises CorruptStateError and its kind."""
+        """Decode a snapshot. Raises CorruptStateError and its subclasses."""
         view, relative = self.view_of(claim.folder if folder is None else folder)
         path = f"{relative}/{METADATA_NAME}"
         found = content if folder is None else view.peek(path) or b""
@@ -361,7 +362,7 @@ class JobLedger:
     # ------------------------------------------------------------------------------------------------------- power loss
 
     def _power_lost(self) -> PowerLost:
-        """Look again at what had to be there: names that nobody had made durable may be gone."""
+        """Read every record again: names that were not durable may be gone."""
         view = self._world.state
         for number in list(self.claims):
             if view.size(f"{self._prefix}chk-{number}/{CLAIM_NAME}") is None:
@@ -389,7 +390,7 @@ class JobLedger:
                 del records[number]
 
     def _come_back(self) -> None:
-        """A deletion that was not durable is undone: the id is claimed, or decided, as it was."""
+        """A deletion that was not durable is undone: the id is claimed, or decided, as before."""
         view = self._world.state
         for number in self.first_claims:
             path = f"{self._prefix}chk-{number}/{CLAIM_NAME}"

@@ -1,7 +1,7 @@
-"""Once faults stop, a checkpoint completes and the job ends, within bounds of virtual time (I30).
+"""After the last fault a checkpoint completes and the job ends, within bounds of virtual time (I30, docs/invariants.md).
 
-The bounds are far above what any wait of the product adds up to, so that only a job that hangs breaks them. The world bounds
-the events of a run beside it; what it says then is made here too."""
+The bounds are far above the sum of the product's own waits, so that only a job that hangs exceeds them. The world bounds the events
+of a run as well."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.chaos.checkers.observations import Observation, PhaseBegan, Report
 from holdfast.chaos.workloads.scenario import Scenario
 
 CHECKPOINT_MS_MAX = 120_000
-"""From the end of faults to the next completed checkpoint, or to the job's result."""
+"""From the end of faults to the next completed checkpoint, or the job's result, ms."""
 END_MS_MAX = 300_000
-"""From the end of faults to the end of a bounded job."""
+"""From the end of faults to the end of a bounded job, ms."""
 STEPS_MAX = 600_000
-"""Events of a whole run, for the world: one that reaches it goes round in circles."""
+"""Events of a whole run; the world ends a run that reaches it."""
 
 
 class LivenessChecker(Checker):
@@ -33,7 +33,7 @@ class LivenessChecker(Checker):
         self._progressed = False
         self._reported = False
         self._acks: dict[int, set[str]] = {}
-        """Undecided id -> who acknowledged."""
+        """Undecided id -> subtasks that acknowledged it."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -66,16 +66,16 @@ class LivenessChecker(Checker):
             return None
         waited_ms = now_ms - self._began_ms
         if waited_ms > CHECKPOINT_MS_MAX and not self._progressed and self.world.jobs_live:
-            return f"no checkpoint completed within {waited_ms} ms after the last fault: {self.standing()}"
+            return f"no checkpoint completed within {waited_ms} ms after the last fault: {self.progress()}"
         if waited_ms > END_MS_MAX and self.scenario.bounded and self.world.jobs_live:
-            return f"the job has not ended within {waited_ms} ms after the last fault: {self.standing()}"
+            return f"the job has not ended within {waited_ms} ms after the last fault: {self.progress()}"
         return None
 
-    def standing(self) -> str:
-        """How far the job is, for a message: its numbers, and which ids wait for whom."""
+    def progress(self) -> str:
+        """Progress of the job for a message: its numbers, and the missing acknowledgements of each undecided id."""
         ledger = self.ledger
         undecided = sorted(number for number in ledger.claims if number not in ledger.completed and number not in ledger.aborted)
-        waits = [f"{number} (acknowledged by {', '.join(sorted(self._acks.get(number, ()))) or 'nobody'})" for number in undecided]
+        waits = [f"{number} (acknowledged by {', '.join(sorted(self._acks.get(number, ()))) or 'none'})" for number in undecided]
         return (
             f"epoch {ledger.newest_epoch}, attempt {ledger.newest_attempt}, newest completed {ledger.released}, "
             f"undecided {'; '.join(waits) or 'none'}, {len(self.world.coordinators())} coordinators, "

@@ -1,10 +1,9 @@
-"""Tasks are told of checkpoints that are off (I30): no task waits for a barrier, or stores state, that nobody wants any more.
+"""Tasks receive notice of aborted checkpoints (I30, docs/invariants.md).
 
-Who is not told goes on with the asynchronous part of the snapshot, which holds a copy of its state, and keeps the channels of an
-alignment blocked until the next barrier comes, if one does. A leader that aborts a checkpoint of the attempt that runs tells each
-of its workers at once; what the network makes of that is not its fault. A worker without a session is told when it registers, one
-whose command stream broke when it has another, and one that runs nothing of that attempt, since it has just replaced another, need
-not be told at all."""
+A task without one continues its asynchronous part, which holds a copy of its state, and keeps channels of an alignment blocked
+until the next barrier. A leader that aborts a checkpoint of the running attempt notifies each of its workers at once; losses of the
+network are not its fault. A worker without a session is notified when it registers, one whose command stream broke on its next
+stream, and one that runs nothing of the attempt, having just replaced another, needs no notice."""
 
 from __future__ import annotations
 
@@ -18,25 +17,25 @@ from holdfast.chaos.checkers.observations import Answered, Commanded, Lifecycle,
 from holdfast.chaos.workloads.scenario import Scenario
 
 NOTICE_MS_MAX = 200
-"""How long a leader that is awake may take to tell a worker that it can tell of a stored decision."""
+"""Time in which a leader that is awake must notify a reachable worker of a stored abort, ms."""
 
 
 @dataclass(slots=True)
 class _Due:
-    """A notice that is to be given to whoever runs tasks of an attempt, as long as that lasts."""
+    """A notice due to every worker with tasks of the attempt, for as long as the attempt runs."""
 
     aborted_ms: int
     leader: str
-    """The process that has to tell."""
+    """Process that has to send it."""
     attempt: int
     told: set[int] = field(default_factory=set)
-    """Slots whose workers know it: by a command, or by what they were answered when they registered."""
+    """Slots whose workers know of it: by a command, or by the answer to their registration."""
     tellable: dict[tuple[int, str], int] = field(default_factory=dict)
-    """(slot, session) of who is not told and can be -> since when, as far as was looked."""
+    """(slot, session) of workers that are reachable and not notified -> since when, ms."""
 
 
 class NoticesChecker(Checker):
-    """Remembers the aborted checkpoints of the attempt that runs, and who has been told of each."""
+    """Follows the aborted checkpoints of the running attempt, and the notices of each."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I30",)
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Answered, Lifecycle)
@@ -44,14 +43,14 @@ class NoticesChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._triggered: dict[int, str] = {}
-        """Undecided id -> the coordinator that triggered it."""
+        """Undecided id -> coordinator that triggered it."""
         self._cancelled = 0
-        """Highest attempt that tasks were told to give up, or to end."""
+        """Highest attempt whose tasks were commanded to cancel or to end."""
         self._due: dict[int, _Due] = {}
-        """By aborted id."""
+        """Aborted id -> its notice."""
 
     def observe(self, observation: Observation) -> None:
-        if isinstance(observation, Stored):  # most of what there is to hear
+        if isinstance(observation, Stored):  # most of the observations
             if observation.added:
                 self._stored(observation)
             return
@@ -96,18 +95,18 @@ class NoticesChecker(Checker):
             late = [slot for (slot, _), since_ms in due.tellable.items() if now_ms - since_ms > NOTICE_MS_MAX]
             if late:
                 del self._due[number]
-                said = f"checkpoint {number} was aborted at {due.aborted_ms} ms, and {due.leader} has told no task"
+                said = f"checkpoint {number} was aborted at {due.aborted_ms} ms, and {due.leader} has sent no notice to a task"
                 self.report("I30", f"{said} in slot {late[0]} of it")
 
     def _tellable(self, number: int, due: _Due) -> list[tuple[int, str]]:
-        """(slot, session) of whoever is not told, has tasks of the attempt and an open command stream, if the leader knows that the
-        abort is stored: else a notice waits."""
+        """(slot, session) of workers without the notice that have tasks of the attempt and an open command stream; none unless the
+        leader knows that the abort is stored."""
         hosts = [host for host in self.world.coordinators() if host.process.name == due.leader]
         masters = [service._master for host in hosts for service in host.services]
         if all(master.coordinator.attempt is None for master in masters):
-            return []  # it has given up the attempt, and the next one is not on record yet: its tasks are all cancelled
+            return []  # it has given up the attempt, whose tasks are all cancelled; the next one is not on record yet
         if any(each.checkpoint_id == number for master in masters for each in master.coordinator.pending):
-            return []  # storage did not say clearly whether it is stored
+            return []  # the answer of storage was unclear
         sessions = {slot.session for master in masters for slot in master.slot_pool.slots if slot.connected}
         untold = [host for host in self.world.workers() if host.slot not in due.told and _runs(host, due.attempt)]
         open_here = [host for host in untold if host.session.session in sessions and host.hears_commands]
@@ -115,7 +114,7 @@ class NoticesChecker(Checker):
 
 
 def slot_of(worker: str) -> int:
-    """From the name of its process, `worker-<slot>.<number>`."""
+    """Slot in the name of a process, `worker-<slot>.<number>`."""
     return int(worker.removeprefix("worker-").partition(".")[0])
 
 

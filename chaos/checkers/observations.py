@@ -1,7 +1,7 @@
-"""What the simulated world tells its checkers: facts about stores, messages, processes and states, as frozen records.
+"""Facts of the simulated world for its checkers: stores, messages, processes and states, as frozen records.
 
-They are observed outside the product: at the store itself, on the wire, at the ports of a worker. A checker that believed
-what the job says of itself would prove nothing."""
+They are observed outside the product: at the store itself, on the wire, at the ports of a worker. What the job says of itself is no
+proof."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from holdfast.statebackends.storage.port import Operation
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """An operation took effect on a store (or was found to have none): seen at the store, not at its caller.
+    """An operation took effect on a store, or was found to have none; observed at the store, not at its caller.
 
-    What only reads, and could, and whose caller heard so, is not told: a third of all operations, and news to nobody. Lists of a
-    folder are."""
+    Successful reads are left out (a third of all operations); listings of folders are not."""
 
     at_ms: int
     actor: str
-    """Name of the process that asked, such as `coordinator-2`; it may be dead by now."""
+    """Process that asked, such as `coordinator-2`; it may be dead."""
     root: str
     operation: Operation
     result: Any
-    """What the operation returns; an exception when it failed without effect."""
+    """Result of the operation; an exception if it failed without effect."""
     removed: tuple[str, ...] = ()
-    """Paths that are gone now."""
+    """Paths removed by it."""
     added: tuple[str, ...] = ()
-    """Paths that exist now and did not before."""
+    """Paths created by it."""
     fate: str = ""
-    """What a fault made of it: `lie` and `late` (the caller was told of a failure), `postponed` (the caller is told of a failure
-    now, and it comes `late`), `unsynced`, `partial`, `full`, `fail`; else nothing."""
+    """Effect of a fault: `lie` and `late` (its caller saw a failure), `postponed` (its caller sees a failure now, and it comes
+    `late`), `unsynced`, `partial`, `full`, `fail`; empty without one."""
     on_wire: bool = False
-    """It went through the S3 shell, whose requests may have met with the fault, and the operation with none."""
+    """It went through the S3 shell: the fault hit its requests, not the operation as a whole."""
 
 
 class Requested(msgspec.Struct, frozen=True):
@@ -57,11 +56,11 @@ class Answered(msgspec.Struct, frozen=True):
     request: str
     answer: Any
     body: Any = None
-    """What was asked: a request that came twice is answered twice, and its second answer behind a later request."""
+    """Body of the request: a repeated request is answered twice, and the second answer may follow a later request."""
 
 
 class Commanded(msgspec.Struct, frozen=True):
-    """The coordinator process put a command on a worker's stream."""
+    """The coordinator put a command on a worker's stream."""
 
     at_ms: int
     actor: str
@@ -80,7 +79,7 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """A subtask acknowledged, declined or changed its state: what the worker's loop says, before any session or network."""
+    """A subtask acknowledged, declined or changed its state; taken at the worker's loop, before any session or network."""
 
     at_ms: int
     actor: str
@@ -89,7 +88,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A user's function ends, and remembers outside of its declared state what it did not when it was opened."""
+    """A user's function holds data outside of its declared state at its end that it did not hold when it was opened."""
 
     at_ms: int
     actor: str
@@ -98,7 +97,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class Forged(msgspec.Struct, frozen=True):
-    """A worker sends an acknowledgement that no task of ours sends; `real` is what its task said."""
+    """A worker sends a forged acknowledgement; `real` is the one of its task."""
 
     at_ms: int
     actor: str
@@ -108,7 +107,7 @@ class Forged(msgspec.Struct, frozen=True):
 
 
 class Impersonated(msgspec.Struct, frozen=True):
-    """A process that no launcher started, or not as that worker, asks for a worker's slot."""
+    """A process that no launcher started, or not as that worker, registers for a worker's slot."""
 
     at_ms: int
     actor: str
@@ -125,13 +124,13 @@ class SnapshotBegan(msgspec.Struct, frozen=True):
     subtask: int
     checkpoint_id: int
     aborts_unread: tuple[int, ...] = ()
-    """Ids whose notices of an abort wait in its mailbox: it can't know of them yet."""
+    """Ids whose notices of an abort wait in its mailbox, unread."""
     firing: bool = False
-    """It is between two slices of work such as the firing of a watermark."""
+    """It is between two slices of work, such as the firing of a watermark."""
 
 
 class ChannelEnded(msgspec.Struct, frozen=True):
-    """A channel of a subtask ends; `aligning`: while the subtask waits for barriers, of this channel among others."""
+    """A channel of a subtask ends. `aligning`: while the subtask waits for barriers, this channel's among others."""
 
     at_ms: int
     actor: str
@@ -139,7 +138,7 @@ class ChannelEnded(msgspec.Struct, frozen=True):
 
 
 class DataEnded(msgspec.Struct, frozen=True):
-    """A subtask flushes what it has: all of its input has come, and nothing will."""
+    """A subtask flushes: all of its input has come."""
 
     at_ms: int
     actor: str
@@ -149,14 +148,14 @@ class DataEnded(msgspec.Struct, frozen=True):
 
 
 class Listened(msgspec.Struct, frozen=True):
-    """A coordinator process takes requests from now on."""
+    """A coordinator process accepts requests from now on."""
 
     at_ms: int
     actor: str
 
 
 class Led(msgspec.Struct, frozen=True):
-    """A coordinator process leads a job from now on: its recovery or its start is done."""
+    """A coordinator process leads a job from now on: its recovery or start is complete."""
 
     at_ms: int
     actor: str
@@ -175,7 +174,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Lifecycle(msgspec.Struct, frozen=True):
-    """A process was `started`, `killed`, `paused`, `cancelled` while it was paused, `resumed`, or has `left` by itself."""
+    """A process was `started`, `killed`, `paused`, `cancelled` while paused, or `resumed`, or it `left` by itself."""
 
     at_ms: int
     actor: str
@@ -183,11 +182,11 @@ class Lifecycle(msgspec.Struct, frozen=True):
     """coordinator | worker | driver."""
     change: str
     crash_point: str = ""
-    """For `killed`: the last point that it passed."""
+    """Of `killed`: the last point that it passed."""
 
 
 class FaultBegan(msgspec.Struct, frozen=True):
-    """A fault hit: index in the plan. One that never finds its target never begins."""
+    """A fault hit: its index in the plan. A fault without a target never begins."""
 
     at_ms: int
     index: int
@@ -195,7 +194,7 @@ class FaultBegan(msgspec.Struct, frozen=True):
 
 
 class PhaseBegan(msgspec.Struct, frozen=True):
-    """`safety` (faults on), `liveness` (faults off), `quiet` (the job has ended and every process has done its work)."""
+    """`safety` (faults on), `liveness` (faults off), `quiet` (the job has ended and every process is at rest)."""
 
     at_ms: int
     phase: str
@@ -224,7 +223,7 @@ Observation: TypeAlias = (
 
 
 class StoreView(Protocol):
-    """A store as it is now, read from outside: no latency, no faults, no traces."""
+    """A store as it is now, read from outside: without latency, faults or traces."""
 
     root: str
 
@@ -234,11 +233,11 @@ class StoreView(Protocol):
     def size(self, path: str) -> int | None: ...
 
     def paths(self, prefix: str = "") -> list[str]:
-        """Every file below a folder, sorted; paths relative to the root. Temporary files of the store itself are left out."""
+        """Every file below a folder, sorted; paths relative to the root. Temporary files of the store itself are excluded."""
 
 
 class WorldView(Protocol):
-    """What checkers may look at."""
+    """The part of the world that checkers read."""
 
     @property
     def job_id(self) -> str: ...
@@ -255,11 +254,11 @@ class WorldView(Protocol):
         """A submission has no terminal result yet."""
 
     def store(self, location: str) -> StoreView:
-        """The store at a location (an absolute path or URL), such as a sink's or a savepoint's parent."""
+        """The store at a location (an absolute path or URL), such as a sink's or that of a savepoint's parent folder."""
 
     @property
     def local_directory(self) -> str:
-        """Of the workers' host; empty where a run uses none."""
+        """Local folder of the workers' host; empty if a run has none."""
 
     def workers(self) -> list[Any]:
         """Live worker processes (holdfast.chaos.cluster.worker_host.WorkerHost), by name."""
@@ -273,5 +272,5 @@ Report: TypeAlias = Callable[[str, str], None]
 
 
 def aborts_unread(subtask: Any) -> tuple[int, ...]:
-    """Ids whose notices of an abort wait in the mailbox of an operators.task.subtask.Subtask: it can't know of them yet."""
+    """Ids whose notices of an abort wait, unread, in the mailbox of an operators.task.subtask.Subtask."""
     return tuple(mail.checkpoint_id for mail in subtask.mailbox._mails if isinstance(mail, NotifyCheckpointAborted))

@@ -1,6 +1,6 @@
-"""What a job has committed, read from outside: the log of a sink as JSON, its files as Parquet, and nothing of the product.
+"""The committed output of a job, read from outside: the log of a sink as JSON, its files as Parquet, without code of the product.
 
-It tells rows that are missing, extra or out of order. What they should be is the scenario's."""
+It finds rows that are missing, extra or out of order; what the rows should be is the scenario's."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.scenario import CutStates, Possibly, SinkExpectation
 
 SHOWN_MAX = 5
-"""Rows that a message names."""
+"""Rows named by a message."""
 
 
 class OutputDamagedError(Exception):
-    """What the log of a sink says is committed can't be read, or is not what it was."""
+    """A committed file, or the log that names it, is unreadable or has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
-    """A file that the log names."""
+    """A file named by the log."""
 
     checkpoint_id: int
     name: str
     rows: list[Row]
     digest: bytes
-    """Of its bytes."""
+    """Digest of the file's content."""
 
 
 class CommittedOutput:
-    """The committed files of one sink, in commit order. Both the log and the files only ever grow in number: each is read once."""
+    """The committed files of one sink, in commit order. Log and files only grow in number, so each is read once."""
 
     def __init__(self, view: StoreView, sink_id: str) -> None:
         self._view = view
@@ -52,7 +52,7 @@ class CommittedOutput:
         self.files: list[CommittedFile] = []
 
     def refresh(self) -> list[CommittedFile]:
-        """Take in what was committed since; the new files. Raises OutputDamagedError."""
+        """Read the entries committed since the last call; returns their files. Raises OutputDamagedError."""
         known = len(self.files)
         while (content := self._view.peek(self._log(len(self._entries)))) is not None:
             self._entries.append(content)
@@ -84,7 +84,7 @@ class CommittedOutput:
         return CommittedFile(checkpoint_id, name, found, _digest(content))
 
     def recheck(self) -> None:
-        """Whether all that was ever committed is still there as it was. Raises OutputDamagedError."""
+        """Check that every file committed so far is unchanged. Raises OutputDamagedError."""
         for sequence, content in enumerate(self._entries):
             if self._view.peek(self._log(sequence)) != content:
                 raise OutputDamagedError(f"sink {self._sink_id}: entry {sequence} of its log has changed or is gone")
@@ -95,15 +95,15 @@ class CommittedOutput:
 
 
 def committed(view: StoreView, sink_id: str) -> list[CommittedFile]:
-    """The committed files of a sink, in the order of their commits. Raises OutputDamagedError."""
+    """Committed files of the sink, in the order of their commits. Raises OutputDamagedError."""
     output = CommittedOutput(view, sink_id)
     output.refresh()
     return output.files
 
 
 def parquet_rows(content: bytes) -> list[Row]:
-    """Rows of a Parquet file; timestamps as us since the epoch."""
-    # Not read_table: for files of a few rows that takes three times as long.
+    """Rows of a Parquet file; timestamps as integers, us since the epoch."""
+    # read_table takes three times as long for files of a few rows
     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
         table = file.read(use_threads=False)
     return list(zip(*(_plain(column) for column in table.columns), strict=True))
@@ -124,7 +124,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def counted(files: Iterable[CommittedFile], sink: SinkExpectation) -> Counter[Row]:
-    """The rows of some files as the expectation counts them: the compared columns, or of each key only its last row."""
+    """Rows of some files as the expectation counts them: the compared columns, or only the last row of each key."""
     rows: Iterable[Row] = chain.from_iterable(file.rows for file in files)
     if sink.last_of_key and sink.ordered_by is not None:
         key, sequence = sink.ordered_by
@@ -139,15 +139,15 @@ def counted(files: Iterable[CommittedFile], sink: SinkExpectation) -> Counter[Ro
 
 
 def _columns(rows: Iterable[Row], columns: tuple[int, ...]) -> Iterable[Row]:
-    # Most of what a run's verdict costs: each row of the output comes here.
+    # the most expensive part of a run's verdict: once for each row of the output
     if len(columns) > 1:
         return map(itemgetter(*columns), rows)
     return (tuple(row[column] for column in columns) for row in rows)
 
 
 def compare(expected: Counter[Row], actual: Counter[Row], *, partly: bool = False) -> str | None:
-    """The first rows that are missing or too many; None if all is right. `partly`: more may come, so none is missing yet."""
-    if dict.__eq__(actual, expected) or actual == expected:  # the first is much faster, and true of every good run
+    """The first missing or extra rows; None if there are none. `partly`: more rows may come, so none is missing yet."""
+    if dict.__eq__(actual, expected) or actual == expected:  # the first test is much cheaper, and true of every good run
         return None
     extra, missing = actual - expected, Counter() if partly else expected - actual
     parts = [f"{rows.total()} {what}: {_shown(rows)}" for what, rows in (("missing", missing), ("too many", extra)) if rows.total()]
@@ -169,7 +169,7 @@ class Sequences:
         self._last: dict[Any, Any] = {}
 
     def add(self, file: CommittedFile) -> tuple[str, str] | None:
-        """(invariant, what is wrong) of the first row out of place; None if none is."""
+        """(invariant, problem) of the first row out of place; None if there is none."""
         if self._columns is None:
             return None
         key_column, column = self._columns
@@ -188,7 +188,7 @@ class Sequences:
 
 
 def compare_states(expected: CutStates, actual: Mapping[str, Mapping[Any, Any]]) -> str | None:
-    """The first entries of keyed state that are not what the cut says; None if all is right."""
+    """The first entries of keyed state that differ from the cut's; None if there are none."""
     for state, wanted in expected.items():
         found = actual.get(state, {})
         if found == wanted:

@@ -1,7 +1,7 @@
-"""The committed output against its expectation: I1 to I5, in the order of commits, and what a cut says of it (I7).
+"""The committed output against its expectation: I1 to I5, in the order of commits, and I7 at a cut (docs/invariants.md).
 
-It believes the log of a sink and the files that the log names, as every reader does, and nothing of the job. Order and steps
-are judged file by file as they are committed; loss and repetition once the job has ended."""
+It reads the log of a sink and the files named there, as every reader does, and nothing else of the job. Order and steps are checked
+file by file, at the commit; loss and repetition once the job has ended."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.storage.port import PutIfAbsent
 
 CUTS_KEPT_MAX = 64
-"""Completed checkpoints whose positions are remembered until their output is committed."""
+"""Completed checkpoints whose positions are kept until their output is committed."""
 CUT_EVERY = 8
 """Commits of one attempt of which one is compared with its cut; the first one after a restore always is."""
 EMITTED_EVERY = 2
-"""Checkpoints, by id, of which one is compared with what its operator's state holds no more; whatever ends the job always is."""
+"""Checkpoints, by id, of which one is compared with the output of its operators; a checkpoint that ends the job always is."""
 
 _UNREADABLE = (HoldfastError, StateDoubledError, ValueError)
-"""What is wrong with the files of a snapshot, or with the positions in them: that is reported elsewhere."""
+"""Errors of a damaged snapshot, or of its positions; reported elsewhere."""
 
 
 class _Sink:
-    """One sink and what of its output was seen."""
+    """One sink, and its output so far."""
 
     def __init__(self, world: WorldView, expected: SinkExpectation) -> None:
         self.expected = expected
@@ -50,7 +50,7 @@ class _Sink:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was seen, and read everything again."""
+        """Forget the output so far, and read everything again."""
         self.output = CommittedOutput(self._world.store(self.expected.path), self.expected.sink_id)
         self.sequences = Sequences(self.expected)
 
@@ -69,24 +69,24 @@ class OutputChecker(Checker):
         self._descent = Descent(ledger)
         self._drains = Drains(ledger, self._sources)
         self.misjudged: SinkExpectation | None = None
-        """The sink of a user's pipeline that it has reported."""
+        """Sink of a user's pipeline with wrong output; None: none found."""
         self._begun_ms: dict[int, int] = {}
-        """attempt -> when it was recorded."""
+        """Attempt -> time of its record, ms."""
         self._positions: dict[int, Positions] = {}
-        """Of completed checkpoints whose output is not committed yet."""
+        """Completed id -> positions, until its output is committed."""
         self._emitted: dict[int, list[Counter[Row]]] = {}
-        """Of the same, for each sink that is judged by what its operator holds no more."""
+        """Completed id -> rows emitted by each sink's operator, for sinks judged by their operator's state."""
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, Lifecycle):
             if observation.change == "power_loss":
-                for sink in self._sinks:  # entries that nobody had made durable may be gone
+                for sink in self._sinks:  # entries that were not durable may be gone
                     sink.restart()
             return
         if not isinstance(observation, Stored) or not observation.added:
             return
         if self._descent.follow():
-            for sink in self._sinks:  # a user may have gone back: other rows count
+            for sink in self._sinks:  # a user may have gone back: the rows that count have changed
                 sink.restart()
         for change in self.ledger.changes(observation):
             if isinstance(change, AttemptRecorded):
@@ -100,7 +100,7 @@ class OutputChecker(Checker):
                     self._entry(sink, observation)
 
     def _remember(self, snapshot: Snapshot) -> None:
-        """Positions are read while the snapshot is there."""
+        """Read the positions of a completed checkpoint while its files exist."""
         self._drains.note(snapshot)
         if not snapshot.is_recovery_point:
             return
@@ -145,13 +145,14 @@ class OutputChecker(Checker):
             self._compare_cut(sink, checkpoint, at_cut(positions), "whose cut says")
 
     def _compare_cut(self, sink: _Sink, checkpoint: int, rows: Counter[Row], what: str) -> None:
-        """Everything staged up to this id was committed before it: the log is in the order of ids."""
+        """Compare the output up to an id with its cut. The log is in the order of ids, so everything staged up to this id precedes
+        it."""
         problem = compare(rows, counted(self._live(sink), sink.expected))
         if problem is not None:
             self.report("I7", f"sink {sink.expected.sink_id}: committed up to checkpoint {checkpoint}, {what}: {problem}")
 
     def _read(self, sink: _Sink) -> None:
-        """Take in what was committed since."""
+        """Read the entries committed since the last call."""
         try:
             files = sink.output.refresh()
         except OutputDamagedError as error:
@@ -165,7 +166,7 @@ class OutputChecker(Checker):
                 self.report(problem[0], f"sink {sink.expected.sink_id}: {problem[1]}")
 
     def _live(self, sink: _Sink) -> list[CommittedFile]:
-        """Without what lies behind a snapshot that the user went back to: it is written again."""
+        """Files on the newest submission's line; output behind a snapshot that the user went back to is written again."""
         return [file for file in sink.output.files if self._descent.holds_file(file.checkpoint_id, file.name)]
 
     # -------------------------------------------------------------------------------------------------------------- end
@@ -187,7 +188,7 @@ class OutputChecker(Checker):
                 self._judge(sink, sink.expected.judge)
 
     def _judge(self, sink: _Sink, judge: Callable[[list[Row]], Problem | None]) -> None:
-        """Of a user's pipeline. Where a row is wrong, the attempt that wrote it began with the cause."""
+        """Judge a sink of a user's pipeline. The cause of a wrong row is dated to the beginning of the attempt that wrote it."""
         files = self._live(sink)
         problem = judge([row for file in files for row in file.rows])
         if problem is None or self.misjudged is not None:
@@ -211,7 +212,7 @@ class OutputChecker(Checker):
 
 
 def _file_at(files: Sequence[CommittedFile], place: int) -> CommittedFile:
-    """The file of a row, by its index among all rows."""
+    """File of a row, by the row's index among all rows."""
     for file in files:
         if place < len(file.rows):
             return file

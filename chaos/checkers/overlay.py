@@ -1,6 +1,5 @@
-"""What would happen if the product went on from here: a storage that reads the world's stores and keeps what is written to itself.
-
-So a recovery can be tried out at any moment of a run, without changing anything in it."""
+"""A storage that reads the world's stores and keeps its own writes, so that a checker can try out a recovery or a repair at any
+moment without changing the run."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from holdfast.statebackends.storage.port import (
 
 
 class OverlayStorage:
-    """The state directory, and places beside it by absolute path. Knows the operations of a coordinator.
+    """The state directory, and other roots by absolute path. Supports the operations of a coordinator.
 
-    Raises NotImplementedError for all others, which ends the run: an error of ours a checker would take for the product's."""
+    Raises NotImplementedError for all others, which ends the run: a checker would report any other error as the product's."""
 
     def __init__(self, world: WorldView) -> None:
         self._world = world
@@ -73,7 +72,7 @@ class OverlayStorage:
         raise NotImplementedError(f"{type(operation).__name__} in a tried recovery")
 
     def paths(self, prefix: str) -> list[str]:
-        """Every file below a folder, in the form in which the folder is given."""
+        """Every file below a folder, with the folder's own spelling in front."""
         absolute = is_absolute_folder(prefix)
         if absolute:
             found = [f"{prefix.rstrip('/')}/{path}" for path in self._world.store(prefix).paths()]

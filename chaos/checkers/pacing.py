@@ -1,8 +1,8 @@
-"""When checkpoints are taken, and how many may fail, as the job is configured (of I16: section H of the reference).
+"""The pace of checkpoints and the number of tolerated failures, as the job is configured (of I16, docs/invariants.md).
 
-A periodic checkpoint begins no sooner than the pause after the last one allows; as many failures in a row as are tolerated change
-nothing, and the next one ends the attempt. What the coordinator knew at a moment can't be seen from outside: here are bounds of
-it, from what is durable and what was told, so that nothing is reported that it could not have known."""
+A periodic checkpoint begins no sooner than the minimum pause allows; as many failures in a row as are tolerated change nothing, and
+the next one fails the attempt. The coordinator's knowledge at a moment is bounded here from what is durable and what it has
+announced, so that nothing is reported that it could not have known."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from holdfast.coordinator.ha.records import AttemptRecord
 
 _COUNTED = (FailureReason.DECLINED, FailureReason.EXPIRED, FailureReason.ASYNC_EXCEPTION, FailureReason.IO_EXCEPTION)
 _CHECKPOINT_FAILED = re.compile(r"CheckpointFailed: checkpoint (\d+): ")
-"""Error of an attempt that was given up since a checkpoint failed."""
+"""Error of an attempt that failed because a checkpoint failed."""
 
 
 @dataclass(slots=True)
 class _Leader:
-    """What one leader has done so far."""
+    """Observed acts of one leader."""
 
     config: JobConfig
     stored: dict[int, int] = field(default_factory=dict)
-    """Completed id -> when that was durable, ms."""
+    """Completed id -> when it became durable, ms."""
     told: dict[int, int] = field(default_factory=dict)
-    """Completed id -> when a worker was first told: the leader knows."""
+    """Completed id -> when a worker first received its notice, ms: from then on the leader knows."""
     newest_told: int = 0
     told_aborted: set[int] = field(default_factory=set)
     aborted: dict[int, FailureReason] = field(default_factory=dict)
-    """Failures that count, in the order in which they became durable."""
+    """Aborted id -> reason, of failures that count, in the order in which they became durable."""
     at_most: list[tuple[int, int]] = field(default_factory=list)
-    """(id, number of completed ones that were durable before) of every failure that may be counted."""
+    """(id, completed ids durable before) of every failure that the leader may count."""
     at_least: int = 0
-    """Failures in a row of which the leader certainly knows."""
+    """Failures in a row that the leader certainly counts."""
     is_unsure: bool = False
-    """A savepoint is durable: when its leader learns of it, the count begins anew, and nobody is told."""
+    """A savepoint is durable: its leader resets the count when it learns of that, which sends no notice."""
     exceeded: dict[int, int] = field(default_factory=dict)
-    """Attempt -> when it had to be given up, ms."""
+    """Attempt -> when the tolerated number was exceeded, ms."""
 
 
 class PacingChecker(Checker):
-    """Judges each first trigger of an id, and each new attempt."""
+    """Checks each first trigger of an id, and each new attempt."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I16",)
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Led)
@@ -61,7 +61,7 @@ class PacingChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._leaders: dict[int, _Leader] = {}
-        """By epoch."""
+        """Epoch -> its leader."""
         self._triggered: set[int] = set()
 
     def observe(self, observation: Observation) -> None:
@@ -110,7 +110,7 @@ class PacingChecker(Checker):
         leader.at_most.append((number, len(leader.stored)))
 
     def _told(self, number: int, epoch: int, at_ms: int) -> None:
-        """The leader has counted a success: what failed before it, with a lower id, is forgotten."""
+        """The leader has counted a success, and forgets failures of lower ids."""
         leader = self._leaders.get(epoch)
         if leader is None or number in leader.told or number not in leader.stored:
             return
@@ -157,10 +157,10 @@ class PacingChecker(Checker):
                 return
 
     def _began(self, record: AttemptRecord) -> None:
-        """An attempt is given up for failed checkpoints only when there were too many in a row."""
+        """An attempt fails because of checkpoints only after too many failures in a row."""
         leader, master = self._leaders.get(record.epoch), self.master_of(record.epoch)
         if leader is not None:
-            leader.at_least = 0  # it may have counted more, of which nobody was told, and begins again
+            leader.at_least = 0  # it may have counted more failures than are seen, and counts from zero again
         if leader is None or master is None:
             return
         failure = master.lifecycle.exceptions.newest
@@ -168,7 +168,7 @@ class PacingChecker(Checker):
         if found is None:
             return
         claim = self.ledger.first_claims.get(int(found[1]))
-        if claim is None or claim.kind is CheckpointKind.STOP_SAVEPOINT:  # sources may have stopped: it always fails the attempt
+        if claim is None or claim.kind is CheckpointKind.STOP_SAVEPOINT:  # sources may have stopped: always fails the attempt
             return
         failures, tolerable = len(leader.at_most), leader.config.tolerable_failed_checkpoints
         if failures <= tolerable:

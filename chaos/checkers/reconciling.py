@@ -1,7 +1,7 @@
-"""How long a new leader waits for workers that run on (of I16: as configured, and of I30).
+"""The time that a new leader waits for workers that still run (of I16 and I30, docs/invariants.md).
 
-A worker can come back only to a coordinator that listens, and that leads its job. Until both were so for `reconcile_timeout_ms` no
-attempt may be given up for a slot that did not come back: all its workers may be alive, and looking for their leader."""
+A worker can return only to a coordinator that listens and leads its job. No attempt may be given up for a missing slot before both
+have lasted `reconcile_timeout_ms`: all its workers may be alive, and looking for their leader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.coordinator.jobmaster.lifecycle import NOT_BACK
 
 
 class ReconcilingChecker(Checker):
-    """Judges each attempt that follows one whose workers did not come back."""
+    """Checks each attempt that follows one whose workers did not return."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I16",)
     hears: ClassVar[tuple[type, ...]] = (Stored, Led, Listened)
@@ -25,9 +25,9 @@ class ReconcilingChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._listening: dict[str, int] = {}
-        """Coordinator -> since when anybody can reach it, ms."""
+        """Coordinator -> since when it is reachable, ms."""
         self._led: dict[int, tuple[str, int, JobConfig]] = {}
-        """Epoch -> whose it is, and since when, ms."""
+        """Epoch -> (process, since when it leads in ms, job configuration)."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -45,7 +45,7 @@ class ReconcilingChecker(Checker):
                 pass
 
     def _began(self, record: AttemptRecord, at_ms: int) -> None:
-        """The attempt before this one was given up some time before."""
+        """The previous attempt was given up some time before the record of this one."""
         master = self.master_of(record.epoch)
         failure = master.lifecycle.exceptions.newest if master is not None else None
         if failure is None or NOT_BACK not in failure.error or record.epoch not in self._led:

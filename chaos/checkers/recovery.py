@@ -1,11 +1,12 @@
-"""A recovery tried out, twice over, when faults end and when everything is over: I29, and I24 for what it leaves behind.
+"""A recovery tried out, twice, when faults end and when the job has ended: I29, and I24 for the files that it leaves
+(docs/invariants.md).
 
-A leader that came now would settle what it finds; doing so again must change nothing that matters, the job would go on from
-its newest completed checkpoint, and no file would be left without an owner. What may remain in a job's directory is
+A new leader settles what it finds. A second recovery must change nothing that matters, the job continues from its newest completed
+checkpoint, and no file is left without an owner. A job's directory may hold
 - `leader/`, `submissions/`, `attempts/`, `results/`, `sources/`: records and inputs;
-- of a claimed id its claim and its decision: of every savepoint (its pointer), of every aborted id above the newest completed one,
-  which keeps stale leaders from taking it, and of those below it until they are dropped;
-- of a completed checkpoint the files that its metadata names, also those that it shares with others, and nothing else."""
+- claim and decision of a claimed id: of every savepoint (its pointer), of every aborted id above the newest completed one, which
+  keeps stale leaders from taking it, and of those below it until they are dropped;
+- of a completed checkpoint the files that its metadata names, shared ones included, and nothing else."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ class RecoveryChecker(Checker):
                 return
 
     def _owned(self, number: int, job: RecordedJob) -> set[str]:
-        """Files of an id that may be there."""
+        """Files that may exist for an id."""
         checkpoint, folder = job.checkpoints[number], self._paths.checkpoint(number)
         if checkpoint.claim is None:
             return set()
@@ -98,13 +99,13 @@ class RecoveryChecker(Checker):
 
 
 def recover(paths: JobPaths, now_ms: int) -> Flow[RecordedJob]:
-    """What a leader does that comes now."""
+    """The recovery of a new leader, on a storage."""
     epoch = yield from become_leader(paths, LeaderRecord(1, f"{_NONCE} {now_ms}", "", now_ms))
     return (yield from recover_job(paths, Takeover(epoch, f"{_NONCE} {epoch}", now_ms)))
 
 
 def meaning(job: RecordedJob) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """What of a job's directory a recovery must not change: completed ids, results, the newest attempt."""
+    """Facts in a job's directory that a recovery must not change: completed ids, results, the newest attempt."""
     completed = tuple(each.checkpoint_id for each in job.with_fact(CheckpointFact.COMPLETED))
     attempt = job.newest_attempt
     return completed, tuple(sorted(job.results)), 0 if attempt is None else attempt.attempt

@@ -1,8 +1,8 @@
-"""Ids and their registers: each id is taken once, decided once, by its own leader, and let go only when nobody needs it.
+"""Registers of ids: each id is claimed once, decided once, by its own leader, and dropped only when it is not needed.
 
-I12 and I13, and of I15 what stale leaders and attempts must not decide, of I16 and I25 what must not be dropped. A stale
-leader may still write into registers that were deleted: such a claim or decision is an orphan, which only counts once
-somebody acts on it. A claim may also land late, in front of newer ones; therefore order is judged by triggers."""
+I12 and I13; of I15 what stale leaders and attempts must not decide; of I16 and I25 what must not be dropped (docs/invariants.md). A
+stale leader may still write into deleted registers: such a claim or decision is an orphan, which counts only once a process acts on
+it. A claim may land late, behind newer ones, so order is judged by triggers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from holdfast.statebackends.storage.port import PutIfAbsent
 
 
 class RegisterChecker(Checker):
-    """Judges every change of a register as it happens."""
+    """Checks every change of a register as it happens."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I12", "I13", "I15", "I16", "I25")
     hears: ClassVar[tuple[type, ...]] = (Stored, Commanded, Led, Lifecycle)
@@ -37,7 +37,7 @@ class RegisterChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._led_epoch = 0
-        """Highest epoch whose leader has settled what older ones left."""
+        """Highest epoch whose leader has settled the registers of older ones."""
         self._triggered: dict[int, int] = {}
         """Id -> epoch that first triggered it."""
         self._newest_trigger: dict[int, int] = {}
@@ -61,9 +61,9 @@ class RegisterChecker(Checker):
                 pass
 
     def _put(self, fact: Stored) -> None:
-        """Who is told that he created a record did."""
+        """A process whose create is answered as its own did create the record."""
         if fact.result is True and isinstance(fact.operation, PutIfAbsent):
-            self.report("I13", f"{fact.actor} created {fact.operation.path}, which existed: what stood there is lost")
+            self.report("I13", f"{fact.actor} created {fact.operation.path}, which existed: its content is lost")
 
     def _judge(self, change: Change) -> None:
         match change:
@@ -82,7 +82,7 @@ class RegisterChecker(Checker):
                 assert_never(change)
 
     def _is_own(self, number: int, claim: ClaimRecord) -> bool:
-        """The id's first claim, not what a stale leader wrote into a deleted register."""
+        """Whether this is the id's first claim, and not one that a stale leader wrote into a deleted register."""
         return self.ledger.first_claims.get(number) == claim
 
     # --------------------------------------------------------------------------------------------------------- claiming
@@ -99,9 +99,9 @@ class RegisterChecker(Checker):
             )
 
     def _trigger(self, trigger: TriggerCheckpoint, epoch: int) -> None:
-        """An id is durable before anybody is told of it, and higher than all that older leaders triggered.
+        """An id is durable before its first trigger, and higher than all ids triggered by older leaders.
 
-        Triggers of one leader may be seen out of order: a stream that was away is told late what it missed."""
+        Triggers of one leader may be seen out of order: a command stream that was away delivers late."""
         number = trigger.checkpoint_id
         if self._triggered.get(number) == epoch:
             return
@@ -118,7 +118,7 @@ class RegisterChecker(Checker):
     # --------------------------------------------------------------------------------------------------------- deciding
 
     def _check_settled(self, epoch: int) -> None:
-        """Before anybody leads, every id that older leaders had claimed is decided."""
+        """Before a leader acts, every id that older leaders claimed is decided."""
         for number, claim in sorted(self.ledger.claims.items()):
             decided = number in self.ledger.completed or number in self.ledger.aborted
             if claim.epoch < epoch and not decided and self._is_own(number, claim):

@@ -1,7 +1,8 @@
-"""`fsck --repair` tried out when coordinators die, when faults end and, in one run of three, when all is over: I23, I24, I29.
+"""`fsck --repair` tried out on a copy: I23, I24, I29 (docs/invariants.md).
 
-On a copy, with a safety age of nothing, killed behind some of its deletions and run again: every file that a completed
-checkpoint names stays, a recovery then finds what it would have found, and in the end no orphan is left."""
+It runs when coordinators die, when faults end and, in one run of three, at the end, with a safety age of zero, killed behind some
+of its deletions and repeated: every file that a completed checkpoint names stays, a recovery then finds what it would have found,
+and no orphan is left."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, 
 MOMENTS_MAX = 1
 """Deaths of coordinators in a run at which a repair is tried."""
 ENDS = 3
-"""Of so many runs one tries it at its end, too, by the time at which that comes: it is the most expensive look at an end, and what
-is wrong with a repair there is wrong in the next run."""
+"""One run in so many tries a repair at its end, chosen by the time of the end: the look at an end is the most expensive one, and a
+defect of the repair there shows in other runs, too."""
 
 
 class RepairChecker(Checker):
@@ -61,7 +62,7 @@ class RepairChecker(Checker):
             deletions = self._repaired(whole, None)
             points = sorted({1, deletions // 2, deletions - 1} & set(range(deletions)))
             if points:
-                kept = points[self.world.now_ms % len(points)]  # one a try: thousands of runs get to each
+                kept = points[self.world.now_ms % len(points)]  # a set of deletions each, since thousands of runs get to each
                 killed = OverlayStorage(self.world)
                 self._repaired(killed, kept)
                 if self._is_broken(before, needed, killed, f"a repair killed behind {kept} of {deletions} deletions"):
@@ -81,7 +82,7 @@ class RepairChecker(Checker):
         return check_directory(request, self.world.state.root, self.world.now_ms)
 
     def _repaired(self, overlay: OverlayStorage, deletions_max: int | None) -> int:
-        """Run a repair, until so many deletions are done; how many there were."""
+        """Run a repair, up to a number of deletions; returns how many it made."""
         flow, deletions = one_by_one(self._flow()), 0
         try:
             operation = next(flow)
@@ -112,7 +113,7 @@ class RepairChecker(Checker):
         return True
 
     def _needed(self, job: RecordedJob) -> set[str]:
-        """Files of the completed checkpoints, as the run has seen them completed."""
+        """Files of the completed checkpoints, as of their completion."""
         found: set[str] = set()
         for checkpoint in job.with_fact(CheckpointFact.COMPLETED):
             snapshot = self.ledger.completed.get(checkpoint.checkpoint_id)

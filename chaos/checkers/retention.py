@@ -1,16 +1,18 @@
-"""What is left when a job has ended: I16 for its checkpoints, I24 for what it should have cleaned away while it ran.
+"""What is left when a job has ended: I16 for its checkpoints, I24 for what it should have deleted while it ran
+(docs/invariants.md).
 
-Cleaning is allowed to fail: a process may die over it, a call may fail, and what a zombie writes afterwards is found by the next
-recovery (see recovery.py). Therefore only what was due in peace is held against the job:
-- completed checkpoints beyond the limit, and any after FINISHED that is not to keep them, unless a deletion failed or the last
-  leader died; the newest one of a job that finished and keeps them is there, whoever died;
-- the registers of aborted ids, once nothing goes on below them, with the same exceptions;
-- what completed checkpoints shared, once none of them is left (I23), with the same exceptions;
+A deletion may fail: a process dies, a call fails, and the late writes of a zombie wait for the next recovery (recovery.py). Only
+what was due without trouble is a violation:
+- completed checkpoints beyond the limit, and any after FINISHED where none is retained, unless a deletion failed or the last leader
+  died; a job that finished and retains its checkpoints keeps the newest one in every case;
+- the registers of aborted ids, once no recovery starts below them, with the same exceptions;
+- files shared by completed checkpoints, once none of these is left (I23), with the same exceptions;
 - the snapshot that the last submission claimed, once it has finished with a checkpoint of its own, unless a deletion failed or a
   coordinator was in trouble since that submission;
-- files that came with an acknowledgement which the leader discarded, if it never tried to delete them, and could;
-- files that dead attempts staged, if the last attempt never looked for such, and could, and no savepoint may name them.
-A sink's `data/` holds committed files alone, each has its link for plain readers, and of the last attempt nothing is staged."""
+- files of an acknowledgement that the leader discarded, if it never tried to delete them, and could;
+- files staged by dead attempts, if the last attempt never listed them, and could, and no savepoint may name them.
+A sink's `data/` holds committed files alone, each with its link for plain readers, and no staged file of the last attempt is
+left."""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ from holdfast.statebackends.snapshot.parts import file_handles
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, ListFolder
 
 DISCARD_MS_MAX = 5_000
-"""How long a leader may take to delete what came too late: its deletions wait for each other."""
+"""Time in which a leader deletes files that came too late, ms: its deletions run one after another."""
 
 _NAME = re.compile(r"-a(\d+)-s\d+-c(\d+)-[^-]+-\d+\.parquet$")
 """Attempt and first checkpoint id in the name of a staged file."""
@@ -54,14 +56,14 @@ _NAME = re.compile(r"-a(\d+)-s\d+-c(\d+)-[^-]+-\d+\.parquet$")
 
 @dataclass(slots=True)
 class _Staging:
-    """The staged files of one sink, as they come."""
+    """The staged files of one sink, as they appear."""
 
     expected: SinkExpectation
     folder: str
     """Relative to the sink's root."""
     added_ms: dict[str, int] = field(default_factory=dict)
     listed_ms: int = -1
-    """When a sweep last looked."""
+    """When a sweep last listed them, ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,11 @@ class _Discarded:
     at_ms: int
     leader: str
     paths: tuple[str, ...]
-    """In the state directory."""
+    """Paths in the state directory."""
 
 
 class RetentionChecker(Checker):
-    """Notes failures while the job runs, and looks around at the end."""
+    """Notes failures while the job runs, and checks the stores at the end."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I16", "I19", "I23", "I24")
     hears: ClassVar[tuple[type, ...]] = (Stored, Requested, Answered, Delivered, Forged, Led, Lifecycle)
@@ -87,22 +89,22 @@ class RetentionChecker(Checker):
         self._deletion_failed = False
         self._result_ms: int | None = None
         self._submitted_ms: dict[int, int] = {}
-        """Submission -> when its record was written."""
+        """Submission -> time of its record, ms."""
         self._trouble_ms: dict[str, int] = {}
-        """Process -> when it last died, slept or saw a call fail."""
+        """Process -> when it last died, was paused or had a call fail, ms."""
         self._worker_trouble_ms: list[int] = []
-        """When any worker did, while the job ran."""
+        """The same of any worker, while the job ran."""
         self._leaders: dict[str, int] = {}
-        """Process -> epoch that it led with last."""
+        """Process -> epoch in which it last led."""
         self._discarded: list[_Discarded] = []
         self._forged: list[AcknowledgeCheckpoint] = []
-        """They name files of others, which must stay."""
+        """Forged acknowledgements: the files named there are others', and must stay."""
         self._deployed_ms: dict[int, int] = {}
-        """Attempt -> when the first worker was given it."""
+        """Attempt -> when it was first deployed to a worker, ms."""
         self._late: set[str] = set()
-        """Files in the state directory that a call brought about which had reported failure: they may come back."""
+        """Files in the state directory made by a call that had been answered as failed: they may appear after their deletion."""
         self._deleted: set[str] = set()
-        """Files in the state directory that somebody tried to delete, one by one."""
+        """Files in the state directory that a process tried to delete, one by one."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -132,7 +134,7 @@ class RetentionChecker(Checker):
             self._worker_trouble_ms.append(at_ms)
 
     def _stored(self, fact: Stored) -> None:
-        # Of an operation that is told as done its caller may have heard otherwise.
+        # the caller of an operation that succeeded may have had another answer
         if isinstance(fact.result, StorageUnavailableError) or fact.fate in ("lie", "late", "postponed"):
             self._trouble(fact.actor, fact.at_ms)
             if isinstance(fact.operation, DeleteFile | DeleteFolder):
@@ -181,7 +183,7 @@ class RetentionChecker(Checker):
     # ----------------------------------------------------------------------------------------------------------- judging
 
     def look(self) -> None:
-        """Files that came too late are gone in time."""
+        """Files that came too late are deleted in time."""
         due = [each for each in self._discarded if each.at_ms + DISCARD_MS_MAX <= self.world.now_ms]
         if due:
             self._discarded = [each for each in self._discarded if each not in due]
@@ -208,7 +210,7 @@ class RetentionChecker(Checker):
             self._check_sink(sink)
 
     def _check_retained(self) -> None:
-        """Not more completed checkpoints than were to be kept, and none of a job that finished."""
+        """No more completed checkpoints than are retained, and none of a finished job that retains none."""
         submission = max(self.ledger.submissions, default=0)
         result = self.ledger.results.get(submission)
         if result is None or result.epoch < self.ledger.newest_epoch or self._deletion_failed or self._is_disturbed():
@@ -231,7 +233,7 @@ class RetentionChecker(Checker):
         return self.ledger.submissions[submission].graph.config.retain_on_finish
 
     def _check_kept(self) -> None:
-        """A job that finished, and was to keep its checkpoints, has its newest one with all that its user wants to start from."""
+        """A finished job that retains its checkpoints has its newest one, complete for a start from it."""
         submission = max(self.ledger.submissions, default=0)
         result = self.ledger.results.get(submission)
         if result is None or result.state != "FINISHED" or not self._keeps_finished(submission):
@@ -255,7 +257,7 @@ class RetentionChecker(Checker):
                 return
 
     def _check_aborted(self, state: str, newest: int, *, leaves_all: bool) -> None:
-        """The registers of aborted ids go with the next checkpoint that completes, and with the end of a job that keeps none."""
+        """The registers of aborted ids go with the next checkpoint that completes, and with the end of a job that retains none."""
         for number in sorted(self.ledger.aborted & self.ledger.claims.keys()):
             if not leaves_all and number > newest:
                 continue
@@ -269,14 +271,14 @@ class RetentionChecker(Checker):
                 return
 
     def _check_shared(self, state: str) -> None:
-        """No checkpoint is left, so none refers to a file. What an aborted one wrote too late is the next recovery's matter."""
+        """Without a checkpoint no file is referred to. Late writes of an aborted one wait for the next recovery."""
         for path in self.world.state.paths(f"{self.world.job_id}/{SHARED_FOLDER}"):
             if writer_of(path.rpartition("/")[2]) in self.ledger.completed:
                 self.report("I23", f"the job is {state} and keeps no checkpoint, and {path} is still there")
                 return
 
     def _check_claimed(self) -> None:
-        """What a finished job owned, and has replaced, is gone."""
+        """Snapshots that a finished job owned, and has replaced, are gone."""
         number = max(self.ledger.submissions, default=0)
         record, result = self.ledger.submissions.get(number), self.ledger.results.get(number)
         if record is None or record.base is None or result is None or result.state != "FINISHED":
@@ -294,11 +296,12 @@ class RetentionChecker(Checker):
             self.report("I24", f"the job has finished and left {left[0]} of {record.base.folder}, which it had claimed")
 
     def _was_trouble_since(self, begun_ms: int) -> bool:
-        """A coordinator died, slept or saw a call fail since then."""
+        """Whether a coordinator died, was paused or had a call fail since then."""
         return any(at_ms >= begun_ms for actor, at_ms in self._trouble_ms.items() if not actor.startswith("worker"))
 
     def _is_disturbed(self) -> bool:
-        """A coordinator died, slept or saw a call fail after the result was stored: nobody has to finish what it began."""
+        """Whether a coordinator died, was paused or had a call fail after the result was stored: what it began may be
+        unfinished."""
         return self._result_ms is None or self._was_trouble_since(self._result_ms)
 
     # ------------------------------------------------------------------------------------------------------------- sinks
@@ -312,9 +315,9 @@ class RetentionChecker(Checker):
         committed = _committed(view, f"{holder}/log")
         names = set(committed)
         stray = sorted({path.rpartition("/")[2] for path in view.paths(f"{holder}/data")} - names)
-        if stray and self._descent.is_straight:  # a commit that was under way when its user went back is never ended
+        if stray and self._descent.is_straight:  # a commit under way when its user went back is never finished
             self.report("I24", f"sink {sink_id}: {stray[0]} is in data/ and not committed")
-        # Links of what lies behind a snapshot that the user went back to are nobody's to make: no state holds it any more.
+        # Links of output behind a snapshot that the user went back to are not made: no state holds it any more.
         hidden = sorted(name for name in names if view.size(name) is None and self._descent.holds_file(committed[name], name))
         if hidden:
             self.report("I19", f"sink {sink_id}: {hidden[0]} is committed and plain readers don't see it")
@@ -322,7 +325,7 @@ class RetentionChecker(Checker):
             self._check_staged(sink, path.rpartition("/")[2], names)
 
     def _check_staged(self, sink: _Staging, name: str, names: set[str]) -> None:
-        """A staged file that is left must have an excuse."""
+        """A staged file is left only for a reason."""
         found = _NAME.search(name)
         if found is None or name in names:  # a late write may bring back what was committed
             return
@@ -335,7 +338,7 @@ class RetentionChecker(Checker):
             self.report("I24", f"{where} is of attempt {attempt} and was still there when attempt {last} began, which left it")
 
     def _is_excused(self, sink: _Staging, name: str, attempt: int, first: int, begun_ms: int) -> bool:
-        """Written later, looked at by a sweep, protected by a snapshot that may name it, or somebody could not look."""
+        """Whether a staged file may be left: written later, listed by a sweep, possibly named by a snapshot, or not listable."""
         if sink.added_ms.get(name, begun_ms) >= begun_ms:
             return True
         if begun_ms <= sink.listed_ms:
@@ -347,7 +350,7 @@ class RetentionChecker(Checker):
 
 
 def _committed(view: StoreView, folder: str) -> dict[str, int]:
-    """Files that a sink's log names, and the ids that they were committed with."""
+    """Files named in a sink's log, and the id that each was committed with."""
     names: dict[str, int] = {}
     sequence = 0
     while (content := view.peek(f"{folder}/{sequence:012d}.json")) is not None:

@@ -1,4 +1,4 @@
-"""Dangerous states that a good set of runs must have visited: a checker that never saw them proves little.
+"""Dangerous states that a good set of runs visits: a checker that never met them proves little.
 
 Each is recognised from observations alone, as the invariants are."""
 
@@ -48,35 +48,35 @@ SOMETIMES: dict[str, str] = {
     "ack_of_stale_attempt": "a subtask of an older attempt acknowledges",
     "ack_forged": "a worker acknowledges what no task can have stored",
     "checkpoint_declined": "a subtask declines a checkpoint",
-    "checkpoint_aborted": "workers are told that a checkpoint is off",
+    "checkpoint_aborted": "workers get notice that a checkpoint is aborted",
     "crash_before_store": "a coordinator dies just before an id is decided",
     "crash_after_store": "a coordinator dies between the durable decision and the notice",
-    "crash_while_recovering": "a coordinator dies before it leads every job on",
+    "crash_while_recovering": "a coordinator dies before it leads every job again",
     "asked_while_recovering": "a worker registers before its job is led, and waits for it",
     "crash_while_restoring": "a worker dies while it restores state",
     "crash_in_commit": "a worker dies around the commit of a sink",
     "crash_in_deletion": "a coordinator dies while it deletes",
     "crash_between_deletions": "a coordinator dies when it has deleted some of the files that checkpoints shared, and not all",
     "restart_in_restart": "a second attempt is deployed before every subtask of the one before ran",
-    "leader_changed_in_flight": "another coordinator leads on while the job's workers run",
-    "restarts_counted_on": "a leader counts on from the restarts that another one has counted",
+    "leader_changed_in_flight": "another coordinator takes over while the job's workers run",
+    "restarts_counted_on": "a leader continues the count of restarts of another one",
     "two_leaders": "a coordinator is asked while another one with a higher epoch leads",
     "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
     "register_lost": "two processes want one id and one of them loses it",
     "write_ambiguous": "the store can't tell whether a write happened",
-    "wire_answer_lost": "S3's answer to a create is lost or wrong, and its sender finds out that the object is its own",
-    "wire_request_late": "a request to S3 arrives when its sender waits no more: it has asked again, and has its answer",
-    "hung_worker_cancelled": "a worker that stands still past its lease is cancelled by its driver",
-    "hung_worker_wakes": "a worker that stood still wakes behind its cancellation",
+    "wire_answer_lost": "S3's answer to a create is lost or wrong, and its sender finds the object to be its own",
+    "wire_request_late": "a request to S3 arrives after its sender has sent another one, and has its answer",
+    "hung_worker_cancelled": "a worker that hangs past its lease is cancelled by its driver",
+    "hung_worker_wakes": "a hung worker wakes after its cancellation",
     "zombie_refused": "a process that was replaced comes back and is refused",
-    "impostor_refused": "somebody whom no launcher started asks for a worker's slot, and is refused for it",
+    "impostor_refused": "a process that no launcher started registers for a worker's slot, and is refused",
     "worker_reconnects": "a worker registers again without having died",
-    "frame_refused": "a data port drops frames that nobody of its job had a reason to send",
+    "frame_refused": "a data port drops frames that no peer has a reason to send",
     "stale_command": "a command of an attempt that is over reaches a worker",
     "savepoint_taken": "a savepoint is complete",
     "savepoint_overtaken": "a checkpoint completes while an older savepoint is undecided",
     "stopped_with_savepoint": "a job is stopped with a savepoint",
-    "stop_tried_again": "a stop with a savepoint that was cut off takes another id",
+    "stop_tried_again": "an interrupted stop with a savepoint claims another id",
     "savepoint_copied": "a user copies a savepoint",
     "copy_failed": "storage fails a user's copy of a savepoint",
     "savepoint_disposed": "a user disposes of a savepoint",
@@ -98,12 +98,12 @@ SOMETIMES: dict[str, str] = {
     "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
     "power_lost": "storage loses what was not durable",
-    "power_lost_behind_found": "the power goes when a name was found that its writer had not seen durable",
+    "power_lost_behind_found": "a loss of power follows the use of a name that was not known to be durable",
 }
 
 
 class Sometimes:
-    """Counts visits of one run."""
+    """Counts the visits of one run."""
 
     def __init__(self) -> None:
         self.visits: Counter[str] = Counter()
@@ -116,25 +116,25 @@ class Sometimes:
         self._completed: dict[int, int] = {}
         self._owners = 0
         self._asked_ms: dict[str, int] = {}
-        """When each process asked for something last."""
+        """Process -> when it last sent a request, ms."""
         self._led_ms: dict[int, int] = {}
-        """Since when each epoch leads."""
+        """Epoch -> since when it leads, ms."""
         self._cancelled: set[str] = set()
         self._strangers: set[str] = set()
         self._stops: set[str] = set()
         self._submission = 0
         self._recorded: AttemptRecord | None = None
-        """The newest attempt."""
+        """Record of the newest attempt."""
         self._undecided: set[int] = set()
-        """Ids of plain savepoints that were claimed and are not decided."""
+        """Ids of plain savepoints that are claimed and undecided."""
         self._deletes_shared: set[str] = set()
-        """Processes whose last change of the store took away a shared file."""
+        """Processes whose last change of the store deleted a shared file."""
         self._drains: set[int] = set()
-        """Ids that are claimed to drain the job."""
+        """Ids claimed to drain the job."""
         self._drained = False
-        """It was drained, and nobody has gone on yet."""
+        """The job was drained, and no submission has continued it yet."""
         self._unsynced: dict[str, bool] = {}
-        """Location of a new name whose writer was told of a failure -> whether somebody has found it since."""
+        """Location of a new name whose writer received a failure -> whether another call has found it since."""
 
     def observe(self, observation: Observation) -> None:
         """Take one fact."""
@@ -191,7 +191,7 @@ class Sometimes:
             self._deletes_shared.add(fact.actor)
         elif fact.removed or fact.added:
             self._deletes_shared.discard(fact.actor)
-        told_wrongly = fact.fate in ("lie", "late") and not fact.on_wire  # there the shell finds out
+        told_wrongly = fact.fate in ("lie", "late") and not fact.on_wire  # on the wire the shell itself finds out
         if isinstance(fact.result, AmbiguousWriteError) or (told_wrongly and isinstance(operation, PutIfAbsent)):
             self._visit("write_ambiguous")
         if fact.on_wire and fact.fate == "late":
@@ -204,7 +204,7 @@ class Sometimes:
             self._visit("retention_dropped")
 
     def _used(self, fact: Stored, operation: Operation) -> None:
-        """A user's tool."""
+        """Count the use of a snapshot tool."""
         if isinstance(fact.result, Exception):
             self._visit("copy_failed")
         elif isinstance(operation, PutIfAbsent) and operation.path.endswith("/_metadata") and fact.added:
@@ -372,7 +372,7 @@ _CRASHES: dict[str, tuple[str, ...]] = {
 
 
 def _number(data: bytes, key: bytes) -> int:
-    """The integer behind a key of a JSON record, -1 without one."""
+    """The integer of a key in a JSON record; -1 without one."""
     _, found, rest = data.partition(key)
     digits = rest.lstrip()[:20].split(b",")[0].split(b"}")[0]
     return int(digits) if found and digits.strip().isdigit() else -1

@@ -1,7 +1,7 @@
-"""What a completed snapshot holds: keyed state as Python values by key, and entries of operator lists.
+"""The content of a completed snapshot: keyed state as Python values by key, and entries of operator lists.
 
-Whole tables are read with Arrow alone, as any other tool would: a snapshot is an open format. Lists, increments and native files
-are decoded by the product's own readers; what must be in them is not the product's to say."""
+Whole tables are read with Arrow alone, as any other tool would read this open format. Lists, increments and native files are
+decoded by the product's own readers; their expected content is not the product's."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class StateDoubledError(Exception):
 
 
 class ViewStorage:
-    """A StoreView as a storage that can only be read: implements `operations.Storage`.
+    """A StoreView as a read-only storage: implements `operations.Storage`.
 
-    Raises NotImplementedError for all else, which ends the run: an error of ours a checker would take for damage."""
+    Raises NotImplementedError for every other operation, which ends the run: a checker would report any other error as damage."""
 
     def __init__(self, view: StoreView) -> None:
         self._view = view
@@ -67,7 +67,7 @@ class ViewStorage:
 
 
 class SnapshotView:
-    """One completed snapshot. Raises CorruptStateError where a part of it is missing or damaged."""
+    """One completed snapshot. Raises CorruptStateError for a missing or damaged part."""
 
     def __init__(self, view: StoreView, folder: str, metadata: SnapshotMetadata | None = None) -> None:
         """`folder`: relative to the root of the view."""
@@ -77,7 +77,7 @@ class SnapshotView:
         self._operators = {operator.uid: operator for operator in self.metadata.operators}
 
     def keyed_state(self, uid: str, states: Iterable[str] | None = None) -> dict[str, dict[Any, Any]]:
-        """state -> key -> value of one operator, keys as `scenario.CutStates` says; empty if the snapshot lacks the operator.
+        """state -> key -> value of one operator, keys as in `scenario.CutStates`; empty if the snapshot lacks the operator.
 
         `states`: only these. Raises StateDoubledError."""
         operator = self._operators.get(uid)
@@ -121,7 +121,7 @@ class SnapshotView:
         assert isinstance(part, FileHandle)
         path = part_path(self._folder, part.path, operator=uid)
         content: bytes = self._storage.execute(ReadFile(path))
-        if checksum_of(content) != part.checksum:  # Arrow itself does not survive every damage
+        if checksum_of(content) != part.checksum:  # Arrow itself does not survive all damage
             raise CorruptStateError(f"operator {uid}: {path} is not what was stored", path=path, operator=uid)
         return content
 
@@ -141,12 +141,12 @@ class SnapshotView:
         ]
 
     def positions(self, source_uids: Iterable[str]) -> Positions:
-        """Entries of these sources, of all subtasks."""
+        """Entries of these sources, over all subtasks."""
         return {uid: [entry for subtask in self.list_entries(uid, "positions") for entry in subtask] for uid in source_uids}
 
 
 def _is_whole(keyed: KeyedStateHandle) -> bool:
-    """Each state is one Arrow file of its own, or inline."""
+    """Whether each state is one Arrow file of its own, or inline."""
     parts = all(type(part) in (InlineHandle, FileHandle) for part in keyed.parts)
     return keyed.format == "arrow" and parts and len({state.name for state in keyed.states}) == len(keyed.parts)
 

@@ -1,12 +1,11 @@
-"""Stops with a savepoint that a failure cut off: they are tried again (of I30).
+"""Stops with a savepoint that a failure interrupted are tried again (of I30, docs/invariants.md).
 
-A user who asked for a stop gets a stopped job with its savepoint, or hears why not. Whether a job goes on as if nobody had asked
-is seen at its claims: a leader takes no id before every task runs, and a user's request goes in front of its own. So it may take
-one id for a checkpoint when the tasks run again, on whose way it was already, and no second one before the stop's. What a user is
-told of a stop is what the leader would answer, asked now.
-
-It knows the bounds that are documented, and derives from outside how many tries there can have been: one that is cut off takes its
-attempt with it, so that there are no more than attempts and leaders."""
+The user of a stop gets a stopped job with its savepoint, or an error. That a job continues without its stop shows in its claims: a
+leader claims no id before every task runs, and a user's request goes in front of its own. So it may claim one id for a checkpoint
+that was already on its way when the tasks run again, and no second one before the stop's. The answer to the user is the leader's,
+asked at that moment.
+The bounds are those of docs/rest.md. The possible number of tries is derived from outside: an interrupted one takes its attempt
+with it, so there are no more than attempts and leaders."""
 
 from __future__ import annotations
 
@@ -31,9 +30,9 @@ from holdfast.chaos.checkers.observations import (
 from holdfast.chaos.workloads.scenario import Scenario
 
 TRIES_MAX = 5
-"""As docs/rest.md says."""
+"""Bound in docs/rest.md."""
 RETRY_MS = 300_000
-"""As docs/rest.md says."""
+"""Bound in docs/rest.md, ms."""
 PASSED_MAX = 1
 """Checkpoints that may be claimed before a stop that is to be tried again."""
 
@@ -45,25 +44,25 @@ _CUT_OFF = frozenset(
         FailureReason.LEADER_CHANGED,
     }
 )
-"""A failure of the job or of its leader: nothing is wrong with the savepoint. Whether these reasons are true others check."""
+"""Failures of the job or of its leader, with nothing wrong with the savepoint. Other checkers judge whether they are true."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A stop that a user wants."""
+    """A stop that a user has requested."""
 
     submission: int
     asked_ms: int
     waits: bool
-    """Its newest try was cut off, or none has begun."""
+    """Its newest try was interrupted, or none has begun."""
     attempt: int
-    """Of its newest try; 0 for none. What is claimed in this attempt says nothing."""
+    """Attempt of its newest try; 0 for none. Claims of this attempt prove nothing."""
     epoch: int
-    """Who accepted it, while no id says so: it is in that leader's memory alone. 0: an id does."""
+    """Epoch of the leader that accepted it and holds it in memory alone; 0 once an id records it."""
     chances: int = 1
-    """Most tries that there can have been."""
+    """Upper bound of its tries so far."""
     passed: int = 0
-    """Checkpoints that were claimed while it waits, by this leader in this attempt."""
+    """Checkpoints claimed while it waits, by this leader in this attempt."""
 
 
 class StopsChecker(Checker):
@@ -75,15 +74,15 @@ class StopsChecker(Checker):
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._stops: dict[str, _Stop] = {}
-        """By trigger id."""
+        """Trigger id -> its stop."""
         self._wanted: set[str] = set()
-        """Trigger ids of stops that users ask for."""
+        """Trigger ids of the stops that users requested."""
         self._leads: dict[str, int] = {}
         """Process -> highest epoch in which it leads."""
         self._deployed: set[int] = set()
-        """Submissions of which a task was deployed: before that nothing runs that could be cut off."""
+        """Submissions with a deployed task: before that nothing runs that could be interrupted."""
         self._clocks_jumped = False
-        """Then a leader may take the time of a stop for over."""
+        """A clock has jumped: a leader may take the time of a stop for over."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -156,25 +155,25 @@ class StopsChecker(Checker):
     # ----------------------------------------------------------------------------------------------------------- judging
 
     def _pass(self, trigger_id: str, stop: _Stop, at_ms: int) -> None:
-        """The job goes on with its checkpoints: the stop has ended for a good reason, or was forgotten."""
+        """The job continues with its checkpoints: the stop has ended for a good reason, or was forgotten."""
         self._stops[trigger_id] = stop
         master = self.master_of(self.ledger.newest_epoch)
         if stop.passed <= PASSED_MAX or master is None:
             return
         del self._stops[trigger_id]
         if stop.epoch and stop.epoch != self.ledger.newest_epoch:
-            return  # who accepted it has died before it could take an id: its user finds nobody who knows of it
+            return  # the leader that accepted it died before it could claim an id: no process knows of it
         view = master.triggers.get(trigger_id)
         problem = self._problem(view, stop, at_ms)
         if problem is not None:
             self.report("I30", f"stop {trigger_id} was cut off, the job has gone on with {stop.passed} checkpoints, and {problem}")
 
     def _problem(self, view: Any, stop: _Stop, at_ms: int) -> str | None:
-        """What is wrong with what the leader tells of a stop that it did not try again; None if nothing is."""
+        """The problem in the leader's answer about a stop that it did not try again; None without one."""
         if view is None:
             return "its leader does not know of it"
         if view.in_progress:
-            return "nobody tries it again"
+            return "no leader tries it again"
         if view.failure_reason is None:
             return f"its leader takes it for ended, at {view.location}"
         is_over = stop.chances >= TRIES_MAX or at_ms - stop.asked_ms >= RETRY_MS or self._clocks_jumped
@@ -183,7 +182,7 @@ class StopsChecker(Checker):
         return None
 
     def at_end(self) -> None:
-        """Nobody waits for a stop of a job that is over."""
+        """No stop of an ended job is still waited for."""
         master = self.master_of(self.ledger.newest_epoch)
         for trigger_id in self._stops if master is not None else ():
             view = master.triggers.get(trigger_id)

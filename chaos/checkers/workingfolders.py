@@ -1,6 +1,7 @@
-"""What workers leave on the disk of their host (I17): a dead one's folder goes with the next worker, a living one's never.
+"""Folders of workers on the disk of their host (I17, docs/invariants.md): a dead worker's folder goes with the next worker, a
+living one's never.
 
-A worker deletes what it finds in its own thread pool, beside its other work; once that has nothing to do, it is done."""
+A worker deletes what it finds in its own thread pool, beside its other work; when the pool is idle, it has finished."""
 
 from __future__ import annotations
 
@@ -14,20 +15,20 @@ from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.operators.worker.working_folders import WORKER_FOLDER
 
 START_MS = 100
-"""A worker that lives has begun to look after so long."""
+"""Time after its start at which a worker has begun to look, ms."""
 
 
 class WorkingFoldersChecker(Checker):
-    """Looks at the folders of one run."""
+    """Checks the folders of one run."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I17",)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._dead: dict[str, set[str]] = {}
-        """Folder of a dead worker -> workers that lived when it was first seen: these may have had their look before."""
+        """Folder of a dead worker -> workers alive when it was first seen: these may have looked before."""
         self._first_ms: dict[str, int] = {}
-        """Worker -> when it was first seen."""
+        """Worker -> when it was first seen, ms."""
 
     def look(self) -> None:
         root = self.world.local_directory

@@ -1,6 +1,6 @@
-"""The simulated cluster of one run: its processes, who starts and kills them, and what each fault does to them.
+"""The simulated cluster of one run: its processes, their starts and deaths, and the effect of each fault on them.
 
-What users do to the job is users.py's matter, how long a run goes on world.py's."""
+Actions of users are in users.py; world.py decides how long a run lasts."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ from holdfast.operators.worker.main import WorkerSpec
 
 STATE_ROOT = "/state"
 DEATH_US = (20_000, 250_000)
-"""Least and most time until a driver learns of a worker's death and its successor runs."""
+"""Least and most time from a worker's death to the start of its successor."""
 WAKE_US = (200_000, 4_000_000)
 """Least and most time until a worker that hung out of reach wakes, once its task was cancelled."""
 IMPERSONATION_US = 400_000
-"""Most time that passes until each forged registration is sent: the worker that it is of may be dead by then, and its slot free."""
+"""Most delay of each forged registration: its worker may be dead by then, and the slot free."""
 GUARD_US = 3_000_000
-"""Time between two looks at whether a coordinator leads."""
+"""Interval of the check that a coordinator leads."""
 MEMORY_FOLDER = "/dev/shm"
 MEMORY_BYTES_MIN = 1 << 30
 """A container may give it 64 MiB, which RocksDB's preallocation fills."""
 
 OBJECTS_SHARE = 0.35
-"""Of the runs, those on an object store instead of a disk."""
+"""Share of runs on an object store instead of a disk."""
 
 WIRE_SHARE = 0.5
-"""Of these, those that reach it through the product's S3 shell; the others fail whole operations."""
+"""Share of these that reach it through the product's S3 shell; in the others whole operations fail."""
 
 COPIES_SHARE = 0.5
-"""Of the runs whose state is on a disk of the worker's own anyway, those that keep copies of it there, too."""
+"""Share of runs with state on a worker's own disk that keep local copies there, too."""
 
 SHARED_BYTES_MIN = 512
-"""Inline threshold of jobs that write increments: the tables of a simulated job are small, and only files can be shared."""
+"""Inline threshold of jobs that write increments: tables of a simulated job are small, and only files can be shared."""
 
 
 @dataclass(slots=True)
 class RunningWorker:
-    """A worker process and whose it is."""
+    """A worker process and its driver."""
 
     host: WorkerHost
     driver: DriverHost
@@ -77,7 +77,7 @@ class RunningWorker:
 
 
 class Cluster:
-    """Everything of one run that has a life."""
+    """All processes of one run."""
 
     def __init__(
         self,
@@ -108,21 +108,21 @@ class Cluster:
         self._coordinators: dict[str, CoordinatorHost] = {}
         self.drivers: dict[str, DriverHost] = {}
         self.driver: DriverHost | None = None
-        """The newest one."""
+        """The newest driver."""
         self.users = Users(self)
         self.pending = 0
-        """Things on their way that will change the job: a driver to come, a stop with its restore."""
+        """Changes of the job under way: a driver to come, a stop with its restore."""
         self._counts: dict[str, int] = {}
         self.parallelism: int | None = None
-        """What the next submission asks for; None: the job's own."""
+        """Parallelism of the next submission; None: the job's own."""
         self.outcome = ""
-        """How the job ended, as its newest driver learned it."""
+        """Terminal state of the job, as its newest driver learned it."""
         self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
         self.crashes: list[str] = []
         self.hung: set[str] = set()
-        """Workers that stand still until their task is cancelled."""
+        """Workers that hang until their task is cancelled."""
         self.out_of_reach: set[str] = set()
-        """Those of them that the cancellation doesn't kill."""
+        """Those of them that survive the cancellation."""
         self.local_directory = ""
         self.keeps_copies = False
         """Workers keep copies of their state on their own disk."""
@@ -156,23 +156,23 @@ class Cluster:
 
     @property
     def jobs_live(self) -> bool:
-        """The newest submission has no terminal result yet."""
+        """The newest submission has no terminal result."""
         submissions = [path.rpartition("/")[2] for path in self.state.paths(f"{self.job_id}/submissions")]
         newest = max(submissions, key=lambda name: int(name.removesuffix(".json")), default=None)
         return newest is not None and self.state.size(f"{self.job_id}/results/{newest}") is None
 
     @property
     def has_ended(self) -> bool:
-        """The job is over, and nothing on its way will start it again."""
+        """The job is over, and no change under way will start it again."""
         return bool(self.outcome) and self.pending == 0
 
     @property
     def is_quiet(self) -> bool:
-        """No worker lives, no coordinator has a flow under way, and none will try anything again."""
+        """No worker lives, no coordinator has a flow under way or a retry due."""
         return not self.running_workers and all(host.is_at_rest for host in self._coordinators.values())
 
-    def standing(self) -> str:
-        """Who lives and what they are about, for the report of a run that does not end."""
+    def progress(self) -> str:
+        """Live processes and their state, for the report of a run that does not end."""
         workers = " ".join(f"{each.process.name}({each.summary()})" for each in self.workers())
         leaders = " ".join(f"{each.process.name}({each.summary()})" for each in self.coordinators())
         return f"outcome {self.outcome or 'none'}, {self.pending} pending; {leaders or 'no coordinator'}; {workers or 'no worker'}"
@@ -180,10 +180,10 @@ class Cluster:
     # --------------------------------------------------------------------------------------------------------- set-up
 
     def use(self, *, backend: str | None) -> None:
-        """Settings of this run: another state backend than the workload's."""
+        """Settings of this run: a state backend in the place of the workload's."""
         self._backend = backend
         is_opaque = self.job_plan(None).graph.config.state_backend == "rocksdb"
-        # Columns that a user leaves out of every comparison may hold the time of day, too.
+        # columns that a user leaves out of every comparison may hold the time of day
         ignores = any(said.ignore_columns for sink in self.scenario.sinks if sink.user for said in sink.user.expectations)
         self.kernel.opaque = self.kernel.opaque or is_opaque or ignores
         self.keeps_copies = self._damages or (is_opaque and self.streams.of("copies").random() < COPIES_SHARE)
@@ -194,10 +194,10 @@ class Cluster:
                 self._local.enter_context(limited_disk(self.injector.is_local_disk_full))
 
     def job_plan(self, parallelism: int | None, *, allow_output_repeat: bool = False) -> JobPlan:
-        """The job at a parallelism, or its own."""
+        """The job at a parallelism; None: its own."""
         plan = self._plans.get((parallelism, allow_output_repeat))
         if plan is None:
-            with running(None):  # a driver is on its way: whoever's event this is, it is not his code
+            with running(None):  # a driver is on its way: the running event's process has other code
                 plan = self.scenario.plan(parallelism)
             config = msgspec.structs.replace(plan.graph.config, state_backend=self._backend or plan.graph.config.state_backend)
             if config.rocksdb is not None:
@@ -217,13 +217,13 @@ class Cluster:
         return plan
 
     def begin(self) -> None:
-        """The coordinator, and a driver that submits the job."""
+        """Start the coordinator, and a driver that submits the job."""
         self.start_coordinator()
         self.start_driver(None)
         self.kernel.after(GUARD_US, self._guard)
 
     def close(self) -> None:
-        """Release what is real: local folders of RocksDB."""
+        """Release real resources: local folders of RocksDB."""
         for worker in self.running_workers.values():
             worker.host.dispose()
         self._local.close()
@@ -243,7 +243,7 @@ class Cluster:
     # ---------------------------------------------------------------------------------------------------- coordinators
 
     def start_coordinator(self) -> CoordinatorHost:
-        """Another coordinator process; it leads when its recovery is done."""
+        """Start another coordinator process; it leads once its recovery is complete."""
         process = self._process("coordinator")
         host = CoordinatorHost(self.ports, process, self.stores.client(process), lambda ready: None)
         self._coordinators[process.name] = host
@@ -251,13 +251,14 @@ class Cluster:
         return host
 
     def ensure_coordinator(self) -> None:
-        """As a service manager does: the newest process is started again when it is gone; older ones may linger, fenced."""
+        """Start a coordinator if the newest one is gone, as a service manager does; older ones may linger, fenced."""
         newest = self._coordinators.get(f"coordinator-{self._counts.get('coordinator', 0)}")
         if newest is None or newest.process.paused:
             self.start_coordinator()
 
     def _guard(self) -> None:
-        """A service manager's health check of what clients are sent to: that it lives. Who leads is the coordinators' affair."""
+        """A service manager's health check of the process at the published address: that it lives. Leadership is the coordinators'
+        own matter."""
         known = self.control.leader
         host = self._coordinators.get(known.process.name) if known is not None else self.newest_coordinator()
         if host is None:
@@ -271,7 +272,7 @@ class Cluster:
     # --------------------------------------------------------------------------------------------------------- drivers
 
     def start_driver(self, restore: str | None) -> DriverHost:
-        """A driver that submits the job; it is the newest from now on."""
+        """Start a driver that submits the job; it is the newest from now on."""
         process = self._process("driver")
         mode = ClaimMode.CLAIM if restore in self.users.claims else ClaimMode.NO_CLAIM
         repeat = restore in self.users.rewinds
@@ -310,9 +311,9 @@ class Cluster:
             self.outcome = "FINISHED"
             self.users.job_ended()
         elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
-            self.outcome = "FINISHED"  # it had ended by itself, and kept nothing
+            self.outcome = "FINISHED"  # it had ended by itself, and retained nothing
         elif outcome.startswith(("OutputMayRepeatError", "SnapshotClaimedError")) or self.users.misses(driver.order.restore):
-            # Another driver went on meanwhile: to rewind takes a flag, and what was claimed, or is old, may be gone.
+            # another driver went on meanwhile: to go back takes a flag, and what was claimed, or is old, may be gone
             self.outcome = "" if self.jobs_live else "FINISHED"
             if self.drivers:
                 self.driver = next(iter(self.drivers.values()))
@@ -338,7 +339,7 @@ class Cluster:
                 continue
             if process.paused:
                 self.tell(process, "cancelled")
-            if process.name in self.out_of_reach:  # its task is over, and nothing can be done about the process
+            if process.name in self.out_of_reach:  # its task is over, and its process is out of reach
                 self.tell_driver(worker, None)
                 self.kernel.after(self.random.randrange(*WAKE_US), lambda process=process: self.wake(process))  # type: ignore[misc]
             else:
@@ -376,7 +377,7 @@ class Cluster:
         host.start()
 
     def _worker_left(self, host: WorkerHost, why: ShutdownWorker | None) -> None:
-        """It ended by itself."""
+        """A worker ended by itself."""
         worker = self.running_workers.get(host.process.name)
         if worker is None:
             return
@@ -390,11 +391,11 @@ class Cluster:
         self.kernel.after(delay_us, lambda: driver.worker_ended(slot, worker.spawn, why, "lost"), driver.process)
 
     def damage_copies(self, rng: random.Random) -> bool:
-        """Damage what workers keep on their host's disk; False if there is nothing."""
+        """Damage copies on the workers' host; False if there are none."""
         return self.keeps_copies and damage_copies(self.local_directory, rng) > 0
 
     def hang(self, process: Process, *, out_of_reach: bool) -> None:
-        """It stands still until its task is cancelled; out of reach, it wakes after that."""
+        """The worker hangs until its task is cancelled; out of reach, it wakes after that."""
         self.kernel.pause(process)
         self.tell(process, "paused")
         self.hung.add(process.name)
@@ -402,7 +403,7 @@ class Cluster:
             self.out_of_reach.add(process.name)
 
     def wake(self, process: Process) -> None:
-        """It goes on, whatever has become of its slot."""
+        """A hung worker continues, whatever has become of its slot."""
         self.out_of_reach.discard(process.name)
         self.hung.discard(process.name)
         if process.alive and process.paused:
@@ -410,7 +411,7 @@ class Cluster:
             self.kernel.resume(process)
 
     def impersonate(self, process: Process, rng: random.Random) -> bool:
-        """Strangers with all that a worker has register in its place and in others'; False if there is nobody to ask."""
+        """Strangers with a worker's credentials register for its slot and for others; False without a registered worker."""
         worker, leader = self.running_workers.get(process.name), self.control.leader
         if worker is None or leader is None or not leader.process.alive or worker.driver.accepted is None:
             return False
@@ -464,9 +465,9 @@ class Cluster:
 
 
 class FaultActions:
-    """Implements injector.Hands: what a fault does to the processes, links and clocks of a cluster when it strikes.
+    """Implements injector.Hands: effects of faults that happen once on the processes, links and clocks of a cluster.
 
-    Faults that last (lost messages, failing storage) are windows of the Injector; these happen once."""
+    Faults that last (lost messages, failing storage) are windows of the Injector."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -487,7 +488,7 @@ class FaultActions:
         return True
 
     def _strike_damage_copies(self, fault: Fault, process: Process | None) -> bool:
-        """The attempt that follows restores its state, and looks for it on this host first."""
+        """The next attempt restores its state, and looks for it on this host first."""
         victim = self._worker_of(fault, process)
         if victim is None or not self._cluster.damage_copies(self._cluster.streams.of(f"copies/{fault.label}")):
             return False
@@ -495,11 +496,11 @@ class FaultActions:
         return True
 
     def _strike_local_disk_full(self, fault: Fault, process: Process | None) -> bool:
-        """Whoever comes after it restores its state to the disk that is full."""
+        """The worker's successor restores its state to a full disk."""
         return self._strike_kill_worker(fault, process)
 
     def _worker_of(self, fault: Fault, process: Process | None) -> Process | None:
-        """The worker that passed the point, if the fault is for any; else one of its slot, or one drawn."""
+        """The worker that passed the point, if the fault is for any; else one of its slot, or a drawn one."""
         if process is not None and process.alive and process.role == "worker" and fault.target in ("", "workers"):
             return process
         hosts = [host for host in self._cluster.workers() if fault.target in ("", "workers", f"worker-{host.slot}")]
@@ -598,7 +599,7 @@ class FaultActions:
         return True
 
     def _retire(self, process: Process) -> None:
-        """An old leader goes in the end, unless it is the only one."""
+        """An old leader ends, unless it is the only one."""
         if len(self._cluster.coordinators()) > 1:
             self._cluster.kill(process)
 
@@ -650,7 +651,7 @@ class FaultActions:
 
 
 def _memory_folder() -> str | None:
-    """A file system in memory for what RocksDB writes: a run does not outlive its process. None: wherever temporary files go."""
+    """A folder in memory for RocksDB's files, which do not outlive the run's process; None: the default temporary folder."""
     if "TMPDIR" in os.environ or not os.access(MEMORY_FOLDER, os.W_OK):
         return None
     return MEMORY_FOLDER if shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN else None

@@ -1,4 +1,4 @@
-"""One simulated coordinator process: the real job host, job masters, checkpoint coordinators and storage flows.
+"""One simulated coordinator process: the real dispatcher, job masters, checkpoint coordinators and storage flows.
 
 It stands for the REST service: requests come from the simulated network, and each job's turns are events of this process."""
 
@@ -48,7 +48,7 @@ CALL_TIMEOUT_MS = 30_000
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """What a driver is told of its job."""
+    """A job's status, as a driver polls it."""
 
     state: str
     submission: int
@@ -56,14 +56,14 @@ class JobStatus(msgspec.Struct, frozen=True):
     workers: tuple[SeenWorker, ...]
     failure: str = ""
     completed: int = 0
-    """Newest completed checkpoint."""
+    """Newest completed checkpoint, 0 for none."""
 
 
 class UserRequest(msgspec.Struct, frozen=True):
-    """What a user asks for."""
+    """A user's request: a snapshot, a stop, or a cancellation."""
 
     kind: CheckpointKind | None
-    """None: cancel."""
+    """Kind of snapshot; None: cancel."""
     trigger_id: str
     target: str | None = None
     drain: bool = False
@@ -71,7 +71,7 @@ class UserRequest(msgspec.Struct, frozen=True):
 
 
 class RequestResult(msgspec.Struct, frozen=True):
-    """How a request ended, or that it has not."""
+    """End of a request, or that it is in progress."""
 
     in_progress: bool
     location: str = ""
@@ -79,7 +79,7 @@ class RequestResult(msgspec.Struct, frozen=True):
 
 
 class CoordinatorHost:
-    """Leads the jobs of the state directory from `start` until it is killed."""
+    """Leads the jobs of the state directory from `start` until its death."""
 
     def __init__(
         self, ports: SimPorts, process: Process, storage: StoreClient, ready: Callable[[CoordinatorHost], None]
@@ -108,17 +108,17 @@ class CoordinatorHost:
         host = self.host
         self._calls = JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)
         self._starting: dict[str, deque[tuple[HostFlow[Any], Ended]]] = {}
-        """Of each job the flows that start it or take it over: the first is under way, the others wait for it."""
+        """Job id -> flows that start it or take it over: the first one is under way, the others wait."""
         self._rounds = 0
         process.phase = "recovering"
 
     @property
     def services(self) -> list[JobMasterRunner]:
-        """Jobs that this process leads, or led."""
+        """Jobs that this process leads or led."""
         return self.host.registry.services()
 
     def summary(self) -> str:
-        """What its jobs are about."""
+        """State of its jobs, as text."""
         if not self.is_ready:
             return "recovering"
         return ",".join(
@@ -127,12 +127,12 @@ class CoordinatorHost:
 
     @property
     def is_at_rest(self) -> bool:
-        """No flow is under way, and no job waits for a time to do something."""
+        """No flow is under way, and no job has a deadline."""
         idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unrecovered or self.host.astray)
         return idle and all(service.next_deadline_ms() is None for service in self.services)
 
     def start(self) -> None:
-        """Open the state directory, listen, and lead on what lives in it."""
+        """Open the state directory, listen, and recover the jobs that live there."""
         self._in_turn("", self.host.open(), self._opened)
 
     def _opened(self, result: Any, error: BaseException | None) -> None:
@@ -148,7 +148,7 @@ class CoordinatorHost:
         self._retry()
 
     def _lead_on(self, result: Any, error: BaseException | None) -> None:
-        """As a thread of holdfast.coordinator.service that recovers one job after the other."""
+        """Recover one job after another, as a thread of holdfast.coordinator.service."""
         job_id = self.host.recovery.next()
         if job_id is not None:
             self._in_turn(job_id, self.host.lead_on(job_id), self._lead_on)
@@ -156,7 +156,7 @@ class CoordinatorHost:
             self.process.phase = ""
 
     def _retry(self) -> None:
-        """As holdfast.coordinator.service: looks for leaders, and tries again with jobs that storage did not let it recover."""
+        """Look for leaders, and retry jobs whose recovery storage refused, as holdfast.coordinator.service."""
         self._rounds += 1
         if not self._starting:
             if self._rounds % LEADERSHIP_ROUNDS == 0:
@@ -175,7 +175,7 @@ class CoordinatorHost:
         (self._cleanup if cleanup else self._decisions).drive(flow, ended, storage)
 
     def _in_turn(self, job_id: str, flow: HostFlow[Any], ended: Ended) -> None:
-        """Starting and taking over jobs: each job one flow at a time, as its lock has it. An empty id: of no single job."""
+        """Run a job's starts and takeovers one at a time, as its lock does. An empty id: the flow of no single job."""
         waiting = self._starting.setdefault(job_id, deque())
         waiting.append((flow, ended))
         if len(waiting) == 1:
@@ -198,7 +198,7 @@ class CoordinatorHost:
     # -------------------------------------------------------------------------------------------- requests (Endpoint)
 
     def serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
-        """As the routes of the REST service."""
+        """Answer a request, as the routes of the REST service."""
         try:
             return self._serve(request, job_id, body)
         except HoldfastError as error:
@@ -227,11 +227,11 @@ class CoordinatorHost:
                 return self._result(job_id, body)
 
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
-        """As the route of the command stream."""
+        """Open a command stream, as its route."""
         return self._calls.led_in_session(job_id).subscribe(slot, session, after)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
-        """As the REST service for every request that carries it."""
+        """As the REST service for a request with that epoch."""
         self.host.leader_unreachable(job_id, epoch)
 
     def _submit(self, submission: Submission) -> Future[Any]:
@@ -300,7 +300,7 @@ def _result_of(view: TriggerView | None, trigger_id: str) -> RequestResult:
 
 
 def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:
-    """The future's value, made into something else."""
+    """A Future of the value, converted."""
     made_future: Future[Any] = Future()
 
     def done(ended: Future[Any]) -> None:
@@ -338,7 +338,7 @@ class SimJobThread:
         self._turn_after(self._random.between(*TURN_US))
 
     def join(self) -> None:
-        """On one thread nobody else takes the turns that are left."""
+        """Take no turn: on one thread no other could take the rest."""
         service = self._service
         while service is not None and not service.closed:
             if not service.turn():

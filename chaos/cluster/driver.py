@@ -1,6 +1,6 @@
-"""One simulated driver: submits the job, keeps a worker in every slot, watches until the job has ended.
+"""One simulated driver: submits the job, keeps a worker in every slot, polls until the job has ended.
 
-The slot supervisor is the product's; what it starts are simulated processes instead of Spark tasks."""
+The slot supervisor is the product's; it starts simulated processes instead of Spark tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RETRY_US = (50_000, 300_000)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How a driver submits the job."""
+    """Settings of a driver's submission."""
 
     plan: JobPlan
     restore: str | None = None
@@ -53,22 +53,22 @@ class Order:
 
 
 class Slots(Protocol):
-    """Where a driver's workers run."""
+    """The workers of a driver."""
 
     def spawn(self, driver: DriverHost, slot: int, spawn: int) -> None:
         """Start a worker process."""
 
     def cancel(self, driver: DriverHost, slot: int, spawn: int) -> None:
-        """End the task of one, and its process if that can be reached."""
+        """End a worker's task, and its process if that is in reach."""
 
 
 class DriverHost:
-    """From the submission to the end of the job, or of this driver."""
+    """Lives from the submission to the end of the job, or to its own."""
 
     def __init__(
         self, ports: SimPorts, process: Process, order: Order, slots: Slots, ended: Callable[[DriverHost, str], None]
     ) -> None:
-        """`ended` is called once: with the job's terminal state, `superseded`, or why it can't be started."""
+        """`ended` is called once: with the job's terminal state, `superseded`, or the reason why it can't start."""
         self.process = process
         self.order = order
         self._ports = ports
@@ -88,7 +88,7 @@ class DriverHost:
 
     @property
     def unanswered_restore(self) -> str | None:
-        """Where its successor has to restore from: what this one asked for, unless the job was accepted."""
+        """Snapshot that its successor has to restore: this driver's own, unless the job was accepted."""
         return self.order.restore if self.accepted is None else None
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class DriverHost:
     # ----------------------------------------------------------------------------------------------------------- slots
 
     def worker_ended(self, slot: int, spawn: int, left: ShutdownWorker | None, error: str = "") -> None:
-        """A worker process of this driver is gone; None: it died."""
+        """A worker process of this driver has ended; None: it died."""
         end = WorkerEnd.DIED
         if left is not None:
             end = derive_end(respawn=left.respawn, superseded=left.superseded)

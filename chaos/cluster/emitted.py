@@ -1,6 +1,6 @@
-"""What each operator of a user's pipeline gives in a run without failures: rows with their counts, as they leave it.
+"""Rows that each operator of a user's pipeline emits in a run without failures, with their counts.
 
-Two such runs tell which operator is the first to give other rows in another order of arrival."""
+A comparison of two such runs shows the first operator that emits other rows in another order of arrival."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.statebackends.errors import HoldfastError
 
 ROWS_MAX = 500_000
-"""Rows that are kept of all operators of a run; one with more tells of its sinks alone."""
+"""Rows kept over all operators of a run; a run with more compares its sinks alone."""
 
 
 class EmittedRows:
-    """Of one run."""
+    """Emitted rows of one run."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
-        """Output -> frozen rows, in the order in which they were given. The main output of an operator is called by its uid, a side
-        output `uid:tag`."""
+        """Output -> frozen rows, in the order of emission. The main output of an operator is called by its uid, a side output
+        `uid:tag`."""
         self.columns: dict[str, tuple[str, ...]] = {}
         self.complete = True
         self._count = 0
 
     def watch(self, operator: Operator, uid: str) -> None:
-        """Note what an operator gives from now on; before its `setup`."""
+        """Record what an operator emits; to be called before its `setup`."""
         original = operator.setup
 
         def setup(context: OperatorContext, output: Output) -> None:
@@ -39,11 +39,11 @@ class EmittedRows:
         operator.setup = setup  # type: ignore[method-assign]
 
     def outputs_of(self, uid: str) -> list[str]:
-        """The main output, and the side outputs that had rows."""
+        """The main output, and the side outputs with rows."""
         return [uid, *sorted(output for output in self.rows if output.startswith(f"{uid}:"))]
 
     def add(self, output: str, batch: Batch) -> None:
-        """Rows are noted as they are now: who takes them may change them."""
+        """Keep rows as they are now: their receiver may change them."""
         self._count += batch.num_rows
         if not self.complete or self._count > ROWS_MAX:
             self.complete = False
@@ -62,7 +62,7 @@ class EmittedRows:
 
 
 class _Noted:
-    """Implements `holdfast.operators.base.Output` in front of another one."""
+    """Implements `holdfast.operators.base.Output` in front of another output."""
 
     def __init__(self, output: Output, uid: str, emitted: EmittedRows) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""What a run of one seed, and a run of many, came to. Plain records that travel between processes and into JSON."""
+"""Results of one run and of many: plain records that travel between processes and into JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from holdfast.chaos.pipelines.judging import Dependence
 
 
 class ViolationRecord(msgspec.Struct, frozen=True):
-    """An invariant that did not hold, and when (virtual ms)."""
+    """A violated invariant, and when (virtual ms)."""
 
     invariant: str
     message: str
     at_ms: int = 0
     cause_ms: int | None = None
-    """When what it comes of began, as far as a checker knows: long before it was found, where output is judged at the end."""
+    """When its cause began, as far as a checker knows: long before the report, where output is judged at the end."""
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -26,26 +26,26 @@ class RunResult(msgspec.Struct, frozen=True):
     plan: tuple[Fault, ...]
     violations: tuple[ViolationRecord, ...] = ()
     faults_hit: tuple[int, ...] = ()
-    """Indexes of the faults of the plan that really hit; a run where none did proves little."""
+    """Indexes of the faults of the plan that hit; a run without any proves little."""
     crashes: int = 0
-    """Processes killed."""
+    """Killed processes."""
     crash_points: tuple[str, ...] = ()
-    """Last point that each killed process had passed, sorted, without repeats."""
+    """Last point of each killed process, sorted, without repeats."""
     checkpoints: int = 0
-    """Completed, savepoints included."""
+    """Completed checkpoints, savepoints included."""
     restarts: int = 0
     """Attempts beyond the first."""
     records: int = 0
-    """Records of input."""
+    """Input records."""
     sometimes: dict[str, int] = {}
-    """Dangerous states that were visited: name -> how often."""
+    """Dangerous state -> visits."""
     virtual_ms: int = 0
     steps: int = 0
     """Events of the schedule."""
     trace_digest: str = ""
-    """Of the whole trace; equal for equal runs."""
+    """Digest of the whole trace; equal for equal runs."""
     backend: str = ""
     dependences: tuple[Dependence, ...] = ()
-    """Of a user's own pipeline: sinks whose output is not the same in two runs without any fault."""
+    """Sinks of a user's own pipeline whose output differs between two runs without faults."""
     ended: str = ""
-    """How the job ended: FINISHED, or why the run was cut off."""
+    """FINISHED, or why the run ended without."""

@@ -1,6 +1,6 @@
-"""What the users of a simulated job do to it while it runs: rescale it, take snapshots, stop it and start it again.
+"""Actions of the users of a simulated job while it runs: rescale, take snapshots, stop and start again.
 
-A user asks whoever leads, asks again when nobody answers, and gives up in the end, as people with a command line do."""
+A user asks the leader, retries without an answer, and gives up in the end, as at a command line."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from holdfast.statebackends.storage.port import ReadFile, run_flow
 
 SAVEPOINTS = "/savepoints"
 CLAIM_SHARE = 0.5
-"""Of the restores from a savepoint, those after which the job owns it."""
+"""Share of restores from a savepoint after which the job owns it."""
 NATIVE_SHARE = 0.3
-"""Of the savepoints, those in the state backend's own files."""
+"""Share of savepoints in the state backend's own files."""
 COPY_SHARE = 0.4
-"""Of the restores from a savepoint, those from a copy of it, made by the product's own tool while storage is at fault."""
+"""Share of restores from a savepoint that use a copy of it, made by the product's own tool while storage is at fault."""
 DISPOSE_SHARE = 0.5
-"""Of the copies, those after which another one is made and disposed of: what lies beside it must not mind."""
+"""Share of copies after which another one is made and disposed of, without harm to what lies beside it."""
 TOOL_TRIES = 4
 SAID_SHARE = 0.8
-"""Of the restores from an older snapshot, those of users who say that output may repeat; the others are refused."""
+"""Share of restores from an older snapshot that permit repeated output; the others are refused."""
 DISPOSE_AFTER_US = 60_000
-"""How soon a user tries to delete what the job was given with CLAIM: before its first checkpoint, as a rule."""
+"""Most delay until a user tries to delete what the job was given with CLAIM: before its first checkpoint, as a rule."""
 REQUEST_TRIES = 40
 REQUEST_POLL_US = 150_000
 
 
 class UsedCluster(Protocol):
-    """A cluster as users have it: they look at the job and at storage, ask who leads, and start drivers."""
+    """The cluster as users see it: job, storage, leader, and starts of drivers."""
 
     kernel: Kernel
     trace: Trace
@@ -70,7 +70,7 @@ class UsedCluster(Protocol):
 
 
 class Users:
-    """All users of one job. Each method returns False when there is nothing to do it to."""
+    """All users of one job. Each method returns False if it finds nothing to act on."""
 
     def __init__(self, cluster: UsedCluster) -> None:
         self._cluster = cluster
@@ -82,11 +82,11 @@ class Users:
         self.claims: set[str | None] = set()
         """Savepoints that the job is to own when it is started from them."""
         self.rewinds: set[str | None] = set()
-        """Snapshots that a user goes back to, knowing that output will repeat."""
+        """Snapshots that a user goes back to, with repeated output permitted."""
         self._older: set[str] = set()
-        """Snapshots that a user wanted to go back to."""
+        """Snapshots that a user tried to go back to."""
         self._unsure = False
-        """A user asked for a stop and was never told what came of it."""
+        """The result of a user's stop is unknown."""
 
     def rescale(self, parallelism: int) -> bool:
         """Submit the job at another parallelism while it runs."""
@@ -98,7 +98,7 @@ class Users:
         return True
 
     def snapshot(self, kind: CheckpointKind) -> bool:
-        """Ask for a checkpoint or a savepoint, and not for what becomes of it."""
+        """Request a checkpoint or a savepoint, and do not wait for its result."""
         if self._cluster.outcome:
             return False
         is_savepoint = kind is CheckpointKind.SAVEPOINT
@@ -138,14 +138,14 @@ class Users:
         return True
 
     def say_again(self) -> str | None:
-        """What the next driver restores: until the job has a checkpoint since it went back, each one has to be allowed to."""
+        """The next driver's restore: until the job has a checkpoint since it went back, each submission has to permit it."""
         if not self.rewinds:
             return None
         self.rewinds.add("latest")
         return "latest"
 
     def misses(self, restore: str | None) -> bool:
-        """Whether it names an older snapshot that was there when a user chose it, and has gone since: retention drops such."""
+        """Whether it names an older snapshot that existed when a user chose it, and has been deleted by retention since."""
         if restore not in self._older:
             return False
         cluster = self._cluster
@@ -154,7 +154,7 @@ class Users:
         return any(cluster.state.size(f"{cluster.job_id}/chk-{restore}/{name}") is None for name in (CLAIM_NAME, METADATA_NAME))
 
     def job_ended(self) -> None:
-        """The job may have been stopped without its user learning of it: who doesn't know goes on from the last checkpoint."""
+        """The job may have been stopped with its result unknown: its user then starts from the last checkpoint."""
         if self._unsure:
             self._unsure = False
             self._cluster.start_driver("latest")
@@ -169,7 +169,7 @@ class Users:
         self._client.ask(Call(self._user, request, self._cluster.job_id), body, kind, reply)
 
     def _stop_job(self, request: UserRequest, tries: int) -> None:
-        """Ask until somebody answers, then until it is known how it ended."""
+        """Retry until the request is accepted, then poll until it has ended."""
 
         def asked(answer: Any) -> None:
             if isinstance(answer, HoldfastError):
@@ -205,7 +205,7 @@ class Users:
         self._ask("outcome", request.trigger_id, RequestResult, told)
 
     def _restore_from(self, location: str, tries: int) -> None:
-        """Once the stopped job has ended, start it again."""
+        """Start the stopped job again once it has ended."""
         cluster = self._cluster
         if not cluster.outcome:
             self._again(tries, lambda: self._restore_from(location, tries - 1))
@@ -223,7 +223,7 @@ class Users:
     # ------------------------------------------------------------------------------------------------------------- tools
 
     def _moved(self, location: str) -> str:
-        """Where a copy of the savepoint is; where it is itself, if storage let none come about."""
+        """Location of a copy of the savepoint; its own if storage let none succeed."""
         folder = location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
         copied = self._copy(folder, "copy")
         if copied and self._tools.random() < DISPOSE_SHARE:
@@ -233,7 +233,7 @@ class Users:
         return copied or location
 
     def _copy(self, folder: str, what: str) -> str | None:
-        """Try some folders: one that a failed try left something in is never written into again."""
+        """Try some folders: one with remains of a failed try is not written again."""
         cluster = self._cluster
         parent, _, name = folder.rpartition("/")
         storage = cluster.stores.client(self._user).at(parent)
@@ -250,7 +250,7 @@ class Users:
         return None
 
     def _dispose_claimed(self, location: str) -> None:
-        """Try to delete what a job was given, while that runs: it is refused as long as it may need it."""
+        """Try to delete what a running job was given: it is refused as long as the job may need it."""
         folder = location.rstrip("/").removesuffix(f"/{METADATA_NAME}")
         if self._cluster.outcome or not is_claimed(self._cluster.store(folder)):
             return
@@ -270,9 +270,9 @@ class Users:
 
 
 def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claimed: Collection[str | None]) -> list[str]:
-    """What a submission can name to go back: ids of the job's snapshots but the newest one, and folders of savepoints.
+    """Snapshots that a submission can name to go back: ids of the job's snapshots but the newest one, and folders of savepoints.
 
-    `claimed`: folders that the job was given; their ids name nothing any more once it has checkpoints of its own."""
+    `claimed`: folders that the job owns; their ids name nothing any more once it has checkpoints of its own."""
     numbers = []
     for path in state.paths(job_id):
         folder, _, name = path.removeprefix(f"{job_id}/").partition("/")
@@ -288,5 +288,5 @@ def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claime
 
 
 def is_claimed(snapshot: StoreView) -> bool:
-    """Whether a job has its record in a snapshot's folder."""
+    """Whether a job has recorded its ownership in a snapshot's folder."""
     return any(parse_owner_name(path) is not None for path in snapshot.paths())

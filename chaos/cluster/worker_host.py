@@ -1,7 +1,7 @@
 """One simulated worker process: the real loop, session, pool work and operators, with ports of the simulated world.
 
-A turn of the loop takes virtual time: some for itself, more when an operator is slow. What in production is a thread (control
-thread, pool, watch) is here a series of events of the same process."""
+A turn of the loop takes virtual time, more when an operator is slow. Production's threads (control thread, pool, watch) are series
+of events of the same process."""
 
 from __future__ import annotations
 
@@ -64,26 +64,26 @@ WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
 FIRING = (TumblingWindowOperator, KeyedFunctionOperator)
-"""Operators whose watermarks make them emit in slices."""
+"""Operators that emit in slices when a watermark arrives."""
 
 _REPEATABLE: dict[str, Any] = {
     "background_compaction": False,
     "sorted_runs_max": 3,
     "write_behind_rows": 20,
-    "write_buffers_bytes_max": 1 << 40,  # it would count what other simulated workers have
+    "write_buffers_bytes_max": 1 << 40,  # it would count the memory of other simulated workers
 }
-"""RocksDB merges its tables at every third checkpoint or so, and never by itself: a seed gives the same run twice."""
+"""RocksDB compacts at every third checkpoint or so, and never by itself, so that a run is repeatable."""
 BACKEND_SETTINGS = StateBackendSettings(rocksdb=RocksDBConfig(**_REPEATABLE))
 
 
 def repeatable(config: RocksDBConfig) -> RocksDBConfig:
-    """A job's own settings, which take the place of a worker's, but for those by which a run would not repeat."""
+    """A job's own settings, which replace a worker's, except those under which a run would not be repeatable."""
     return msgspec.structs.replace(config, **_REPEATABLE)
 
 
 @dataclass(frozen=True, slots=True)
 class SimPorts:
-    """What all processes of a world share."""
+    """Ports shared by all processes of a world."""
 
     kernel: Kernel
     injector: Injector
@@ -91,11 +91,11 @@ class SimPorts:
     data: DataNetwork
     observe: Callable[[Observation], None]
     emitted: EmittedRows | None = None
-    """Where what each operator gives is noted; None: nowhere."""
+    """Record of what each operator emits; None: no record."""
 
 
 Left = Callable[["WorkerHost", ShutdownWorker | None], None]
-"""The process has ended by itself: told to leave, or (None) because it must not live on."""
+"""The process has ended by itself: by the command to leave, or (None) because its lease is over."""
 
 
 class WorkerHost:
@@ -144,13 +144,13 @@ class WorkerHost:
         self._watch = Watch(spec, 0, self.worker, self.gateway, self.clock)  # type: ignore[arg-type]
         self._due_us: int | None = None
         self._busy_until_us = 0
-        """Until then the last turn lasts: whatever comes meanwhile waits."""
+        """End of the last turn: events meanwhile wait."""
         self._leaving = 0
         self._memories: dict[tuple[str, int], tuple[Operator, Memory]] = {}
-        """What the user's functions remembered when they were opened, by uid and identity of their operator."""
+        """(uid, identity of the operator) -> the user's function's memory when it was opened."""
 
     def _open_folder(self) -> OwnedFolder | None:
-        """On the disk of its host; None where runs use none."""
+        """Open its folder on the disk of its host; None where runs have none."""
         spec = self.spec
         if not spec.local_directory:
             return None
@@ -201,7 +201,7 @@ class WorkerHost:
     # ------------------------------------------------------------------------------------------------------------ loop
 
     def wake(self) -> None:
-        """Something waits for the loop."""
+        """Schedule a turn of the loop."""
         self._turn_after(self._random.between(20, 300))
 
     def _turn_after(self, delay_us: int) -> None:
@@ -214,7 +214,7 @@ class WorkerHost:
 
     def _turn(self, due_us: int) -> None:
         if due_us != self._due_us:
-            return  # an earlier one was ordered meanwhile
+            return  # an earlier one was scheduled meanwhile
         self._due_us = None
         progress = self.worker.run_once()
         spent_us, self.clock.spent_us = self.clock.spent_us, 0
@@ -227,13 +227,13 @@ class WorkerHost:
             self._turn_after(spent_us + max(WAIT_MIN_US, self.worker.prepare_wait() * 1000))
 
     def dispose(self) -> None:
-        """The process is gone; only real resources of its state are released (RocksDB's handles)."""
+        """Release real resources of its state (RocksDB's handles); the process is dead."""
         with running(self.process.modules):
             for uid, number in list(self._memories):
                 self._look_back(uid, number)
         self.gateway.close()
         if self._recovery is not None:
-            for copies in self._recovery._owned:  # the system lets go of a dead process's locks
+            for copies in self._recovery._owned:  # the system releases a dead process's locks
                 copies.close()
         if self.folder is not None:
             for each in self.subtasks():
@@ -242,17 +242,17 @@ class WorkerHost:
             self.folder.close()
 
     def summary(self) -> str:
-        """One word of the session, and the state of each subtask."""
+        """State of the session and of each subtask, as text."""
         states = ",".join(each.subtask.state.value.lower() for each in self.subtasks())
         return f"{self.session.state.value} a{self.session.attempt}: {states}"
 
     def subtasks(self) -> tuple[DeployedSubtask, ...]:
-        """What the loop runs now."""
+        """Subtasks that the loop runs now."""
         attempt = self.worker._attempt
         return attempt.subtasks if attempt is not None else ()
 
     def _leave(self) -> None:
-        """Told to leave: what was reported is sent first, for a while."""
+        """Leave by command: reports are sent first, for a bounded time."""
         self._leaving += 1
         if not self.gateway.is_flushed and self._leaving < FLUSH_LOOKS:
             self._kernel.after(int(FLUSH_TIMEOUT_S * 1e6) // FLUSH_LOOKS, self._leave, self.process)
@@ -265,7 +265,7 @@ class WorkerHost:
         self._left(self, leaving)
 
     def _look(self) -> None:
-        """What the watch thread does."""
+        """Check the lease, as the watch thread."""
         if self._watch.verdict(self.clock.monotonic_ms()) is not None:
             self._left(self, None)
         else:
@@ -302,7 +302,7 @@ class WorkerHost:
     # ------------------------------------------------------------------------------------------------------- operators
 
     def instrument(self, deployed: DeployedSubtask) -> None:
-        """Let faults hit the operators of a subtask: a wrapper on the instance takes the place of each method."""
+        """Let faults hit the operators of a subtask: a wrapper on the instance replaces each method."""
         for node in deployed.subtask.chain.nodes:
             self._wrap(node.operator, node.context.uid)
             if self._ports.emitted is not None:
@@ -323,7 +323,7 @@ class WorkerHost:
             vars(operator)["process_watermark"] = self._in_slices(operator.process_watermark, f"worker.fire.{uid}", uid)
 
     def _remember(self, operator: Operator, uid: str) -> None:
-        """Look at what the user's function remembers when it is opened, and when it ends."""
+        """Record the memory of the user's function when it is opened, and at its end."""
         opened, closed = operator.open, operator.close
 
         def open_() -> None:
@@ -353,7 +353,7 @@ class WorkerHost:
             self._ports.observe(Remembered(self._kernel.now_ms, self.process.name, uid, tuple(places)))
 
     def _watch_head(self, subtask: Subtask) -> None:
-        """The head of a chain is the first to take part in a checkpoint, and to flush."""
+        """Observe the head of a chain, which takes part in a checkpoint, and flushes, first."""
         head, key, attempt = subtask.chain.head.operator, subtask.key, subtask.attempt
         kernel, process, observe = self._kernel, self.process, self._ports.observe
         snapshot_state, finish = head.snapshot_state, head.finish
@@ -388,7 +388,7 @@ class WorkerHost:
         handler._ended = end
 
     def _in_slices(self, original: Callable[[int], Iterator[None]], point: str, uid: str) -> Callable[[int], Iterator[None]]:
-        """Each slice of a firing takes a while, so that what comes meanwhile may fall between two of them."""
+        """Each slice of a firing takes time, so that events may fall between two of them."""
         injector, process, clock, drawn = self._ports.injector, self.process, self.clock, self._random
 
         def slices(watermark_ms: int) -> Iterator[None]:
@@ -417,13 +417,13 @@ class WorkerHost:
 
 
 def _is_between_slices(subtask: Subtask) -> bool:
-    """Work such as the firing of a watermark has begun, and has not ended."""
+    """Whether work such as the firing of a watermark has begun and not ended."""
     work = subtask._input._work
     return bool(work) and isinstance(work[0], Generator) and inspect.getgeneratorstate(work[0]) == inspect.GEN_SUSPENDED
 
 
 class InstrumentedBuilder(SubtaskBuilder):
-    """Builds subtasks as in production, and lets faults hit their operators."""
+    """Builds subtasks as in production, with faults on their operators."""
 
     def __init__(self, plan: bytes, ports: WorkerPorts, host: WorkerHost) -> None:
         super().__init__(plan, ports)

@@ -1,4 +1,4 @@
-"""One run of one seed: draw a job and its faults, let them happen, see that the job still ends, check everything.
+"""One run of one seed: draw a job and its faults, run it, see that it ends, and check everything.
 
 A run has three phases: safety (faults on), liveness (faults off: the job must end within a bound) and quiet (the job has ended:
 what is left in the stores is checked)."""
@@ -36,35 +36,35 @@ from holdfast.statebackends.storage.port import PutIfAbsent
 
 HORIZON_MIN_MS = 500
 PATIENCE_MS = 3_600_000
-"""Virtual time that a failure-free run of a user's job may take."""
+"""Virtual time that a failure-free run of a user's job may take, ms."""
 FAILURES_MAX = 5
-"""Attempts of a failure-free run of a user's job that may fail: it has no faults to recover from, so more would fail as well."""
+"""Failed attempts that a failure-free run of a user's job may have: without faults to recover from, more would fail as well."""
 LIVENESS_MS = 180_000
-"""Virtual time without faults in which the job must end: several of the longest timeouts of the protocols."""
+"""Virtual time without faults in which the job must end, ms: several of the longest timeouts of the protocols."""
 STEPS_MAX = 400_000
 """Events in which it must end."""
 QUIET_MS = 15_000
-"""Virtual time after the end in which every process must have come to rest."""
+"""Virtual time after the end in which every process must come to rest, ms."""
 LOOK_US = 100_000
 _COPIES_LOG = logging.getLogger("holdfast.localrecovery")
-"""It warns of each damaged copy, which is what some faults are about."""
+"""Logger of warnings about damaged copies, which some faults make."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run."""
+    """A run to be made."""
 
     seed: int
     workload: str
     kinds: tuple[str, ...] = ()
     """Kinds of faults, or families, that may be drawn; empty: all."""
     plan: tuple[Fault, ...] | None = None
-    """The faults themselves; None: drawn from the seed."""
+    """The faults; None: drawn from the seed."""
     sabotage: str | None = None
     backend: str | None = None
-    """State backend instead of the workload's."""
+    """State backend in the place of the workload's."""
     faults: int | None = None
-    """How many faults are drawn; None: drawn too."""
+    """Number of drawn faults; None: drawn, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Run:
 
 @contextlib.contextmanager
 def sabotaged(name: str | None) -> Iterator[None]:
-    """The product with one of its rules broken; None: with none."""
+    """The product with one of its rules broken; None: unchanged."""
     if name is None:
         yield
         return
@@ -88,7 +88,7 @@ def sabotaged(name: str | None) -> Iterator[None]:
 
 
 class Simulation:
-    """The run itself."""
+    """One run under way."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Simulation:
         emitted: EmittedRows | None = None,
         parallelism: int | None = None,
     ) -> None:
-        """`horizon_ms`: about how long the job takes. `patient`: nobody knows yet. `emitted`: notes what operators give."""
+        """`horizon_ms`: about how long the job takes. `patient`: that is not known yet. `emitted`: records what operators emit."""
         self._request = request
         self._patient = patient
         self._faults_end_ms = PATIENCE_MS if patient else 3 * horizon_ms
@@ -192,18 +192,18 @@ class Simulation:
         known += [place for place in fact.places if place not in known]
 
     def undeclared(self) -> dict[str, list[str]]:
-        """uid -> where its function remembers what is no declared state, and lost it when its process or its attempt ended."""
+        """uid -> memory of its function outside of declared state, lost when its process or its attempt ended."""
         return dict(sorted(self._undeclared.items()))
 
     @property
     def misjudged(self) -> SinkExpectation | None:
-        """The sink of a user's pipeline whose output was found wrong."""
+        """Sink of a user's pipeline whose output was found wrong."""
         return next((each.misjudged for each in self._checkers if isinstance(each, OutputChecker)), None)
 
     # -------------------------------------------------------------------------------------------------------------- run
 
     def run(self) -> Run:
-        """All three phases, or up to the first violation."""
+        """Run all three phases, or up to the first violation."""
         handler = _Alarm(self._report)
         logger = logging.getLogger("holdfast.coordinator")
         propagate, logger.propagate = logger.propagate, False
@@ -222,7 +222,7 @@ class Simulation:
         return Run(self._result(), self.trace)
 
     def committed_rows(self) -> tuple[list[Row], ...]:
-        """What each sink has committed, in the order of commits."""
+        """Committed rows of each sink, in the order of commits."""
         sinks = self._scenario.sinks
         return tuple(
             [row for file in committed(self._cluster.store(sink.path), sink.sink_id) for row in file.rows] for sink in sinks
@@ -238,7 +238,7 @@ class Simulation:
             self._phase("liveness")
             self._steps(self._kernel.now_ms + LIVENESS_MS, STEPS_MAX, "liveness")
             if not self._violations and not self._has_ended:
-                self._report("I30", f"the job has not ended {LIVENESS_MS} ms after the last fault: {self._cluster.standing()}")
+                self._report("I30", f"the job has not ended {LIVENESS_MS} ms after the last fault: {self._cluster.progress()}")
         if self._violations:
             return
         self._cluster.injector.stop()
@@ -257,7 +257,7 @@ class Simulation:
         self._observe(PhaseBegan(self._kernel.now_ms, phase))
 
     def _steps(self, end_ms: int, steps_max: int, phase: str) -> None:
-        """Events up to a time, the end of the job (in phases before it has ended) or the first violation."""
+        """Run events up to a time, the end of the job (in phases before it has ended) or the first violation."""
         kernel, cluster, violations = self._kernel, self._cluster, self._violations
         end_us, step, quiet = end_ms * 1000, kernel.step, phase == "quiet"
         for _ in range(steps_max):  # thousands of rounds a run, hence the local names and so little in each
@@ -266,13 +266,13 @@ class Simulation:
             if cluster.is_quiet if quiet else cluster.outcome and cluster.has_ended:
                 return
             if not step():
-                self._report("I30", f"nothing can happen any more: {cluster.standing()}")
+                self._report("I30", f"nothing can happen any more: {cluster.progress()}")
                 return
             if kernel.now_us >= self._next_look_us:
                 self._next_look_us = kernel.now_us + LOOK_US
                 for checker in self._checkers:
                     checker.look()
-        self._report("I30", f"the {phase} phase has not ended after {steps_max} events: {cluster.standing()}")
+        self._report("I30", f"the {phase} phase has not ended after {steps_max} events: {cluster.progress()}")
 
     def _result(self) -> RunResult:
         cluster = self._cluster

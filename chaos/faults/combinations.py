@@ -1,4 +1,4 @@
-"""Faults that show something only together, which faults drawn one by one meet too rarely: now and then a seed gets them whole."""
+"""Combinations of faults: some states take several faults together, which single draws meet too rarely."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from holdfast.barriers.jobgraph import JobConfig
 from holdfast.chaos.faults.faults import Fault
 
 SHARE = 0.3
-"""Of the runs that a combination fits, those that get one beside their other faults."""
+"""Share of fitting runs that get a combination beside their other faults."""
 LASTS_MS = 5_000
-"""Longer than a short job takes."""
+"""Longer than a short job takes, ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +23,20 @@ class Combination:
     meaning: str
     """The dangerous state that they lead to."""
     kinds: tuple[str, ...]
-    """Kinds of its faults: drawn only where all of them are wanted."""
+    """Kinds of its faults; it is drawn only where all of them are wanted."""
     draw: Callable[[random.Random, int], tuple[Fault, ...]]
-    """Given the ms in which the job would end by itself."""
+    """Draws the faults, given the ms in which the job would end by itself."""
     fits: Callable[[JobConfig], bool] = lambda config: True
     operators: frozenset[str] = frozenset()
-    """Uids of which the job has one; empty: any."""
+    """Uids, of which the job must have one; empty: any job."""
     weight: int = 1
-    """Of a drawing: more for what few jobs fit, or what seldom comes to pass."""
+    """Weight of the draw: higher for combinations that fit few jobs or seldom take effect."""
 
 
 def draw_combination(
     rng: random.Random, kinds: tuple[str, ...], config: JobConfig, operators: tuple[str, ...], horizon_ms: int
 ) -> tuple[Fault, ...]:
-    """The faults of one combination for a job with these operators, or mostly none."""
+    """Faults of one combination for a job with these operators; mostly empty."""
     fitting = [
         each
         for each in COMBINATIONS
@@ -61,7 +61,8 @@ def _half_deleted(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
 
 
 def _unsynced(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
-    """The writer asks again and finds its own name; or it dies, and another leader finds it. What follows from it has been told."""
+    """The writer retries and finds its own name; or it dies, and another leader finds the name, whose effects have been
+    announced."""
     power = Fault("power_loss", on="coordinator.send.complete", nth=rng.randint(2, 12), amount=rng.choice((1, 300)))
     return _lasting("store_unsynced", "PutIfAbsent", probability=rng.choice((0.3, 0.6))), power
 
@@ -76,7 +77,8 @@ def _restarts(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
 
 
 def _ended(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
-    """A savepoint joins the checkpoint that ends the job, and fails; not every source hears of it, nor every reader of its end."""
+    """A savepoint joins the checkpoint that ends the job, and fails; some sources do not know of it, and some readers not of its
+    end."""
     probability, since = rng.choice((0.5, 1.0)), "coordinator.send.trigger.savepoint"
     return (
         Fault("savepoint", on="coordinator.send.trigger.final"),

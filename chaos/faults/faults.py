@@ -1,7 +1,7 @@
 """Faults as records, and the catalogue of their kinds. A plan is a tuple of faults: composable, scriptable, minimisable.
 
 A fault says what goes wrong (`kind`), with what (`target`), and when: at a time, at the n-th pass of a named point, or with a
-probability inside a window. It refuses to know how: injector.py carries it out."""
+probability inside a window. How it is carried out is injector.py's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One thing that goes wrong. Times in ms of virtual time since the run began."""
+    """One fault. Times in ms of virtual time since the run began."""
 
     kind: str
     """Name of a `FaultKind`."""
     target: str = ""
-    """What it hits: `worker-1`, `coordinator`, `driver`, a message kind, a store operation, an operator's uid; see the kind."""
+    """`worker-1`, `coordinator`, `driver`, a message kind, a store operation, an operator's uid; the kind says which."""
     at_ms: int | None = None
     """It begins at this time ..."""
     on: str = ""
@@ -24,17 +24,17 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     nth: int = 1
     """... for the n-th time, n >= 1."""
     duration_ms: int = 0
-    """How long it lasts; 0 for something that happens once."""
+    """How long it lasts; 0 for a fault that happens once."""
     probability: float = 1.0
-    """Of each single message or call being hit while it lasts, 0..1."""
+    """Probability that it hits a single message or call while it lasts, 0..1."""
     amount: int = 0
-    """How much, in the unit of the kind: ms of delay, ms of a clock's jump, bytes of a disk, the new parallelism."""
+    """In the unit of the kind: ms of delay, ms of a clock's jump, bytes of a disk, the new parallelism."""
     name: str = ""
-    """For reports; made from the rest when empty."""
+    """Name in reports; made from the rest when empty."""
 
     @property
     def label(self) -> str:
-        """One line that says what happens and when."""
+        """One line: what happens and when."""
         when = f"at {self.at_ms} ms" if self.at_ms is not None else f"on {self.on} #{self.nth}"
         parts = [self.name or self.kind, self.target, when]
         if self.duration_ms:
@@ -47,14 +47,14 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class FaultKind(msgspec.Struct, frozen=True):
-    """One kind of fault: what it means, and what its target and its amount are."""
+    """One kind of fault, with the meaning of its target and amount."""
 
     name: str
     meaning: str
     target: str
     amount: str = ""
     lasts: bool = False
-    """It needs a duration."""
+    """Whether it needs a duration."""
 
 
 MESSAGES = (
@@ -74,10 +74,10 @@ MESSAGES = (
 """Kinds of control messages: requests of workers, then commands to them. `answer:<request>` is the answer to a request."""
 
 REQUESTS = ("register", "acks", "states", "heartbeat", "submit", "look", "wish")
-"""Requests that are answered: of workers, then of drivers and users."""
+"""Requests with an answer: of workers, then of drivers and users."""
 
 _ROLES = ("coordinator.", "worker.")
-"""What the names of points begin with."""
+"""Prefixes of the names of points."""
 
 STORE_OPERATIONS = (
     "PutIfAbsent",
@@ -105,21 +105,21 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("kill_driver", "the driver and its workers die; a new driver submits the job again", "", "ms until it is back"),
         FaultKind("kill_all", "every process dies at once", "", "ms until they are back"),
         FaultKind("power_loss", "every process dies, and storage loses what was not durable", "", "ms until they are back"),
-        FaultKind("kill_recovering", "whoever recovers dies during it", "worker or coordinator"),
+        FaultKind("kill_recovering", "a process dies while it recovers", "worker or coordinator"),
         FaultKind("damage_copies", "a worker dies, and the copies of state on its host's disk are damaged or gone", _WORKER),
         FaultKind(
             "local_disk_full", "a worker dies, and the disk of its host takes nothing for a while", _WORKER, lasts=True
         ),
         FaultKind(
-            "pause_worker", "a worker stands still and comes back", _WORKER, "1: its driver replaces it meanwhile", lasts=True
+            "pause_worker", "a worker is paused and resumes", _WORKER, "1: its driver replaces it meanwhile", lasts=True
         ),
         FaultKind(
             "hang_worker",
-            "a worker stands still until its driver has its task cancelled, and dies of that",
+            "a worker hangs until its driver cancels its task, and dies of that",
             _WORKER,
             "1: the process is out of the driver's reach, and wakes afterwards",
         ),
-        FaultKind("pause_coordinator", "the coordinator stands still for a while", "", lasts=True),
+        FaultKind("pause_coordinator", "the coordinator is paused for a while", "", lasts=True),
         FaultKind("second_coordinator", "another coordinator takes over while the first one lives on", "", lasts=True),
         FaultKind("old_leader_wakes", "the coordinator is paused, another takes over, then the first one wakes", "", lasts=True),
         FaultKind("drop", "control messages are lost", _MESSAGE, lasts=True),
@@ -128,10 +128,10 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("reorder", "control messages overtake each other", _MESSAGE, "ms", lasts=True),
         FaultKind("partition", "a worker and the coordinator can't reach each other", _WORKER, lasts=True),
         FaultKind("forged_ack", "acknowledgements of a worker name what no task can have stored", _WORKER, lasts=True),
-        FaultKind("forged_registration", "processes that nobody launched register for a worker's slot, and for another", _WORKER),
+        FaultKind("forged_registration", "processes that no launcher started register for a worker's slot and others", _WORKER),
         FaultKind("break_stream", "a worker's command stream breaks; the coordinator notices late", _WORKER, "ms until it does"),
-        FaultKind("cut_link", "a data connection between two workers breaks, and can be made anew", "<slot>-<slot>"),
-        FaultKind("forged_frames", "frames that nobody of its attempt sent come to a worker's data port", _WORKER),
+        FaultKind("cut_link", "a data connection between two workers breaks, and can be made again", "<slot>-<slot>"),
+        FaultKind("forged_frames", "frames that no process of its attempt sent come to a worker's data port", _WORKER),
         FaultKind("slow_link", "a data connection is slow", "<slot>-<slot>, or all", "ms", lasts=True),
         FaultKind("store_fails", "calls of the store fail without effect", _STORE, lasts=True),
         FaultKind("store_slow", "calls of the store are slow", _STORE, "ms", lasts=True),
@@ -180,7 +180,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "operators": ("slow_operator", "blocked_operator", "user_error"),
     "users": ("checkpoint", "savepoint", "restore", "drain", "rewind", "rescale"),
 }
-"""Names that `--faults` takes beside single kinds."""
+"""Names of families, which `--faults` takes beside single kinds."""
 
 
 def expand_kinds(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def expand_kinds(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_plan(plan: tuple[Fault, ...]) -> None:
-    """Raise InvalidConfigError naming the first fault that can't be carried out, and what is wrong with it."""
+    """Raise InvalidConfigError naming the first fault that can't be carried out, and its problem."""
     for index, fault in enumerate(plan):
         where = f"fault {index} ({fault.kind})"
         kind = KINDS.get(fault.kind)
@@ -228,7 +228,7 @@ def check_plan(plan: tuple[Fault, ...]) -> None:
 
 
 def _is_target(kind: FaultKind, target: str) -> bool:
-    """It can name something of that kind; whether a run has it, such as a worker in slot 7, is another matter."""
+    """Whether a target is of the kind's sort; whether a run has it, such as a worker in slot 7, is not known here."""
     if not target:
         return kind.name not in ("cut_link", "clock_jump", "kill_recovering")
     is_worker = target == "workers" or (target.startswith("worker-") and target.removeprefix("worker-").isdigit())
@@ -259,7 +259,7 @@ def encode_plan(plan: tuple[Fault, ...]) -> bytes:
 
 
 def decode_plan(content: bytes, where: str) -> tuple[Fault, ...]:
-    """Read a plan, and check it. Raises InvalidConfigError naming `where` and what is wrong."""
+    """Read and check a plan. Raises InvalidConfigError naming `where` and the problem."""
     try:
         plan = msgspec.json.decode(content, type=tuple[Fault, ...])
     except msgspec.MsgspecError as error:

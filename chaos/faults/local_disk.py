@@ -1,7 +1,7 @@
-"""What goes wrong with the disk that the workers of a host share: copies of state are cut off, changed, mixed up, gone; and there
-is no room.
+"""Faults of the disk shared by the workers of a host: local copies of state truncated, changed, mixed up or deleted, and no space
+left.
 
-A copy of a table may be another name of a file that a database has open, so nothing is changed in place: a damaged copy takes the
+A copy of a table may be another name of a file that a database has open, so no file is changed in place: a damaged copy takes the
 name of the good one."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import holdfast.statebackends.rocksdb.database as database_module
 from holdfast.statebackends.local_recovery.copies import LOCK_NAME, RECOVERY_FOLDER
 
 SPARED_SHARE = 0.2
-"""Of the copies, those that stay as they are."""
+"""Share of copies that stay unchanged."""
 
 
 def damage_copies(local_directory: str, rng: random.Random) -> int:
-    """Damage most copies of all jobs and workers of this host; how many."""
+    """Damage most copies of all jobs and workers of this host; returns how many."""
     root = Path(local_directory, RECOVERY_FOLDER)
     copies = sorted(path for path in root.glob("*/*/*") if path.name != LOCK_NAME)
     chosen = [path for path in copies if rng.random() >= SPARED_SHARE]
@@ -41,7 +41,7 @@ def damage_copies(local_directory: str, rng: random.Random) -> int:
 
 
 def _damaged(content: bytes, others: list[bytes], rng: random.Random) -> bytes | None:
-    """None: it is gone."""
+    """Content of a damaged copy; None: it is deleted."""
     match rng.randrange(5):
         case 0:
             return None
@@ -58,8 +58,8 @@ def _damaged(content: bytes, others: list[bytes], rng: random.Random) -> bytes |
 
 @contextmanager
 def limited_disk(is_full: Callable[[], bool]) -> Iterator[None]:
-    """While the block runs, RocksDB opens no database and no copy is kept or taken as long as the disk is full; each says so in its
-    own words. It is process-wide, as a host's disk is for all workers of a run."""
+    """Within the block RocksDB opens no database and no copy is kept or used while the disk is full; each raises its own error. It
+    is process-wide, as a host's disk is for all workers of a run."""
     words = os.strerror(errno.ENOSPC)
 
     def database(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""From a seed to a plan of faults: which kinds, when, how long, with what probability. Pure."""
+"""From a seed to a plan of faults: kinds, times, durations, probabilities. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.chaos.workloads.scenario import Scenario
 FAULTS_MAX = 6
 """Most faults of a drawn plan in a short job; a longer one gets more, in proportion."""
 SHORT_MS = 2_000
-"""How long a short job takes."""
+"""Duration of a short job, ms."""
 FAULTS_LIMIT = 60
 """Most faults of any drawn plan."""
 
@@ -62,7 +62,7 @@ WORKER_POINTS = (
     "worker.DeleteFile.",
     "worker.ListFolder.",
 )
-"""Where processes are killed on purpose: between any two steps of the protocols."""
+"""Points at which processes are killed: between any two steps of the protocols."""
 
 _FREQUENT = frozenset(
     {"kill_worker", "kill_coordinator", "kill_driver", "old_leader_wakes", "pause_worker", "user_error", "power_loss"}
@@ -80,7 +80,7 @@ _WHOLE = frozenset(
         "partition",
     }
 )
-"""They last, and hit everything while they do."""
+"""Kinds that last, and hit everything meanwhile."""
 
 
 def draw_plan(
@@ -94,7 +94,7 @@ def draw_plan(
     config: JobConfig | None = None,
 ) -> tuple[Fault, ...]:
     """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX, more in a long job, and now
-    and then a combination that fits its `config`. They begin before `horizon_ms`, about when the job would end without them."""
+    and then a combination that fits its `config`. Faults begin before `horizon_ms`, about the end of the job without them."""
     usable = [kind for kind in kinds if _fits(kind, scenario, slots)]
     if not usable:
         return ()

@@ -1,7 +1,7 @@
-"""Whether the committed output of a user's sink is what it must be: that of a run without failures, or what the user said of it.
+"""The verdict on the committed output of a user's sink: equal to that of a run without failures, or as the user's expectations say.
 
-What depends on the order of arrival, or on time, can't be compared row by row: two runs without failures tell. What a user says
-must hold is judged all the same, and nothing else is: how many rows there are may depend on where batches end."""
+Output that depends on the order of arrival, or on time, can't be compared row by row: two runs without failures show it. Only the
+user's expectations are judged then: even the number of rows may depend on where batches end."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from holdfast.chaos.pipelines.rows import (
 )
 
 EXPECT = "expect"
-"""Named like an invariant where what a user said does not hold."""
+"""Named like an invariant: an expectation of the user does not hold."""
 LOST, REPEATED = "I1", "I2"
 WHAT = "depends on the order of arrival, or on time"
 
 
 class Dependence(msgspec.Struct, frozen=True):
-    """The output of a sink is not the same in two runs without any fault."""
+    """The output of a sink differs between two runs without faults."""
 
     sink: str
     operator: str
-    """The first one, on the way of the records, that gave other rows."""
+    """First operator, on the way of the records, that emitted other rows."""
     difference: Difference
     judged: bool
-    """The user said what must hold all the same."""
+    """The user's expectations were judged all the same."""
     seed: int | None = None
-    """It differs only in an order that this seed draws, and was compared in others; None: in every one."""
+    """Seed of the only orders in which it differs; None: it differs in every order compared."""
     parallelism: int | None = None
-    """At which it differs, if not at the job's own."""
+    """Parallelism at which it differs; None: the job's own."""
     batches: bool = False
-    """The operator is a running aggregate: it gives a row a key for each batch of its input, and where batches end is left open."""
+    """The operator is a running aggregate: it emits a row for each key of a batch, and the ends of batches are undefined."""
 
     def __str__(self) -> str:
         told = self.difference
@@ -62,31 +62,32 @@ class Dependence(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a sink's output."""
+    """The problem in a sink's output."""
 
     invariant: str
     message: str
     place: int | None = None
-    """Index of the row that is wrong, among all that were committed."""
+    """Index of the wrong row among all committed rows."""
 
 
 class SinkJudge:
     """Judges one sink's output at the end of a run."""
 
     def __init__(self, sink: UserSink, reference: Sequence[Row] | None) -> None:
-        """`reference`: what a run without failures has committed, in the order of commits; None: rows are not compared."""
+        """`reference`: committed rows of a run without failures, in the order of commits; None: rows are not compared."""
         self.sink = sink
         self._reference = None if reference is None else frozen_rows(sink.schema, reference)
 
     def of_invariants(self) -> SinkJudge:
-        """One that compares nothing, for output that differs without any fault even in what the user wants compared."""
+        """A judge that compares no rows, for output that differs without faults even in the columns that the user wants
+        compared."""
         said = tuple(
             replace(each, last_value_per_key=(), ignore_columns=()) for each in self.sink.expectations if each.invariant is not None
         )
         return SinkJudge(replace(self.sink, expectations=said), None)
 
     def problem(self, rows: Sequence[Row]) -> Problem | None:
-        """The first thing that is wrong with rows in the order of commits; None: nothing is."""
+        """The first problem in rows in the order of commits; None without one."""
         found = frozen_rows(self.sink.schema, rows)
         if not self.sink.expectations and self._reference is not None:
             return self._compared(difference(self.sink.rows, self._reference, found), "", len(found))
@@ -129,7 +130,7 @@ class SinkJudge:
 def expected_difference(
     source: RowSource, said: Expectation, expected: Sequence[Row], found: Sequence[Row]
 ) -> Difference | None:
-    """Between two outputs, in what an expectation compares."""
+    """The first difference between two outputs, in the columns that an expectation compares."""
     compared = tuple(name for name in source.columns if name not in said.ignore_columns)
     if said.last_value_per_key:
         return last_difference(source, said.last_value_per_key, compared, expected, found)

@@ -1,8 +1,8 @@
-"""What one simulated process has of the user's code: modules and classes of its own, which die with it.
+"""The user's code in one simulated process: modules and classes of its own, which die with it.
 
-All processes of a run share one interpreter, in which a class that cloudpickle gives back is the one that was pickled, and an
-`import` finds what is there already. So what a function keeps in a class, or in a module, would outlive every crash. Here each
-process unpickles classes of its own and imports the user's modules anew; installed packages and Python's own are shared."""
+All processes of a run share one interpreter, in which cloudpickle returns the class that was pickled, and `import` an existing
+module: what a function keeps in a class or a module would outlive every crash. Here each process unpickles classes of its own and
+imports the user's modules again; installed packages and Python's own modules are shared."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.spark.packaging import is_user_module
 
 TRACKED = ("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar")
-"""What cloudpickle calls to make what it pickled by value, once for each identity that it gave it."""
+"""Functions that cloudpickle calls to rebuild what it pickled by value, once for each identity."""
 IDENTITY = "class_tracker_id"
 """Their parameter that holds the identity."""
 
 _numbers = itertools.count(1)
-"""Of processes, over all runs of this interpreter: what is left of an earlier run is nobody's."""
+"""Numbers of processes, over all runs of this interpreter, so that no process shares an identity with one of an earlier run."""
 
 
 class UserModules:
-    """The user's modules and classes in one process. Only what runs inside of `running` of it sees them."""
+    """The user's modules and classes in one process. Only code inside of its `running` block sees them."""
 
     def __init__(self, names: frozenset[str]) -> None:
         """`names`: modules that are the user's, as this interpreter has imported them."""
@@ -43,25 +43,25 @@ class UserModules:
         self._number = next(_numbers)
 
     def load(self, plan: bytes) -> JobPlan:
-        """The plan with classes of this process: as often as it is loaded here, they are the same. Raises as unpickling does."""
+        """The plan with classes of this process, the same ones for each call. Raises as unpickling does."""
         loaded = _Unpickler(io.BytesIO(plan), f"{self._number}/").load()
         assert isinstance(loaded, JobPlan)
         return loaded
 
     @property
     def imported(self) -> dict[str, ModuleType]:
-        """The user's modules that this process has imported by their names."""
+        """The user's modules that this process has imported by name."""
         return {**self._modules, **{name: sys.modules[name] for name in self.names if name in sys.modules}}
 
     def enter(self) -> dict[str, ModuleType]:
-        """Let the interpreter have this process's modules; the ones that it had instead."""
+        """Install this process's modules in the interpreter; returns the ones that were there."""
         kept = {name: module for name in self.names if (module := sys.modules.pop(name, None)) is not None}
         sys.modules.update(self._modules)
         return kept
 
     def leave(self, kept: dict[str, ModuleType], known: tuple[str, ...]) -> None:
-        """Take them out again, with those that were imported meanwhile: it had the modules `known` when this one had entered."""
-        same = len(sys.modules) == len(known) and next(reversed(sys.modules)) == known[-1]  # whatever is new stands at the end
+        """Remove them, with those imported meanwhile: `known` are the modules when this process had entered."""
+        same = len(sys.modules) == len(known) and next(reversed(sys.modules)) == known[-1]  # new modules stand at the end
         imported = () if same else sys.modules.keys() - set(known)
         fresh = {name for name in imported if name in self.names or is_user_module(name, sys.modules[name])}
         for name in (*self._modules, *fresh):
@@ -76,7 +76,7 @@ _current: UserModules | None = None
 
 @contextlib.contextmanager
 def running(modules: UserModules | None) -> Iterator[None]:
-    """Whose code runs: a process's, or (None) that of the one who simulates. Blocks may be nested."""
+    """Run code of a process, or (None) of the simulator, within the block. Blocks may be nested."""
     global _current
     before = _current
     if modules is before:
@@ -91,7 +91,7 @@ def running(modules: UserModules | None) -> Iterator[None]:
 
 
 _entered: list[tuple[dict[str, ModuleType], tuple[str, ...]]] = []
-"""What `enter` of the current one gave, and the modules that there were then, in the order in which they were imported."""
+"""(result of `enter` of the current process, modules at that time in the order of import), innermost last."""
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def _present(modules: UserModules | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _absent(modules: UserModules | None) -> Iterator[None]:
-    """Undo `enter` for a while."""
+    """Undo `enter` within the block."""
     if modules is None:
         yield
         return
@@ -122,7 +122,7 @@ def _absent(modules: UserModules | None) -> Iterator[None]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Gives what cloudpickle identifies an identity of this process."""
+    """Rebuilds objects with identities of this process."""
 
     def __init__(self, file: io.BytesIO, prefix: str) -> None:
         super().__init__(file)
@@ -148,7 +148,7 @@ def _with_prefix(make: Callable[..., Any], prefix: str) -> Callable[..., Any]:
 
 
 class _Files(MetaPathFinder):
-    """Finds modules of files that have names which no search of a path would find."""
+    """Finds modules of files whose names no search of a path would find."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}
@@ -162,7 +162,7 @@ _files = _Files()
 
 
 def importable(module: ModuleType) -> None:
-    """Let a process import the module of a file anew, whatever its name."""
+    """Let a process import the module of a file again, whatever its name."""
     if module.__file__ is not None:
         _files.paths[module.__name__] = module.__file__
     if _files not in sys.meta_path:

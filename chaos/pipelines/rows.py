@@ -1,6 +1,6 @@
-"""Rows of a user's pipeline: where they come from in the graph, and how two runs' rows differ, told by operator, key and row.
+"""Rows of a user's pipeline: their origin in the graph, and the difference of two runs' rows by operator, key and row.
 
-It decides what is the same row; what that means for a run is judged elsewhere."""
+It decides which rows are equal; the verdict on a run is judging.py's."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ Row = tuple[Any, ...]
 """Values of one output row, in the order of the sink's columns; timestamps as integers (us)."""
 
 USER_KINDS = frozenset({"map", "filter", "flat_map", "map_batches", "process", "window", "aggregate"})
-"""Operators that run a user's functions, or count in a user's stead."""
+"""Operators that run a user's functions, or aggregate in their place."""
 
 ROW_SHOWN_MAX = 300
 """Characters of a row in a message."""
 NINE_DIGITS = 1e-9
-"""Sums of floats differ in the last digits when they are added in another order."""
+"""Relative tolerance: sums of floats differ in the last digits when they are added in another order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Who gave some rows."""
+    """Origin of some rows."""
 
     operator: str
-    """Uid of the operator that made them; a sink's: the one in front of it, or what comes before that."""
+    """Uid of the operator that made them; for a sink that of the nearest such operator in front of it."""
     keys: tuple[str, ...]
-    """Columns that its records are keyed by, as far as its rows still have them."""
+    """Key columns of its records that its rows still have."""
     columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UserSink:
-    """A sink of a user's pipeline, and what was said of its output."""
+    """A sink of a user's pipeline, and the expectations about it."""
 
     sink_id: str
     rows: RowSource
@@ -51,18 +51,18 @@ class UserSink:
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first key whose rows are not the same twice."""
+    """The first key whose rows differ."""
 
     key: str
-    """As text; empty where no columns are known to be the key."""
+    """The key as text; empty if its columns are unknown."""
     expected: str
-    """Its first row that is missing; empty if none is."""
+    """Its first missing row; empty without one."""
     found: str
-    """Its first row that is too many; empty if none is."""
+    """Its first extra row; empty without one."""
     missing: int
     extra: int
     place: int | None = None
-    """Index of `found` among all rows that were found."""
+    """Index of `found` among all rows found."""
 
     def __str__(self) -> str:
         if not self.expected:
@@ -78,7 +78,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def sink_rows(plan: JobPlan, sink_id: str, columns: tuple[str, ...]) -> RowSource:
-    """Who made the rows of a sink."""
+    """Origin of a sink's rows."""
     writer = _writer(plan.graph, sink_id)
     behind = _behind(plan.graph, writer)
     kinds = {operator.uid: operator.kind for operator in _operators(plan.graph)}
@@ -87,12 +87,12 @@ def sink_rows(plan: JobPlan, sink_id: str, columns: tuple[str, ...]) -> RowSourc
 
 
 def operator_rows(plan: JobPlan, uid: str, columns: tuple[str, ...]) -> RowSource:
-    """What an operator gives."""
+    """Origin of an operator's rows."""
     return RowSource(uid, _keys(plan, (uid, *_behind(plan.graph, uid)), columns), columns)
 
 
 def operators_before(graph: JobGraph, sink_id: str) -> list[str]:
-    """Uids of all operators whose records reach a sink, in the order in which records pass them."""
+    """Uids of all operators whose records reach a sink, upstream ones first."""
     behind = set(_behind(graph, _writer(graph, sink_id)))
     return [operator.uid for operator in _operators(graph) if operator.uid in behind]
 
@@ -106,7 +106,7 @@ def _operators(graph: JobGraph) -> list[OperatorDescription]:
 
 
 def _behind(graph: JobGraph, uid: str) -> list[str]:
-    """Operators from which its records come, nearest first."""
+    """Operators upstream of one, nearest first."""
     found: list[str] = []
     waiting = [uid]
     while waiting:
@@ -126,7 +126,7 @@ def _inputs(graph: JobGraph, uid: str) -> list[str]:
 
 
 def _keys(plan: JobPlan, uids: Iterable[str], columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the nearest keyed operator whose key the rows still have."""
+    """Key columns of the nearest keyed operator that the rows still have."""
     for uid in uids:
         names: tuple[str, ...] = getattr(plan.selectors.get((uid, 0)), "names", ())
         if names and set(names) <= set(columns):
@@ -138,7 +138,7 @@ def _keys(plan: JobPlan, uids: Iterable[str], columns: tuple[str, ...]) -> tuple
 
 
 def frozen(value: Any) -> Any:
-    """The same for values that are the same, and hashable: NaN is one value, lists and structs are tuples."""
+    """A hashable value, equal for equal values: NaN is one value, lists and structs are tuples."""
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
     if isinstance(value, Mapping):
@@ -149,12 +149,12 @@ def frozen(value: Any) -> Any:
 
 
 def frozen_rows(schema: pa.Schema, rows: Sequence[Row]) -> list[Row]:
-    """Rows as they were read from outside, to be compared and told."""
+    """Rows as read from outside, frozen for comparison."""
     return [frozen(row) for row in _with_times(schema, rows)]
 
 
 def difference(source: RowSource, expected: Sequence[Row], found: Sequence[Row]) -> Difference | None:
-    """Between two outputs, whatever their order; rows are frozen. None: there is none."""
+    """The first difference of two outputs, in any order; rows are frozen. None without one."""
     wanted, had = Counter(expected), Counter(found)
     if wanted == had:
         return None
@@ -181,7 +181,7 @@ def difference(source: RowSource, expected: Sequence[Row], found: Sequence[Row])
 def last_difference(
     source: RowSource, keys: Sequence[str], compared: Sequence[str], expected: Sequence[Row], found: Sequence[Row]
 ) -> Difference | None:
-    """Between the last rows of each key, in these columns; rows are frozen."""
+    """The first difference of the last rows of each key, in these columns; rows are frozen."""
     places = [source.columns.index(name) for name in keys]
     columns = [source.columns.index(name) for name in compared]
     wanted, had = (
@@ -228,12 +228,12 @@ def row_text(columns: Sequence[str], row: Row) -> str:
 
 
 def named_rows(schema: pa.Schema, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows as a user's function takes them: dicts, times as datetime, as the sink would read them back."""
+    """Rows for a user's function: dicts, times as datetime, as a reader of the sink gets them."""
     return [dict(zip(schema.names, row, strict=True)) for row in _with_times(schema, rows)]
 
 
 def _with_times(schema: pa.Schema, rows: Sequence[Row]) -> Sequence[Row]:
-    """Times come as us since the epoch."""
+    """Convert times, which are us since the epoch."""
     if not any(pa.types.is_timestamp(field.type) for field in schema):
         return rows
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)

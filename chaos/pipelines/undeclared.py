@@ -1,7 +1,7 @@
-"""What a user's function remembers outside of its declared state: attributes, class attributes, globals, captured variables.
+"""A user's function's memory outside of its declared state: attributes, class attributes, globals, captured variables.
 
-It is looked at when a subtask has opened its operators and when it ends; what differs is lost with the process. It judges
-nothing: a cache may differ, and be right."""
+It is read when a subtask has opened its operators and when it ends; what differs is lost with the process. It judges nothing: a
+cache may differ without harm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.pickling import is_own_module
 
 Memory = dict[str, bytes]
-"""Place, such as `Total.seen` -> digest of what is there."""
+"""Place, such as `Total.seen` -> digest of its content."""
 
 _DATA_PACKAGES = frozenset({"builtins", "collections", "datetime", "decimal", "array", "numpy", "uuid"})
 _OWN_ATTRIBUTES = frozenset({"states", "returns", "process_element"})
@@ -31,8 +31,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None))
 
 
 def memory_of(operator: Operator, modules: dict[str, ModuleType], users: frozenset[str]) -> Memory:
-    """What the user's function of an operator remembers now. `modules`: what its process has imported of the user's; `users`:
-    names of all of these."""
+    """Memory of an operator's user function now. `modules`: the user's modules that its process has imported; `users`: names of all
+    of them."""
     function = getattr(operator, "function", None)
     if function is None:
         return {}
@@ -40,11 +40,11 @@ def memory_of(operator: Operator, modules: dict[str, ModuleType], users: frozens
 
 
 def memory_of_imports(modules: UserModules) -> Memory:
-    """What the modules that a process has imported by name hold when they are imported anew."""
+    """Memory of the modules that a process has imported by name, as of their import."""
     fresh = UserModules(modules.names)
     with running(fresh):
         for name in sorted(modules.imported):
-            with contextlib.suppress(Exception):  # what it held at first is then not known, and named as changed
+            with contextlib.suppress(Exception):  # the initial content is then unknown, and reported as changed
                 importlib.import_module(name)
         return _memory(_of_modules(fresh.imported), modules.names)
 
@@ -59,7 +59,7 @@ def _memory(places: Iterable[tuple[str, Any]], users: frozenset[str]) -> Memory:
 
 
 def changed(before: Memory, after: Memory) -> list[str]:
-    """Places that hold something else, or hold something now."""
+    """Places with other content, or with content where there was none."""
     return sorted(place for place, encoded in after.items() if before.get(place) != encoded)
 
 
@@ -102,7 +102,7 @@ def _of_code(function: FunctionType) -> Iterator[tuple[str, Any]]:
         try:
             yield name, cell.cell_contents
         except ValueError:
-            continue  # nothing was captured yet
+            continue  # the cell was still empty
 
 
 def _of_modules(modules: dict[str, ModuleType]) -> Iterator[tuple[str, Any]]:
@@ -121,7 +121,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _encoded(value: Any, users: frozenset[str]) -> bytes | None:
-    """None: it is no data, or a library's, such as a model or a connection."""
+    """Bytes of a value; None for what is no data, or a library's, such as a model or a connection."""
     if isinstance(value, type | ModuleType) or callable(value) or inspect.isdatadescriptor(value):
         return None
     module = type(value).__module__
@@ -135,7 +135,7 @@ def _encoded(value: Any, users: frozenset[str]) -> bytes | None:
 
 
 def hint(operator: str, places: list[str]) -> str:
-    """What a violation says of them."""
+    """The hint of a violation about these places."""
     named = ", ".join(f"`{place}`" for place in places[:3])
     verb = "is" if len(places) == 1 else "are"
     return (

@@ -1,4 +1,4 @@
-"""What a sabotage is: one safety rule broken, by a mutant in the place of a piece of the product for as long as a run takes."""
+"""A sabotage: one safety rule broken by a mutant that replaces a piece of the product for the length of a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from holdfast.chaos.faults.faults import Fault
 
 SEEDS_MAX = 20
-"""Seeds that most sabotages are granted. One that shows more rarely has a number of its own: at least three times as many as it
-took to catch it in half of the cases."""
+"""Seeds granted to most sabotages. One that shows more rarely has a number of its own: at least three times as many as caught it in
+half of the cases."""
 
 THROUGHOUT_MS = 5_000
-"""Longer than a short job takes."""
+"""Longer than a short job takes, ms."""
 
 _ABSENT: Any = object()
 
@@ -24,14 +24,14 @@ class Mutant:
     """A replacement for one attribute of a class or a module."""
 
     owner: Any
-    """The class or module. A function that others imported by name is an attribute of theirs too."""
+    """The class or module. A function that others import by name is an attribute of theirs, too."""
     name: str
     make: Callable[[Any], Any]
-    """From what stands there (for a property the property itself) to what takes its place."""
+    """From the original attribute (for a property the property itself) to its replacement."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """It stands there until the end of the block; what stood there before is put back, also after an error."""
+        """Within the block the replacement is in place; the original is put back, also after an error."""
         own = vars(self.owner).get(self.name, _ABSENT)
         setattr(self.owner, self.name, self.make(getattr(self.owner, self.name) if own is _ABSENT else own))
         try:
@@ -45,29 +45,29 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
-    """One rule that is broken, and where that shows."""
+    """One broken rule, and the runs that show it."""
 
     name: str
     meaning: str
-    """What the product does then, as one line."""
+    """The product's behaviour under it, in one line."""
     invariants: tuple[str, ...]
-    """Expected to catch it."""
+    """Invariants expected to catch it."""
     mutants: tuple[Mutant, ...]
-    """All are applied together: they are one mistake, in as many places as the product says it."""
+    """Applied together: one mistake, in as many places as the product states the rule."""
     workloads: tuple[str, ...] = ()
-    """Where it shows; empty: everywhere."""
+    """Workloads that show it; empty: all."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults, or families, that make it show; empty: all."""
     plan: tuple[Fault, ...] | None = None
     """The faults of every seed, where drawn ones would make it show too rarely; None: drawn."""
     seeds_max: int = SEEDS_MAX
-    """It is caught within so many seeds."""
+    """Number of seeds within which it is caught."""
     backend: str | None = None
-    """State backend in which it shows; None: any."""
+    """State backend that shows it; None: any."""
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """The product is broken until the end of the block. It is process-wide: nothing else may run beside it."""
+        """The product is broken within the block. It is process-wide: no other run may be under way."""
         with ExitStack() as stack:
             for mutant in self.mutants:
                 stack.enter_context(mutant.applied())
@@ -80,5 +80,5 @@ def throughout(kind: str, target: str, *, amount: int = 0, probability: float = 
 
 
 def constant(value: Any) -> Callable[[Any], Any]:
-    """A function that does nothing and returns this, in place of any other."""
+    """A function that only returns this value."""
     return lambda original: lambda *arguments, **options: value

@@ -27,7 +27,7 @@ def _never_blocks(original: Any) -> Any:
 
 
 def _does_not_mind(original: Any) -> Any:
-    """What comes on a channel that should be blocked is taken."""
+    """Accepts what comes on a channel that should be blocked."""
 
     def require_open(self: Aligner, channel: int, what: str) -> None:
         if channel not in self._open:
@@ -139,7 +139,7 @@ def _forgets(original: Any) -> Any:
 
 
 def _asks_nobody(original: Any) -> Any:
-    """The attempt in the header is all that counts, and who can't write one fails the attempt."""
+    """Accepts frames by the attempt in their header alone; a malformed header fails the attempt."""
 
     def read(self: Admission, identity: str, parts: Any) -> EncodedFrame | None:
         frame = EncodedFrame.of(parts)
@@ -151,7 +151,7 @@ def _asks_nobody(original: Any) -> Any:
 SABOTAGES = (
     Sabotage(
         "unblocked_channel",
-        "a channel whose barrier has come is read on during the alignment",
+        "a channel whose barrier has arrived is still read during the alignment",
         ("I7", "I2", "I5", "I27"),
         (Mutant(InputGate, "_perform", _never_blocks), Mutant(Aligner, "_require_open", _does_not_mind)),
         workloads=("windows", "timers", "ends", "aggregate"),
@@ -173,7 +173,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "forgotten_abort",
-        "a subtask that was told of an abort takes the barrier that comes afterwards",
+        "a subtask with notice of an abort takes the barrier that comes afterwards",
         ("I13",),
         (Mutant(AbortedIds, "take", _forgets),),
         workloads=("timers",),
@@ -210,7 +210,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "open_data_port",
-        "a data port takes frames of the running attempt whoever sends them",
+        "a data port takes frames of the running attempt from any sender",
         ("I15",),
         (Mutant(Admission, "read", _asks_nobody),),
         plan=(Fault("forged_frames", "workers", at_ms=400),),

@@ -42,7 +42,7 @@ from holdfast.statebackends.storage.port import Flow, ListFolder, PutIfAbsent
 
 
 def _notifies_at_once(original: Any) -> Any:
-    """All have acknowledged: everybody is told while the write begins."""
+    """Sends notices once all have acknowledged, while the write begins."""
 
     def write_next(self: CheckpointCoordinator) -> None:
         told = len(self._turn.out)
@@ -59,7 +59,7 @@ def _lacks_one(original: Any) -> Any:
 
 
 def _counts(original: Any) -> Any:
-    """Repeated acknowledgements of a task fill in for those that are missing."""
+    """Repeated acknowledgements of a task count for missing ones."""
     return property(lambda self: len(self.acks) + getattr(self, "repeated", 0) >= len(self.tasks))
 
 
@@ -80,7 +80,7 @@ def _names_all(self: AcknowledgementValidator, ack: AcknowledgeCheckpoint) -> tu
 
 
 def _aborts_hastily(original: Any) -> Any:
-    """Everybody is told and the state is deleted while the write begins."""
+    """Sends notices of the abort, and deletes the state, while the write begins."""
 
     def write_aborted(self: CheckpointCoordinator, pending: PendingCheckpoint, reason: Any, message: str) -> None:
         original(self, pending, reason, message)
@@ -127,7 +127,7 @@ def _notifies_savepoints(original: Any) -> Any:
 
 
 def _skips_the_final(original: Any) -> Any:
-    """The input has ended: the newest checkpoint, whenever it was, ends the job."""
+    """When the input has ended, the newest checkpoint, whatever its age, ends the job."""
 
     def run(self: Lifecycle) -> None:
         execution, point = self.execution, self.restore_point
@@ -188,7 +188,7 @@ def _has_no_deadline(original: Any) -> Any:
 
 
 def _has_a_tenth_of_its_time(original: Any) -> Any:
-    """Its record says that it began as long ago as it should have."""
+    """Records a beginning long before the real one."""
 
     def init(self: PendingCheckpoint, *arguments: Any, **options: Any) -> None:
         original(self, *arguments, **options)
@@ -200,7 +200,7 @@ def _has_a_tenth_of_its_time(original: Any) -> Any:
 
 
 def _is_deaf_while_it_recovers(original: Any) -> Any:
-    """It listens when every job is recovered: this one, whose clock runs from then on, and many others."""
+    """Listens once every job is recovered: this one, whose clock runs from its recovery, and many others."""
 
     def open_directory(self: Dispatcher) -> HostFlow[None]:
         yield from original(self)
@@ -212,13 +212,13 @@ def _is_deaf_while_it_recovers(original: Any) -> Any:
 
 
 OTHER_JOBS = 40
-"""What their recovery reads, at 100 ms each: longer than the workers of a simulated job have to come back."""
+"""Their recovery reads, at 100 ms each, take longer than the workers of a simulated job have to come back."""
 
 
 SABOTAGES = (
     Sabotage(
         "early_notice",
-        "tasks are told of a complete checkpoint while it is still being written",
+        "tasks get notice of a complete checkpoint while it is still being written",
         ("I14",),
         (Mutant(CheckpointCoordinator, "_write_next", _notifies_at_once),),
     ),
@@ -237,7 +237,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "hasty_abort",
-        "an abort is told, and its files deleted, before it is stored",
+        "notices of an abort are sent, and its files deleted, before it is stored",
         ("I14", "I13"),
         (Mutant(CheckpointCoordinator, "_write_aborted", _aborts_hastily),),
         kinds=("store_fails", "disk_full"),
@@ -251,7 +251,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "no_subsume",
-        "a checkpoint that is still pending when a newer one completes is not given up",
+        "a checkpoint that is still pending when a newer one completes is not aborted",
         ("I13",),
         (Mutant(CheckpointCoordinator, "_subsume_below", constant(None)),),
         workloads=("counter", "windows", "timers", "fanout"),
@@ -259,7 +259,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "subsumed_savepoint",
-        "a savepoint that is still pending when a newer checkpoint completes is given up",
+        "a savepoint that is still pending when a newer checkpoint completes is aborted",
         ("I30",),
         (Mutant(CheckpointCoordinator, "_subsume_below", _subsumes_savepoints),),
         workloads=("counter", "windows", "timers", "fanout"),
@@ -275,7 +275,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "untold_abort",
-        "tasks are never told that a checkpoint is off",
+        "tasks never get notice of an aborted checkpoint",
         ("I30",),
         (
             Mutant(SlotPool, "broadcast", _keeps_aborts_to_itself),
@@ -285,7 +285,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "half_told_abort",
-        "the tasks of one worker alone are told that a checkpoint is off",
+        "the tasks of one worker alone get notice of an aborted checkpoint",
         ("I30",),
         (Mutant(SlotPool, "broadcast", _tells_one_of_aborts),),
         kinds=("store_fails", "disk_full"),
@@ -322,7 +322,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "no_deadline",
-        "a checkpoint that nobody completes is never given up",
+        "a checkpoint that does not complete is never aborted",
         ("I17",),
         (Mutant(PendingCheckpoint, "__init__", _has_no_deadline),),
         kinds=("store_slow", "slow_operator", "blocked_operator"),
@@ -330,21 +330,21 @@ SABOTAGES = (
     ),
     Sabotage(
         "hasty_expiry",
-        "a checkpoint is given up as expired after a tenth of its time, and is said to have begun as much earlier",
+        "a checkpoint expires after a tenth of its timeout, with a beginning recorded as much earlier",
         ("I30",),
         (Mutant(PendingCheckpoint, "__init__", _has_a_tenth_of_its_time),),
         plan=(throughout("store_slow", "worker:", amount=400, probability=0.3),),
     ),
     Sabotage(
         "trusted_acks",
-        "what a task can't have stored is taken as its state",
+        "an acknowledgement of what a task can't have stored is accepted",
         ("I11",),
         (Mutant(AcknowledgementValidator, "problem", constant(None)),),
         plan=(throughout("forged_ack", "workers", probability=0.2),),
     ),
     Sabotage(
         "strays_delete",
-        "an acknowledgement that comes too late, or from nowhere, takes all files that it names with it",
+        "all files named by an acknowledgement that comes too late, or from nowhere, are deleted",
         ("I11", "I12", "I13", "I16"),
         (Mutant(AcknowledgementValidator, "files_of_writer", lambda original: _names_all),),
         plan=(throughout("forged_ack", "workers", probability=0.5),),
@@ -352,7 +352,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "deaf_recovery",
-        "a coordinator listens only when every job is recovered, while the time that their workers have runs out",
+        "a coordinator listens only once every job is recovered, while the workers' time to reconcile runs out",
         ("I16",),
         (Mutant(Dispatcher, "open", _is_deaf_while_it_recovers),),
         workloads=("counter", "windows"),
@@ -375,7 +375,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "untried_stop",
-        "a stop that a worker's death cut off is in progress for ever, and never tried again",
+        "a stop that a worker's death interrupted is in progress for ever, and never tried again",
         ("I30",),
         (Mutant(StopRetries, "take_due", constant([])),),
         workloads=("counter", "windows", "timers", "aggregate"),
@@ -383,7 +383,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "forgotten_stop",
-        "a new leader does not try a stop again that its predecessor's death cut off",
+        "a new leader does not try a stop again that its predecessor's death interrupted",
         ("I30",),
         (Mutant(plan_module, "derive_cut_off_stops", constant(())),),
         workloads=("counter", "windows", "timers", "aggregate"),
@@ -394,7 +394,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "unwaited_savepoint",
-        "tasks are told to end, and their channels with them, while a savepoint that joined the last checkpoint is undecided",
+        "tasks end, and their channels with them, while a savepoint that joined the last checkpoint is undecided",
         ("I30",),
         (Mutant(CheckpointCoordinator, "savepoints_pending", lambda original: property(lambda self: 0)),),
         workloads=("windows", "ends", "aggregate", "counter"),

@@ -1,4 +1,4 @@
-"""Mistakes of fencing: older attempts, older leaders, and ids that were used before."""
+"""Mistakes of fencing: older attempts, older leaders, and reused ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.statebackends.storage.port import Flow, PutIfAbsent
 
 
 def _forgets_aborted(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
-    """Every aborted id is garbage, those above the newest complete one too: the next claim takes them for new."""
+    """Deletes every aborted id, those above the newest complete one, too: the next claim takes them for new."""
     return (*job.with_fact(CheckpointFact.ORPHANED), *job.with_fact(CheckpointFact.ABORTED))
 
 
@@ -75,7 +75,7 @@ def _takes_any_decline(original: Any) -> Any:
 
 
 def _finds_the_newest(original: Any) -> Any:
-    """Whatever path is named: as for `latest`, if the job has something."""
+    """Starts from the newest checkpoint of the job, if it has one, whatever path is named."""
 
     def resolve(job: RecordedJob, submission: Any) -> Flow[RestorePoint | None]:
         named: RestorePoint | None = yield from original(job, submission)
@@ -85,7 +85,7 @@ def _finds_the_newest(original: Any) -> Any:
 
 
 def _forgets_who_was_started(original: Any) -> Any:
-    """The proof of any worker of the submission will do: some slot and spawn fit it."""
+    """Accepts the proof of any worker of the submission: some slot and spawn fit it."""
 
     def is_launched(key: str, token: str, *, slot: int, spawn: int, **numbers: Any) -> bool:
         places = itertools.product(range(SLOTS_TRIED), range(spawn + 1))
@@ -95,13 +95,13 @@ def _forgets_who_was_started(original: Any) -> Any:
 
 
 SLOTS_TRIED = 8
-"""More than a simulated job has."""
+"""More slots than a simulated job has."""
 
 
 SABOTAGES = (
     Sabotage(
         "trusted_registrations",
-        "whoever registers for a worker's slot gets it",
+        "any process that registers for a worker's slot gets it",
         ("I15",),
         (Mutant(slots_module, "is_launched", constant(True)),),
         plan=(Fault("forged_registration", "workers", at_ms=400),),
@@ -133,7 +133,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "foreign_decline",
-        "a decline aborts what is pending, whichever checkpoint and attempt it was about",
+        "a decline aborts the pending checkpoint, whatever checkpoint and attempt it is of",
         ("I15",),
         (Mutant(CheckpointCoordinator, "_decline", _takes_any_decline),),
         workloads=("windows", "timers", "aggregate", "fanout"),
@@ -151,7 +151,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "loser_goes_on",
-        "a leader that finds another decision in an id's register, or a newer leader, goes on as if it had won",
+        "a leader that finds another decision in an id's register, or a newer leader, continues as if it had won",
         ("I12", "I14", "I15"),
         (
             Mutant(store_module, "put_once", lambda original: _wins_always),

@@ -58,7 +58,7 @@ def _goes_on_from_the_last_count(original: Any) -> Any:
 
 
 def _counts_when_stored(original: Any) -> Any:
-    """The counters that are told of a cut are those of the moment at which its state is durable."""
+    """Counters of a cut are those of the moment at which its state is durable."""
 
     def ended(self: SubtaskCheckpointCoordinator, running: Any, states: Any, error: BaseException | None) -> None:
         running.counted = self._chain.metrics()
@@ -97,7 +97,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "forgotten_watermark",
-        "event time of a window begins anew after a restore: what is late is taken for a while",
+        "event time of a window starts again after a restore: late records are taken for a while",
         ("I2", "I7", "I4"),
         (Mutant(TumblingWindowOperator, "initialize_state", constant(None)),),
         workloads=("late",),
@@ -119,7 +119,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "counted_again",
-        "a restarted attempt goes on from the counters as they were, and counts what it reads again a second time",
+        "a restarted attempt continues the last counters, and counts what it reads again a second time",
         ("I4",),
         (Mutant(Lifecycle, "_totals_restored", _goes_on_from_the_last_count),),
         workloads=("late",),
@@ -127,7 +127,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "forgotten_counts",
-        "the counters of a job begin anew with each attempt",
+        "the counters of a job start again with each attempt",
         ("I4",),
         (Mutant(Lifecycle, "_totals_restored", constant({})),),
         workloads=("late",),
@@ -135,7 +135,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "counted_behind_the_cut",
-        "an acknowledgement tells the counters of the moment at which it is sent, and not those of its cut",
+        "an acknowledgement has the counters of the moment at which it is sent, and not those of its cut",
         ("I4",),
         (Mutant(SubtaskCheckpointCoordinator, "_ended", _counts_when_stored),),
         workloads=("late",),

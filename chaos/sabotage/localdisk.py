@@ -1,4 +1,4 @@
-"""Mistakes with a worker's own disk: copies are believed, a full one is taken for damage, the wrong folders go or stay."""
+"""Mistakes with a worker's own disk: copies are not checked, a full disk is taken for damage, the wrong folders go or stay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "unswept_folders",
-        "what killed workers left on their host stays",
+        "folders of killed workers stay on their host",
         ("I17",),
         (Mutant(working_folders_module, "_delete_dead", constant(False)),),
         workloads=("counter",),

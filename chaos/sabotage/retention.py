@@ -27,7 +27,7 @@ from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFiles
 
 
 def _looks_for_aborted(original: Any) -> Any:
-    """Of the shared files that nobody needs those which an aborted checkpoint wrote."""
+    """Of unreferenced shared files, those that an aborted checkpoint wrote."""
 
     def derive_shared_garbage(job: RecordedJob) -> tuple[str, ...]:
         aborted = {each.checkpoint_id for each in job.with_fact(CheckpointFact.ABORTED)}
@@ -50,7 +50,7 @@ def _drops_the_newest(original: Any) -> Any:
 
 
 def _discards_repeated(original: Any) -> Any:
-    """Whatever is not counted is late, and what is late is deleted."""
+    """Deletes the files of every acknowledgement that does not count, repeated ones included."""
 
     def acknowledge(self: CheckpointCoordinator, ack: AcknowledgeCheckpoint, slot: int) -> AckStatus:
         status: AckStatus = original(self, ack, slot)
@@ -79,7 +79,7 @@ def _deletes_shared_first(original: Any) -> Any:
 
 
 def _releases_what_others_need(original: Any) -> Any:
-    """A file goes with the first checkpoint that refers to it."""
+    """Deletes a file with the first checkpoint that refers to it."""
 
     def release(self: SharedStateRegistry, checkpoint_id: int) -> Released:
         named = {name for name, ids in self.counts().items() if checkpoint_id in ids}
@@ -90,7 +90,7 @@ def _releases_what_others_need(original: Any) -> Any:
 
 
 def _releases_at_once(original: Any) -> Any:
-    """As if the job had as many checkpoints of its own as it retains."""
+    """Releases the base as if the job had as many checkpoints of its own as it retains."""
 
     def advance(self: Releases, own: int, **options: Any) -> list[Release]:
         found: list[Release] = original(self, self.retained_max, **options)
@@ -129,7 +129,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "final_dropped",
-        "a job that finishes drops its last checkpoint, though it was to keep it",
+        "a job that finishes drops its last checkpoint, though it retains its checkpoints",
         ("I16",),
         (
             Mutant(checkpoint_coordinator_module, "keeps_checkpoints", constant(False)),
@@ -164,7 +164,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "unasked_claim",
-        "whatever savepoint a job is started from is taken for its own, and on record as given to it",
+        "every savepoint that a job starts from is recorded as claimed by it",
         ("I25",),
         (Mutant(dispatcher_module, "start_submission", _claims_whatever),),
         kinds=("restore", "drain"),
@@ -180,7 +180,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "needed_claim_given_back",
-        "a savepoint that a running job claimed, and has not replaced yet, is given back to whoever disposes of it",
+        "a savepoint that a running job claimed, and has not replaced yet, can be disposed of",
         ("I25",),
         (Mutant(claims_module, "refuse_to_return", constant("")),),
         kinds=("restore", "drain"),
@@ -220,7 +220,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "half_deleted_left",
-        "what is left of shared files when a coordinator died between two deletions stays for ever",
+        "shared files left by a coordinator that died between two deletions stay for ever",
         ("I24", "I23"),
         (Mutant(recovery_module, "derive_shared_garbage", _looks_for_aborted),),
         workloads=("timers", "counter", "windows", "aggregate"),
@@ -229,7 +229,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "unswept_shared_files",
-        "what an aborted checkpoint stored for others to share is deleted by nobody",
+        "shared files of an aborted checkpoint are never deleted",
         ("I24",),
         (
             Mutant(effects_module, "sweep_shared", constant(())),
@@ -239,7 +239,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "late_files_left",
-        "files that come with an acknowledgement after its checkpoint was aborted are left behind",
+        "files of an acknowledgement that follows the abort of its checkpoint are left behind",
         ("I24",),
         (Mutant(CheckpointCoordinator, "_discard_late", constant(None)),),
         workloads=("windows",),

@@ -1,4 +1,4 @@
-"""Mistakes when a user goes back to an older snapshot: nobody asks whether output may repeat, or the line that was left goes on."""
+"""Mistakes when a user goes back to an older snapshot: output is repeated without permission, or the abandoned line continues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _is_the_newest_of_all(original: Any) -> Any:
 SABOTAGES = (
     Sabotage(
         "unasked_rewind",
-        "a job goes back behind its output although nobody said that it may repeat",
+        "a job goes back behind its output without its user's permission to repeat it",
         ("I22",),
         (
             Mutant(plan_module, "find_rewind", _finds_none),
@@ -52,7 +52,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "resumed_line",
-        "a job that its user took back begins with the newest checkpoint of the line that it left",
+        "a job that its user took back starts from the newest checkpoint of the abandoned line",
         ("I16",),
         (Mutant(Lifecycle, "restore_point", _is_the_newest_of_all),),
         kinds=("rewind",),

@@ -1,4 +1,4 @@
-"""Mistakes of a two-phase sink: what is committed, when, how often, and which staged files are swept."""
+"""Mistakes of a two-phase sink: what it commits, when, how often, and which staged files are swept."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "lost_recommit",
-        "a restored sink takes what was complete for committed",
+        "a restored sink takes complete checkpoints for committed",
         ("I19", "I20", "I1", "I5"),
         (Mutant(FileCommitter, "_commit_next", _takes_restored_for_committed),),
         workloads=("counter", "broadcast", "fanout", "ends"),
@@ -94,7 +94,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "unprotected_sweep",
-        "a sweep deletes staged files that a savepoint names",
+        "a sweep deletes staged files that a savepoint refers to",
         ("I25",),
         (Mutant(committer_module, "is_protected", constant(False)),),
         kinds=("savepoint", "cut_link"),
@@ -114,7 +114,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "no_sweep",
-        "what a dead attempt staged is left behind",
+        "staged files of a dead attempt are left behind",
         ("I24",),
         (Mutant(FileCommitter, "_sweep_once", constant(None)),),
         workloads=("timers", "fanout", "ends", "random"),

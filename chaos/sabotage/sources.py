@@ -1,4 +1,4 @@
-"""Mistakes of a source: where a snapshot says that it was, and where a restored one goes on."""
+"""Mistakes of a source: the position in a snapshot, and the position after a restore."""
 
 from __future__ import annotations
 

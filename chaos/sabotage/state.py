@@ -1,4 +1,4 @@
-"""Mistakes of state: what a snapshot shares with the running job, and how a rescale deals it out."""
+"""Mistakes of state: memory shared between a snapshot and the running job, and redistribution in a rescale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _freezes_nothing(original: Any) -> Any:
 
 
 def _deals_evenly(old: OldEntries[bytes], new_parallelism: int) -> NewEntries[bytes]:
-    """Every subtask the same number of entries, and the rest of the division to nobody."""
+    """Gives every subtask the same number of entries, and loses the rest of the division."""
     dealt: NewEntries[bytes] = [{} for _ in range(new_parallelism)]
     for name, subtasks in sorted(old.items()):
         entries = [entry for subtask in subtasks for entry in subtask]
@@ -79,7 +79,7 @@ def _shows_for_half(original: Any) -> Any:
 
 
 def _keeps_fired(original: Any) -> Any:
-    """A timer that fires leaves the heap, and stays among those that a snapshot stores."""
+    """A fired timer leaves the heap, and stays in later snapshots."""
 
     def take_due(self: TimerQueue, time_ms: int) -> Timer | None:
         timer = self.head()
@@ -123,7 +123,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "shared_generation",
-        "a snapshot in memory goes on seeing what the job writes",
+        "a snapshot in memory contains later writes of the job",
         ("I7", "I6"),
         (Mutant(CopyOnWriteStateTable, "freeze", _freezes_nothing), Mutant(CopyOnWriteStateTable, "release", constant(None))),
         workloads=("counter", "timers", "ends"),

@@ -1,4 +1,4 @@
-"""Mistakes of the stores: durability and create-if-absent on a directory, answers that never came on S3."""
+"""Mistakes of the stores: durability and create-if-absent on a directory, requests without an answer on S3."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _believes_silence(original: Any) -> Any:
 def _claims_all(original: Any) -> Any:
     def head_once(self: Transfers, key: str) -> Found | None:
         found: Found | None = original(self, key)
-        if found is None or TEMPORARY_FOLDER in key.split("/"):  # the shell would find a store that does this out, and refuse it
+        if found is None or TEMPORARY_FOLDER in key.split("/"):  # the shell would detect and refuse a store that does this
             return found
         return replace(found, nonce=_OWN)
 
@@ -60,7 +60,7 @@ def _claims_all(original: Any) -> Any:
 
 
 class _Own(str):
-    """Equal to whatever it is compared with."""
+    """Equal to anything that it is compared with."""
 
     __slots__ = ()
     __hash__ = str.__hash__
@@ -104,7 +104,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "overwriting_put",
-        "put-if-absent overwrites what stands",
+        "put-if-absent overwrites an existing file",
         ("I13", "I12"),
         (Mutant(LocalStorage, "_put_if_absent", _overwrites),),
     ),
@@ -118,7 +118,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "claimed_name",
-        "whoever finds a name taken on S3 believes that he took it",
+        "a create that finds its name taken on S3 counts as done",
         ("I12", "I13", "I30"),
         (Mutant(Transfers, "_head_once", _claims_all),),
         seeds_max=60,

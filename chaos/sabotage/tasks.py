@@ -1,5 +1,5 @@
-"""Mistakes of a subtask: order of a snapshot, timers, what is acknowledged before it is durable, and the end;
-of a driver: who hangs."""
+"""Mistakes of a subtask: order of a snapshot, timers, acknowledgements before durability, the end; and of a driver: hung
+workers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _hears_no_end(original: Any) -> Any:
 
 
 def _asks_the_first(original: Any) -> Any:
-    """Of several channels the first one to end says whether the data of all has ended, or their readers were stopped."""
+    """The first of several channels to end decides whether the data of all has ended, or their readers were stopped."""
 
     def event(self: TaskInput, channel: int, event: Any) -> None:
         if isinstance(event, EndOfData) and self._ended_channels:
@@ -89,7 +89,7 @@ def _waits_for_one(original: Any) -> Any:
 SABOTAGES = (
     Sabotage(
         "hung_for_ever",
-        "the supervisor waits for the task of a worker that nothing is heard from to end by itself",
+        "the supervisor waits for a silent worker's task to end by itself",
         ("I30",),
         (Mutant(SlotSupervisor, "_miss", constant([])),),
         kinds=("hang_worker",),
@@ -134,14 +134,14 @@ SABOTAGES = (
     ),
     Sabotage(
         "early_end",
-        "a subtask tells of the end of its data when the first of its inputs has ended",
+        "a subtask ends its data when the first of its inputs has ended",
         ("I10", "I7", "I1"),
         (Mutant(TaskInput, "_event", _waits_for_one),),
         workloads=("ends", "random", "windows", "timers"),
     ),
     Sabotage(
         "unrepeated_finish",
-        "a worker that missed the command to finish is not told again when it comes back",
+        "a worker that missed the command to finish does not get it when it comes back",
         ("I30",),
         (Mutant(Session, "_reconcile", _hears_no_end),),
         workloads=("counter", "timers", "ends", "aggregate"),

@@ -1,7 +1,8 @@
-"""The control plane in virtual time, as bytes: requests to a coordinator, and the command streams back to its workers.
+"""The control plane in virtual time: requests to a coordinator, and the command streams back to its workers.
 
-It stands for HTTP: a request is answered, or refused because nothing listens, or times out; a command stream is a response that
-does not end. Messages travel encoded by the product's codec, so that what one process keeps is never what another one changes."""
+It stands for HTTP: a request is answered, refused because no process listens, or times out; a command stream is a response without
+an end.
+Messages travel encoded by the product's codec, so that no process can change what another one holds."""
 
 from __future__ import annotations
 
@@ -41,23 +42,23 @@ ANSWER_TIMEOUT_US = 10_000_000
 """How long a request waits for its answer, as in holdfast.operators.worker.gateway."""
 
 Reply = Callable[[Any], None]
-"""Takes the answer, or the HoldfastError that came instead."""
+"""Receives the answer, or the HoldfastError in its place."""
 
 
 class Endpoint(Protocol):
-    """A coordinator process, as the network sees it."""
+    """A coordinator process, as clients reach it."""
 
     process: Process
     url: str
 
     def serve(self, request: str, job_id: str, body: Any) -> Future[Any]:
-        """Answer a request; the Future has the answer or a HoldfastError."""
+        """Answer a request: a Future of the answer or of a HoldfastError."""
 
     def subscribe(self, job_id: str, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
         """Open a command stream. Raises HoldfastError."""
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
-        """A client of a job was sent to the leader of that epoch in vain."""
+        """A client of a job did not reach the leader of that epoch."""
 
 
 class OpenStream(Protocol):
@@ -71,7 +72,7 @@ class OpenStream(Protocol):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Who asks for what."""
+    """The sender and the content of a request."""
 
     sender: Process
     request: str
@@ -81,7 +82,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class ControlNetwork:
-    """Who listens where, and what happens on the way."""
+    """Addresses of the coordinators, and the fate of each message."""
 
     def __init__(self, kernel: Kernel, injector: Injector, observe: Callable[[Observation], None]) -> None:
         self.kernel = kernel
@@ -89,26 +90,26 @@ class ControlNetwork:
         self.observe = observe
         self.random = kernel.streams.of("control network")
         self.address = ""
-        """The URL in the state directory: where a client that looks it up goes."""
+        """URL in the state directory, which clients look up."""
         self._listening: dict[str, Endpoint] = {}
         self.streams: list[OpenStream] = []
 
     def announce(self, endpoint: Endpoint) -> None:
-        """A coordinator listens, and leaves its address in the state directory."""
+        """A coordinator listens, and writes its address to the state directory."""
         self._listening[endpoint.url] = endpoint
         self.address = endpoint.url
 
     def at(self, url: str) -> Endpoint | None:
-        """Whoever began to listen there, dead or not."""
+        """The process that listens at an address, dead or alive; None if none ever did."""
         return self._listening.get(url)
 
     @property
     def leader(self) -> Endpoint | None:
-        """Where clients are sent."""
+        """Address at which clients look for the leader."""
         return self.at(self.address)
 
     def next_target(self, target: Target, error: HoldfastError) -> Target:
-        """Where a client asks that got an error, or lost the connection."""
+        """Address that a client asks next, after an error or a lost connection."""
         answered = None if isinstance(error, ConnectionLostError) else error
         return next_target(target, answered, lambda: self.address)
 
@@ -116,19 +117,19 @@ class ControlNetwork:
         return self.random.between(*WAY_US)
 
     def process_gone(self, process: Process) -> None:
-        """Its sockets are closed: who is at their other ends learns of it."""
+        """Close the sockets of a dead process: their other ends notice."""
         for stream in list(self.streams):
             stream.process_gone(process)
 
     def break_streams(self, process: Process, unnoticed_us: int) -> bool:
-        """The command stream of a worker breaks; its coordinator finds out later. False if it had none."""
+        """Break a worker's command stream; its coordinator notices later. False if the worker had none."""
         streams = [stream for stream in self.streams if stream.is_of(process)]
         for stream in streams:
             stream.break_off(unnoticed_us)
         return bool(streams)
 
     def ask(self, call: Call, target: Target, body: Any, kind: Any, reply: Reply) -> None:
-        """Send a request; `reply` is called once, as the sender: with the answer (of type `kind`) or an error."""
+        """Send a request. `reply` is called once, as the sender, with the answer (of type `kind`) or an error."""
         endpoint = self.at(target.url)
         exchange = _Exchange(self, call, target.unreachable_epoch, kind, reply)
         sender, request, slot = call.sender, call.request, call.slot
@@ -149,7 +150,7 @@ class ControlNetwork:
 
 
 def _without_tracebacks(body: Any, content: bytes) -> bytes:
-    """What a request says, but for the folders that the code lies in: the same on every machine."""
+    """A request without the paths in its tracebacks, which differ between machines."""
     statuses: tuple[SubtaskStatus, ...] = body.subtasks if isinstance(body, StatusBatch | RegisterWorker) else ()
     if not any(status.traceback for status in statuses):
         return content
@@ -158,7 +159,8 @@ def _without_tracebacks(body: Any, content: bytes) -> bytes:
 
 
 class JobClient:
-    """Asks about one job, as holdfast.api.client.RestClient: at once again where it is sent, else where the address says."""
+    """Requests about one job, as holdfast.api.client.RestClient: again at once at the address of a redirect, else at the looked-up
+    one."""
 
     def __init__(self, network: ControlNetwork) -> None:
         self._network = network
@@ -167,7 +169,7 @@ class JobClient:
     def ask(self, call: Call, body: Any, kind: Any, reply: Reply) -> None:
         """As ControlNetwork.ask."""
         target = self._target
-        if target is None or not target.url:  # there was no coordinator yet
+        if target is None or not target.url:  # no coordinator has listened yet
             target = Target(self._network.address)
 
         def replied(answer: Any) -> None:
@@ -195,7 +197,7 @@ class _Exchange:
         self._ended = False
 
     def arrive(self, endpoint: Endpoint, content: bytes, kind: Any) -> None:
-        """At the coordinator's machine."""
+        """The request arrives at the coordinator's machine."""
         kernel = self._network.kernel
         if not endpoint.process.alive:
             kernel.after(self._network.way_us(), lambda: self.end(unreachable("connection reset")), self._call.sender)
@@ -212,7 +214,7 @@ class _Exchange:
         kernel.run_as(endpoint.process, serve)
 
     def _answer(self, endpoint: Endpoint, body: Any, future: Future[Any]) -> None:
-        """The coordinator has an answer; it may die, or the network lose it, before it is there."""
+        """Send the coordinator's answer back; the process may die, or the network lose it, on the way."""
         error = future.exception()
         if error is not None and not isinstance(error, HoldfastError):
             raise error
@@ -239,7 +241,7 @@ class _Exchange:
         kernel.after(self._network.way_us() + fate.delay_us, deliver, self._call.sender)
 
     def end(self, answer: Any) -> None:
-        """The sender has an answer, or gave up; what comes later is not heard."""
+        """The sender has an answer or gave up; later answers are dropped."""
         if not self._ended:
             self._ended = True
             self._reply(answer)
@@ -258,12 +260,12 @@ SILENCE_US = 10_000_000
 class CommandStream:
     """One open command stream: lines in order, keep-alives, and an end that both sides notice.
 
-    A line that a fault takes out, repeats or moves stands for what a proxy or a bug may do; the session must notice."""
+    A fault may drop, repeat or move a line, as a proxy or a bug would; the session must notice."""
 
     def __init__(
         self, network: ControlNetwork, call: Call, heard: Callable[[NumberedCommand], None], ended: Callable[[Any], None]
     ) -> None:
-        """`heard` takes each line and `ended` the reason why no more will come (None: just closed), both as the reader."""
+        """`heard` receives each line, `ended` the reason of the end (None: closed), both as the reader."""
         self._network = network
         self._call = call
         self._heard = heard
@@ -277,7 +279,7 @@ class CommandStream:
         self._heard_us = network.kernel.now_us
 
     def ask(self, target: Target, session: str, after: int) -> None:
-        """Send the request."""
+        """Send the request that opens it."""
         network = self._network
         endpoint = network.at(target.url)
         self._endpoint, self._session = endpoint, session
@@ -291,22 +293,22 @@ class CommandStream:
             network.kernel.after(network.way_us() + fate.delay_us, lambda: self._serve(after), endpoint.process)
 
     def close(self) -> None:
-        """The reader does not want it any more."""
+        """Close it from the reader's side."""
         if self._open:
             self._shut()
             self._leave()
 
     @property
     def is_open(self) -> bool:
-        """At both ends, as far as its reader knows."""
+        """Open at both ends, as far as the reader knows."""
         return self._open and self._subscription is not None
 
     def is_of(self, process: Process) -> bool:
-        """It is open, and a process reads it."""
+        """Open, and read by this process."""
         return process is self._call.sender and self._subscription is not None
 
     def break_off(self, unnoticed_us: int) -> None:
-        """The connection breaks: the reader learns of it soon, the writer after that time."""
+        """Break the connection: the reader notices soon, the writer after that time."""
         kernel, subscription = self._network.kernel, self._subscription
         if not self._open or subscription is None or self._endpoint is None:
             return
@@ -314,7 +316,7 @@ class CommandStream:
         kernel.after(unnoticed_us + self._network.way_us(), subscription.close, self._endpoint.process)
 
     def process_gone(self, process: Process) -> None:
-        """One of its ends has died."""
+        """A process at one end has died."""
         if self._open and self._endpoint is not None and process is self._endpoint.process:
             self._end_soon(unreachable("the stream broke"))
         elif self._open and process is self._call.sender:
@@ -348,7 +350,7 @@ class CommandStream:
         self._keep_alive()
 
     def _pump(self) -> None:
-        """Commands wait, or the stream was closed."""
+        """Send waiting commands, or the end of the stream."""
         subscription = self._subscription
         assert subscription is not None
         assert self._endpoint is not None
@@ -360,7 +362,7 @@ class CommandStream:
             self._end_soon(None)
 
     def _send(self, line: NumberedCommand) -> bool:
-        """Put a line on its way; False when the coordinator died over it."""
+        """Send a line; False if the coordinator died meanwhile."""
         assert self._endpoint is not None
         network, process = self._network, self._endpoint.process
         kind = command_kind(line.command)
@@ -383,7 +385,7 @@ class CommandStream:
         return True
 
     def _keep_alive(self) -> None:
-        """A line without a command after each silent interval: a reader that missed the last command notices."""
+        """Send a line without a command after each silent interval, so that a reader that missed the last command notices."""
         assert self._endpoint is not None
         subscription, kernel = self._subscription, self._network.kernel
         if not self._open or subscription is None or subscription.closed:
@@ -393,7 +395,7 @@ class CommandStream:
         kernel.after(KEEP_ALIVE_US, self._keep_alive, self._endpoint.process)
 
     def _leave(self) -> None:
-        """The reader's socket is closed: the coordinator is told."""
+        """The reader's socket is closed: notify the coordinator."""
         if self._endpoint is not None and self._subscription is not None:
             self._network.kernel.after(self._network.way_us(), self._subscription.close, self._endpoint.process)
 
@@ -452,6 +454,6 @@ def command_kind(command: WorkerCommand | None) -> str:
 
 
 def command_point(command: WorkerCommand) -> str:
-    """A command's kind, of a trigger also that of its checkpoint."""
+    """A command's kind; of a trigger also that of its checkpoint."""
     kind = command_kind(command)
     return f"{kind}.{command.kind.value}" if isinstance(command, TriggerCheckpoint) else kind

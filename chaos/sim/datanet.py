@@ -1,7 +1,7 @@
-"""The data plane in virtual time: frames between worker processes, in order per connection, as bytes, with the losses of TCP.
+"""The data plane in virtual time: frames between worker processes as bytes, in order per connection, with the losses of TCP.
 
-A connection delivers everything in order or breaks; who loses one is told once, as ZeroMQ's socket monitor does it in
-production. Frames on their way when a process dies still arrive; those of a connection that is cut do not."""
+A connection delivers everything in order or breaks; each end notices a break once, as from ZeroMQ's socket monitor in production.
+Frames on their way when a process dies still arrive; those of a broken connection do not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCHEME = "tcp://"
 
 
 class _Connection:
-    """One direction between two processes, of one attempt. Nothing passes before the target lets it in."""
+    """One direction between two processes, of one attempt. Frames wait until the target admits the connection."""
 
     __slots__ = ("last_us", "let_in", "open", "slot", "source", "target", "waiting")
 
@@ -36,14 +36,14 @@ class _Connection:
         self.source = source
         self.target = target
         self.slot = slot
-        """Of the target."""
+        """Slot of the target."""
         self.open = True
         self.let_in = False
         self.waiting: list[list[Any]] = []
         self.last_us = 0
 
     def arrive(self, parts: list[Any]) -> None:
-        """Bytes have come the whole way."""
+        """A frame arrives at the target."""
         if not self.open:
             return
         if self.let_in:
@@ -52,7 +52,7 @@ class _Connection:
             self.waiting.append(parts)
 
     def admit(self) -> None:
-        """The handshake is over."""
+        """The handshake is complete: deliver what waits."""
         self.let_in = True
         waiting, self.waiting = self.waiting, []
         for parts in waiting:
@@ -60,7 +60,7 @@ class _Connection:
 
 
 class DataNetwork:
-    """Every worker's data port, by address."""
+    """Data ports of all workers, by address."""
 
     def __init__(self, kernel: Kernel, injector: Injector) -> None:
         self.kernel = kernel
@@ -68,29 +68,29 @@ class DataNetwork:
         self.random = kernel.streams.of("data network")
         self.ports: dict[str, SimTransport] = {}
         self.keys: list[str] = []
-        """Of every process there was."""
+        """Keys of all processes so far."""
 
     def open(self, process: Process, slot: int, wake: Callable[[], None]) -> SimTransport:
-        """The data port of a new worker process."""
+        """Open the data port of a new worker process."""
         transport = SimTransport(self, process, slot, wake)
         self.ports[transport.address] = transport
         self.keys.append(transport.key)
         return transport
 
     def close(self, transport: SimTransport) -> None:
-        """The process is gone: its peers learn of it."""
+        """Close the port of a dead process: its peers notice."""
         if self.ports.pop(transport.address, None) is None:
             return
         for other in list(self.ports.values()):
             other.peer_gone(transport, "disconnected")
 
     def forge(self, process: Process, rng: random.Random) -> bool:
-        """Messages that nobody of its attempt sent come to a worker's port; False if it runs none."""
+        """Send frames that no process of the attempt sent to a worker's port; False if the worker runs none."""
         target = next((transport for transport in self.ports.values() if transport.is_of(process)), None)
         return target is not None and target.take_forged(rng, self.keys)
 
     def cut(self, one: int, other: int) -> bool:
-        """Break the connections between the workers of two slots; True if there was one."""
+        """Break the connections between the workers of two slots; false if there were none."""
         broken = False
         for transport in list(self.ports.values()):
             if transport.slot in (one, other):
@@ -109,13 +109,13 @@ class SimTransport:
         self._admission = Admission(slot)
         self._authentication = PeerAuthentication()
         self._asking: dict[int, _Connection] = {}
-        """Handshakes that are held, by ticket."""
+        """Ticket -> connection whose handshake waits."""
         self._tickets = count(1)
         self._peers: AttemptPeers | None = None
         self._encoder = FrameEncoder()
         self._own: deque[Received] = deque()
         self._inbox: deque[tuple[str, list[Any]]] = deque()
-        """(who sent it, as the connection proved, what)."""
+        """(sender as the connection proved it, frame)."""
         self._losses: deque[PeerLost] = deque()
         self._connections: dict[int, _Connection] = {}
         self._lost: set[int] = set()
@@ -126,7 +126,7 @@ class SimTransport:
 
     @property
     def key(self) -> str:
-        """Who this process is for its peers: where production has a public key that a handshake proves."""
+        """Identity of this process for its peers; in production the public key that a handshake proves."""
         return sha1(self._process.name.encode(), usedforsecurity=False).hexdigest()
 
     @property
@@ -171,7 +171,7 @@ class SimTransport:
         kernel.after(connection.last_us - kernel.now_us, lambda: connection.arrive(parts))
 
     def asked(self, connection: _Connection) -> None:
-        """A peer connects: it is let in, or waits until this worker knows of its attempt."""
+        """A peer connects: it is admitted, or waits until this worker knows of its attempt."""
         kernel = self._network.kernel
         ticket = next(self._tickets)
         self._asking[ticket] = connection
@@ -191,14 +191,14 @@ class SimTransport:
                 connection.source.turned_away(connection)
 
     def turned_away(self, connection: _Connection) -> None:
-        """A peer let nobody in."""
+        """A peer refused the connection."""
         connection.open = False
         if self._connections.get(connection.slot) is connection:
             del self._connections[connection.slot]
             self._lose_soon(connection.slot, "handshake failed auth")
 
     def take(self, identity: str, parts: list[Any]) -> None:
-        """Bytes arrived; they wait in the socket until the loop looks."""
+        """Frames arrived; they wait in the socket until the loop polls."""
         self._inbox.append((identity, parts))
         self._wake()
 
@@ -206,7 +206,8 @@ class SimTransport:
         return self._process is process
 
     def take_forged(self, rng: random.Random, keys: list[str]) -> bool:
-        """Of a stranger, of the processes that were replaced, and of the peers, where they may not. False without an attempt."""
+        """Take forged frames of a stranger, of replaced processes, and of peers on channels that are not theirs. False without an
+        attempt."""
         peers = self._peers
         if peers is None:
             return False
@@ -221,14 +222,14 @@ class SimTransport:
         return True
 
     def peer_gone(self, peer: SimTransport, reason: str) -> None:
-        """A process that this one is connected to has gone; what it sent before is told first."""
+        """A connected process is gone; frames that it sent before are delivered first."""
         for slot, connection in sorted(self._connections.items()):
             if connection.target is peer:
                 del self._connections[slot]
                 self._lose_soon(slot, reason)
 
     def cut_from(self, slot: int) -> bool:
-        """The connection to a slot breaks, with all that is on its way."""
+        """Break the connection to a slot, with all frames on their way."""
         connection = self._connections.pop(slot, None)
         if connection is None:
             return False
@@ -263,7 +264,7 @@ class SimTransport:
 
     @property
     def has_input(self) -> bool:
-        """A poll would return something."""
+        """Whether a poll would return something."""
         return bool(self._own or self._inbox or self._losses)
 
     def wake(self) -> None:
@@ -280,7 +281,7 @@ class SimTransport:
 
 
 def slot_of(target: str) -> tuple[int, int]:
-    """The two slots of a link's name, such as `0-1`. Raises InvariantError for anything else."""
+    """The two slots in a link's name, such as `0-1`. Raises InvariantError for anything else."""
     one, dash, other = target.partition("-")
     if not dash or not one.isdigit() or not other.isdigit():
         raise InvariantError(f"{target!r} is not a link such as 0-1")

@@ -1,8 +1,8 @@
-"""A disk in memory with the durability of a real one: its content and names, each as it is now and as a loss of power leaves it.
+"""A disk in memory with the durability of a real one: content and names, each as it is now and as a loss of power leaves it.
 
-What was not synced is not lost when a process dies, and may be when the power goes: content without fsync is torn, a name in a
-folder without fsync comes or goes. The disk knows nothing of checkpoints and injects nothing by itself: a hook sees every call
-before it happens, and may fail it or cut it short."""
+Unsynced data survives the death of a process and may be lost with the power: content without fsync is torn, a name in a folder
+without fsync comes or goes. The disk knows nothing of checkpoints and injects no fault: a hook sees every call before it takes
+effect, and may fail it or cut it short."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast.statebackends.storage.filesystem import FileStat, OsFileSystem
 from holdfast.statebackends.storage.port import Buffer
 
 _ZEROS_SHARE = 0.25
-"""Of torn files: how many keep their length, with zeros for what is missing, as delayed allocation leaves them."""
+"""Share of torn files that keep their length, with zeros for what is missing, as delayed allocation leaves them."""
 
 
 class File:
-    """Content that one or more names lead to."""
+    """Content under one or more names."""
 
     __slots__ = ("_chunks", "modified_ms", "number", "size", "stat", "synced")
 
@@ -31,9 +31,9 @@ class File:
         self.modified_ms = modified_ms
         self.size = 0
         self.synced = 0
-        """Bytes from the start that survive a loss of power."""
+        """Length of the prefix that survives a loss of power, bytes."""
         self.stat: FileStat | None = None
-        """As long as nothing changes."""
+        """Memoised until the file changes."""
         self._chunks: list[bytes] = []
 
     def append(self, data: Buffer, modified_ms: int) -> None:
@@ -49,7 +49,7 @@ class File:
         return self._chunks[0]
 
     def tear(self, rng: random.Random) -> None:
-        """The power went: a part of what was not synced is gone."""
+        """Lose a part of what was not synced."""
         if self.synced < self.size:
             kept = self.content[: rng.randint(self.synced, self.size)]
             zeros = bytes(self.size - len(kept)) if rng.random() < _ZEROS_SHARE else b""
@@ -59,7 +59,7 @@ class File:
 
 
 class Folder:
-    """Names. `unsynced`: what the disk itself still says of each name that changed since the last fsync; None: no such name."""
+    """Names. `unsynced`: name -> durable entry, for each name changed since the last fsync; None: no such name."""
 
     __slots__ = ("entries", "stat", "unsynced")
 
@@ -73,7 +73,7 @@ Node: TypeAlias = File | Folder
 
 
 def survive(folder: Folder, rng: random.Random, seen: set[int]) -> None:
-    """What a loss of power leaves of a folder and all below it."""
+    """Apply a loss of power to a folder and all below it."""
     for name in sorted(folder.unsynced):
         durable = folder.unsynced[name]
         if rng.random() < 0.5:
@@ -93,17 +93,17 @@ def survive(folder: Folder, rng: random.Random, seen: set[int]) -> None:
 
 
 _FIRST_DESCRIPTOR = 1 << 30
-"""Lower ones are the real system's."""
+"""Lower descriptors are the real system's."""
 
 
 class CallHook(Protocol):
     """Sees each call before it takes effect."""
 
     def __call__(self, name: str, path: str, size: int) -> int:
-        """`name` of a FileSystem method (or a request of an object store), its path, and the bytes it wants to write.
+        """`name`: a method of FileSystem, or a request of an object store; with its path and the size of a write.
 
-        Returns how many bytes may be written, 1..size (ignored by all but writes). An OSError is the call's own failure; any
-        other exception is the end of the caller, and must be raised by every call that follows."""
+        Returns how many bytes may be written, 1..size (used by writes alone). An OSError is the call's own failure; any other
+        exception is the end of the caller, and must be raised by every later call."""
 
 
 class SimDisk:
@@ -113,9 +113,10 @@ class SimDisk:
         self.before_call = before_call
         self.power_losses = 0
         self.calls_of_change = 8
-        """Of LocalStorage for a new file: look, create, write, fsync, link, fsync the folder, unlink; more for a new folder."""
+        """Calls that LocalStorage makes for a new file: stat, create, write, fsync, link, fsync of the folder, unlink; more in a
+        new folder."""
         self.real: set[str] = set()
-        """Paths that mean files of the real system: the local ends of uploads and downloads under way."""
+        """Paths of real files: the local ends of uploads and downloads under way."""
         self._now_ms = now_ms
         self._os = OsFileSystem()
         self._numbers = 0
@@ -127,13 +128,13 @@ class SimDisk:
         self._index("", self._root)
 
     def storage(self, location: str) -> LocalStorage:
-        """The product's own directory storage on this disk, with names for its temporary files that no other storage uses.
+        """The product's own directory storage on this disk, with names for temporary files that no other storage uses.
 
         Raises InvalidConfigError as storage_from_url."""
         return _DiskStorage(storage_from_url(location).root, self)
 
     def new_nonce(self) -> str:
-        """Different on each call."""
+        """A different text on each call."""
         self._nonces += 1
         return f"{self._nonces:08x}"
 
@@ -142,11 +143,11 @@ class SimDisk:
         return DiskView(storage_from_url(location).root, self._nodes)
 
     def power_loss(self, rng: random.Random) -> None:
-        """Off and on again: what was synced is there, the rest is or isn't. Whatever was open is closed."""
+        """Power off and on: synced data is there, the rest may or may not be. Open files are closed."""
         self.power_losses += 1
         self._open.clear()
         survive(self._root, rng, set())
-        self._nodes.clear()  # views hold on to it
+        self._nodes.clear()  # views keep a reference to it
         self._index("", self._root)
 
     def _index(self, path: str, node: Node) -> None:
@@ -222,7 +223,7 @@ class SimDisk:
         if descriptor < _FIRST_DESCRIPTOR:
             self._os.close(descriptor)
         else:
-            self._open.pop(descriptor, None)  # after a loss of power nothing is open
+            self._open.pop(descriptor, None)  # descriptors do not survive a loss of power
 
     def _opened(self, descriptor: int) -> tuple[File, str]:
         found = self._open.get(descriptor)
@@ -300,7 +301,7 @@ class SimDisk:
         return node.stat
 
     def is_link(self, path: str) -> bool:
-        return False  # nobody makes any
+        return False  # no caller makes any
 
     def list_folder(self, path: str) -> Sequence[tuple[str, bool]]:
         if self.before_call is not None:
@@ -314,7 +315,7 @@ class SimDisk:
         return node
 
     def _missing(self, path: str) -> OSError:
-        """Why there is nothing: no such name, or a file where a folder should be."""
+        """Why a path leads to nothing: no such name, or a file in the place of a folder."""
         above = path.rpartition("/")[0]
         while above and (node := self._nodes.get(above)) is None:
             above = above.rpartition("/")[0]
@@ -349,7 +350,7 @@ class _DiskStorage(LocalStorage):
 
 
 class DiskView:
-    """Implements `observations.StoreView`: what a process would see that looks now."""
+    """Implements `observations.StoreView`: what a process would read now."""
 
     def __init__(self, root: str, nodes: dict[str, Node]) -> None:
         self.root = root

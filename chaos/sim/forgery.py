@@ -1,9 +1,8 @@
-"""Forged messages: to a worker's data port, and to a coordinator.
+"""Forged messages to a worker's data port and to a coordinator.
 
-Frames come from strangers, from workers that were replaced, and from a peer on channels that are not its own; to decode or believe
-one of them fails the attempt. Messages to a coordinator are real ones with one thing made wrong: an acknowledgement in a way that
-the coordinator can know without opening a file, a registration of a process that the job's launcher did not start, or not as that
-worker."""
+Frames come from strangers, from replaced workers, and from a peer on channels that are not its own; to decode or accept one of them
+fails the attempt. Messages to a coordinator are real ones with one falsehood: an acknowledgement that the coordinator can refute
+without opening a file, a registration of a process that the job's launcher did not start, or not as that worker."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ FAR_SEQUENCE = 1_000_000
 NO_EDGE = 1_000
 
 Message = tuple[str, list[Any]]
-"""(who sent it, as its connection proved, parts)."""
+"""(sender as its connection proved it, parts)."""
 
 
 def explode() -> NoReturn:
-    """What the forged rows do where they are unpickled."""
+    """Effect of a forged row that is unpickled."""
     raise InvariantError("rows that a stranger sent were unpickled")
 
 
@@ -50,7 +49,7 @@ class ForgedRow:
 
 _ROWS = pickle.dumps([ForgedRow()])
 _CREDIT = msgspec.msgpack.encode(CreditAnnouncement(1 << 40, 1 << 20, 1 << 39, 1 << 19))
-"""More is consumed than was ever sent."""
+"""Credit that acknowledges more than was ever sent."""
 
 
 def forge_messages(
@@ -62,7 +61,7 @@ def forge_messages(
     strangers: Sequence[str],
     peers: Sequence[str],
 ) -> list[Message]:
-    """Messages for one worker's port, in any order. `channels` begin or end there; `peers` are of its attempt."""
+    """Frames for one worker's port, in any order. `channels` begin or end there; `peers` are of its attempt."""
     ending = sorted(channel for channel in channels if channel.consumer == slot) or [ChannelId(0, slot, slot)]
     beginning = sorted(channel for channel in channels if channel.producer == slot) or [ChannelId(0, slot, slot)]
     messages: list[Message] = []
@@ -93,9 +92,9 @@ _PATHS = ("../../../outside", "/etc/hostname", "a\0b", "_claim", "_metadata", ".
 
 
 def forge(ack: AcknowledgeCheckpoint, rng: random.Random) -> tuple[AcknowledgeCheckpoint, ...]:
-    """What is sent in the place of a real acknowledgement: something that its checkpoint must not complete with.
+    """Messages in the place of a real acknowledgement: a forged one, with which its checkpoint must not complete.
 
-    Or, with the real one behind it, something that belongs to no checkpoint of the job: nothing may be deleted for its sake."""
+    Or the real one and a forged one that belongs to no checkpoint of the job, for which nothing may be deleted."""
     if rng.random() < 0.3:
         return _stray(ack, rng), ack
     kinds: list[_Forgery] = [_with_path, _with_groups, _shifted]
@@ -105,8 +104,8 @@ def forge(ack: AcknowledgeCheckpoint, rng: random.Random) -> tuple[AcknowledgeCh
 
 
 def forge_registrations(worker: WorkerIdentity, slots: int, rng: random.Random) -> tuple[RegisterWorker, ...]:
-    """What somebody can send who has all that one worker of a job has: its proof for a later spawn and for another slot, and none
-    for its slot."""
+    """Registrations with the proof of one worker of a job: for a later spawn, for another slot, and one without a proof for its
+    slot."""
     spawn = worker.spawn + rng.randint(1, 3)
     claimed = (
         (worker.slot, spawn, worker.launch_token),
@@ -133,7 +132,7 @@ def forge_registrations(worker: WorkerIdentity, slots: int, rng: random.Random) 
 
 
 def _stray(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint:
-    """Of an attempt that is not; it names the checkpoint's own records, and what other tasks wrote."""
+    """An acknowledgement of an attempt that never was, which names the checkpoint's own records and files of other tasks."""
     part = FileHandle(rng.choice(("_claim", "_metadata", *_files(ack))), 1, _CHECKSUM)
     listed = OperatorListHandle(StateMeta("positions", "operator_list", "bytes"), part, 1)
     uid = min(ack.states, default="")
@@ -148,7 +147,7 @@ def _files(ack: AcknowledgeCheckpoint) -> list[str]:
 
 
 def _with_path(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint | None:
-    """One of its parts lies where none may, or is of a length that none has."""
+    """One part with a path outside of the snapshot, or of a negative length."""
     bad: Any = FileHandle(rng.choice(_PATHS), 5, _CHECKSUM) if rng.random() < 0.7 else FileHandle("v-0-1-n0-x", -5, _CHECKSUM)
     for uid, state in ack.states.items():
         if state.operator:
@@ -161,7 +160,7 @@ def _with_path(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeChe
 
 
 def _with_groups(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint | None:
-    """Keyed state of key groups that are another subtask's, or nobody's."""
+    """Keyed state with key groups of another subtask, or outside of the operator's."""
     for uid, state in ack.states.items():
         if state.keyed:
             groups = state.keyed[0].key_groups
@@ -172,7 +171,7 @@ def _with_groups(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeC
 
 
 def _shifted(ack: AcknowledgeCheckpoint, rng: random.Random) -> AcknowledgeCheckpoint | None:
-    """For the subtask of another slot, or with more bytes than any task sends in an acknowledgement."""
+    """The subtask of another slot, or more bytes than any task sends in an acknowledgement."""
     if rng.random() < 0.5:
         return msgspec.structs.replace(ack, subtask=ack.subtask + 1)
     for uid, state in ack.states.items():

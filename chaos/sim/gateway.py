@@ -1,7 +1,7 @@
-"""The worker's session in virtual time: the core of production (`operators.worker.session`) over the simulated control plane.
+"""The worker's session in virtual time: production's core (`operators.worker.session`) over the simulated control plane.
 
-Like the real control thread it performs one request at a time, and looks at what else came when that is answered; state that a
-sender of its own would post is larger than any here."""
+Like the control thread it performs one request at a time, and takes further work when that is answered. Large state, which
+production posts in a sender of its own, does not occur here."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from holdfast.statebackends.errors import HoldfastError
 
 
 class Epoch(msgspec.Struct):
-    """Answer to a heartbeat."""
+    """Epoch in the answer to a heartbeat."""
 
     epoch: int = 0
 
 
 class _FromStream(msgspec.Struct, frozen=True):
-    """What a command stream said; an older stream's is dropped."""
+    """An event of a command stream; events of an older stream are dropped."""
 
     stream: CommandStream
     event: on.Event
 
 
 class SimGateway:
-    """Owns one session; `deliver` gets its commands."""
+    """Owns one session; `deliver` receives its commands."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class SimGateway:
 
     @property
     def is_flushed(self) -> bool:
-        """Nothing that was reported waits to be sent."""
+        """No report waits to be sent."""
         return not (self._busy or self._inbox or self._answers or self._actions)
 
     def close(self) -> None:
-        """The process ends."""
+        """End the session with its process."""
         if self._stream is not None:
             self._stream.close()
 
@@ -102,7 +102,7 @@ class SimGateway:
         self._kernel.after(0, self._turn, self._process)
 
     def _turn(self) -> None:
-        """What the control thread does until it has to wait."""
+        """Run the control thread until it would wait."""
         while not self._busy:
             if self._actions:
                 self._perform(self._actions.popleft())
@@ -110,7 +110,7 @@ class SimGateway:
                 event = self._answers.popleft() if self._answers else self._inbox.popleft()
                 if isinstance(event, _FromStream):
                     if event.stream is not self._stream:
-                        continue  # what an older stream still said
+                        continue  # lines of an older stream
                     event = event.event
                 self._actions.extend(self.session.handle(event, now_ms=self._clock.monotonic_ms()))
             else:
@@ -118,7 +118,7 @@ class SimGateway:
         self._arm()
 
     def _arm(self) -> None:
-        """Wake at the session's next deadline."""
+        """Schedule a wakeup at the session's next deadline."""
         due_ms = self.session.next_deadline_ms()
         if due_ms is None or self._busy:
             return
@@ -168,7 +168,7 @@ class SimGateway:
         self._network.ask(self._call(request), self._target, body, kind, reply)
 
     def _refused(self, request: str, error: HoldfastError) -> on.Event:
-        """As HTTP tells it: 404 and 409 refuse, some others reject, the rest may be better later."""
+        """The session's event for an error, by HTTP status: 404 and 409 refuse, some others reject, the rest are retried."""
         status = status_of(error)
         if status == 409:
             if request != "register":

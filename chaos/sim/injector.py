@@ -1,6 +1,6 @@
-"""Carries out the faults of a plan: windows in which messages, calls and links misbehave, and moments at which somebody dies.
+"""Carries out a plan of faults: windows in which messages, calls and links misbehave, and moments at which processes die.
 
-It decides *whether* something is hit, each fault from its own random stream; what is done to a process is the world's."""
+It decides whether a fault hits, each from its own random stream; the effect on processes is the cluster's."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from holdfast.statebackends.storage.port import Operation, path_of
 
 
 class Hands(Protocol):
-    """What the world does for the injector; each returns False if there was nothing to hit."""
+    """The cluster's side of faults; each method returns False if there was nothing to hit."""
 
     def strike(self, fault: Fault, process: Process | None) -> bool:
-        """Carry out a fault that happens at one moment; `process` is the one that passed the fault's point, if it has one."""
+        """Carry out a fault that happens once. `process` passed the fault's point, if it has one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,7 @@ class _Window:
 
 
 class MessageFate(msgspec.Struct, frozen=True):
-    """What becomes of one message."""
+    """The effect of faults on one message."""
 
     lost: bool = False
     delay_us: int = 0
@@ -68,7 +68,7 @@ class Injector:
     hands: Hands
     observe: Callable[[Observation], None]
     hit: set[int] = field(default_factory=set)
-    """Indexes of the faults that really hit something."""
+    """Indexes of faults that hit something."""
     stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -76,16 +76,16 @@ class Injector:
         self._waiting = [(index, fault) for index, fault in enumerate(self.plan) if fault.on]
         self._passed = [0] * len(self.plan)
         self._armed: list[tuple[int, Fault]] = []
-        """Faults of operators that wait for the next call."""
+        """Faults of operators that wait for the operator's next call."""
 
     def start(self) -> None:
-        """Begin the clock of the faults."""
+        """Schedule the faults."""
         for index, fault in enumerate(self.plan):
             if fault.at_ms is not None:
                 self.kernel.at_ms(fault.at_ms, lambda index=index, fault=fault: self._begin(index, fault))  # type: ignore[misc]
 
     def stop(self) -> None:
-        """No fault from now on."""
+        """End all faults."""
         self.stopped = True
         self._windows.clear()
         self._waiting.clear()
@@ -94,9 +94,9 @@ class Injector:
     # ----------------------------------------------------------------------------------------------------------- moments
 
     def point(self, name: str, process: Process) -> None:
-        """A process passes a named point; whoever waits for it strikes now."""
+        """A process passes a named point: faults that wait for it hit now."""
         if not process.alive:
-            return  # what it had asked for is still on its way, but it passes nothing any more
+            return  # a dead process passes no point; its requests are still on their way
         process.last_point = name
         if not self._waiting:
             return
@@ -147,7 +147,7 @@ class Injector:
     # ---------------------------------------------------------------------------------------------------------- messages
 
     def message(self, kind: str, slot: int) -> MessageFate:
-        """What becomes of a control message of a kind, from or to the worker of a slot."""
+        """The fate of a control message of a kind, from or to the worker of a slot."""
         if not self._windows:
             return FINE
         for window in self._open("partition"):
@@ -169,14 +169,14 @@ class Injector:
         return MessageFate(lost, delay_us, copies)
 
     def acknowledgements(self, ack: AcknowledgeCheckpoint, slot: int) -> tuple[AcknowledgeCheckpoint, ...]:
-        """What the worker of a slot sends where it has an acknowledgement to send."""
+        """Messages that the worker of a slot sends in the place of an acknowledgement."""
         for window in self._open("forged_ack"):
             if _is_worker(window.fault.target, slot) and self._hits(window):
                 return forge(ack, window.random)
         return (ack,)
 
     def link_delay_us(self, one: int, other: int) -> int:
-        """Extra time of a frame between two slots."""
+        """Extra delay of a frame between two slots."""
         delay_us = 0
         for window in self._open("slow_link"):
             if _is_link(window.fault.target, one, other) and self._hits(window):
@@ -186,7 +186,7 @@ class Injector:
     # ------------------------------------------------------------------------------------------------------------- store
 
     def store_delay_us(self, process: Process, operation: Operation) -> int:
-        """Extra time of a call."""
+        """Extra delay of a call."""
         delay_us = 0
         for window in self._open("store_slow"):
             if _is_call(window.fault.target, process.role, operation) and self._hits(window):
@@ -194,7 +194,7 @@ class Injector:
         return delay_us
 
     def decide(self, actor: str, role: str, operation: Operation) -> StoreDecision:
-        """What becomes of a call of the store (`stores.StoreFaults`)."""
+        """The fate of a call of the store (`stores.StoreFaults`)."""
         if not self._windows:
             return OK
         for kind, outcome in _STORE.items():
@@ -205,14 +205,14 @@ class Injector:
         return OK
 
     def is_local_disk_full(self) -> bool:
-        """Whether a write to the workers' own disk is refused now."""
+        """Whether writes to the workers' own disk fail now."""
         return any(self._hits(window) for window in self._open("local_disk_full"))
 
     # --------------------------------------------------------------------------------------------------------- operators
 
     def operator(self, uid: str, clock: ProcessClock) -> None:
-        """An operator of user code is called. Raises UserFunctionError, which counts as the user's, when it is to fail; a slow one
-        uses up its clock's time."""
+        """An operator of user code is called. Raises UserFunctionError, which counts as the user's, when it is to fail; a slow
+        operator advances its clock."""
         if not self._windows and not self._armed:
             return
         for window in self._open("slow_operator"):
@@ -232,7 +232,7 @@ _TAKEOVERS = ("second_coordinator", "old_leader_wakes")
 
 
 def _when_recovering(fault: Fault) -> Fault:
-    """Death of whoever recovers next: a worker that restores state, a coordinator that has not tried to lead every job on yet."""
+    """Kill the next process that recovers: a worker that restores state, a coordinator that has not tried to lead every job yet."""
     if fault.target == "coordinator":
         return msgspec.structs.replace(fault, kind="kill_coordinator", on="coordinator.recovering.", at_ms=None, nth=3, target="")
     return msgspec.structs.replace(fault, kind="kill_worker", on="worker.restore.", at_ms=None, nth=1, target="")
@@ -247,7 +247,7 @@ def _is_link(target: str, one: int, other: int) -> bool:
 
 
 def _is_call(target: str, role: str, operation: Operation) -> bool:
-    """`[role:]operation[/part-of-path]`, where the operation may be `all`, or nothing."""
+    """Match `[role:]operation[/part-of-path]`, where the operation may be `all` or empty."""
     who, colon, rest = target.rpartition(":")
     if colon and who != role:
         return False

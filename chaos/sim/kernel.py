@@ -1,11 +1,9 @@
-"""The ground of a run: virtual time, the schedule of events with the processes they belong to, random numbers, and the trace.
+"""The kernel of a run: virtual time, scheduled events and their processes, random numbers, and the trace.
 
-Time jumps from event to event; two events of one moment come in an order drawn from the seed. An event belongs to a process or to
-none (the store, the network): what belongs to a dead process never happens, what belongs to a paused one waits.
-
-One root seed; every stream of random numbers is derived from it by name. To leave one fault out of a plan, or to ask one stream
-once more, changes nothing in any other stream, which lets a failing seed be minimised. The trace is one line an event, the same
-bytes for the same seed."""
+Time jumps from event to event; events of one moment come in an order drawn from the seed. An event belongs to a process or to none
+(the store, the network): events of a dead process never happen, those of a paused one wait.
+Each stream of random numbers is derived from the root seed by its name. A fault less in a plan, or one more number of a stream,
+changes no other stream, which makes a failing seed minimisable. The trace has one line an event, equal bytes for equal seeds."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class Stream(random.Random):
     """One stream of random numbers."""
 
     def between(self, low: int, high: int) -> int:
-        """As randrange(low, high), low < high, number for number, in half the time: most events draw one."""
+        """Equal to randrange(low, high), low < high, number for number, in half the time: most events draw one."""
         width = high - low
         bits = width.bit_length()
         drawn = self.getrandbits(bits)
@@ -32,14 +30,14 @@ class Stream(random.Random):
 
 
 class Streams:
-    """Named random streams of one seed; the same (seed, name) always gives the same numbers, in every process."""
+    """Named random streams of one seed. The same (seed, name) gives the same numbers in every process."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._streams: dict[str, Stream] = {}
 
     def of(self, name: str) -> Stream:
-        """The stream of a name; asked again it goes on where it was."""
+        """The stream of a name; a further call returns it where it is."""
         stream = self._streams.get(name)
         if stream is None:
             digest = hashlib.blake2b(f"{self.seed}/{name}".encode(), digest_size=16).digest()
@@ -52,7 +50,7 @@ Entry = tuple[int, str, str, str]
 
 
 class Trace:
-    """Events of a run, kept as tuples and made into text when somebody looks."""
+    """Events of a run, kept as tuples and formatted on demand."""
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
@@ -62,7 +60,7 @@ class Trace:
         return len(self._entries)
 
     def add(self, actor: str, event: str, details: str = "") -> None:
-        """`details` must not hold anything that differs between two processes: no addresses, no real times or paths."""
+        """`details` must not differ between two machines: no addresses, no real times or paths."""
         self._entries.append((self._now_us(), actor, event, details.replace("\n", " | ") if "\n" in details else details))
 
     def lines(self, last: int | None = None) -> list[str]:
@@ -74,7 +72,7 @@ class Trace:
         ]
 
     def digest(self) -> str:
-        """Of all lines."""
+        """Digest of all lines."""
         return hashlib.blake2b("\n".join(self.lines()).encode(), digest_size=16).hexdigest()
 
 
@@ -83,27 +81,27 @@ Act = Callable[[], None]
 
 @dataclass(eq=False, slots=True)
 class Process:
-    """One simulated operating system process."""
+    """A simulated operating system process."""
 
     name: str
-    """`worker-1.3`: the third process in slot 1; `coordinator-2`, `driver-1`."""
+    """`worker-1.3` is the third process in slot 1; others are `coordinator-2`, `driver-1`."""
     role: str
     alive: bool = True
     paused: bool = False
     last_point: str = "start"
-    """Last point that it passed: where it dies, if it dies now."""
+    """Last point that it passed, as a fault would name its death now."""
     phase: str = ""
-    """What it is about, part of the names of its points: a coordinator is `recovering` until it has tried to lead every job on."""
+    """Prefix of its points: a coordinator is `recovering` until it has tried to lead every job."""
     wall_offset_ms: int = 0
-    """Its wall clock against true time."""
+    """Offset of its wall clock from virtual time."""
     modules: UserModules | None = None
-    """The user's code as this process has it; None: it runs none of its own."""
+    """The user's code in this process; None: it runs none."""
     waiting: list[Act] = field(default_factory=list)
     """Events that came due while it was paused."""
 
 
 class Kernel:
-    """The schedule. `current` is the process whose event runs now, None for an event of nobody."""
+    """The schedule. `current` is the process of the running event; None for an event without one."""
 
     def __init__(self, streams: Streams, trace: Trace) -> None:
         self.streams = streams
@@ -111,9 +109,9 @@ class Kernel:
         self.now_us = 0
         self.steps = 0
         self.opaque = False
-        """The trace leaves out what messages and files hold: RocksDB's files hold the time of day, and so do their checksums."""
+        """The trace omits the content of messages and files: RocksDB's files hold the time of day, as do their checksums."""
         self.power_cuts = 0
-        """How often everything lost power: what was on its way then never arrives."""
+        """Losses of power so far: what was on its way at one never arrives."""
         self.current: Process | None = None
         self._order: Callable[[], float] = streams.of("order").random
         self._events: list[tuple[int, float, int, Process | None, Act]] = []
@@ -124,17 +122,17 @@ class Kernel:
         return self.now_us // 1000
 
     def after(self, delay_us: int, act: Act, process: Process | None = None) -> None:
-        """Let `act` happen once that much time has passed; >= 0 us."""
+        """Schedule `act` after a delay, >= 0 us."""
         self._numbers += 1
         due_us = self.now_us + delay_us if delay_us > 0 else self.now_us
         heappush(self._events, (due_us, self._order(), self._numbers, process, act))
 
     def at_ms(self, at_ms: int, act: Act, process: Process | None = None) -> None:
-        """Let `act` happen at a time, or now if that is over."""
+        """Schedule `act` at a time, or now if that is over."""
         self.after(at_ms * 1000 - self.now_us, act, process)
 
     def step(self) -> bool:
-        """Let the next event happen; False when there is none."""
+        """Run the next event; False when there is none."""
         if not self._events:
             return False
         self.now_us, _, _, process, act = heappop(self._events)
@@ -144,7 +142,7 @@ class Kernel:
         return True
 
     def run_as(self, process: Process | None, act: Act) -> None:
-        """Run an act as a process, unless it is dead; if it is paused the act waits."""
+        """Run an act as a process: never if it is dead, later if it is paused."""
         if process is not None:
             if not process.alive:
                 return
@@ -162,7 +160,7 @@ class Kernel:
             self.current = before
 
     def kill(self, process: Process) -> None:
-        """It executes nothing any more."""
+        """End a process: none of its events runs any more."""
         process.alive = False
         process.waiting.clear()
 
@@ -170,7 +168,7 @@ class Kernel:
         process.paused = True
 
     def resume(self, process: Process) -> None:
-        """What came due meanwhile happens now, in its order."""
+        """Run the events that came due meanwhile, in their order."""
         if not process.paused:
             return
         process.paused = False
@@ -180,14 +178,14 @@ class Kernel:
 
 
 class ProcessClock:
-    """Both clocks of one process and its stopwatch (`holdfast.operators.task.context.Clock`, and the coordinator's)."""
+    """Both clocks and the stopwatch of one process (`holdfast.operators.task.context.Clock`, and the coordinator's)."""
 
     def __init__(self, kernel: Kernel, process: Process, epoch_ms: int = 1_700_000_000_000) -> None:
         self._kernel = kernel
         self._process = process
         self._epoch_ms = epoch_ms
         self.spent_us = 0
-        """Time that the running event has used up so far: slow user code moves the stopwatch, not the schedule."""
+        """Time used up by the running event: slow user code moves the stopwatch, not the schedule."""
 
     def monotonic_ms(self) -> int:
         return (self._kernel.now_us + self.spent_us) // 1000

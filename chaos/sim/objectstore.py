@@ -1,7 +1,8 @@
-"""An object store in memory, with the semantics that S3 documents: whole objects, conditional creates, reads and listings
-that see every write which was acknowledged before. No folders, no renames, no second names: a link is a conditional copy.
+"""An object store in memory with the documented semantics of S3: whole objects, conditional creates, reads and listings that see
+every acknowledged write.
 
-It loses nothing that it acknowledged. Roots are prefixes of keys (`/bucket/prefix`, `s3://bucket/prefix`) of one store."""
+It has no folders, renames or second names: a link is a conditional copy. Acknowledged objects are durable. Roots are prefixes of
+keys (`/bucket/prefix`, `s3://bucket/prefix`) of one store."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class _Object(NamedTuple):
     content: bytes
     modified_ms: int
     maker: str = ""
-    """Which create made it, where creates say so."""
+    """Id of the create that made it, where creates carry one."""
 
 
 class SimObjectStore:
@@ -31,7 +32,7 @@ class SimObjectStore:
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0, before_call: CallHook | None = None) -> None:
         self.before_call = before_call
-        """Sees every request: put, get, head, list, copy, delete."""
+        """Called before every request: put, get, head, list, copy, delete."""
         self.power_losses = 0
         self.calls_of_change = 1
         self._now_ms = now_ms
@@ -40,15 +41,15 @@ class SimObjectStore:
         """Sorted."""
 
     def storage(self, location: str) -> ops.Storage:
-        """Raises InvalidConfigError for a location without a name."""
+        """A storage on a root. Raises InvalidConfigError for a location without a name."""
         return ObjectStorage(_root_of(location), self)
 
     def view(self, location: str) -> ObjectView:
-        """The objects of a root, of which there may be none."""
+        """View of a root, which may be empty."""
         return ObjectView(_root_of(location), self)
 
     def power_loss(self, rng: random.Random) -> None:
-        """Nothing is lost: the store is another machine's, and durable before it answers."""
+        """No effect: the store is on another machine, and durable before it answers."""
 
     # ---------------------------------------------------------------------------------------------------------- requests
 
@@ -81,7 +82,7 @@ class SimObjectStore:
         return None if found is None else len(found.content)
 
     def delete(self, key: str) -> bool:
-        """True if it was there, which the store itself would not say."""
+        """Whether the object was there, which S3 itself would not say."""
         self._request("delete", key, 0)
         if self._objects.pop(key, None) is None:
             return False
@@ -89,17 +90,17 @@ class SimObjectStore:
         return True
 
     def keys(self, prefix: str) -> list[str]:
-        """Keys that begin so, in their order."""
+        """Keys with this prefix, sorted."""
         self._request("list", prefix, 0)
         return list(self.look(prefix))
 
     def facts(self, prefix: str) -> list[ops.FileFacts]:
-        """Keys that begin so, with what a listing says of them."""
+        """Keys with this prefix, with their facts in a listing."""
         found = ((key, self._objects[key]) for key in self.keys(prefix))
         return [ops.FileFacts(key, len(each.content), each.modified_ms) for key, each in found]
 
     def names(self, prefix: str) -> list[str]:
-        """What follows the prefix, up to and with the next `/`: each once, in order."""
+        """Distinct names after the prefix, up to and with the next `/`, sorted."""
         self._request("list", prefix, 0)
         found, position = [], bisect.bisect_left(self._keys, prefix)
         while position < len(self._keys) and self._keys[position].startswith(prefix):
@@ -121,7 +122,7 @@ class SimObjectStore:
         return None if found is None else found.content
 
     def maker(self, key: str) -> str:
-        """Which create made the object; empty if none said so."""
+        """Id of the create that made the object; empty if it had none."""
         found = self._objects.get(key)
         return "" if found is None else found.maker
 
@@ -191,7 +192,7 @@ class ObjectStorage:
                 assert_never(operation)
 
     def _key(self, path: str) -> str:
-        """Raises InvalidConfigError for a path that a directory would not take: what works here has to work there."""
+        """Key of a path. Raises InvalidConfigError for a path that a directory would refuse: what works here has to work there."""
         parts = path.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts) or parts[0] == TEMPORARY_FOLDER:
             raise InvalidConfigError(f"{path!r} is not a path below the storage root", path=path)
@@ -216,16 +217,16 @@ class ObjectStorage:
 
     def _link(self, source: str, target: str) -> bool:
         origin, key = self._key(source), self._key(target)
-        standing = self._store.get(key)
-        if standing is None:
+        existing = self._store.get(key)
+        if existing is None:
             try:
                 if self._store.copy(origin, key):
                     return True
             except KeyError as error:
                 raise ObjectMissingError(f"{origin} does not exist", path=origin) from error
-            standing = self._store.get(key)
+            existing = self._store.get(key)
         content = self._store.get(origin)
-        if content is not None and content != standing:
+        if content is not None and content != existing:
             raise InvariantError(f"{key} exists with other content than {origin}", path=key)
         return False
 
@@ -237,7 +238,7 @@ class ObjectStorage:
     def _download(self, operation: ops.DownloadFile) -> tuple[int, str]:
         content = self._get(operation.path)
         if os.path.lexists(operation.local_path):
-            os.unlink(operation.local_path)  # it may share its content with a file of a live database
+            os.unlink(operation.local_path)  # it may share its content with a file of an open database
         with open(operation.local_path, "xb") as file:
             file.write(content)
         return len(content), checksum_of(content)
@@ -266,7 +267,7 @@ class ObjectView:
 
 
 def read_local(path: str) -> bytes:
-    """A real file. Raises ObjectMissingError."""
+    """Content of a real file. Raises ObjectMissingError."""
     try:
         with open(path, "rb") as file:
             return file.read()

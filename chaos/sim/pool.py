@@ -1,7 +1,7 @@
-"""Blocking work in virtual time: flows that perform one storage operation an event, calls that take a while.
+"""Blocking work in virtual time: flows that perform one storage operation an event, and calls that take a while.
 
-Between an operation's request, its effect at the store and its answer lies time, in which anybody may be killed: the effect
-belongs to nobody, so that what was asked for may still happen when its caller is dead. The same class serves a worker's pool
+An operation's request, its effect at the store and its answer are separate events, with deaths possible in between; the effect
+belongs to no process, so that it may happen after its caller's death. The class serves a worker's pool
 (`holdfast.operators.task.context.Pool`) and a coordinator's flows (`holdfast.coordinator.dispatcher.threads.FlowRunner`)."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from holdfast.operators.task.context import CancelToken, Done, FlowCancelledErro
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one, path_of
 
 WAY_US = (30, 400)
-"""Least and most time that a request needs to the store, and its answer back."""
+"""Least and most time of a request to the store, and of its answer back."""
 CALL_US = (20, 600)
 """Least and most time of a call on the pool."""
 
 
 class _Task(msgspec.Struct, eq=False):
-    """One flow or call under way."""
+    """A flow or call under way."""
 
     ended: Done
     storage: Storage
@@ -60,12 +60,12 @@ class FlowPool:
         self._add(_Task(ended, self._storage, call=work))
 
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
-        """As Pool.run_flow; of a group any flow may go on next."""
+        """As Pool.run_flow. Within a group any flow may run next."""
         self._add(_Task(ended, storage, flow=one_by_one(flow, self._random.randrange), token=token))
 
     def drive(self, flow: HostFlow[Any], ended: Done, storage: Storage | None = None) -> None:
-        """A flow that nobody cancels; it may wait for a Future. Of a group any flow may go on next."""
-        plain = one_by_one(cast("Flow[Any]", flow), self._random.randrange)  # what it waits for passes through
+        """Run a flow that is never cancelled and may wait for a Future. Within a group any flow may run next."""
+        plain = one_by_one(cast("Flow[Any]", flow), self._random.randrange)  # Futures that it waits for pass through
         self._add(_Task(ended, storage or self._storage, flow=plain))
 
     # ------------------------------------------------------------------------------------------------------------ steps
@@ -92,7 +92,7 @@ class FlowPool:
         self._advance(task, lambda flow: next(flow))
 
     def _advance(self, task: _Task, resume: Callable[[Generator[Any, Any, Any]], Any]) -> None:
-        """Let the flow go on to its next operation, or to its end."""
+        """Run the flow to its next operation, or to its end."""
         assert task.flow is not None
         if task.token is not None and task.token.cancelled:
             task.flow.close()
@@ -121,7 +121,7 @@ class FlowPool:
         self._kernel.after(delay_us, lambda: self._perform(task, wanted, point) if cuts == self._kernel.power_cuts else None)
 
     def _perform(self, task: _Task, operation: Operation, point: str) -> None:
-        """At the store, whoever is alive."""
+        """Perform the operation at the store, with or without its caller alive."""
         result: Any = None
         error: Exception | None = None
         before_us = self._storage.waited_us()
@@ -154,7 +154,7 @@ def _outcome(future: Any) -> tuple[Any, BaseException | None]:
 
 
 def operation_point(role: str, operation: Operation) -> str:
-    """Name of the point at which a process asks for an operation: role, operation, what kind of file it is about."""
+    """Name of the point of an operation's request: role, operation, kind of file."""
     return f"{role}.{type(operation).__name__}.{file_kind(path_of(operation))}"
 
 
@@ -162,7 +162,7 @@ _FOLDERS = ("leader", "attempts", "submissions", "results", "log", "staged", "da
 
 
 def file_kind(path: str) -> str:
-    """What a file is, from its path: claim, metadata, attempts, log, staged ... or `state`."""
+    """Kind of a file, by its path: claim, metadata, attempts, log, staged ... or `state`."""
     parts = path.split("/")
     name = parts[-1]
     if name in ("_claim", "_metadata", "_holdfast"):

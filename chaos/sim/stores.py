@@ -1,7 +1,7 @@
-"""What one simulated process sees of storage: the product's port over the shared disk or object store, with faults in between.
+"""Storage as one simulated process uses it: the product's port over the shared disk or object store, with faults in between.
 
-Here an operation gets a name to it (who asked), a fate (what the faults make of it), and witnesses (the trace, the checkers):
-they hear what happened at the store, which is not always what the caller is told. It takes no time; that is the pool's."""
+An operation gets an actor, a fate drawn by the faults, and witnesses (the trace, the checkers), which see its effect at the store;
+the caller's answer may differ. Delays are the pool's."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.port import Operation, Storage
 
 EPOCH_MS = 1_700_000_000_000
-"""Wall clock of the stores when a run begins."""
+"""Wall clock of the stores at the start of a run."""
 
 LATE_MS = 50
-"""After how long a request arrives that its sender has given up, unless its fault says."""
+"""Delay of a request that its sender has given up, unless its fault sets one."""
 
 Outcome: TypeAlias = Literal["ok", "fail", "partial", "lie", "late", "full", "unsynced"]
 
 
 class StoreDecision(msgspec.Struct, frozen=True):
-    """What becomes of one operation."""
+    """The fate of one operation."""
 
     outcome: Outcome
-    """ok; fail: nothing happens, and an error; partial: it stops on its way, leaving behind what it did; lie: it happens, and
-    an error; late: an error, and it happens afterwards; full: nothing can be written (the rest works); unsynced: a new name is
-    there and not durable, and an error (where names are durable at once: as lie, and what makes no name just happens)."""
+    """ok; fail: no effect, and an error; partial: an interrupted effect, and an error; lie: the full effect, and an error; late: an
+    error, and the effect afterwards; full: nothing can be written (the rest works); unsynced: a new name that is not durable, and
+    an error (where names are durable at once: as lie; operations that make no name are unaffected)."""
     fraction: float = 0.0
-    """Of a partial one: how far it gets, 0..1."""
+    """Share of a partial operation that happens, 0..1."""
     delay_ms: int = 0
-    """Of a late one: after its sender has given it up. On the wire of its late request: after the operation has its answer."""
+    """Delay of a late one, after its sender has given it up; on the wire that of its late request, after the operation's answer."""
 
 
 OK = StoreDecision("ok")
 
 
 class StoreFaults(Protocol):
-    """Whoever decides what goes wrong."""
+    """Source of decisions."""
 
     def decide(self, actor: str, role: str, operation: Operation) -> StoreDecision:
-        """`actor` and `role` as in Process; asked once an operation, in their order."""
+        """`actor` and `role` as in Process; called once an operation, in their order."""
 
 
 class Medium(Protocol):
-    """What holds the bytes, shared by all processes: SimDisk, SimObjectStore."""
+    """The bytes, shared by all processes: SimDisk, SimObjectStore."""
 
     before_call: CallHook | None
     power_losses: int
     calls_of_change: int
-    """About how many calls the writing of a file takes."""
+    """Approximate number of calls for a new file."""
 
     def storage(self, location: str) -> Storage: ...
 
@@ -86,7 +86,8 @@ class SimStores:
         objects: bool,
         wire: random.Random | None = None,
     ) -> None:
-        """`objects`: on an object store instead of a disk; `wire`: through the product's S3 shell, faults drawn from here."""
+        """`objects`: on an object store instead of a disk. `wire`: through the product's S3 shell, with faults drawn from this
+        stream."""
 
         def wall_ms() -> int:
             return EPOCH_MS + kernel.now_ms
@@ -99,7 +100,7 @@ class SimStores:
         self._views: dict[str, StoreView] = {}
 
     def client(self, process: Process | None = None) -> StoreClient:
-        """The state directory as a process sees it; None: whichever process runs."""
+        """The state directory as a process sees it; None: as the running process does."""
         return StoreClient(self._ports, self.medium.storage(self.root), process)
 
     def view(self, location: str) -> StoreView:
@@ -109,24 +110,24 @@ class SimStores:
         return view
 
     def power_loss(self, rng: random.Random) -> None:
-        """Storage loses what was not durable; that every process dies of it is the caller's doing."""
+        """Storage loses what was not durable; the death of all processes is the caller's matter."""
         self.medium.power_loss(rng)
 
 
 @dataclass(frozen=True, slots=True)
 class _StorePorts:
-    """What all clients of a world share."""
+    """Ports shared by all clients of a world."""
 
     kernel: Kernel
     faults: StoreFaults
     observe: Callable[[Observation], None]
     medium: Medium
     wire: SimS3 | None
-    """The medium, if there is a wire in front of it."""
+    """The medium, if requests reach it over a simulated wire."""
 
 
 class StoreClient:
-    """Implements `operations.Storage` for one process. What was asked for can be performed when the process is dead."""
+    """Implements `operations.Storage` for one process. A request can be performed after the process's death."""
 
     def __init__(self, ports: _StorePorts, storage: Storage, process: Process | None = None, home: str | None = None) -> None:
         self._ports = ports
@@ -134,7 +135,7 @@ class StoreClient:
         self._process = process
         self._root = storage.root
         self._shown = "" if home in (None, storage.root) else f"{storage.root.rstrip('/')}/"
-        """In front of paths in the trace."""
+        """Prefix of paths in the trace."""
         self._home = home or storage.root
         self._view = ports.medium.view(storage.root)
         self._others: dict[str, StoreClient] = {}
@@ -144,7 +145,7 @@ class StoreClient:
         return self._root
 
     def at(self, location: str) -> StoreClient:
-        """Another root, for the same process; the same client for the same root."""
+        """The client of another root for the same process; one client a root."""
         storage = self._storage.at(location)
         if storage.root == self._root:
             return self
@@ -154,7 +155,7 @@ class StoreClient:
         return known
 
     def execute(self, operation: Operation) -> Any:
-        """Perform one operation, or let it fail as the faults have it. Errors are those of LocalStorage."""
+        """Perform one operation, or let the faults fail it. Errors are those of LocalStorage."""
         ports = self._ports
         process = self._process or ports.kernel.current
         actor, role = ("nobody", "") if process is None else (process.name, process.role)
@@ -183,7 +184,7 @@ class StoreClient:
                 assert_never(decision.outcome)
 
     def _unsynced(self, actor: str, operation: Operation) -> Any:
-        """Of what makes a name; all else happens as ever."""
+        """Perform an operation that makes a name without making it durable; others are performed as usual."""
         if not isinstance(operation, _NAMING):
             return self._perform(actor, operation)
         hook = _Unsynced()
@@ -191,10 +192,10 @@ class StoreClient:
             result = self._perform(actor, operation, "unsynced")
         if result and hook.is_object:
             raise _unclear(self._root, operation)
-        return result  # it was found, and is durable now
+        return result  # found, and durable now
 
     def _perform(self, actor: str, operation: Operation, note: str = "") -> Any:
-        """At the store; what it did is read off the store, not off its result."""
+        """Perform the operation; its effect is read off the store, not off its result."""
         before = self._existing(operation)
         try:
             result = self._storage.execute(operation)
@@ -209,7 +210,7 @@ class StoreClient:
         return error
 
     def _postponed(self, actor: str, operation: Operation, delay_ms: int) -> HoldfastError:
-        """Let it happen once its caller has given up; an operation that changes nothing just fails."""
+        """Schedule the effect after its caller has given up; an operation that changes nothing just fails."""
         ports, losses = self._ports, self._ports.medium.power_losses
         if not _changes(operation):
             return self._failed(actor, operation, _error(self._root, operation, errno.ETIMEDOUT))
@@ -220,7 +221,7 @@ class StoreClient:
         def arrive() -> None:
             if ports.medium.power_losses != losses:
                 return  # it was on its way within the machine
-            with suppress(HoldfastError):  # nobody waits for the answer
+            with suppress(HoldfastError):  # no caller waits for the answer
                 self._perform(actor, sent, "late")
 
         ports.kernel.after(delay_ms * 1000, arrive)
@@ -228,7 +229,7 @@ class StoreClient:
         return error
 
     def _on_wire(self, wire: SimS3, actor: str, operation: Operation, decision: StoreDecision) -> Any:
-        """The requests of the operation go astray; what comes of it is up to the shell that sends them."""
+        """Perform the operation through the S3 shell, with faults in its requests; the shell decides what the answer is."""
         sent = _as_sent(operation) if decision.outcome == "late" else operation
         if decision.outcome == "unsynced":  # an object is durable with its name
             decision = msgspec.structs.replace(decision, outcome="lie")
@@ -244,7 +245,7 @@ class StoreClient:
                 self._ports.kernel.after(gone_us, partial(self._arrive, actor, sent, act))
 
     def _arrive(self, actor: str, operation: Operation, act: Callable[[], Any]) -> None:
-        """One late request of an operation."""
+        """Perform one late request of an operation."""
         before = self._existing(operation)
         done: Any = act()
         if isinstance(operation, ops.PutIfAbsent | ops.LinkFile):  # it may be a request about another name: a trial of conditions
@@ -252,7 +253,7 @@ class StoreClient:
         self._tell(actor, operation, done, before, "late")
 
     def waited_us(self) -> int:
-        """How long all callers together have waited on the wire, since the world began."""
+        """Sum of all callers' waits on the wire since the world began, us."""
         return 0 if self._ports.wire is None else int(self._ports.wire.waited_ms * 1_000)
 
     @contextmanager
@@ -267,7 +268,7 @@ class StoreClient:
     # --------------------------------------------------------------------------------------------------------- witnesses
 
     def _existing(self, operation: Operation) -> tuple[str, ...]:
-        """Those of the paths that the operation can add or remove which exist now."""
+        """Of the paths that the operation can add or remove, those that exist."""
         match operation:
             case ops.PutIfAbsent() | ops.WriteFile() | ops.UploadFile() | ops.DeleteFile():
                 path = operation.path
@@ -287,7 +288,7 @@ class StoreClient:
         said = f"{self._described(operation)} {_short(operation, result)}{'' if ports.kernel.opaque else _content(operation)}"
         ports.kernel.trace.add(actor, "store", f"{said} ({note})" if note else said)
         if isinstance(operation, _PLAIN_READS) and not note and not isinstance(result, Exception):
-            return  # no news, and a third of all operations
+            return  # a third of all operations, without a witness
         on_wire = ports.wire is not None
         ports.observe(Stored(ports.kernel.now_ms, actor, self._root, operation, result, removed, added, note, on_wire))
 
@@ -295,7 +296,7 @@ class StoreClient:
         return f"{type(operation).__name__} {self._shown}{ops.path_of(operation)}"
 
     def _calls(self, operation: Operation) -> int:
-        """About how many calls of the medium an operation makes."""
+        """Approximate number of the medium's calls for an operation."""
         if isinstance(operation, ops.DeleteFolder):
             return 2 + len(self._view.paths(operation.prefix))
         return self._ports.medium.calls_of_change if _changes(operation) else 1
@@ -307,7 +308,7 @@ _GROWING = frozenset({"create", "write", "link", "mkdir", "put", "copy"})
 
 
 class _Stopping:
-    """From a call on, each fails; the first one, if it writes, takes a part."""
+    """From a call on, each fails; the first one, if it writes, writes a part."""
 
     def __init__(self, fraction: float, calls: int) -> None:
         self._fraction = fraction
@@ -329,12 +330,12 @@ def _full(name: str, path: str, size: int) -> int:
 
 
 class _Unsynced:
-    """The name of a new file is there, and its folder can't be synced."""
+    """The name of a new file exists, and its folder can't be synced."""
 
     def __init__(self) -> None:
         self.has_linked = False
         self.is_object = False
-        """It is durable with its name."""
+        """Names are durable at once."""
 
     def __call__(self, name: str, path: str, size: int) -> int:
         if name == "fsync_folder" and self.has_linked:
@@ -347,7 +348,7 @@ class _Unsynced:
 _NAMING = (ops.PutIfAbsent, ops.WriteFile, ops.UploadFile, ops.LinkFile)
 
 _PLAIN_READS = (ops.StatFile, ops.ReadFile, ops.DownloadFile, ops.ListFiles, ops.DescribeFiles)
-"""What nobody wants to hear of when it went well: of folders that are listed one checker learns who looks there."""
+"""Reads without a witness when they succeed. Listings of folders have one: a checker follows sweeps."""
 
 
 def _changes(operation: Operation) -> bool:
@@ -357,7 +358,7 @@ def _changes(operation: Operation) -> bool:
 
 
 def _as_sent(operation: Operation) -> Operation:
-    """An operation with its bytes as they are now. Raises ObjectMissingError for an upload of nothing."""
+    """An operation with the bytes of the moment of its request. Raises ObjectMissingError for an upload of a missing file."""
     match operation:
         case ops.WriteFile():
             return ops.WriteFile(operation.path, (b"".join(operation.chunks),))
@@ -368,14 +369,14 @@ def _as_sent(operation: Operation) -> Operation:
 
 
 def _error(root: str, operation: Operation, code: int) -> HoldfastError:
-    """As LocalStorage says that nothing happened."""
+    """LocalStorage's error for an operation without effect."""
     path = ops.path_of(operation)
     message = f"{type(operation).__name__} {path} in {root}: {os.strerror(code)}"
     return StorageUnavailableError(message, path=path, errno=code)
 
 
 def _unclear(root: str, operation: Operation) -> HoldfastError:
-    """As LocalStorage says that something may have happened: of a name that may exist now, or of anything else."""
+    """LocalStorage's error for an operation with a possible effect: on a name that may exist now, or on anything else."""
     if isinstance(operation, ops.PutIfAbsent | ops.WriteFile | ops.UploadFile | ops.LinkFile):
         target = f"{root.rstrip('/')}/{ops.path_of(operation)}"
         return AmbiguousWriteError(f"{target}: {os.strerror(errno.ETIMEDOUT)}", path=target)
@@ -383,9 +384,9 @@ def _unclear(root: str, operation: Operation) -> HoldfastError:
 
 
 def _content(operation: Operation) -> str:
-    """What the bytes of a write add up to: a job whose values differ from run to run shows in its trace.
+    """Digest of the content of a write, so that values that differ from run to run show in the trace.
 
-    Not of uploaded files, which are RocksDB's own and hold the time of day."""
+    Uploaded files are left out: they are RocksDB's own, and hold the time of day."""
     match operation:
         case ops.PutIfAbsent():
             return f" {zlib.crc32(operation.data):08x}"
@@ -399,7 +400,7 @@ def _content(operation: Operation) -> str:
 
 
 def _short(operation: Operation, result: Any) -> str:
-    """A result in a word: the same in every process, so no sizes and no content."""
+    """A result in a word, equal in every process: without sizes and content."""
     if isinstance(result, Exception):
         return type(result).__name__
     match operation:

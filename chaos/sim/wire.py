@@ -1,7 +1,7 @@
-"""The product's S3 shell over a simulated wire: its requests reach an object store in memory, or don't, or twice, or late.
+"""The product's S3 shell over a simulated wire: its requests reach an object store in memory, or are lost, repeated or late.
 
-What stands for boto3's client answers as S3 documents it: short listings, times in whole seconds, errors by code. Of a request
-without an answer nobody but the shell itself finds out whether it was carried out."""
+The stand-in of boto3's client answers as S3 documents it: short listings, times in whole seconds, errors by code. Only the shell
+finds out whether a request without an answer was carried out."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 BUCKET = "sim"
 PAGE_KEYS = 7
-"""Keys in one answer to a listing: S3 may give fewer than it is asked for."""
+"""Keys in one page of a listing: S3 may give fewer than requested."""
 SILENCE_MS = 300
-"""How long a request without an answer is waited for."""
+"""Wait for a request without an answer, ms."""
 SETTINGS = S3Settings(read_timeout_ms=SILENCE_MS, retry_timeout_ms=1_500, backoff_first_ms=20, backoff_max_ms=300)
 HICCUPS_MAX = 6
-"""Requests of one operation that fail beside the one that its fault is about: the shell has to get through these."""
+"""Most further failing requests of an operation beside the one of its fault: the shell has to get through these."""
 
 _DECIDING = frozenset({"put_object", "complete_multipart_upload", "delete_object", "delete_objects"})
 """Requests that change what others see."""
@@ -39,7 +39,7 @@ _GROWING = frozenset({"put_object", "create_multipart_upload", "upload_part", "u
 
 
 class Fate(StrEnum):
-    """What becomes of one request."""
+    """The fate of one request."""
 
     FINE = "fine"
     REFUSED = "refused"
@@ -51,15 +51,15 @@ class Fate(StrEnum):
     FULL = "full"
     """507, nothing done."""
     LOST = "lost"
-    """It never arrives, and nothing comes back."""
+    """Never arrives; no answer."""
     UNANSWERED = "unanswered"
-    """Done, and nothing comes back."""
+    """Carried out; no answer."""
     TOLD_WRONGLY = "told wrongly"
-    """Done, and told as a 500."""
+    """Carried out; answered with a 500."""
     REPEATED = "repeated"
-    """Something on the way sends it twice; the second answer is the one that comes back."""
+    """Carried out twice, repeated on the way; the second answer arrives."""
     LATE = "late"
-    """Nothing comes back; it arrives when its sender waits no more, nor for those that it sent in its place."""
+    """No answer; it arrives when its sender waits neither for it nor for the requests sent in its place."""
     CUT = "cut"
     """The body of the answer ends early."""
 
@@ -73,24 +73,24 @@ class ServiceError(Exception):
 
 
 Later = Callable[[Callable[[], Any]], None]
-"""Takes a request that is still on its way when its sender has given it up, to carry it out afterwards."""
+"""Takes a request that is on its way when its sender has given it up, to carry it out afterwards."""
 
 
 class Trouble:
-    """The fates of one operation's requests, from what its storage fault makes of it (`stores.Outcome`)."""
+    """Fates of one operation's requests, from its storage fault (`stores.Outcome`)."""
 
     def __init__(self, outcome: str, fraction: float, rng: random.Random, later: Later) -> None:
         self.later = later
         self._outcome = outcome
         self._random = rng
         self._fine = int(fraction * 4) if outcome == "partial" else 0
-        """Requests that pass before a partial operation breaks down."""
+        """Requests that pass before a partial operation fails."""
         self._refusal = rng.choice((Fate.REFUSED, Fate.BROKEN, Fate.LOST))
         self._struck = False
         self._hiccups = 0
 
     def fate(self, name: str) -> Fate:
-        """Of the next request."""
+        """Fate of the next request."""
         match self._outcome:
             case "full":
                 return Fate.FULL if name in _GROWING else Fate.FINE
@@ -101,7 +101,7 @@ class Trouble:
                 return self._of_passing(name)
 
     def _of_passing(self, name: str) -> Fate:
-        """One deciding request goes astray; others fail now and then."""
+        """One deciding request is lost; others fail at random."""
         if name in _DECIDING and not self._struck:
             self._struck = True
             if self._outcome == "late":
@@ -117,7 +117,7 @@ class Trouble:
 
 
 class SimS3(SimObjectStore):
-    """An object store that is reached through the S3 shell; for one thread, of one world."""
+    """An object store behind the S3 shell; for one thread, of one world."""
 
     def __init__(self, now_ms: Callable[[], int], rng: random.Random, before_call: CallHook | None = None) -> None:
         super().__init__(now_ms, before_call)
@@ -133,7 +133,7 @@ class SimS3(SimObjectStore):
 
     @contextmanager
     def troubled(self, outcome: str, fraction: float, later: Later) -> Iterator[None]:
-        """The requests of one operation meet with the faults of the wire."""
+        """Requests of the operation within the block meet the faults of the wire."""
         self._trouble = Trouble(outcome, fraction, self._random, later)
         try:
             yield
@@ -145,12 +145,12 @@ class SimS3(SimObjectStore):
         return self._trouble
 
     def waits(self, ms: float) -> None:
-        """Whoever asked waits: for an answer, or before he asks again."""
+        """The sender waits for an answer, or before it asks again."""
         self._waited_ms += ms
 
     @property
     def waited_ms(self) -> float:
-        """In all, since the world began."""
+        """Sum of waits since the world began, ms."""
         return self._waited_ms
 
 
@@ -171,7 +171,7 @@ class WireStorage(S3Storage):
 
 
 class _Connection(S3Connection):
-    """In virtual time; parts are sent one after another."""
+    """Virtual time; parts of a transfer are sent one after another."""
 
     def __init__(self, store: SimS3, rng: random.Random) -> None:
         super().__init__(
@@ -192,7 +192,7 @@ class _Connection(S3Connection):
 
 
 class _Body:
-    """What is read of an answer; a cut one ends in the middle, and its reader notices."""
+    """Body of an answer; a cut one ends in the middle, and its reader notices."""
 
     def __init__(self, content: bytes, *, cut: bool) -> None:
         self._left = content[: len(content) // 2] if cut else content
@@ -261,7 +261,7 @@ class SimClient:
 
     @staticmethod
     def _done(act: Callable[[], dict[str, Any]]) -> bool:
-        """Carried out, and the answer is not seen; whether it was one of success."""
+        """Carry the request out without an answer; whether it succeeded."""
         try:
             act()
         except ServiceError:
@@ -279,7 +279,7 @@ class SimClient:
         def act() -> dict[str, Any]:
             size = self._store.head(_name(Key))
             if size is None:
-                raise ServiceError(404, "404")  # a HEAD has no words
+                raise ServiceError(404, "404")  # a HEAD has no body
             return {"ContentLength": size, "ETag": self._tag(Key), "Metadata": {NONCE: self._store.maker(_name(Key))}}
 
         return self._ask("head_object", act)
@@ -301,7 +301,7 @@ class SimClient:
         return self._ask("get_object", act)
 
     def put_object(self, *, Bucket: str, Key: str, Body: Any, IfNoneMatch: str, Metadata: dict[str, str]) -> dict[str, Any]:
-        content = bytes(Body)  # as sent: a late one arrives with what it held then
+        content = bytes(Body)  # bytes of the moment of the request: a late one arrives with these
 
         def act() -> dict[str, Any]:
             return self._create(Key, content, Metadata[NONCE])
@@ -357,7 +357,7 @@ class SimClient:
         CopySource: dict[str, str],
         CopySourceIfMatch: str,
     ) -> dict[str, Any]:
-        """A whole object: those of a simulated job are small."""
+        """Copy a whole object: those of a simulated job are small."""
 
         def act() -> dict[str, Any]:
             content = self._store.get(_name(CopySource["Key"]))
@@ -441,7 +441,7 @@ def _tag_of(content: bytes) -> str:
 
 
 def _named_part(upload: _Upload, named: dict[str, Any]) -> bytes:
-    """Raises ServiceError for a part that is not there, or is there with other content."""
+    """Raises ServiceError for a part that is missing or has other content."""
     content = upload.parts.get(named["PartNumber"])
     if content is None or named["ETag"] != _tag_of(content):
         raise ServiceError(400, "InvalidPart")
@@ -453,5 +453,5 @@ def _entry(key: str, size: int, modified_ms: int) -> dict[str, Any]:
 
 
 def _name(key: str) -> str:
-    """Of the store, which holds the files of a world under their absolute paths."""
+    """Key in the store, which holds the files of a world under their absolute paths."""
     return f"/{key}"

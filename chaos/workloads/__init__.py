@@ -29,16 +29,16 @@ WORKLOADS: dict[str, Workload] = {
         *(connected, side_outputs),
     )
 }
-"""Those that run when none is named."""
+"""Workloads that run when none is named."""
 
 ON_DEMAND: dict[str, Workload] = {long.WORKLOAD.name: long.WORKLOAD}
-"""Those that run only when they are named, since one run takes as long as a hundred of the others."""
+"""Workloads that run only when they are named, since one run takes as long as a hundred of the others."""
 
 
 def find_workload(name: str) -> Workload:
     """The workload of a name, or a user's own pipeline as `FILE.py:function` or `module:function`.
 
-    Raises InvalidConfigError naming the choices, or what is wrong with the user's pipeline."""
+    Raises InvalidConfigError naming the choices, or the problem in the user's pipeline."""
     known = {**WORKLOADS, **ON_DEMAND}
     if name in known:
         return known[name]

@@ -1,4 +1,4 @@
-"""Running aggregates over columns: how many rows they emit depends on where batches end, what the last ones say does not."""
+"""Running aggregates over columns: how many rows they emit depends on where batches end; the last row of a key does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATH = "/out/aggregate"
 
 
 def make(rng: random.Random) -> Scenario:
-    """One feed into one table of aggregates."""
+    """One feed, one table of aggregates."""
     feed = Feed("measures", rng.randint(200, 900), rng.choice((1, 5, 40)), first=rng.randrange(1_000))
     parallelism = rng.randint(1, PARALLELISM_MAX)
     pace = draw_pace(rng, feed.rows)

@@ -1,9 +1,9 @@
-"""Operator state of all three kinds: rules, records that wait for them, and what each subtask has counted.
+"""Operator state of all three kinds: rules, records that wait for them, and a count of each subtask.
 
-The rules are broadcast state: every subtask has the same table, since a cut has the same rules before it on every channel. What
-waits is list state: it belongs to no key and goes to anybody. The counts are union state: each subtask stores its own, and after
-a restore takes over all counts of the groups that it is responsible for. A rule never changes, and a count becomes that many
-rows at the end, so that the output does not depend on how the streams meet or who counted what."""
+The rules are broadcast state: every subtask has the same table, since a cut has the same rules before it on every channel. Waiting
+records are list state, which belongs to no key and may go to any subtask. Counts are union state: each subtask stores its own, and
+after a restore takes over all counts of the groups that it owns. A rule never changes, and a count becomes that many rows at the
+end, so that the output depends neither on how the streams meet nor on which subtask counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WAITING = OperatorListStateDescriptor("waiting")
 _COUNTED = OperatorListStateDescriptor("counted", Redistribution.UNION)
 
 GROUPS = 5
-"""Records are counted by `i` modulo this."""
+"""Records are counted in groups of `i` modulo this."""
 
 Record = dict[str, int]
 
@@ -45,12 +45,12 @@ class ApplyRules(Operator):
     At the end it emits, for each record that it counted in group g, the row (-1 - g, g, 0)."""
 
     def __init__(self, rules: int) -> None:
-        """`rules`: how many there will be; their `i` is -rules .. -1."""
+        """`rules`: their number; their `i` is -rules .. -1."""
         self._count = rules
         self._rules: dict[int, int] = {}
         self._waiting: dict[int, list[Record]] = {}
         self._counted: Counter[int] = Counter()
-        """Group -> records that this subtask answers for."""
+        """Group -> records counted for it, of the groups that this subtask owns."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (_RULES, _WAITING, _COUNTED)
@@ -83,7 +83,7 @@ class ApplyRules(Operator):
         self._emit([{**row, "value": row["value"] * self._rules[row["key"] % self._count]} for row in ready])
 
     def finish(self) -> Iterator[None]:
-        """What was emitted is not kept: a job that goes on after a drain emits only what it counts from then on."""
+        """Emitted counts are dropped: a job that continues after a drain emits only later counts."""
         for group in sorted(self._counted):
             self._emit([{"i": -1 - group, "key": group, "value": 0}] * self._counted.pop(group))
             yield
@@ -102,7 +102,7 @@ class ApplyRules(Operator):
 
 
 def apply_rules(records: Stream, rules: Stream, count: int) -> Stream:
-    """The records, each multiplied by its rule: `rules` go to every subtask. The DSL has no such operator, the runtime does."""
+    """The records, each multiplied by its rule: `rules` go to every subtask. The runtime has such operators, the DSL does not."""
     met = records.rebalance().union(rules.broadcast())
     return met._add("apply_rules", ApplyRules(count), RowType(SCHEMA))
 

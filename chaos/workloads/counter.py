@@ -23,10 +23,10 @@ KEYS = 20
 def make(rng: random.Random) -> Scenario:
     """About 1,000 records in a little more than a second, some ten checkpoints."""
     feed = Feed("numbers", rng.randint(900, 1_100), KEYS, first=rng.randrange(1_000))
-    parallelism = rng.choice((1, 1, 1, 1, 1, 1, 1, 2))  # rescale gives others several, too; the other workloads draw up to 4
+    parallelism = rng.choice((1, 1, 1, 1, 1, 1, 1, 2))  # a rescale gives others several, too; the other workloads draw up to 4
     step_rows = rng.choice((80, 100, 125))
     rows_per_second = rng.randint(700, 900)
-    # Small batches cost the same again for each, and fanout and random have them.
+    # small batches cost the same each, and fanout and random have them
     settings = {**draw_settings(rng, interval_ms=(100, 150)), "batch_rows_max": 65_536}
     return counted_into_ledger(feed, parallelism, rows_per_second, step_rows, settings)
 
@@ -66,7 +66,7 @@ def _plan(
 
 
 class _Ledger:
-    """What the ledger must hold; the records are computed once."""
+    """Expected rows of the ledger, computed once."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed

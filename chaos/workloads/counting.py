@@ -1,4 +1,4 @@
-"""Counting per key, record by record: the function that several workloads share, and what it must have counted."""
+"""Counting per key, record by record: a function that several workloads share, and its expected output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Count(ProcessFunction):
-    """Numbers the records of each key: 1, 2, 3 ..., in the order in which they come."""
+    """Numbers the records of each key in the order of arrival: 1, 2, 3 ..."""
 
     counted = ValueStateDescriptor("counted", Counted)
     states = (counted,)
@@ -41,7 +41,7 @@ _NOTHING = Counted(0, 0)
 
 COUNTED_KEY_AND_SEQ = (0, 1)
 COUNTED_COMPARED = (0, 2)
-"""Which number a record gets depends on the order of arrival."""
+"""Columns without the number, which depends on the order of arrival."""
 
 
 def counted_rows(records: Iterable[tuple[int, int, int]]) -> Counter[Row]:

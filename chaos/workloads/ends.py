@@ -1,4 +1,4 @@
-"""Sources that end while others run: checkpoints go on with subtasks that have nothing left to say, one from the start."""
+"""Sources that end while others run: checkpoints continue with finished subtasks, one of them finished from the start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Feeds = tuple[Feed, ...]
 
 
 def make(rng: random.Random) -> Scenario:
-    """Feeds of no, few, some and many records, at about one rate, with parallelisms of their own."""
+    """Feeds of no, few, some and many records, at about one rate, with different parallelisms."""
     lengths = [0, rng.randint(1, 5), rng.randint(20, 120), rng.randint(250, 500)][rng.randint(0, 1) :]
     keys = rng.choice((2, 15))
     feeds = tuple(Feed(f"feed-{n}", rows, keys, first=n * 100_000) for n, rows in enumerate(lengths))
@@ -73,7 +73,7 @@ def _plan(
 
 
 def _records(feeds: Feeds, positions: Positions | None = None) -> Iterator[tuple[int, int, int]]:
-    """Of all feeds: those in front of a cut, or all."""
+    """Records of all feeds in front of a cut, or all."""
     for feed in feeds:
         for index in range(feed.rows) if positions is None else read_before(positions[feed.uid], feed.rows):
             yield feed.first + index, feed.key(index), feed.value(index)

@@ -1,7 +1,7 @@
-"""A keyed count over state that expires, beside one that never does: what has expired is never shown, what has not is never lost.
+"""A keyed count over state with a TTL beside one without: expired state is never shown, and unexpired state never lost.
 
-When something expires depends on when it was written, which no expectation can tell: so the function itself compares, with what
-it notes in state without a TTL, and emits what it found wrong as a column that must be zero."""
+When state expires depends on when it was written, which no expectation knows: the function itself compares with notes in state
+without a TTL, and emits its findings in a column that must be zero."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ LASTING_MS = 10**9
 
 
 class CountExpiring(ProcessFunction):
-    """Numbers the records of each key; `wrong` counts the states that show what they must not, or lack what they must have."""
+    """Numbers the records of each key; `wrong` counts states shown after they expired, or missing before."""
 
     returns = {"key": int, "seq": int, "i": int, "wrong": int}  # noqa: RUF012 - the contract's class attribute
 
     def __init__(self, ttl_ms: int, cleanup_entries: int) -> None:
         self._ttl_ms = ttl_ms
         self._own: dict[int, int] = {}
-        """Key -> when this instance wrote its brief states last."""
+        """Key -> when this instance last wrote its brief states."""
         self._newest_ms = 0
         """Latest time that it has seen."""
         brief = Ttl(ttl_ms, cleanup_entries=cleanup_entries)
         lasting = Ttl(LASTING_MS, update="read", cleanup_entries=cleanup_entries)
         self.counted = ValueStateDescriptor("counted", Counted)
         self.written = ValueStateDescriptor("written", int)
-        """When the brief states were written last, by the clock that they expire by."""
+        """When the brief states were last written, by the clock of their TTL."""
         self.value = ValueStateDescriptor("value", int, brief)
         self.entries = MapStateDescriptor("entries", int, int, brief)
         self.elements = ListStateDescriptor("elements", int, brief)
@@ -81,7 +81,7 @@ class CountExpiring(ProcessFunction):
 
 
 def make(rng: random.Random) -> Scenario:
-    """Some hundred records, of which those of a key come about as often as its state expires."""
+    """Some hundred records; those of a key come about as often as its state expires."""
     keys = rng.choice((3, 10, 40))
     feed = Feed("numbers", rng.randint(200, 500), keys, first=rng.randrange(1_000))
     pace = draw_pace(rng, feed.rows)
@@ -122,7 +122,7 @@ def _plan(
 
 
 def _records(feed: Feed, positions: Positions | None = None) -> list[tuple[int, int, int]]:
-    """Those in front of a cut, or all."""
+    """Records in front of a cut, or all."""
     indices = range(feed.rows) if positions is None else read_before(positions[feed.uid], feed.rows)
     return [(feed.first + index, feed.key(index), feed.value(index)) for index in indices]
 

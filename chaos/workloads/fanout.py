@@ -29,12 +29,12 @@ Pace = tuple[float, int | None]
 
 
 def make(rng: random.Random) -> Scenario:
-    """One feed, three sinks. Some sources are paced by the product's own token bucket, which gives single rows at this rate."""
+    """One feed, three sinks. Some sources are paced by the product's own token bucket, which gives single rows."""
     feed = Feed("items", rng.randint(100, 300), rng.choice((2, 9)), first=rng.randrange(1_000))
     pace: Pace = (feed.rows / 1.2, None) if rng.random() < 0.2 else draw_pace(rng, feed.rows)
     parallelism = rng.randint(1, PARALLELISM_MAX)
     file_size_max = rng.choice((600, 128 << 20))
-    # Without chains this is a job of many subtasks, and each of them takes its turn in every round of its worker.
+    # without chains this is a job of many subtasks, each with a turn in every round of its worker
     settings, chaining = draw_settings(rng), parallelism > 2 or rng.random() < 0.5
     sinks: tuple[tuple[str, str, Callable[[Iterable[Record]], Iterator[Row]]], ...] = (
         (SHARED, "scaled", _scaled),
@@ -85,7 +85,7 @@ def twice(row: dict[str, int]) -> Iterator[dict[str, int]]:
 
 
 def shift(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """7 more in each value."""
+    """Each value plus 7."""
     return batch.set_column(2, SCHEMA.field("value"), pc.add(batch.column("value"), 7))
 
 

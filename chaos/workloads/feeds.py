@@ -1,5 +1,6 @@
-"""Records that are pure functions of their index, twice: as columns for the source, and one by one in plain Python for the
-expectation. And the source that hands them out in steps, at its pace."""
+"""Records as pure functions of their index, twice: as columns for the source, and one by one in plain Python for the expectation.
+
+The source gives them in steps, at its pace."""
 
 from __future__ import annotations
 
@@ -24,19 +25,19 @@ _VALUES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The records of one source; columns `i`, `key`, `value`, and `at` (ms of event time) if time passes in it."""
+    """Records of one source; columns `i`, `key`, `value`, and `at` (event time, ms) if the feed has event time."""
 
     uid: str
     rows: int
     keys: int
     """Keys are 0 .. keys - 1."""
     first: int = 0
-    """`i` of the first record; sources that meet must not share an `i`."""
+    """`i` of the first record; sources that meet share no `i`."""
     start_ms: int = 0
     step_ms: int = 0
     """Event time between two records; 0: the feed has no event time."""
     disorder_ms: int = 0
-    """How far a record's event time may lie beyond its turn."""
+    """Most that a record's event time may lie off its turn, ms."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -59,12 +60,12 @@ class Feed:
     # -------------------------------------------------------------------------------------------------------- as columns
 
     def make_batch(self, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """The records of these indices."""
+        """Records of these indices."""
         mixed = (indices + (self.first + 1)) * _FACTOR & _MASK
         columns = [indices + self.first, (mixed >> 12) % self.keys, (mixed >> 5) % _VALUES]
         if self.step_ms:
             columns.append(indices * self.step_ms + self.start_ms + (mixed >> 9) % (self.disorder_ms + 1))
-        # Not pa.array: for a few rows that takes three times as long.
+        # pa.array takes three times as long for a few rows
         arrays = [pa.Array.from_buffers(pa.int64(), len(column), [None, pa.py_buffer(column)]) for column in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -74,10 +75,9 @@ class Feed:
 
 
 class PacedSource(GeneratorSource):
-    """A GeneratorSource that gives `batch_rows` at a time, evenly: so many polls as there are batches.
+    """A GeneratorSource that gives `batch_rows` at a time, evenly: one poll a batch.
 
-    Every subtask keeps to its own timetable, which begins when it starts: what it could not give while it was held up, it
-    gives as soon as it can."""
+    Every subtask keeps a timetable of its own, from its start: what was due while it was held up comes as soon as possible."""
 
     def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> PacedReader:
         return PacedReader(self, subtask, parallelism, max_parallelism)
@@ -108,7 +108,7 @@ class PacedReader(GeneratorReader):
 
 
 class _Position(msgspec.Struct, array_like=True):
-    """One entry of a source's state, as far as a cut depends on it: the stripe's first record that was not read."""
+    """One entry of a source's state, as far as a cut depends on it: the stripe's first unread record."""
 
     version: int
     stripe_count: int
@@ -120,8 +120,8 @@ _POSITION = msgspec.msgpack.Decoder(_Position)
 
 
 def read_before(entries: Iterable[bytes], rows: int) -> Iterator[int]:
-    """Indices of the records in front of a cut, stripe by stripe, out of `rows`. Raises ValueError if stripes are missing or
-    doubled: a position that is lost or kept twice."""
+    """Indices of the records in front of a cut, stripe by stripe, out of `rows`. Raises ValueError for missing or doubled stripes:
+    a position that was lost or kept twice."""
     positions = [_POSITION.decode(entry) for entry in entries]
     found = sorted(position.stripe for position in positions)
     count = positions[0].stripe_count if positions else 0
@@ -134,7 +134,8 @@ def read_before(entries: Iterable[bytes], rows: int) -> Iterator[int]:
 
 
 def in_segments(feeds: Iterable[Feed], drained: Drained, positions: Positions | None = None) -> list[dict[str, list[int]]]:
-    """uid -> indices of the records between two drains, of each segment in turn; the last one ends at `positions`, or with all.
+    """uid -> indices of the records between two drains, segment by segment; the last segment ends at `positions`, or with all
+    records.
 
     Raises ValueError as `read_before`."""
     feeds = tuple(feeds)
@@ -151,7 +152,7 @@ def in_segments(feeds: Iterable[Feed], drained: Drained, positions: Positions | 
 
 
 def no_states(feeds: Iterable[Feed], positions: Positions) -> CutStates:
-    """Of a cut without keyed state: only its positions can be wrong. Raises ValueError as `read_before`."""
+    """States of a cut without keyed state, where only positions can be wrong. Raises ValueError as `read_before`."""
     for feed in feeds:
         for _ in read_before(positions[feed.uid], feed.rows):
             pass

@@ -1,7 +1,7 @@
 """Random job graphs as descriptions: drawn from a seed, built into a job with the DSL, and evaluated in plain Python.
 
-The evaluator shares the description with the job and nothing else. Only steps whose output is the same multiset in whatever
-order records arrive are drawn; windows only where each record still has its own event time."""
+Evaluator and job share nothing but the description. Only steps whose output is the same multiset in any order of arrival are drawn;
+windows only where each record still has its own event time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Event = tuple[int, int, int, int]
 """(i, key, value, event time) of a record."""
 
 MODULUS = 10_007
-"""Values stay below it, however often they are multiplied."""
+"""Values stay below it, whatever multiplies them."""
 
 ROWS_MAX = 600
-"""A stream of more records is not multiplied any more."""
+"""A stream of more records is not multiplied further."""
 
 STEPS_MAX = 7
 SINKS_MAX = 3
@@ -46,7 +46,7 @@ class MapNode:
 
 @dataclass(frozen=True, slots=True)
 class FilterNode:
-    """Values that leave one of some remainders."""
+    """Keeps values with some of the remainders."""
 
     modulus: int
     below: int
@@ -54,7 +54,7 @@ class FilterNode:
 
 @dataclass(frozen=True, slots=True)
 class FlatMapNode:
-    """0 .. copies_max copies of each record, as its value says."""
+    """0 .. copies_max copies of each record, by its value."""
 
     copies_max: int
 
@@ -68,7 +68,7 @@ class BatchNode:
 
 @dataclass(frozen=True, slots=True)
 class NumberNode:
-    """Records of each key become numbers 1, 2, 3 ..."""
+    """Numbers the records of each key 1, 2, 3 ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ Step: TypeAlias = MapNode | FilterNode | FlatMapNode | BatchNode | NumberNode | 
 
 @dataclass(frozen=True, slots=True)
 class StepNode:
-    """An operator behind others, named by their place among the nodes."""
+    """An operator behind others, given by their indexes among the nodes."""
 
     step: Step
     inputs: tuple[int, ...]
     exchange: str = ""
-    """rebalance | broadcast | forward; empty: as the DSL chooses. A broadcast has a parallelism of its own."""
+    """rebalance | broadcast | forward; empty: the DSL's choice. A broadcast has a parallelism of its own."""
     parallelism: int | None = None
     chaining: str = ""
     """head | never; empty: always."""
@@ -111,7 +111,7 @@ Node: TypeAlias = SourceNode | StepNode
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in the order in which they are built, and the nodes that have a sink: together they use every node."""
+    """Nodes in the order of their construction, and those with a sink: together these use every node."""
 
     nodes: tuple[Node, ...]
     sinks: tuple[int, ...]
@@ -128,7 +128,7 @@ class Graph:
         return tuple(dict.fromkeys(feed for each in node.inputs for feed in self.feeds_behind(each)))
 
     def waits(self, index: int) -> bool:
-        """Whether a node's records wait in windows: what it has given at a cut is then no matter of positions alone."""
+        """Whether a node's records wait in windows: its output at a cut then depends on more than positions."""
         node = self.nodes[index]
         if isinstance(node, SourceNode):
             return False
@@ -139,12 +139,12 @@ class Graph:
 
 
 def feed_events(feed: Feed, indices: Iterable[int]) -> list[Event]:
-    """These records of a feed."""
+    """Records of a feed at these indices."""
     return [(feed.first + index, feed.key(index), feed.value(index), feed.at(index)) for index in indices]
 
 
 def evaluate(graph: Graph, events: Mapping[str, list[Event]]) -> list[list[Event]]:
-    """What each node gives, from what each feed (by uid) gives; in no particular order."""
+    """Output of each node, given that of each feed (by uid); in no particular order."""
     given: list[list[Event]] = []
     for node in graph.nodes:
         given.append(_evaluate_node(node, events, given))
@@ -192,7 +192,7 @@ def _numbered(taken: list[Event]) -> list[Event]:
 
 
 def count_keys(taken: Iterable[Event]) -> dict[int, int]:
-    """key -> its records."""
+    """key -> number of its records."""
     counts: dict[int, int] = {}
     for _, key, _, _ in taken:
         counts[key] = counts.get(key, 0) + 1
@@ -222,16 +222,16 @@ def draw_graph(rng: random.Random) -> Graph:
 
 
 class _Drawing:
-    """A graph in the making. It evaluates as it goes, so that no stream grows beyond reason."""
+    """A graph under construction. It evaluates as it grows, so that no stream exceeds its bound."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._nodes: list[Node] = []
         self._given: list[list[Event]] = []
         self._timed: list[bool] = []
-        """Per node: each record still has its own event time."""
+        """Per node: whether each record still has its own event time."""
         self._open: list[int] = []
-        """Nodes whose records nobody takes yet."""
+        """Nodes without a reader yet."""
 
     def draw(self) -> Graph:
         rng = self._rng

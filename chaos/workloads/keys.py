@@ -1,5 +1,5 @@
-"""Counting per key, with keys that are hard to tell apart or to write down: negative and wide numbers, texts that look alike,
-bytes with zeros, dates before the calendar's usual ones, and tuples of such."""
+"""Counting per key, with keys that are easily confused or hard to encode: negative and wide numbers, texts that look alike, bytes
+with zeros, dates before the calendar's usual ones, and tuples of such."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Kind:
     """A type of keys."""
 
     types: tuple[pa.DataType, ...]
-    """Of its fields; more than one make a tuple."""
+    """Types of its fields; several make a tuple."""
     keys: tuple[Key, ...]
 
 
@@ -78,7 +78,8 @@ MAP_KEYS: dict[str, tuple[Any, ...]] = {"texts": TEXTS, "numbers": NUMBERS, "byt
 
 @dataclass(frozen=True, slots=True)
 class KeyedFeed(Feed):
-    """`key` of a record is its key's number among those of the kind; the key itself is in the columns `key_0`, `key_1` ..."""
+    """Column `key` has the number of a record's key among those of the kind; the key itself is in the columns `key_0`, `key_1`
+    ..."""
 
     kind: str = ""
 
@@ -184,7 +185,7 @@ def _plan(
 
 
 def _row(feed: KeyedFeed, index: int) -> Row:
-    """As Parquet gives it back: timestamps as microseconds."""
+    """A row as Parquet returns it: timestamps as microseconds."""
     return (feed.key(index), feed.first + index, *map(_stored, feed.of(index)))
 
 

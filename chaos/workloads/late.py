@@ -1,8 +1,9 @@
-"""Event-time windows over a source of which every few records come too late, some for their window and some only for the watermark.
+"""Event-time windows over a source of which some records come too late, some for their window and some only for the watermark.
 
-Which ones is a matter of positions alone. The source has one subtask, so that a watermark comes to every window in its place
-among the records; and a record is either so far behind that its window has fired long ago, wherever batches end and whichever
-watermark got lost with an attempt, or in a window that no watermark can have passed."""
+Which ones depends on positions alone. The source has one subtask, so that a watermark reaches every window at its place among the
+records;
+and a record is either so far behind that its window has fired long ago, wherever batches end and whichever watermark was lost with
+an attempt, or in a window that no watermark can have passed."""
 
 from __future__ import annotations
 
@@ -39,28 +40,28 @@ from holdfast.operators.sinks.parquet import ParquetSink
 PATH = "/out/late"
 
 LOST_BATCHES_MAX = 6
-"""Batches whose watermarks a window may not have got when it gets the next record: a barrier between a batch and its watermark
-cuts the watermark off, in each attempt one."""
+"""Batches whose watermarks a window may lack at its next record: a barrier between a batch and its watermark cuts the watermark
+off, once in each attempt."""
 LATE_EVERY, TARDY_EVERY = 7, 5
 
 
 @dataclass(frozen=True, slots=True)
 class LateFeed(Feed):
-    """Some records are late: their window has fired. Others are tardy: behind the watermark, in a window that is open."""
+    """Some records are late: their window has fired. Others are tardy: behind the watermark, in an open window."""
 
     size_ms: int = 1
-    """Of the windows."""
+    """Size of the windows."""
     batch_rows: int = 1
     """Most records between two watermarks."""
 
     @property
     def first_late(self) -> int:
-        """Before it there may be no watermark yet."""
+        """Before this record there may be no watermark yet."""
         return (LOST_BATCHES_MAX + 1) * self.batch_rows
 
     @property
     def lag_ms(self) -> int:
-        """How far back a late record lies: the watermark of so many batches ago is behind the end of its window."""
+        """Distance of a late record from its turn: the watermark of so many batches before lies behind the end of its window."""
         behind = LOST_BATCHES_MAX * self.batch_rows + LATE_EVERY + TARDY_EVERY
         return behind * self.step_ms + 2 * self.disorder_ms + 2 * self.size_ms
 
@@ -74,7 +75,7 @@ class LateFeed(Feed):
         turn = self.start_ms + index * self.step_ms
         if self.is_late(index):
             return turn - self.lag_ms
-        # The watermark lies before the turn of the record that comes next, so the window of that turn is open.
+        # the watermark lies before the turn of the next record, so the window of that turn is open
         return turn - turn % self.size_ms if self.is_tardy(index) else turn + (self._mixed(index) >> 9) % (self.disorder_ms + 1)
 
     def window(self, index: int) -> tuple[int, int]:
@@ -89,7 +90,7 @@ class LateFeed(Feed):
 
 
 def make(rng: random.Random) -> Scenario:
-    """One feed, windows of a size that many records share or few, and any parallelism behind the source."""
+    """One feed, windows with many records or few, and any parallelism behind the source."""
     rows, batch_rows = rng.randint(200, 500), rng.choice((3, 5, 10))
     size_ms = rng.choice((20, 50, 120))
     disorder_ms, step_ms = rng.choice((0, 10, 40)), rng.randint(2, 6)
@@ -137,14 +138,14 @@ def _rows(feed: LateFeed) -> Counter[Row]:
 
 
 def _late_behind(feed: LateFeed, positions: Positions | None) -> int:
-    """How many late records an attempt meets that goes on at these positions, or at the start."""
+    """Late records for an attempt that starts at these positions, or at the start."""
     before = set() if positions is None else set(read_before(positions[feed.uid], feed.rows))
     return sum(feed.is_late(index) for index in range(feed.rows) if index not in before)
 
 
 def _states_at(feed: LateFeed, positions: Positions) -> CutStates:
-    """Windows that hold records in front of the cut. Those that the last watermarks may have passed have possibly fired, those
-    that an earlier one has passed are gone."""
+    """Windows with records in front of the cut. Windows that the last watermarks may have passed have possibly fired; windows that
+    an earlier one has passed are gone."""
     before = sorted(read_before(positions[feed.uid], feed.rows))
     passed = _watermark(feed, before)
     long_passed = _watermark(feed, before[: -LOST_BATCHES_MAX * feed.batch_rows])
@@ -159,7 +160,7 @@ def _states_at(feed: LateFeed, positions: Positions) -> CutStates:
 
 
 def _watermark(feed: LateFeed, indices: Iterable[int]) -> int:
-    """What these records bring, if all of their watermarks come."""
+    """Watermark after these records, if each of their watermarks arrives."""
     return max((feed.at(index) for index in indices), default=-(2**62)) - feed.disorder_ms - 1
 
 

@@ -1,15 +1,12 @@
 """A pipeline of the user's own as a workload: `FILE.py:function` or `module:function`.
 
-The function gets an Environment and builds its job on it, with settings of its own if it likes (`env.parallelism`,
-`env.config`), or returns an Environment that it made itself. It is called anew for every submission, as by a driver, with the
-module as it was imported here. What it builds travels by value: each simulated worker process unpickles classes and globals of
-its own, imports the user's modules anew, and loses all of them when it dies (pipelines/modules.py). Installed packages are shared.
-
-Its output is compared with what the same job commits without failures, or judged by what `hf.chaos.expect` says
-(campaign/user_runs.py).
-
-The job's settings are left as they are, but a job without periodic checkpoints, or with the default interval, gets one each second:
-with none, or few, there is nothing to prove. All paths of sinks are paths in the simulated store; nothing is written to them."""
+The function gets an Environment and builds its job on it, with settings of its own if it likes (`env.parallelism`, `env.config`),
+or returns an Environment that it made. It is called for every submission, as by a driver, with the module as it was imported here.
+The job travels by value: each simulated worker process unpickles classes and globals of its own, imports the user's modules again,
+and loses them when it dies (pipelines/modules.py). Installed packages are shared.
+Its output is compared with that of the same job without failures, or judged by `hf.chaos.expect` (campaign/user_runs.py).
+The job's settings are kept, but a job without periodic checkpoints, or with the default interval, gets one each second: without
+checkpoints there is nothing to prove. All paths of sinks are paths in the simulated store; no file is written to them."""
 
 from __future__ import annotations
 
@@ -42,16 +39,16 @@ from holdfast.operators.spark.packaging import user_modules
 from holdfast.statebackends.errors import InvalidConfigError
 
 WHAT = "workload"
-"""What errors call the pipeline."""
+"""The pipeline's name in errors."""
 
 CHECKPOINT_INTERVAL_MS = 1_000
-"""Of a job that has set none."""
+"""Checkpoint interval of a job without one, ms."""
 
 PARALLELISM = 2
-"""Of the Environment that a function gets."""
+"""Parallelism of the function's Environment."""
 
 ROWS_MAX = 1_000_000
-"""A job with more records than this is stopped, not awaited."""
+"""Most records of a job; one with more is stopped."""
 
 _ROW_KINDS = frozenset({"map", "filter", "flat_map", "map_batches", "process", "window", "aggregate"})
 
@@ -59,7 +56,7 @@ _ROW_KINDS = frozenset({"map", "filter", "flat_map", "map_batches", "process", "
 def load_workload(name: str) -> Workload:
     """The pipeline `FILE.py:function` or `module:function`.
 
-    Raises InvalidConfigError naming what is wrong: no such file, module or function, a function that can't be called with one
+    Raises InvalidConfigError naming the problem: no such file, module or function, a function that can't be called with one
     Environment, a graph that can't be built, no sink with committed output, or a source that needs Spark."""
     known = set(sys.modules)
     with collecting() as said:
@@ -67,14 +64,14 @@ def load_workload(name: str) -> Workload:
     if said:
         raise _refused(name, "expect() outside of a pipeline's function: call it inside, or write it as the decorator above")
     _pickle_by_value(module, known)
-    _scenario(function, name)  # what is wrong with the job is said now, not by the first seed
+    _scenario(function, name)  # problems of the job are reported here, not by the first seed
     meaning = (inspect.getdoc(function) or "a pipeline of your own").splitlines()[0]
     return Workload(name, meaning, partial(_make, function, name))
 
 
 def _pickle_by_value(module: ModuleType, known: set[str]) -> None:
-    """What a pipeline's module defines, and what it imports of the user's other modules, travels as on a cluster: to whom it
-    is unpickled it is his own."""
+    """Pickle what a pipeline's module defines, and what it imports of the user's other modules, by value, as on a cluster: each
+    process that unpickles it gets its own."""
     for each in (module, *(each for each in user_modules() if each.__name__ not in known)):
         if each.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(each)
@@ -82,7 +79,7 @@ def _pickle_by_value(module: ModuleType, known: set[str]) -> None:
 
 
 def _make(function: Callable[[Any], Any], name: str, rng: random.Random) -> Scenario:
-    """The same job for every seed: what a seed draws is what goes wrong."""
+    """The same job for every seed, which draws faults alone."""
     return _scenario(function, name)
 
 
@@ -110,9 +107,9 @@ def _scenario(function: Callable[[Any], Any], name: str) -> Scenario:
 
 
 def _sinks(environment: Environment, plan: JobPlan, said: tuple[Expectation, ...], name: str) -> tuple[SinkExpectation, ...]:
-    """Those with committed output, each with what was said of it.
+    """Sinks with committed output, each with its expectations.
 
-    Raises InvalidConfigError for what is said of a sink or a column that does not exist."""
+    Raises InvalidConfigError for an expectation about a sink or a column that does not exist."""
     found = [sink for sink in environment.sinks if isinstance(sink, ParquetSink)]
     for each in said:
         if each.sink is not None and each.sink not in {sink.sink_id for sink in found}:
@@ -157,7 +154,8 @@ def _check_sources(plan: JobPlan, name: str) -> None:
 
 
 def _may_rescale(plan: JobPlan) -> bool:
-    """Sources that can be dealt out anew, room for it, and no broadcast, whose copies are as many as the subtasks."""
+    """Whether its sources can be redistributed, its max parallelism leaves room, and it has no broadcast, whose copies are as many
+    as the subtasks."""
     striped: tuple[type[Source], ...] = (GeneratorSource, ParquetSource)
     return (
         all(isinstance(source, striped) for source in plan.sources.values())

@@ -1,4 +1,4 @@
-"""The keyed counter for as long as a thousand checkpoints take: what grows with time shows (T12)."""
+"""The keyed counter for as long as a thousand checkpoints take, which shows what grows with time (scenario T12)."""
 
 from __future__ import annotations
 

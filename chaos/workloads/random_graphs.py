@@ -1,4 +1,4 @@
-"""Jobs of random shape: a drawn description, built with the DSL. What it must give is said by graphs.py's evaluator."""
+"""Jobs of random shape: a drawn description, built with the DSL. The evaluator of graphs.py gives the expected output."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def make(rng: random.Random) -> Scenario:
 
 
 def _keyed(graph: Graph) -> Iterator[int]:
-    """Steps whose keyed state is a matter of positions."""
+    """Steps whose keyed state depends on positions alone."""
     for index, node in enumerate(graph.nodes):
         if not isinstance(node, StepNode) or any(graph.waits(each) for each in node.inputs):
             continue
@@ -94,7 +94,7 @@ def _path(index: int) -> str:
 
 
 class _Expected:
-    """What each node gives in all, and at a cut."""
+    """Expected output of each node, in all and at a cut."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -108,7 +108,7 @@ class _Expected:
         return Counter(event[:3] for event in self._all[index])
 
     def _given_at(self, positions: Positions) -> list[list[Event]]:
-        """Of the newest cut that was asked for; sinks and operators ask for the same one in turn."""
+        """Output at the newest cut asked for; sinks and operators ask for the same one in turn."""
         if self._at is None or self._at[0] != positions:
             before = {
                 feed.uid: feed_events(feed, read_before(positions[feed.uid], feed.rows)) for feed in self._graph.feeds
@@ -161,7 +161,7 @@ def _plan(graph: Graph, drawn: int, chaining: bool, settings: dict[str, Any], pa
 
 
 def _source(environment: Environment, node: SourceNode) -> Stream:
-    """The feed with its event times, and without their column."""
+    """The feed with its event times, without their column."""
     feed = node.feed
     stream = environment.from_source(feed.source(*node.pace)).uid(feed.uid)
     timed = stream.assign_timestamps("at", max_out_of_orderness_ms=feed.disorder_ms).uid(f"{feed.uid}-times")
@@ -220,7 +220,7 @@ def _operator(uid: str, node: StepNode, stream: Stream) -> Stream:
 
 
 def without_time(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of every other step."""
+    """The columns without the time."""
     return batch.select(SCHEMA.names)
 
 
@@ -235,7 +235,7 @@ def is_below(modulus: int, below: int, row: Record) -> bool:
 
 
 def copies(copies_max: int, row: Record) -> Iterator[Record]:
-    """As many as the value says."""
+    """As many copies as the value says."""
     for copy in range(row["value"] % (copies_max + 1)):
         yield {**row, "value": (row["value"] + copy) % MODULUS}
 
@@ -254,7 +254,7 @@ def window_row(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Number(ProcessFunction):
-    """1, 2, 3 ... of each key."""
+    """Numbers the records of each key 1, 2, 3 ..."""
 
     seq = ValueStateDescriptor("seq", int)
     states = (seq,)
@@ -268,7 +268,7 @@ class Number(ProcessFunction):
 
 
 class Distinct(ProcessFunction):
-    """Each remainder of a key's values, once."""
+    """Emits each remainder of a key's values once."""
 
     seen = MapStateDescriptor("seen", int, bool)
     states = (seen,)

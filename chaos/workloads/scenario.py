@@ -1,7 +1,7 @@
-"""What a workload gives to one run: the job, its input size, and what its committed output must be.
+"""What a workload gives to one run: the job, its input size, and the expectation of its committed output.
 
-The expectation is computed in plain Python from the input alone, without any code of the product; a pipeline of a user's own
-has none, and is compared with its own failure-free run."""
+The expectation is computed in plain Python from the input alone, without any code of the product; a pipeline of a user's own has
+none, and is compared with its own failure-free run."""
 
 from __future__ import annotations
 
@@ -20,86 +20,86 @@ if TYPE_CHECKING:
 
 
 Positions = Mapping[str, list[bytes]]
-"""uid of a source -> its entries as snapshotted, of all subtasks."""
+"""uid of a source -> its entries in a snapshot, over all subtasks."""
 
 
 Drained = tuple[Positions, ...]
-"""Positions at which the job was drained so far, and went on from."""
+"""Positions at the job's drains so far, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkExpectation:
-    """One sink and its output at the end of the job."""
+    """One sink, and its expected output at the end of the job."""
 
     path: str
-    """Absolute path of the sink in the simulated store."""
+    """Absolute path in the simulated store."""
     sink_id: str
     rows: Callable[[], Counter[Row]] | None
-    """All rows with their counts; None: `judge` judges."""
+    """All rows with their counts; None: `judge` decides."""
     ordered_by: tuple[int, int] | None = None
     """(index of the key column, index of its sequence column): sequences of a key rise, in the order of commits."""
     steps_by_one: bool = False
     """Per key the sequence goes 1, 2, 3 ... without gap or repeat: the step rule (I5)."""
     compared: tuple[int, ...] | None = None
-    """Columns that `rows` and `at_cut` are about, when the others depend on the order of arrival; None: all."""
+    """Columns that `rows` and `at_cut` compare, where the others depend on the order of arrival; None: all."""
     last_of_key: bool = False
-    """Only the last row of each key (`ordered_by`) counts: how many come before it depends on where batches end."""
+    """Only the last row of each key (`ordered_by`) counts: the number of earlier ones depends on where batches end."""
     at_cut: Callable[[Positions], Counter[Row]] | None = None
-    """Rows that are committed with ids up to a completed checkpoint, given its source positions; None: can't be told."""
+    """Rows committed with ids up to a completed checkpoint, given its source positions; None: unknown."""
     after_drains: Callable[[Drained], Counter[Row]] | None = None
-    """As `rows`, of a job that was drained on its way; None: they are the same."""
+    """As `rows`, for a job that was drained on its way; None: the same rows."""
     emitted: Emitted | None = None
-    """As `at_cut`, where positions alone do not tell what has been emitted."""
+    """As `at_cut`, where positions alone do not determine what was emitted."""
     user: UserSink | None = None
-    """Of a user's own pipeline."""
+    """The sink of a user's own pipeline."""
     judge: Callable[[Sequence[Row]], Problem | None] | None = None
-    """What is wrong with all of its rows at the end, in the order of commits."""
+    """The problem in all of its rows at the end, in the order of commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Possibly:
-    """In a `CutStates`: this value, or nothing at all. What a watermark lets go depends on the path to the cut."""
+    """In a `CutStates`: this value or none. What a watermark has fired depends on the path to the cut."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What an operator has emitted at a cut is what its state does not hold any more: never both, never neither."""
+    """At a cut, what an operator has emitted is what its state no longer holds: never both, never neither."""
 
     operator_uid: str
     states: tuple[str, ...]
     rows: Callable[[Positions, Drained, CutStates], Counter[Row]]
-    """From the positions at the cut, those of drains before it, and the operator's states as they are there."""
+    """Rows, given the positions at the cut, those of drains before it, and the operator's states at the cut."""
 
 
 CutStates = Mapping[str, Mapping[Any, Any]]
-"""state name -> key -> value, of one operator, over all its subtasks. States that it does not name are not judged.
+"""state name -> key -> value, of one operator, over all its subtasks. States without an entry are not judged.
 
-Of map state the key is (key, map key), of columnar state (key, namespace) with a dict of accumulators, of timers (key, time)
-with None; of list state the value is a list. A value may be `Possibly`."""
+Keys of map state are (key, map key), of columnar state (key, namespace) with a dict of accumulators, of timers (key, time) with
+None; values of list state are lists. A value may be `Possibly`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutExpectation:
-    """What a completed checkpoint must hold: the state that belongs to exactly the input before its source positions."""
+    """The content of a completed checkpoint: the state that belongs to exactly the input before its source positions."""
 
     source_uids: tuple[str, ...]
     operator_uid: str
     expected: Callable[[Positions], CutStates]
-    """From the positions of the sources to the operator's keyed state."""
+    """Keyed state of the operator, given the positions of the sources."""
     after_drains: Callable[[Positions, Drained], CutStates] | None = None
-    """The same of a job that was drained before; None: `expected`."""
+    """The same for a job that was drained before; None: `expected`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateExpectation:
-    """Which records a window operator drops because they are late."""
+    """The records that a window operator drops as late."""
 
     source_uids: tuple[str, ...]
     operator_uid: str
     behind: Callable[[Positions | None], int]
-    """From the positions that an attempt starts with (None: the start) to the records that it drops until the input's end."""
+    """Records dropped until the end of the input, given the positions at an attempt's start (None: the beginning)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +107,28 @@ class Scenario:
     """One job of one seed."""
 
     plan: Callable[[int | None], JobPlan]
-    """The job; with a number, at that parallelism instead of its own (None). Called again for every submission."""
+    """Builds the job at a parallelism; None: its own. Called for every submission."""
     records: int
     """Input records over all sources."""
     sinks: tuple[SinkExpectation, ...]
     operators: tuple[str, ...]
-    """Uids of operators with user code, for faults that hit operators."""
+    """Uids of operators with user code, for their faults."""
     cuts: tuple[CutExpectation, ...] = ()
     late: LateExpectation | None = None
-    """None: nothing of it is judged."""
+    """None: drops are not judged."""
     may_rescale: bool = True
     may_drain: bool = True
-    """The output is the same when the job is drained in the middle, and goes on later; false where that closes windows early."""
+    """A drain in the middle leaves the output unchanged; false where it closes windows early."""
     bounded: bool = True
-    """The job ends by itself when its input does."""
+    """The job ends with its input."""
     user_modules: frozenset[str] = frozenset()
-    """Modules of the user's own, of which each simulated worker process gets its own."""
+    """Modules of the user's own, of which each simulated worker process imports its own."""
     duration_ms: int = 2_000
-    """About how long the job takes when nothing fails, in virtual time: its faults begin before."""
+    """About how long the job takes without failures, in virtual ms: its faults begin before."""
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:
-    """Sources whose positions its cuts are about."""
+    """Sources whose positions its cuts depend on."""
     return tuple(sorted({uid for cut in scenario.cuts for uid in cut.source_uids}))
 
 
@@ -139,4 +139,4 @@ class Workload:
     name: str
     meaning: str
     make: Callable[[random.Random], Scenario]
-    """Draws sizes, rates, parallelism, settings; everything from the stream that it is given."""
+    """Draws sizes, rates, parallelism and settings, all from the given stream."""

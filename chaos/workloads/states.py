@@ -1,6 +1,6 @@
 """Every kind of keyed state at once: lists in order, maps, nested values, reduced and aggregated ones.
 
-Most has a time to live of years, and all of it is in the output and in every cut exactly as the records before say."""
+Most has a TTL of years, and all of it is in the output and in every cut exactly as the records before it determine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from holdfast.statebackends.state import (
 
 PATH = "/out/states"
 YEARS_MS = 10 * 365 * 86_400_000
-"""No clock jumps as far."""
+"""Further than any clock jumps."""
 LOG_MAX, LOG_KEPT = 8, 3
 _KINDS, _REMOVED = 5, 11
 
@@ -56,7 +56,7 @@ class Sum(msgspec.Struct, frozen=True):
 
 
 class Mean:
-    """An `AggregateFunction`: of whole numbers, rounded down."""
+    """An `AggregateFunction`: the mean, rounded down to a whole number."""
 
     def create_accumulator(self) -> Sum:
         return Sum(0, 0)
@@ -72,7 +72,7 @@ class Mean:
 
 
 class Remember(ProcessFunction):
-    """Keeps each record in six ways and emits what it then knows of the key."""
+    """Keeps each record in six ways, and emits what it then knows of the key."""
 
     log = ListStateDescriptor("log", int, _WRITTEN)
     kinds = MapStateDescriptor("kinds", str, int, _WRITTEN)
@@ -149,7 +149,7 @@ def _plan(feed: Feed, drawn: int, pace: tuple[float, int], settings: dict[str, A
 
 @dataclass(slots=True)
 class _Key:
-    """What is known of one key, in plain Python."""
+    """Expected state of one key, in plain Python."""
 
     log: list[int] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -157,7 +157,7 @@ class _Key:
     values: list[int] = field(default_factory=list)
 
     def add(self, key: int, i: int, value: int) -> Row:
-        """Take a record; the row that it makes."""
+        """Add a record; returns the row that it makes."""
         before = -1 if self.last is None else self.last.i
         self.log.append(i)
         logged = sum(self.log)

@@ -1,4 +1,4 @@
-"""Event-time timers that put records in order: each record waits for its time, and a forgotten timer is a lost record."""
+"""Event-time timers that sort records: each record waits for its time, and a forgotten timer is a lost record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Reorder(ProcessFunction):
     """The records of each key in the order of event time, numbered, with a running total."""
 
     waiting = MapStateDescriptor("waiting", int, list[int])
-    """Event time -> i and value of its records, in turn, in the order of `i`: that of arrival is anybody's."""
+    """Event time -> i and value of its records, in turn, sorted by `i`: the order of arrival is undefined."""
     seq = ValueStateDescriptor("seq", int)
     total = ValueStateDescriptor("total", int)
     states = (waiting, seq, total)
@@ -64,7 +64,7 @@ class Reorder(ProcessFunction):
 
 
 def make(rng: random.Random) -> Scenario:
-    """Two skewed feeds, merged into the order of event time."""
+    """Two skewed feeds, merged in the order of event time."""
     feeds, paces = draw_skewed_feeds(rng)
     parallelism = rng.randint(1, PARALLELISM_MAX)
     settings = draw_settings(rng)
@@ -87,7 +87,7 @@ def _plan(feeds: Feeds, paces: Paces, drawn: int, settings: dict[str, Any], para
 
 
 def _rows(feeds: Feeds, drained: Drained = ()) -> Counter[Row]:
-    """A drain lets go whatever waits: what comes behind it is in order by itself."""
+    """Expected rows. A drain emits all waiting records: those behind it are sorted by themselves."""
     return Counter(numbered([ordered_records(feeds, segment) for segment in in_segments(feeds, drained)]))
 
 
@@ -99,7 +99,7 @@ def ordered_records(feeds: Feeds, segment: Mapping[str, Iterable[int]]) -> list[
 
 
 def _emitted_at(feeds: Feeds, positions: Positions, drained: Drained, held: CutStates) -> Counter[Row]:
-    """All records in front of a cut but those that wait in its state."""
+    """All records in front of a cut except those that wait in its state."""
     *before, last = (ordered_records(feeds, segment) for segment in in_segments(feeds, drained, positions))
     waiting = held["waiting"]
     return Counter(numbered([*before, [record for record in last if (record[2], record[0]) not in waiting]]))

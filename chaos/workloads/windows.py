@@ -1,4 +1,4 @@
-"""Two sources whose event times are skewed, a union, and event-time windows: the slower one holds windows of the other open."""
+"""Two sources with skewed event times, a union, and event-time windows: the slower source holds windows of the other open."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Paces = tuple[tuple[float, int], ...]
 
 
 def make(rng: random.Random) -> Scenario:
-    """Two feeds over about the same event time, of which one is ahead of the other; nothing is ever late."""
+    """Two feeds over about the same event time, one ahead of the other; no record is ever late."""
     feeds, paces = draw_skewed_feeds(rng)
     parallelism = rng.randint(1, PARALLELISM_MAX)
     size_ms = rng.choice((40, 100, 250))
@@ -57,7 +57,7 @@ def make(rng: random.Random) -> Scenario:
 
 
 def draw_skewed_feeds(rng: random.Random) -> tuple[Feeds, Paces]:
-    """Two feeds that differ in rate, in the event time of their first record and in how far apart their records are."""
+    """Two feeds that differ in rate, in the event time of their first record and in the distance of their records."""
     keys, disorder_ms = rng.choice((1, 4, 12)), rng.choice((0, 15, 60))
     rows, skewed = rng.randint(150, 500), rng.randint(60, 300)
     feeds = (
@@ -105,7 +105,7 @@ def _windows(feeds: Feeds, size_ms: int, indices: Mapping[str, Iterable[int]]) -
 
 
 def _rows(feeds: Feeds, size_ms: int, drained: Drained = ()) -> Counter[Row]:
-    """A drain fires what it finds: a window that it cuts in two gives two rows."""
+    """Expected rows. A drain fires open windows: a window cut in two gives two rows."""
     rows: Counter[Row] = Counter()
     for segment in in_segments(feeds, drained):
         rows.update(_fired(_windows(feeds, size_ms, segment), size_ms))
@@ -118,14 +118,14 @@ def _fired(windows: Mapping[tuple[int, int], list[int]], size_ms: int) -> Iterat
 
 
 def _emitted_at(feeds: Feeds, size_ms: int, positions: Positions, drained: Drained, held: CutStates) -> Counter[Row]:
-    """All windows in front of a cut but those that its state holds."""
+    """All windows in front of a cut except those in its state."""
     *before, last = (_windows(feeds, size_ms, segment) for segment in in_segments(feeds, drained, positions))
     left = {window: value for window, value in last.items() if window not in held["windows"]}
     return Counter(row for windows in (*before, left) for row in _fired(windows, size_ms))
 
 
 def _states_at(feeds: Feeds, size_ms: int, positions: Positions, drained: Drained = ()) -> CutStates:
-    """Windows that hold records in front of the cut; those that the watermark may have passed have possibly fired."""
+    """Windows with records in front of the cut; those that the watermark may have passed have possibly fired."""
     segment = in_segments(feeds, drained, positions)[-1]
     passed = watermark_bound(feeds, {feed.uid: list(read_before(positions[feed.uid], feed.rows)) for feed in feeds}, positions)
     states: dict[Any, Any] = {}
@@ -136,10 +136,10 @@ def _states_at(feeds: Feeds, size_ms: int, positions: Positions, drained: Draine
 
 
 def watermark_bound(feeds: Feeds, before: Mapping[str, list[int]], positions: Positions) -> int | None:
-    """No watermark at the cut is higher than this; None when every feed is at its end, where it may be the maximum.
+    """Upper bound of the watermark at the cut; None when every feed is at its end, where it may be the maximum.
 
-    A watermark is that of the slowest subtask of the slowest feed, and begins anew with each attempt: the bound is all that
-    positions alone tell."""
+    A watermark is that of the slowest subtask of the slowest feed, and starts again with each attempt: positions alone determine
+    only a bound."""
     going = [feed for feed in feeds if not is_at_end(positions[feed.uid], feed.rows)]
     if not going:
         return None

@@ -1,4 +1,4 @@
-"""Disks that refuse: small file systems of their own, which only root may mount, and processes that are allowed less."""
+"""Disks that refuse: small file systems, which only root may mount, and processes with fewer permissions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SmallDisk:
         self.folder = folder
 
     def fill(self) -> None:
-        """Take all the room that there is."""
+        """Use up all free space."""
         with open(self.folder / "ballast", "ab", buffering=0) as file:
             for size in (1 << 16, 1 << 12, 1):
                 try:
@@ -34,7 +34,7 @@ class SmallDisk:
                     pass
 
     def free(self) -> None:
-        """Give it back."""
+        """Free the space again."""
         (self.folder / "ballast").unlink()
 
     def make_read_only(self) -> None:
@@ -43,7 +43,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(folder: Path, size: str = "8m") -> Iterator[SmallDisk]:
-    """Mounted at a new folder as long as the block runs. Skips the test where that is not allowed."""
+    """A file system mounted at a new folder within the block. Skips the test where mounting is not allowed."""
     folder.mkdir(parents=True)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "holdfast", str(folder)], capture_output=True)
     if mounted.returncode:
@@ -55,7 +55,7 @@ def small_disk(folder: Path, size: str = "8m") -> Iterator[SmallDisk]:
 
 
 def told_by(code: str, *arguments: str) -> list[str]:
-    """The lines that a process of its own prints."""
+    """Lines printed by a process of its own."""
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ PACKAGES = ("api", "barriers", "chaos", "coordinator", "operators", "statebacken
 
 
 def copy_source(folder: Path) -> Path:
-    """What the build reads, links as links: setuptools leaves its work where it builds."""
+    """Copy the files that the build reads, links as links: setuptools writes where it builds."""
     for name in (*PACKAGES, "holdfast"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -29,25 +29,25 @@ def copy_source(folder: Path) -> Path:
 
 
 def build_wheel(source: Path, folder: Path) -> Path:
-    """Of a source tree or an sdist, by this interpreter's setuptools: nothing is fetched."""
+    """A wheel of a source tree or an sdist, by this interpreter's setuptools: nothing is fetched."""
     command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
     return next(folder.glob("*.whl"))
 
 
 def build_sdist(source: Path, folder: Path) -> Path:
-    """As `build_wheel`."""
+    """An sdist, as `build_wheel`."""
     program = f"import setuptools.build_meta as backend; backend.build_sdist({str(folder)!r})"
     subprocess.run([sys.executable, "-c", program], cwd=source, check=True, capture_output=True)
     return next(folder.glob("*.tar.gz"))
 
 
 def install(distribution: Path, folder: Path, *options: str) -> Path:
-    """The Python of a new environment that has this wheel or source tree, and the packages that it needs from this one."""
+    """The Python of a new environment with this wheel or source tree, and the dependencies from this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     packages = next((folder / "lib").glob("python*/site-packages"))
-    # `.pth` files are not read in a folder that is itself named by one, so the checkout, which is installed there, is not found.
+    # `.pth` files are not read in a folder that is itself named by one, so the checkout, which is installed there, is not found
     (packages / "needed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", "--no-compile", *options]
     subprocess.run([sys.executable, *command, str(distribution)], check=True, capture_output=True, env=clean_environment())
@@ -77,5 +77,5 @@ def installed_once(folders: pytest.TempPathFactory) -> Installed:
 
 
 def clean_environment(**more: str) -> Mapping[str, str]:
-    """Without what would lead an interpreter to the checkout."""
+    """The environment without variables that lead an interpreter to the checkout."""
     return {**{key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}, **more}

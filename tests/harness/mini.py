@@ -1,7 +1,8 @@
 """A whole job in one process, on one thread: real workers over a local network, a pool and a clock moved by hand.
 
-The schedule is drawn from a seed: which worker runs a round, which piece of pool work performs its next operation, when
-time passes. `ScriptedCoordinator` is the least that a job needs: it deploys, triggers, completes and ends. Nothing here waits."""
+The schedule is drawn from a seed: which worker runs a round, which piece of pool work performs its next operation, when time
+passes.
+`ScriptedCoordinator` is the least that a job needs: it deploys, triggers, completes and ends. No call blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ States = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
 
 
 class VirtualClock:
-    """Both clocks and the stopwatch; time passes when the cluster says so, and a little at each look at the stopwatch."""
+    """Both clocks and the stopwatch; time passes by the cluster's calls, and a little at each read of the stopwatch."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now_ms = 1_000_000
@@ -298,13 +299,13 @@ class MiniCluster:
         self.coordinator.deploy()
 
     def crash(self) -> None:
-        """Every process dies: what was not in storage is gone."""
+        """Kill every process: what was not in storage is gone."""
         self._start_processes()
 
     # -------------------------------------------------------------------------------------------------------- schedule
 
     def step(self) -> bool:
-        """One event of the schedule; False if it moved nothing."""
+        """Run one event of the schedule; False if it moved nothing."""
         choice = self.random.random()
         if self.coordinator.outbox and choice < 0.3:
             slot, command = self.coordinator.outbox.pop(0)
@@ -321,7 +322,7 @@ class MiniCluster:
         return self.random.choice(self.workers).run_once(0)
 
     def settle_once(self) -> bool:
-        """One of everything that can move; False if nothing can."""
+        """Run one of everything that can move; False if nothing can."""
         moved = False
         while self.coordinator.outbox:
             slot, command = self.coordinator.outbox.pop(0)
@@ -351,7 +352,7 @@ class MiniCluster:
         raise AssertionError(f"not reached in {steps_max} steps: {self.coordinator.statuses}")
 
     def _pass_time(self) -> None:
-        """Nothing can move: flush what is idle, then let time pass to the next wakeup."""
+        """Nothing can move: flush idle outputs, then let time pass to the next wakeup."""
         for worker in self.workers:
             worker.prepare_wait()
             worker.run_once()

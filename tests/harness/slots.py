@@ -1,7 +1,7 @@
 """Worker slots as processes on this machine, without Spark.
 
-One thread starts the processes and starts a dead one's successor after a short, growing delay; a process that was told to
-leave for good stays away. Who may run in a slot is decided by the coordinator, from the task attempt number."""
+One thread starts the processes, and a dead one's successor after a short, growing delay; a process that left by command is not
+replaced. The coordinator decides which process gets a slot, by the task attempt number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.statebackends.errors import InvalidConfigError
 RESPAWN_DELAY_MS_MIN = 20
 RESPAWN_DELAY_MS_MAX = 2_000
 HEALTHY_AFTER_S = 5.0
-"""A process that lived so long is respawned with the smallest delay again."""
+"""Age from which the next respawn has the smallest delay again."""
 
 POLL_S = 0.02
 
@@ -67,7 +67,7 @@ class LocalProcessSlots:
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-slots-")
         self._closing = threading.Event()
         self._changed = threading.Condition()
-        # Processes are started from this thread only: the kernel's death signal follows the thread that started them.
+        # processes are started from this thread only: the kernel's death signal follows the thread that started them
         self._thread = threading.Thread(target=self._run, name="holdfast-slots", daemon=True)
 
     def start(self) -> None:
@@ -83,12 +83,12 @@ class LocalProcessSlots:
         return self._slots[slot].task_attempt
 
     def wait(self, timeout_s: float) -> bool:
-        """True when every slot's process has left by itself within the time."""
+        """Whether every slot's process has left by itself within the time."""
         with self._changed:
             return self._changed.wait_for(lambda: all(slot.has_left for slot in self._slots), timeout_s)
 
     def close(self) -> None:
-        """Kill what still runs. Idempotent."""
+        """Kill running processes. Idempotent."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -66,7 +66,7 @@ def test_one_is_told_and_another_is_not(wide: Story) -> None:
     decided_ms = wide.now_ms - 1  # when the abort was stored
     wide.command(NotifyCheckpointAborted(wide.attempt, 2), 0)
     assert broken_later(wide) == ["I30"]
-    told = f"checkpoint 2 was aborted at {decided_ms} ms, and coordinator-1 has told no task in slot 1 of it"
+    told = f"checkpoint 2 was aborted at {decided_ms} ms, and coordinator-1 has sent no notice to a task in slot 1 of it"
     assert wide.violations == [("I30", told)]
 
 

@@ -327,7 +327,7 @@ def test_no_checkpoint_completes_once_faults_are_over(story: Story) -> None:
     story.look()
     story.look()
     assert story.broken == ["I30"]
-    assert "2 (acknowledged by nobody)" in story.violations[0][1]
+    assert "2 (acknowledged by none)" in story.violations[0][1]
 
 
 def test_a_job_that_completes_checkpoints_has_to_end(story: Story) -> None:

@@ -67,7 +67,7 @@ def test_one_that_nobody_tries_again(story: Told) -> None:
     story.view(in_progress=True)
     story.cut_off()
     story.go_on(3)
-    said = "stop t was cut off, the job has gone on with 2 checkpoints, and nobody tries it again"
+    said = "stop t was cut off, the job has gone on with 2 checkpoints, and no leader tries it again"
     assert story.violations == [("I30", said)]
 
 

@@ -57,26 +57,26 @@ def assert_changes(name: str, observe: Callable[[], Any], right: Any, wrong: Any
 # ------------------------------------------------------------------------------------------------------- all of them
 
 
-def standing(sabotage: Sabotage) -> list[Any]:
+def in_place(sabotage: Sabotage) -> list[Any]:
     """What its mutants' places hold, as it is stored there."""
     return [vars(mutant.owner).get(mutant.name) for mutant in sabotage.mutants]
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGES.values(), ids=SABOTAGES)
 def test_it_replaces_its_places_and_restores_them(sabotage: Sabotage) -> None:
-    before = standing(sabotage)
+    before = in_place(sabotage)
     with sabotage.apply():
-        during = standing(sabotage)
+        during = in_place(sabotage)
         assert all(new is not old for new, old in zip(during, before, strict=True))
-    assert all(new is old for new, old in zip(standing(sabotage), before, strict=True))
+    assert all(new is old for new, old in zip(in_place(sabotage), before, strict=True))
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGES.values(), ids=SABOTAGES)
 def test_an_error_restores_its_places_too(sabotage: Sabotage) -> None:
-    before = standing(sabotage)
+    before = in_place(sabotage)
     with pytest.raises(RuntimeError, match="in the middle"), sabotage.apply():
         raise RuntimeError("in the middle")
-    assert all(new is old for new, old in zip(standing(sabotage), before, strict=True))
+    assert all(new is old for new, old in zip(in_place(sabotage), before, strict=True))
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGES.values(), ids=SABOTAGES)
