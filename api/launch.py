@@ -65,7 +65,7 @@ class Environment(BaseEnvironment):
     local_recovery_directory (None): folder of those copies; None: the worker's local disk, as configured in Spark.
     savepoint_directory (None): where savepoints without a target go.
     restart (RestartStrategy()): whether, how often and how soon a failed job is restarted: "none", "fixed_delay",
-        "exponential_delay" or an hf.RestartStrategy.
+        "exponential_delay", "failure_rate" or an hf.RestartStrategy.
     skipped_rows_max (10000): rows that an operator with on_error="skip" may leave out in a subtask between two checkpoints.
     max_parallelism (None): key groups; None: derived from the parallelism, or adopted from the restored snapshot.
     buffer_timeout_ms (10): how long a record may wait for a batch to fill.

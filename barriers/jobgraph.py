@@ -4,6 +4,7 @@ It describes; it holds no user code. The functions travel in Spark's closure, ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
@@ -39,7 +40,10 @@ class Partitioning(StrEnum):
     BROADCAST = "broadcast"
 
 
-RESTART_KINDS = ("none", "fixed_delay", "exponential_delay")
+RESTART_KINDS = ("none", "fixed_delay", "exponential_delay", "failure_rate")
+NO_LIMIT = 2**31 - 1
+FAILURES_PER_INTERVAL_MAX = 1_000
+"""The time of each is on record with each attempt."""
 
 
 class OperatorDescription(msgspec.Struct, frozen=True):
@@ -105,26 +109,40 @@ class JobVertex(msgspec.Struct, frozen=True):
 
 
 class RestartStrategy(msgspec.Struct, frozen=True):
-    """Whether and when a failed job is restarted: `none`, `fixed_delay` or `exponential_delay`; the last two allow `attempts_max`
-    restarts."""
+    """Whether and when a failed job restarts: `none`, `fixed_delay`, `exponential_delay`, `failure_rate`; with Flink's options."""
 
     kind: str = "exponential_delay"
     """"none": the first failure ends the job. "fixed_delay": the same pause before each restart. "exponential_delay": a pause that
-    doubles."""
+    grows with each failure. "failure_rate": the same pause, and too many failures within an interval end the job."""
     attempts_max: int = 2**31 - 1
     """Restarts of one submission; the failure after them ends the job."""
     delay_ms: int = 1_000
-    """`fixed_delay`: the pause before each restart. `exponential_delay`: the pause before the first, doubled by each further
-    failure; a completed checkpoint resets it."""
+    """Pause before a restart; of `exponential_delay` before the first, multiplied by each failure that follows until it is reset.
+    A completed checkpoint resets it, unless `reset_backoff_threshold_ms` is set."""
     immediate_first: bool = True
-    """The first failure after a completed checkpoint restarts at once, unless the user's code raised it, which would raise
-    again."""
+    """The first failure after a completed checkpoint (after a reset, with `reset_backoff_threshold_ms`) restarts at once, unless
+    the user's code raised it: that would raise again. Flink always waits."""
     delay_max_ms: int = 60_000
-    """`exponential_delay`: the longest pause."""
+    """Of `exponential_delay`: the longest pause, at least `delay_ms`."""
+    backoff_multiplier: float = 2.0
+    """Of `exponential_delay`: factor from one pause to the next, at least 1."""
+    reset_backoff_threshold_ms: int | None = None
+    """Of `exponential_delay`: time without a failure, from the end of a pause, after which the next pause is the first one again;
+    at least 1. None: a completed checkpoint resets it."""
+    jitter_factor: float = 0.0
+    """Of `exponential_delay`: a pause is longer or shorter by a random part of itself, at most this one, 0..1, and never longer
+    than `delay_max_ms`. Drawn once for each failure: a new leader of the job continues the pause."""
+    attempts_before_reset_max: int = 2**31 - 1
+    """Of `exponential_delay`: restarts without a reset; the failure after them ends the job."""
+    failures_per_interval_max: int = 1
+    """Of `failure_rate`: failures within the interval that restart the job, 1..1,000; one more ends it. Failures under former
+    leaders of the job count."""
+    failure_rate_interval_ms: int = 60_000
+    """Of `failure_rate`: the interval, at least 1. A failure counts for so long."""
 
     @staticmethod
     def of(setting: RestartStrategy | str) -> RestartStrategy:
-        """A strategy by its name, with its defaults: "none", "fixed_delay", "exponential_delay" (Flink's "fixed-delay" too).
+        """A strategy by its name, with its defaults: one of RESTART_KINDS, or in Flink's spelling ("fixed-delay").
 
         Raises InvalidConfigError for anything else."""
         if isinstance(setting, RestartStrategy):
@@ -139,21 +157,73 @@ class RestartStrategy(msgspec.Struct, frozen=True):
         """Raise InvalidConfigError naming the first field out of bounds."""
         if self.kind not in RESTART_KINDS:
             raise InvalidConfigError(f"restart is {self.kind!r}, must be one of {', '.join(RESTART_KINDS)}", setting="restart")
-        for name in ("attempts_max", "delay_ms", "delay_max_ms"):
+        for name in ("attempts_max", "delay_ms", "delay_max_ms", "attempts_before_reset_max"):
             if getattr(self, name) < 0:
-                raise InvalidConfigError(f"restart: {name} must not be negative, got {getattr(self, name)}", setting="restart")
+                raise _restart_error(name, f"must not be negative, got {getattr(self, name)}")
         if self.kind == "exponential_delay" and self.delay_max_ms < self.delay_ms:
-            raise InvalidConfigError(
-                f"restart: delay_max_ms is {self.delay_max_ms}, below delay_ms, which is {self.delay_ms}", setting="restart"
-            )
+            raise _restart_error("delay_max_ms", f"is {self.delay_max_ms}, below delay_ms, which is {self.delay_ms}")
+        if not 1 <= self.backoff_multiplier < math.inf:
+            raise _restart_error("backoff_multiplier", f"must be at least 1, got {self.backoff_multiplier}")
+        if not 0 <= self.jitter_factor <= 1:
+            raise _restart_error("jitter_factor", f"must be 0..1, got {self.jitter_factor}")
+        threshold_ms = self.reset_backoff_threshold_ms
+        if threshold_ms is not None and threshold_ms < 1:
+            raise _restart_error("reset_backoff_threshold_ms", f"must be at least 1, got {threshold_ms}")
+        if not 1 <= self.failures_per_interval_max <= FAILURES_PER_INTERVAL_MAX:
+            bounds = f"must be 1..{FAILURES_PER_INTERVAL_MAX}"
+            raise _restart_error("failures_per_interval_max", f"{bounds}, got {self.failures_per_interval_max}")
+        if self.failure_rate_interval_ms < 1:
+            raise _restart_error("failure_rate_interval_ms", f"must be at least 1, got {self.failure_rate_interval_ms}")
+
+    @property
+    def is_lasting(self) -> bool:
+        """A new leader continues where its predecessor was: pauses and counted failures are on record with each attempt."""
+        if self.kind == "failure_rate":
+            return True
+        of_time = self.reset_backoff_threshold_ms is not None or self.attempts_before_reset_max < NO_LIMIT
+        return self.kind == "exponential_delay" and (of_time or self.jitter_factor > 0)
 
     def delay_after(self, failures: int) -> int:
-        """The pause in ms before a restart that is not immediate; `failures` counts earlier such restarts since the last completed
-        checkpoint."""
-        if self.kind == "fixed_delay":
+        """The pause in ms before a restart that is not at once, without jitter, behind so many pauses since the last reset."""
+        if self.kind != "exponential_delay":
             return self.delay_ms
-        doubled = self.delay_ms << min(failures, 62)
-        return min(self.delay_max_ms, doubled)
+        try:
+            return int(min(self.delay_max_ms, self.delay_ms * self.backoff_multiplier**failures))
+        except OverflowError:
+            return self.delay_max_ms if self.delay_ms else 0
+
+    def describe(self) -> str:
+        """One line for users, such as `failure_rate: pause 1 s; a failure after 3 within 60 s ends the job`."""
+        pause = f"{self.kind}: pause {_seconds(self.delay_ms)}"
+        match self.kind:
+            case "none":
+                return "none: the first failure ends the job"
+            case "failure_rate":
+                limit = f"{self.failures_per_interval_max} within {_seconds(self.failure_rate_interval_ms)}"
+                text = f"{pause}; a failure after {limit} ends the job"
+            case "exponential_delay":
+                jitter = f", jitter {self.jitter_factor:g}" if self.jitter_factor else ""
+                threshold_ms = self.reset_backoff_threshold_ms
+                reset = "a completed checkpoint" if threshold_ms is None else f"{_seconds(threshold_ms)} without a failure"
+                growth = f"times {self.backoff_multiplier:g} up to {_seconds(self.delay_max_ms)}{jitter}"
+                text = f"{pause}, {growth}; first one again after {reset}"
+                if self.attempts_before_reset_max < NO_LIMIT:
+                    text += f"; at most {self.attempts_before_reset_max} restarts before that"
+            case _:
+                text = pause
+        return text if self.attempts_max == NO_LIMIT else f"{text}; at most {self.attempts_max} restarts in all"
+
+    def jitter_of(self, delay_ms: int) -> int:
+        """The most by which jitter makes a pause of so many ms longer or shorter."""
+        return int(delay_ms * self.jitter_factor) if self.kind == "exponential_delay" else 0
+
+
+def _seconds(time_ms: int) -> str:
+    return f"{time_ms / 1000:g} s"
+
+
+def _restart_error(name: str, problem: str) -> InvalidConfigError:
+    return InvalidConfigError(f"restart: {name} {problem}", setting=f"restart.{name}")
 
 
 class JobConfig(msgspec.Struct, frozen=True):

@@ -131,6 +131,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Cause of FAILED, or of the current failover."""
     totals: Totals = {}
     """Counts of the submission's operators; records that are read again after a restart count once."""
+    restarts_at_ms: int = -1
+    """End of the pause before the next attempt, wall clock; -1 unless the job is RESTARTING."""
 
 
 class SubtaskCheckpointView(msgspec.Struct, frozen=True):
@@ -278,6 +280,8 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     reached: Totals = {}
     """As `totals`, but never falling while this coordinator leads the job: after a restart they stay until the job has counted as
     much again."""
+    restarts_at_ms: int = -1
+    """As in JobView."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):

@@ -226,6 +226,10 @@ def jobs(
     columns = ("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE", "SKIPPED")
     console.show_table(columns, rows, empty="no jobs")
     for job in found:
+        numbers = totals.get(job["jid"], {})
+        if job["state"] == "RESTARTING" and numbers.get("restarts_at", -1) >= 0:
+            due = console.time_text(numbers["restarts_at"])
+            console.show_line(f"{job['jid']}: restart {numbers['restarts']} at {due}; {numbers['restart_strategy']}")
         if job.get("failure"):
             console.show_line(f"{job['jid']}: {job['state']} after {job['restarts']} restarts: {job['failure']}")
     if any(job["state"] == "UNKNOWN" for job in found):

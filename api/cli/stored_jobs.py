@@ -113,8 +113,13 @@ def _totals(job: RecordedJob) -> dict[str, Any]:
     record, result, attempt = job.newest_submission, job.result, job.newest_attempt
     assert record is not None
     assert result is not None
-    restarts = attempt.restarts if attempt is not None else 0
-    return {"jid": job.job_id, "restarts": restarts, **msgspec.structs.asdict(derive_job_totals(record.graph, result.totals))}
+    return {
+        "jid": job.job_id,
+        "restarts": attempt.restarts if attempt is not None else 0,
+        "restart_strategy": record.graph.config.restart.describe(),
+        "restarts_at": -1,
+        **msgspec.structs.asdict(derive_job_totals(record.graph, result.totals)),
+    }
 
 
 def _damaged(job_id: str, error: HoldfastError) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class JobNumbers(schemas.Record):
     rows_skipped: int
     """Left out by on_error="skip"."""
     restarts: int
+    restart_strategy: str
+    """In a line, with its limits."""
+    restarts_at: int
+    """End of the pause before the next attempt, ms since the epoch; -1 unless the job is RESTARTING."""
 
 
 class Totals(schemas.Record):
@@ -56,6 +60,8 @@ def totals(service: Service) -> Totals:
             JobNumbers(
                 jid=job.overview.job_id,
                 restarts=job.restarts,
+                restart_strategy=job.graph.config.restart.describe(),
+                restarts_at=job.restarts_at_ms,
                 **msgspec.structs.asdict(derive_job_totals(job.graph, job.totals)),
             )
             for job in service.numbers()

@@ -89,6 +89,10 @@ class Workers(schemas.Record):
     """State of that submission."""
     epoch: int
     restarts: int
+    restart_strategy: str
+    """In a line, with its limits."""
+    restarts_at: int
+    """End of the pause before the next attempt, ms since the epoch; -1 unless the job is RESTARTING."""
     failure: str | None
     """Why the job is restarting or has ended; null once it runs again."""
     last_failure: str | None
@@ -138,6 +142,8 @@ def workers(service: Service, job_id: JobId) -> Workers:
         state=view.overview.state,
         epoch=view.epoch,
         restarts=view.restarts,
+        restart_strategy=view.graph.config.restart.describe(),
+        restarts_at=view.restarts_at_ms,
         failure=view.failure,
         last_failure=view.exceptions[0].error if view.exceptions else None,
         late_dropped=sum(each.late_dropped for each in view.totals.values()),

@@ -163,6 +163,8 @@ class Led(msgspec.Struct, frozen=True):
     epoch: int
     submission: int
     graph: JobGraph
+    wall_ms: int = 0
+    """The process's wall clock then."""
 
 
 class Submitted(msgspec.Struct, frozen=True):

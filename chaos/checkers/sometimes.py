@@ -60,6 +60,7 @@ SOMETIMES: dict[str, str] = {
     "restart_in_restart": "a second attempt is deployed before every subtask of the one before ran",
     "leader_changed_in_flight": "another coordinator takes over while the job's workers run",
     "restarts_counted_on": "a leader continues the count of restarts of another one",
+    "pause_continued": "a leader continues the pause before a restart that another one has begun",
     "two_leaders": "a coordinator is asked while another one with a higher epoch leads",
     "stale_leader_writes": "a leader of an older epoch writes after a newer one leads",
     "register_lost": "two processes want one id and one of them loses it",
@@ -244,6 +245,9 @@ class Sometimes:
         before, self._recorded = self._recorded, record
         if before is not None and before.submission == record.submission and before.restarts and before.epoch < record.epoch:
             self._visit("restarts_counted_on")
+            pauses = [each.backoff.pause_ms if each.backoff is not None else 0 for each in (before, record)]
+            if before.restarts == record.restarts and pauses[0] == pauses[1] > 0:
+                self._visit("pause_continued")
 
     def _registered(self, operation: PutIfAbsent) -> None:
         number = parse_checkpoint_name(operation.path.split("/")[-2])

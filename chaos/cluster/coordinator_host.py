@@ -327,10 +327,9 @@ class SimJobThread:
     def start(self, service: Turns) -> None:
         self._service = service
         if isinstance(service, JobMasterRunner):
-            setup = service._master.setup
-            self._host.ports.observe(
-                Led(self._kernel.now_ms, self._host.process.name, setup.job_id, setup.epoch, setup.submission, setup.graph)
-            )
+            setup, now_ms, wall_ms = service._master.setup, self._kernel.now_ms, self._host.clock.wall_ms()
+            led = Led(now_ms, self._host.process.name, setup.job_id, setup.epoch, setup.submission, setup.graph, wall_ms)
+            self._host.ports.observe(led)
             self._kernel.trace.add(self._host.process.name, "leads", f"epoch {setup.epoch} submission {setup.submission}")
         self.wake()
 

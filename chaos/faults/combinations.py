@@ -88,6 +88,13 @@ def _ended(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
     )
 
 
+def _failing(rng: random.Random, horizon_ms: int) -> tuple[Fault, ...]:
+    """The coordinator dies in one of the pauses."""
+    first, apart_ms = rng.randrange(200, horizon_ms // 2), rng.choice((60, 150, 400))
+    died = Fault("kill_coordinator", on="coordinator.PutIfAbsent.attempts.done", nth=rng.randint(2, 5), amount=rng.choice((1, 60)))
+    return (*(Fault("user_error", at_ms=first + index * apart_ms) for index in range(rng.randint(3, 6))), died)
+
+
 COMBINATIONS: tuple[Combination, ...] = (
     Combination(
         "overtaken_savepoint",
@@ -124,6 +131,14 @@ COMBINATIONS: tuple[Combination, ...] = (
         "an attempt fails under one leader, and the next one under another",
         ("user_error", "kill_coordinator"),
         _restarts,
+    ),
+    Combination(
+        "failing_over_leaders",
+        "attempts fail in a row, and their leader dies in a pause between two",
+        ("user_error", "kill_coordinator"),
+        _failing,
+        lambda config: config.restart.is_lasting,
+        weight=10,
     ),
     Combination(
         "ended_in_alignment",

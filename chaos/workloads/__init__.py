@@ -14,6 +14,7 @@ from holdfast.chaos.workloads import (
     late,
     long,
     random_graphs,
+    restarts,
     side_outputs,
     states,
     timers,
@@ -26,7 +27,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs),
+        *(connected, side_outputs, restarts),
     )
 }
 """Workloads that run when none is named."""

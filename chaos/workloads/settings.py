@@ -26,7 +26,7 @@ def draw_settings(rng: random.Random, interval_ms: tuple[int, int] = (50, 300)) 
         "max_concurrent_checkpoints": concurrent,
         "tolerable_failed_checkpoints": rng.choice((0, 1, 3, 10)),
         "retained_checkpoints": rng.randint(1, 3),
-        "retain_on_finish": pause_ms == 20,  # drawn from a stream of its own, so that older seeds keep their meaning
+        "retain_on_finish": pause_ms == 20,  # not a draw of its own, so that older seeds keep their meaning
         "state_backend": rng.choices(BACKENDS, _BACKEND_WEIGHTS)[0],
         "inline_threshold": rng.choice((0, 20_480, 20_480)),
         "restart": RestartStrategy(delay_ms=100, delay_max_ms=400),

@@ -57,13 +57,14 @@ def view_numbers(master: JobMaster) -> JobNumbersView:
     return JobNumbersView(
         overview=view_overview(master),
         attempt=lifecycle.attempt,
-        restarts=lifecycle.exceptions.restarts,
+        restarts=lifecycle.backoff.restarts,
         counts=stats.counts,
         latest_completed=stats.latest_completed,
         frames_refused=sum(slot.frames_refused for slot in master.slot_pool.slots),
         graph=master.setup.graph,
         totals=lifecycle.totals(),
         reached=lifecycle.reached(),
+        restarts_at_ms=lifecycle.restarts_at_ms,
     )
 
 
@@ -99,10 +100,11 @@ def view_job(master: JobMaster, now_ms: int) -> JobView:
         exceptions=lifecycle.exceptions.views(),
         submission=setup.submission,
         attempt=lifecycle.attempt,
-        restarts=lifecycle.exceptions.restarts,
+        restarts=lifecycle.backoff.restarts,
         epoch=setup.epoch,
         failure=lifecycle.failure,
         totals=lifecycle.totals(),
+        restarts_at_ms=lifecycle.restarts_at_ms,
     )
 
 

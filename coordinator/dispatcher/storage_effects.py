@@ -302,6 +302,7 @@ class StorageEffects:
             nonce=identity.nonce,
             created_ms=self._wall_ms(),
             totals=action.totals,
+            backoff=action.backoff,
         )
         try:
             existing = yield from write_attempt(self._paths, record)

@@ -108,6 +108,22 @@ class SubmissionRecord(msgspec.Struct, frozen=True):
         return self.submission.graph
 
 
+class BackoffRecord(msgspec.Struct, frozen=True):
+    """Where the restart strategy of a submission was when an attempt was recorded: a new leader continues there. Times in ms of the
+    leader's wall clock."""
+
+    pause_ms: int
+    """Pause before the attempt, jitter included: drawn once."""
+    until_ms: int
+    """Its end."""
+    failures_ms: tuple[int, ...] = ()
+    """Of `failure_rate`: failures within the interval, ascending."""
+    delays: int = 0
+    """Of `exponential_delay`: pauses since the last reset."""
+    restarts_since_reset: int = 0
+    """Of `exponential_delay`: restarts since the last reset, at once or behind a pause."""
+
+
 class AttemptRecord(msgspec.Struct, frozen=True):
     """`attempts/<a>.json`: written before anything of attempt a is deployed. Subtask i of every vertex runs in slot i."""
 
@@ -124,6 +140,8 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     version: int = RECORD_VERSION
     totals: Totals = {}
     """Counts of the submission's operators at the cut that it begins with."""
+    backoff: BackoffRecord | None = None
+    """State of a restart strategy that outlasts its leader; None before the first failure, and for other strategies."""
 
 
 class ClaimRecord(msgspec.Struct, frozen=True):

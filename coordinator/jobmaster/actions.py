@@ -13,7 +13,7 @@ from holdfast.barriers.messages import (
     SubtaskMetrics,
 )
 from holdfast.coordinator.checkpoints import actions
-from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.ha.records import BackoffRecord, RestorePoint
 from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.totals import Totals
@@ -30,6 +30,7 @@ class PrepareAttempt(msgspec.Struct, frozen=True):
     restarts: int
     totals: Totals = {}
     """Counts of the submission's operators at the cut of `restore`."""
+    backoff: BackoffRecord | None = None
 
 
 class WriteResult(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
-from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.ha.records import BackoffRecord, RestorePoint
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.slots import DataPorts, JobTurn
@@ -217,14 +217,14 @@ class NextAttempt:
         """When the preparation is tried again."""
         return self._retry_ms
 
-    def prepare(self, restore: RestorePoint | None, restarts: int, base: Totals) -> None:
+    def prepare(self, restore: RestorePoint | None, restarts: int, base: Totals, backoff: BackoffRecord | None = None) -> None:
         """Request the preparation, unless it is under way, done, or waits for its retry."""
         waiting = self._retry_ms is not None and self._turn.now_ms < self._retry_ms
         if self._under_way or self.is_prepared or waiting:
             return
         self._under_way, self._retry_ms = True, None
         self.restore, self.base = restore, base
-        self._turn.out.append(job_actions.PrepareAttempt(self.number, restore, restarts, base))
+        self._turn.out.append(job_actions.PrepareAttempt(self.number, restore, restarts, base, backoff))
 
     def prepared(self, event: job_events.AttemptPrepared) -> None:
         if event.attempt == self.number:

@@ -1,11 +1,10 @@
-"""CORE, part of the job master: the exception history of a job, and when its restart strategy allows another attempt. Pure."""
+"""CORE, part of the job master: the exception history of a job; failures that are final, and failures of the user's code. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.coordinator.views import ExceptionView
 from holdfast.statebackends import errors
 
@@ -72,17 +71,10 @@ class Failure:
 
 
 class ExceptionHistory:
-    """Counts the failovers of one submission and remembers the newest failures."""
+    """The newest failures of one submission."""
 
-    def __init__(self, strategy: RestartStrategy, restarts: int) -> None:
-        self._strategy = strategy
-        self.restarts = restarts
+    def __init__(self) -> None:
         self._exceptions: deque[ExceptionView] = deque(maxlen=EXCEPTIONS_MAX)
-        self._merged = False
-        self._is_first = True
-        """No failure since the last completed checkpoint."""
-        self._delays = 0
-        """Delayed restarts since the last completed checkpoint."""
         self.newest: Failure | None = None
 
     def record(self, failure: Failure, attempt: int, wall_ms: int) -> None:
@@ -99,32 +91,6 @@ class ExceptionHistory:
                 attempt=attempt,
             )
         )
-
-    def restart_delay_ms(self, failure: Failure, *, same_failure: bool) -> int | None:
-        """Count a failover; returns the delay before the next attempt, None if the strategy allows none.
-
-        `same_failure`: the process died before it reported the attempt, which is the previous failure seen again: it is not
-        counted, once."""
-        if same_failure and not self._merged:
-            self._merged = True
-            return 0
-        if self._strategy.kind == "none" or self.restarts >= self._strategy.attempts_max:
-            return None
-        self.restarts += 1
-        is_first, self._is_first = self._is_first, False
-        if is_first and self._strategy.immediate_first and not is_of_user_code(failure.error):
-            return 0
-        self._delays += 1
-        return self._strategy.delay_after(self._delays - 1)
-
-    def progressed(self) -> None:
-        """A checkpoint completed: the next failure is elsewhere, so delays start again."""
-        self._is_first = True
-        self._delays = 0
-
-    def recovered(self) -> None:
-        """Every task runs: the next failure counts as a new one."""
-        self._merged = False
 
     def views(self) -> tuple[ExceptionView, ...]:
         """Newest first."""

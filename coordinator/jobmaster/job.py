@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
-from holdfast.coordinator.ha.records import RestorePoint
+from holdfast.coordinator.ha.records import BackoffRecord, RestorePoint
 from holdfast.coordinator.jobmaster.stopping import StopIntent
 from holdfast.coordinator.totals import Totals
 from holdfast.coordinator.views import TriggerView
@@ -96,3 +96,7 @@ class JobSetup(msgspec.Struct, frozen=True):
     """Stops with a savepoint that a failover cut off, and that are tried again."""
     totals: Totals = {}
     """Counts of the submission's operators at the cut that `attempt` began with."""
+    backoff: BackoffRecord | None = None
+    """State of the restart strategy when `attempt` was recorded."""
+    progressed: bool = False
+    """A checkpoint has completed in `attempt`."""

@@ -131,7 +131,7 @@ class JobMaster:
             next_checkpoint_id=setup.next_checkpoint_id,
         )
         self.slot_pool = SlotPool(setup, rng, self._turn)
-        self.lifecycle = Lifecycle(setup, self.coordinator, self.slot_pool, self._turn, draw_secret)
+        self.lifecycle = Lifecycle(setup, self.coordinator, self.slot_pool, self._turn, draw_secret, rng)
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
@@ -460,7 +460,7 @@ class JobMaster:
                 for slot in self.slot_pool.slots:
                     self._trigger(slot, action)
             case actions.NotifyComplete():
-                self.lifecycle.exceptions.progressed()
+                self.lifecycle.backoff.progressed()
                 self.slot_pool.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
             case actions.NotifyAborted():
                 self.slot_pool.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))

@@ -6,6 +6,7 @@ and streams; `slots.py` does."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from holdfast.barriers.messages import (
@@ -31,6 +32,7 @@ from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
 from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure
 from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobSetup, JobState
+from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from holdfast.coordinator.totals import Totals, reached
@@ -57,6 +59,7 @@ class Lifecycle:
         slot_pool: SlotPool,
         turn: JobTurn,
         draw_secret: Callable[[], str],
+        rng: random.Random,
     ) -> None:
         self._setup = setup
         self._config = setup.graph.config
@@ -65,7 +68,8 @@ class Lifecycle:
         self._turn = turn
         self._draw_secret = draw_secret
         self._inbox: list[events.Event] = []
-        self.exceptions = ExceptionHistory(self._config.restart, setup.restarts)
+        self.exceptions = ExceptionHistory()
+        self.backoff = RestartBackoff(self._config.restart, setup.restarts, rng)
         self.state = JobState.CREATED
         self.timestamps: dict[str, int] = {}
         self.next = NextAttempt(setup.graph, setup.attempt + (0 if setup.reconcile else 1), turn, setup.totals)
@@ -78,6 +82,7 @@ class Lifecycle:
         self.failure: str | None = None
         self.end_wall_ms = -1
         self._restart_at_ms = 0
+        self._restart_wall_ms = -1
         self._reconcile_until_ms: int | None = None
         self._final_pending = False
         self._final_retry_ms: int | None = None
@@ -102,6 +107,11 @@ class Lifecycle:
         """The attempt runs, or counts as running while the leader reconciles; the job is not about to end."""
         ending = self._ending is not None or bool(self._suspending)
         return self.state in (JobState.RUNNING, JobState.RECONCILING) and not ending
+
+    @property
+    def restarts_at_ms(self) -> int:
+        """End of the pause before the next attempt, wall clock; -1 unless the job is RESTARTING."""
+        return self._restart_wall_ms if self.state is JobState.RESTARTING else -1
 
     @property
     def is_up(self) -> bool:
@@ -164,6 +174,9 @@ class Lifecycle:
         self._enter(JobState.CREATED)
         if not self._setup.reconcile:
             return
+        if self._setup.backoff is not None:
+            now_ms, wall_ms = self._turn.now_ms, self._turn.wall_ms
+            self.backoff.resume(self._setup.backoff, progressed=self._setup.progressed, now_ms=now_ms, wall_ms=wall_ms)
         self.execution = Execution(self.attempt, self._setup.graph, self.next.base)
         self._start_coordinator()
         self._reconcile_until_ms = self._turn.now_ms + self._config.reconcile_timeout_ms
@@ -208,7 +221,7 @@ class Lifecycle:
             self.execution.lose(slot.index, self._turn.wall_ms)
         if self.is_deployed:
             unseen = slot.reported_attempt < self.attempt and self.state is JobState.RUNNING
-            self.fail_over(Failure(error, slot=slot.index), same_failure=unseen and self.exceptions.restarts > 0)
+            self.fail_over(Failure(error, slot=slot.index), same_failure=unseen and self.backoff.restarts > 0)
 
     # ------------------------------------------------------------------------------------------------------- failover
 
@@ -224,14 +237,21 @@ class Lifecycle:
         self._inbox.append(events.JobFailing(failure.error))
         self._slot_pool.broadcast(CancelTasks(fenced))
         self._slot_pool.forget_signs_of_life()
-        delay_ms = None if failure.is_final else self.exceptions.restart_delay_ms(failure, same_failure=same_failure)
+        delay_ms = self._restart_delay_ms(failure, same_failure=same_failure)
         where = (failure.vertex, failure.subtask, failure.slot, failure.user_frames)
-        self._turn.notes.append(AttemptFailed(fenced, failure.error, self.exceptions.restarts, delay_ms, *where))
+        self._turn.notes.append(AttemptFailed(fenced, failure.error, self.backoff.restarts, delay_ms, *where))
         if delay_ms is None:
             self.end(JobState.FAILED, failure.error)
             return
         self._restart_at_ms = self._turn.now_ms + delay_ms
+        self._restart_wall_ms = self._turn.wall_ms + delay_ms
         self._enter(JobState.RESTARTING)
+
+    def _restart_delay_ms(self, failure: Failure, *, same_failure: bool) -> int | None:
+        """None: the failure ends the job."""
+        if failure.is_final:
+            return None
+        return self.backoff.restart_delay_ms(failure, same_failure=same_failure, now_ms=self._turn.now_ms)
 
     def impossible(self, error: HoldfastError) -> None:
         """Fail the job: its snapshot is damaged or does not fit. Falling back to an older one is the user's decision."""
@@ -260,7 +280,8 @@ class Lifecycle:
     def _deploy_when_ready(self) -> None:
         if not self._coordinator.is_quiet or self._inbox:
             return
-        self.next.prepare(self.restore_point, self.exceptions.restarts, self._totals_restored())
+        backoff = self.backoff.record(now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
+        self.next.prepare(self.restore_point, self.backoff.restarts, self._totals_restored(), backoff)
         if self.next.is_prepared and self._turn.now_ms >= self._restart_at_ms and self._slot_pool.all_ready():
             self._deploy()
 
@@ -299,7 +320,7 @@ class Lifecycle:
         if execution.all_running and not self._scheduled:
             self._scheduled = True
             self.failure = None
-            self.exceptions.recovered()
+            self.backoff.recovered()
             self._inbox.append(events.SchedulerStarted())
         waited = self._final_retry_ms is None or self._turn.now_ms >= self._final_retry_ms
         if execution.all_drained and not self._final_pending and waited:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
+from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.ha.recorded_job import (
     CheckpointFact,
@@ -277,7 +278,15 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         launch_key=record.submission.launch_key,
         stops=derive_cut_off_stops(job, record) if same else (),
         totals=attempt.totals if attempt is not None and same else {},
+        backoff=attempt.backoff if attempt is not None and same else None,
+        progressed=attempt is not None and _has_progressed(job, attempt.attempt),
     )
+
+
+def _has_progressed(job: RecordedJob, attempt: int) -> bool:
+    """Whether a checkpoint that the job recovers from has completed in an attempt."""
+    claims = [entry.claim for entry in job.with_fact(CheckpointFact.COMPLETED)]
+    return any(each is not None and each.attempt == attempt and each.kind is not CheckpointKind.SAVEPOINT for each in claims)
 
 
 def derive_triggers(job: RecordedJob) -> tuple[TriggerView, ...]:

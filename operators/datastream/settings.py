@@ -34,7 +34,7 @@ class Settings(TypedDict, total=False):
     local_recovery: bool
     local_recovery_directory: str | None
     savepoint_directory: str | None
-    restart: RestartStrategy | Literal["none", "fixed_delay", "exponential_delay"]
+    restart: RestartStrategy | Literal["none", "fixed_delay", "exponential_delay", "failure_rate"]
     skipped_rows_max: int | None
     max_parallelism: int | None
     buffer_timeout_ms: int

@@ -33,10 +33,14 @@ def restart_hint(error: str, strategy: RestartStrategy) -> str:
     """Hint after the failure of a row: when it repeats, and the settings that change this; empty for any other failure."""
     if error.partition(":")[0] not in _ROWS or strategy.kind == "none":
         return ""
-    if strategy.kind == "fixed_delay":
-        pauses = f"every {_seconds(strategy.delay_ms)}"
+    if strategy.kind == "exponential_delay":
+        factor = "twice" if strategy.backoff_multiplier == 2 else f"{strategy.backoff_multiplier:g} times"
+        pauses = f"after {_seconds(strategy.delay_ms)}, then {factor} as long each time, up to {_seconds(strategy.delay_max_ms)}"
     else:
-        pauses = f"after {_seconds(strategy.delay_ms)}, then twice as long each time, up to {_seconds(strategy.delay_max_ms)}"
+        pauses = f"every {_seconds(strategy.delay_ms)}"
+    if strategy.kind == "failure_rate":
+        limit = f"{strategy.failures_per_interval_max} within {_seconds(strategy.failure_rate_interval_ms)}"
+        pauses += f", until a failure comes after {limit}"
     return (
         f"The job comes to this row again {pauses}. To leave such rows out: on_error=\"skip\" of map, filter, flat_map and "
         'assign_timestamps; to let the job fail: Environment(..., restart="none")'

@@ -14,6 +14,7 @@ from holdfast.api.cli import console
 from holdfast.api.cli import main as cli
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
+from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError
@@ -60,7 +61,24 @@ def test_jobs_as_json(flags: list[str]) -> None:
     (job,) = json.loads(run("jobs", "--json", *flags))
     assert (job["jid"], job["state"]) == (JOB, "RUNNING")
     counted = {"records_in": 1_200, "records_out": 0, "late_dropped": 3, "rows_skipped": 5}
-    assert job["totals"] == {"jid": JOB, **counted, "restarts": 1}
+    restarts = {"restarts": 1, "restart_strategy": RestartStrategy().describe(), "restarts_at": -1}
+    assert job["totals"] == {"jid": JOB, **counted, **restarts}
+
+
+def test_a_job_in_a_pause_shows_when_and_how_it_restarts(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(self: RestClient, path: str) -> dict[str, Any]:
+        answer = original(self, path)
+        if path == "/v1/totals":
+            strategy = RestartStrategy("failure_rate", failures_per_interval_max=3)
+            answer["jobs"][0] |= {"restarts": 2, "restarts_at": 1_700_000_000_000, "restart_strategy": strategy.describe()}
+        if path == "/v1/jobs/overview":
+            answer["jobs"][0]["state"] = "RESTARTING"
+        return answer
+
+    original = RestClient._get
+    monkeypatch.setattr(RestClient, "_get", failed)
+    (line,) = [line for line in run("jobs", *flags).splitlines() if line.startswith(f"{JOB}: restart 2 at 2023-11-")]
+    assert line.endswith("; failure_rate: pause 1 s; a failure after 3 within 60 s ends the job")
 
 
 def test_jobs_of_a_coordinator_that_has_no_totals(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

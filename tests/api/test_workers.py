@@ -147,7 +147,7 @@ def test_a_body_beyond_the_bound_is_413(coordinator: FakeCoordinator, tmp_path: 
 def test_workers_are_listed(served: Served) -> None:
     body = served.json("GET", WORKERS)
     known = {"attempt", "submission", "state", "epoch", "restarts", "failure", "last_failure", "late_dropped", "workers"}
-    known |= {"rows_skipped", "restored_local_bytes", "restored_remote_bytes", "operators"}
+    known |= {"restart_strategy", "restarts_at", "rows_skipped", "restored_local_bytes", "restored_remote_bytes", "operators"}
     assert set(body) == known
     assert (body["late_dropped"], body["rows_skipped"]) == (3, 5)
     source, late = body["operators"]

@@ -68,9 +68,13 @@ RANGES |= {"pack_threshold": (0, 8 << 20), "cancellation_timeout_ms": (0, 24 * 3
 @pytest.mark.parametrize("name", sorted(LOWEST))
 def test_what_is_said_to_be_the_least_is(name: str) -> None:
     more = {"heartbeat_timeout_ms": 10**9} if name == "heartbeat_interval_ms" else {}
-    msgspec.structs.replace(JobConfig(), **{name: LOWEST[name]}, **more).check()
+    if name in RestartStrategy.__struct_fields__:
+        changed: JobConfig | RestartStrategy = RestartStrategy()
+    else:
+        changed = JobConfig()
+    msgspec.structs.replace(changed, **{name: LOWEST[name]}, **more).check()
     with pytest.raises(InvalidConfigError, match=name):
-        msgspec.structs.replace(JobConfig(), **{name: LOWEST[name] - 1}, **more).check()
+        msgspec.structs.replace(changed, **{name: LOWEST[name] - 1}, **more).check()
 
 
 @pytest.mark.parametrize("name", sorted(RANGES))

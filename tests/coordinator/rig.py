@@ -47,7 +47,9 @@ class Rig:
         setup = run_flow(start_submission(JOB, submission(self.graph, job_id=JOB), starter), self.storage)
         self.open(setup)
 
-    def open(self, setup: JobSetup) -> None:
+    def open(self, setup: JobSetup, *, wall_ms: int = 1_000) -> None:
+        """`wall_ms`: the wall clock when the monotonic one stands at 0."""
+        self._wall_ms = wall_ms
         self.setup = setup
         self.master = JobMaster(setup, rng=random.Random(1), draw_secret=draw_secret)
         self.effects = StorageEffects(Identity(JOB, setup.epoch, f"leader-{setup.epoch}", setup.submission, setup.graph), lambda: 0)
@@ -64,10 +66,14 @@ class Rig:
 
     # -- events
 
+    @property
+    def wall_ms(self) -> int:
+        return self._wall_ms + self.now
+
     def feed(self, event: job_events.Event) -> None:
         queue: list[job_events.Event] = [event]
         while queue:
-            for action in self.master.handle(queue.pop(0), now_ms=self.now, wall_ms=1_000 + self.now):
+            for action in self.master.handle(queue.pop(0), now_ms=self.now, wall_ms=self.wall_ms):
                 self.actions.append(action)
                 match action:
                     case job_actions.Answer():
@@ -215,7 +221,7 @@ class Rig:
 
     @property
     def restarts(self) -> int:
-        return self.master.lifecycle.exceptions.restarts
+        return self.master.lifecycle.backoff.restarts
 
     def deployment(self, slot: int) -> Deployment:
         return self.master.lifecycle.next.deployments[slot]

@@ -47,6 +47,7 @@ from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
+    BackoffRecord,
     ClaimRecord,
     LeaderRecord,
     RestorePoint,
@@ -226,7 +227,11 @@ class Story:
         record = SubmissionRecord(number, self.epoch, told, base, first, f"n{self.epoch}")
         self.submission = number
         self.put(f"{JOB}/submissions/{number}.json", encode_record(record))
-        self.tell(Led(self.now_ms, f"coordinator-{self.epoch}", JOB, self.epoch, number, self.graph))
+        self.tell_led()
+
+    def tell_led(self) -> None:
+        """The leader leads the submission; its wall clock shows virtual time."""
+        self.tell(Led(self.now_ms, f"coordinator-{self.epoch}", JOB, self.epoch, self.submission, self.graph, self.now_ms))
 
     def begin(self) -> None:
         """A leader, a submission, and its first attempt."""
@@ -236,7 +241,13 @@ class Story:
         self.deploy()
 
     def record_attempt(
-        self, restored: int, attempt: int | None = None, folder: str | None = None, *, restarts: int | None = None
+        self,
+        restored: int,
+        attempt: int | None = None,
+        folder: str | None = None,
+        *,
+        restarts: int | None = None,
+        backoff: BackoffRecord | None = None,
     ) -> None:
         """`restarts`: None: one more than before, in the same submission."""
         self.attempt = self.attempt + 1 if attempt is None else attempt
@@ -245,6 +256,7 @@ class Story:
         self.restarts[self.submission] = restarts
         point = RestorePoint(restored, folder or self.folder(restored), 0) if restored else None
         record = AttemptRecord(self.attempt, self.epoch, self.submission, "", self.parallelism, point, restarts, f"n{self.epoch}")
+        record = msgspec.structs.replace(record, backoff=backoff)
         self.put(f"{JOB}/attempts/{self.attempt}.json", encode_record(record))
 
     def deployment(self, slot: int, restored: int = 0) -> Deployment:

@@ -25,7 +25,7 @@ class Job(Story):
         self.master = SimpleNamespace(
             setup=SimpleNamespace(graph=SimpleNamespace(config=SimpleNamespace(checkpoint_timeout_ms=0))),  # may expire at once
             coordinator=SimpleNamespace(pending=self.pending),
-            lifecycle=SimpleNamespace(exceptions=exceptions, _restart_at_ms=0),
+            lifecycle=SimpleNamespace(exceptions=exceptions, attempt=0),
         )
         self.begin()
         self.lead_alive()

@@ -21,7 +21,7 @@ class Takeover(Story):
         self.begin()
         exceptions = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
-            coordinator=SimpleNamespace(pending=[]), lifecycle=SimpleNamespace(exceptions=exceptions, _restart_at_ms=0)
+            coordinator=SimpleNamespace(pending=[]), lifecycle=SimpleNamespace(exceptions=exceptions, attempt=0)
         )
         self.live_coordinators = [process("coordinator-1", services=[SimpleNamespace(epoch=self.epoch, _master=self.master)])]
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.jobgraph import JobConfig, RestartStrategy
 from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.checkers.sometimes import SOMETIMES
 from holdfast.chaos.cluster.world import RunRequest
@@ -16,11 +16,12 @@ from holdfast.chaos.faults.faults import KINDS, check_plan
 HORIZON_MS = 2_000
 SEEDS_MAX = 12
 
-ANY = JobConfig(max_concurrent_checkpoints=3, state_backend="rocksdb")
+ANY = JobConfig(max_concurrent_checkpoints=3, state_backend="rocksdb", restart=RestartStrategy(jitter_factor=0.1))
 LEADS_TO = {
     "overtaken_savepoint": ("savepoint_overtaken", "timers", None),
     "half_deleted": ("crash_between_deletions", "timers", "rocksdb"),
     "restarts_over_leaders": ("restarts_counted_on", "counter", None),
+    "failing_over_leaders": ("pause_continued", "restarts", None),
     "ended_in_alignment": ("ended_in_alignment", "windows", None),
     "slow_firing": ("barrier_in_firing", "windows", None),
     "unsynced_name": ("power_lost_behind_found", "counter", None),
@@ -61,6 +62,9 @@ def test_none_is_drawn_whose_kinds_are_not_wanted() -> None:
 
 def test_none_is_drawn_that_does_not_fit() -> None:
     kinds = ("savepoint", "store_slow")
+    kinds_of_restarts = ("user_error", "kill_coordinator")
+    drawn = [draw_combination(random.Random(seed), kinds_of_restarts, JobConfig(), (), HORIZON_MS) for seed in range(100)]
+    assert not any(len(plan) > 3 for plan in drawn)
     one_by_one = JobConfig(max_concurrent_checkpoints=1)
     assert not any(draw_combination(random.Random(seed), kinds, one_by_one, (), HORIZON_MS) for seed in range(100))
     windows = ("window",)

@@ -14,14 +14,16 @@ import holdfast.coordinator.ownership.claims as claims_module
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, FailureReason, RegisterWorker
+from holdfast.chaos.sabotage import find_sabotage
 from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, LeaderRecord, RestorePoint, encode_record
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
-from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure
+from holdfast.coordinator.jobmaster.failover import Failure
 from holdfast.coordinator.jobmaster.releases import Releases
+from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from holdfast.coordinator.jobmaster.slots import JobTurn, SlotPool
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
@@ -150,16 +152,53 @@ def test_lasting_and_tolerated_failures() -> None:
 
 def test_pauses_before_restarts() -> None:
     def pauses() -> list[int | None]:
-        exceptions, found = ExceptionHistory(RestartStrategy(), 0), []
+        backoff, found, failure = RestartBackoff(RestartStrategy(), 0, random.Random(1)), [], Failure("UserFunctionError: no")
         for _ in range(2):
-            found += [exceptions.restart_delay_ms(Failure("UserFunctionError: no"), same_failure=False) for _ in range(2)]
-            exceptions.progressed()
+            found += [backoff.restart_delay_ms(failure, same_failure=False, now_ms=0) for _ in range(2)]
+            backoff.progressed()
         return found
 
     right = [1_000, 2_000, 1_000, 2_000]
     assert_changes("hasty_restarts", pauses, right, [0, 1_000, 0, 1_000])
     assert_changes("even_pauses", pauses, right, [1_000] * 4)
     assert_changes("lasting_pauses", pauses, right, [1_000, 2_000, 4_000, 8_000])
+
+
+def test_pauses_of_other_strategies() -> None:
+    growing = RestartStrategy(delay_ms=100, delay_max_ms=10_000, backoff_multiplier=3, jitter_factor=0.5)
+    by_time = RestartStrategy(delay_ms=100, reset_backoff_threshold_ms=60_000)
+    rate = RestartStrategy("failure_rate", delay_ms=10, failures_per_interval_max=1, failure_rate_interval_ms=1_000)
+    failure = Failure("UserFunctionError: no")
+
+    def failing(strategy: RestartStrategy, *at_ms: int, progress: bool = False) -> list[int | None]:
+        backoff, found = RestartBackoff(strategy, 0, random.Random(3)), []
+        for now_ms in at_ms:
+            found.append(backoff.restart_delay_ms(failure, same_failure=False, now_ms=now_ms))
+            if progress:
+                backoff.progressed()
+        return found
+
+    def continued() -> list[int | None]:
+        first = RestartBackoff(growing, 0, random.Random(3))
+        pause = first.restart_delay_ms(failure, same_failure=False, now_ms=0)
+        record = first.record(now_ms=0, wall_ms=50)
+        assert record is not None
+        second = RestartBackoff(growing, 1, random.Random(4))
+        second.resume(record, progressed=False, now_ms=7, wall_ms=60)
+        rest = second.restart_delay_ms(failure, same_failure=False, now_ms=7)
+        return [pause, rest, second.restarts]
+
+    exact = msgspec.structs.replace(growing, jitter_factor=0.0)
+    assert_changes("ignored_multiplier", lambda: failing(exact, 0, 1, 2), [100, 300, 900], [100, 200, 400])
+    assert_changes("unforgotten_failures", lambda: failing(rate, 0, 2_000), [10, 10], [10, None])
+    assert_changes("reset_by_checkpoints", lambda: failing(by_time, 0, 1, 2, progress=True), [100, 200, 400], [100] * 3)
+    pause = continued()[0]
+    assert isinstance(pause, int)
+    assert continued() == [pause, pause - 10, 1]
+    for name in ("redrawn_pause", "forgotten_failures"):
+        with find_sabotage(name).apply():
+            assert continued()[1:] != [pause - 10, 1]
+        assert continued() == [pause, pause - 10, 1]
 
 
 class Ambiguous(DictStorage):

@@ -163,6 +163,11 @@ SCENES = {
     "hasty_restarts": drawn("hasty_restarts", first=0),
     "even_pauses": drawn("even_pauses", first=0),
     "lasting_pauses": drawn("lasting_pauses", first=0),
+    "ignored_multiplier": drawn("ignored_multiplier", first=0),
+    "unforgotten_failures": drawn("unforgotten_failures", first=0),
+    "redrawn_pause": drawn("redrawn_pause", first=0),
+    "forgotten_failures": drawn("forgotten_failures", first=0),
+    "reset_by_checkpoints": drawn("reset_by_checkpoints", first=3),
     "overwriting_put": Scene("counter", (COORDINATOR_DIES,)),
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import ShutdownWorker, TaskState
-from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure, is_final, is_of_user_code
+from holdfast.coordinator.jobmaster.failover import Failure, is_final, is_of_user_code
+from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 
@@ -65,12 +68,12 @@ def test_what_a_function_makes_of_a_row_is_of_user_code(name: str) -> None:
 
 def delays(strategy: RestartStrategy, *causes: str) -> list[int | None]:
     """What follows each failure; "-" is a completed checkpoint."""
-    exceptions, found = ExceptionHistory(strategy, 0), []
+    backoff, found = RestartBackoff(strategy, 0, random.Random(1)), []
     for cause in causes:
         if cause == "-":
-            exceptions.progressed()
+            backoff.progressed()
         else:
-            found.append(exceptions.restart_delay_ms(Failure(cause), same_failure=False))
+            found.append(backoff.restart_delay_ms(Failure(cause), same_failure=False, now_ms=0))
     return found
 
 
@@ -97,9 +100,9 @@ def test_a_fixed_delay_stays_as_it_is_and_none_restarts_nothing() -> None:
 
 
 def test_a_failure_that_ends_the_job_is_no_restart() -> None:
-    exceptions = ExceptionHistory(RestartStrategy(attempts_max=1), 0)
-    assert [exceptions.restart_delay_ms(Failure(USER), same_failure=False) for _ in range(2)] == [1_000, None]
-    assert exceptions.restarts == 1
+    backoff = RestartBackoff(RestartStrategy(attempts_max=1), 0, random.Random(1))
+    assert [backoff.restart_delay_ms(Failure(USER), same_failure=False, now_ms=0) for _ in range(2)] == [1_000, None]
+    assert backoff.restarts == 1
 
 
 def test_a_pause_is_bounded_after_any_number_of_failures() -> None:
