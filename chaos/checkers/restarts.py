@@ -313,8 +313,10 @@ class RestartsChecker(Checker):
 
     def look(self) -> None:
         now_ms = self.world.now_ms
+        hosts = self.world.coordinators() if self._awaited else []
+        asleep = {service.epoch for host in hosts if host.process.paused for service in host.services}
         for epoch, awaited in list(self._awaited.items()):
-            if self._waits_for_nothing(self.master_of(epoch), awaited.attempt):
+            if epoch not in asleep and self._waits_for_nothing(self.master_of(epoch), awaited.attempt):
                 awaited.ready_ms = now_ms if awaited.ready_ms is None else awaited.ready_ms
                 if self._check_late(awaited, now_ms):
                     del self._awaited[epoch]

@@ -451,4 +451,4 @@ def ledger(*rows: tuple[int, int]) -> tuple[SinkExpectation, ...]:
 
 def process(name: str, **parts: Any) -> SimpleNamespace:
     """A host of `WorldView.workers` or `coordinators`."""
-    return SimpleNamespace(process=SimpleNamespace(name=name), **parts)
+    return SimpleNamespace(process=SimpleNamespace(name=name, paused=False), **parts)

@@ -130,12 +130,13 @@ def test_what_is_not_the_users_may_restart_at_once(pause_ms: int) -> None:
     assert job.violations == []
 
 
-@pytest.mark.parametrize("wait", ["workers", "preparation", "an undecided id", "its process"])
+@pytest.mark.parametrize("wait", ["workers", "preparation", "an undecided id", "its process", "a leader that sleeps"])
 def test_a_deployment_that_has_to_wait_is_not_too_late(wait: str) -> None:
     job = Restarting()
     job.is_ready = wait != "workers"
     job.master.lifecycle.next.is_prepared = wait != "preparation"
     job.master.coordinator.is_quiet = wait != "an undecided id"
+    job.live_coordinators[0].process.paused = wait == "a leader that sleeps"
     job.fail()
     job.record_attempt(0)
     if wait == "its process":
