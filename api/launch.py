@@ -77,6 +77,7 @@ class Environment(BaseEnvironment):
     reconcile_timeout_ms (10000): how long a restarted coordinator waits for workers before it fails the job over.
     step_budget_ms (5): time of processing input before a subtask reads its mailbox.
     cancellation_timeout_ms (30000): a subtask that can't be cancelled in this time ends its worker.
+    row_table_bytes_max (268435456): rows of a row table (joins, top-N, window buffers) in memory; more are in mapped files.
 
     Raises InvalidConfigError on a setting that is unknown, of a wrong type or out of bounds."""
 

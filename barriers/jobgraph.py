@@ -15,6 +15,7 @@ from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.keygroups import check_parallelism, operator_id
+from holdfast.statebackends.settings import ROW_TABLE_BYTES
 from holdfast.statebackends.settings import RocksDBConfig as RocksDBConfig
 
 JOB_NAME_CHARS_MAX = 255
@@ -299,6 +300,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Time that a subtask works on its input before it checks for barriers, timers and commands again; at least 1."""
     cancellation_timeout_ms: int = 30_000
     """A subtask that does not end within this time after it was cancelled ends its worker process. 0..24 h."""
+    row_table_bytes_max: int = 256 * 1024 * 1024
+    """Of each row table of a subtask (joins, top-N, window buffers), with every state backend: rows in memory beyond this go to
+    files on the worker's local disk, which are mapped. 1 MiB..1 TiB."""
 
     @property
     def is_incremental(self) -> bool:
@@ -340,6 +344,11 @@ class JobConfig(msgspec.Struct, frozen=True):
             raise InvalidConfigError(
                 f"memory_snapshot_bytes_max must be 1024..2147483648, got {self.memory_snapshot_bytes_max}",
                 setting="memory_snapshot_bytes_max",
+            )
+        lowest, highest = ROW_TABLE_BYTES
+        if not lowest <= self.row_table_bytes_max <= highest:
+            raise InvalidConfigError(
+                f"row_table_bytes_max must be {lowest}..{highest}, got {self.row_table_bytes_max}", setting="row_table_bytes_max"
             )
         if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
             raise InvalidConfigError("heartbeat_timeout_ms must exceed heartbeat_interval_ms", setting="heartbeat_timeout_ms")

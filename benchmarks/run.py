@@ -27,6 +27,7 @@ from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.restarts import measure as measure_restarts
 from benchmarks.restore import measure as measure_restore
+from benchmarks.rowtable import measure as measure_row_table
 from benchmarks.simulation import measure as measure_simulation
 from benchmarks.tools import measure as measure_tools
 from benchmarks.transfers import measure as measure_transfers
@@ -195,6 +196,12 @@ def heap(bench: Bench, quick: bool) -> list[Row]:
     return [{"backend": row["backend"], "what": row["what"], "figures": json.dumps(row)} for row in table]
 
 
+def rowtable(bench: Bench, quick: bool) -> list[Row]:
+    """A row table: append, probe, scan, delete; full and incremental checkpoints; the index of keys of several columns."""
+    table = measure_row_table(100_000 if quick else 1_000_000)
+    return [{"rows": row["rows"], "what": row["what"], "figures": json.dumps(row)} for row in table]
+
+
 def restore(bench: Bench, quick: bool) -> list[Row]:
     """Keyed state restored at the same and at another parallelism, from storage and from copies, beside `cp`."""
     return measure_restore(quick=quick)
@@ -222,8 +229,9 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
-    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "w3": w3, "acks": acks,
-    "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
+    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "rowtable": rowtable,
+    "w3": w3, "acks": acks, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers,
+    "simulation": simulation, "tools": tools,
 }  # fmt: skip
 
 

@@ -95,6 +95,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "inline_threshold",
         "pack_threshold",
         "memory_snapshot_bytes_max",
+        "row_table_bytes_max",
         "rocksdb",
     ),
     "Failures": (

@@ -15,7 +15,13 @@ from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, Oper
 
 if TYPE_CHECKING:
     from holdfast.statebackends.serialization.keys import KeyType
-    from holdfast.statebackends.state import ColumnarState, ColumnarStateDescriptor, StateDescriptor
+    from holdfast.statebackends.state import (
+        ColumnarState,
+        ColumnarStateDescriptor,
+        RowTable,
+        RowTableStateDescriptor,
+        StateDescriptor,
+    )
     from holdfast.statebackends.storage.port import Flow, Storage
 
 
@@ -123,6 +129,9 @@ class KeyedStateBackend(Protocol):
         """The accumulators of a declared columnar descriptor. `key_names`: names of the key columns in the batches it returns.
 
         Raises UndeclaredStateError, and InvalidConfigError on a wrong number of names."""
+
+    def row_table(self, descriptor: RowTableStateDescriptor, key_names: Sequence[str]) -> RowTable:
+        """The rows of a declared row table. `key_names` names the key fields in its batches."""
 
     def register_timers(self, name: str, provider: TimerRowProvider) -> None:
         """Add `provider`'s rows to every snapshot under `name`, and load the restored rows of that name into it.

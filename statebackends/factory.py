@@ -37,13 +37,22 @@ def create_keyed_backend(
 ) -> KeyedBackendBase:
     """An empty `backend.KeyedStateBackend`; call `restore` at most once, before anything else.
 
-    `local_dir`: a folder of this deployment alone (its name contains attempt and nonce); rocksdb creates it, and deletes it in
-    `dispose`. `allow_unclaimed_state`: a restore drops stored states that are not declared, instead of refusing them. `now_ms`: the
-    wall clock, ms since the epoch; required if a state has a TTL, and moved on with `set_processing_time`.
+    `local_dir`: a folder of this deployment alone (its name contains attempt and nonce); rocksdb and large row tables create it,
+    `dispose` deletes it. `allow_unclaimed_state`: a restore drops stored states that are not declared, instead of refusing them.
+    `now_ms`: the wall clock, ms since the epoch; required if a state has a TTL, and moved on with `set_processing_time`.
     Raises InvalidConfigError."""
     settings = settings or StateBackendSettings()
     config = KeyedBackendConfig(
-        tuple(descriptors), key_type, key_groups, max_parallelism, operator, subtask, allow_unclaimed_state, now_ms
+        tuple(descriptors),
+        key_type,
+        key_groups,
+        max_parallelism,
+        operator,
+        subtask,
+        allow_unclaimed_state,
+        now_ms,
+        local_dir,
+        settings.row_table_bytes_max,
     )
     match kind:
         case "memory":
@@ -54,7 +63,7 @@ def create_keyed_backend(
             # rocksdict is a large native library: it is loaded by processes that use this backend alone
             from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 
-            return RocksKeyedBackend(config, local_dir=local_dir, settings=settings)
+            return RocksKeyedBackend(config, settings=settings)
     raise InvalidConfigError(f"unknown state backend {kind!r}: say {', '.join(BACKEND_KINDS)}", setting="state_backend")
 
 

@@ -106,7 +106,8 @@ class StateMeta(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    """value | list | map | reducing | aggregating | columnar | timers | operator_list | operator_union | operator_broadcast."""
+    """value | list | map | reducing | aggregating | columnar | row_table | timers |
+    operator_list | operator_union | operator_broadcast."""
     value_type: str
     """Canonical text of the declared value type (TypeSerializer.text); for map state `map<K,V>`."""
     key_type: str | None = None

@@ -30,6 +30,10 @@ from holdfast.statebackends.errors import CorruptStateError
 # ------------------------------------------------------------------------------------------------------- columns of a table
 
 KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, VALUE = "key_group", "namespace", "map_key", "position", "value"
+ORDER, TIME = "order", "time"
+"""Row tables: the number of a row's arrival, and its event time or null. Timers: their time."""
+OWN_COLUMN = "row."
+"""Before the name of a user's column that has one of ours."""
 TTL_STAMP = "ttl_stamp_ms"
 """State with TTL: when the value was last written (or read), ms since the epoch; see `state.Ttl`."""
 STATE_METADATA = b"holdfast.state"

@@ -12,6 +12,10 @@ from holdfast.statebackends.errors import InvalidConfigError
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 _MEMORY_SNAPSHOT_BYTES = (_KIB, 2 * _GIB)
+ROW_TABLE_BYTES_MAX = 256 * _MIB
+"""Of a row table of one subtask in memory."""
+ROW_TABLE_BYTES = (_MIB, 1 << 40)
+"""Bounds of `row_table_bytes_max`."""
 _ROCKSDB_BOUNDS: dict[str, tuple[int, int]] = {
     "front_tier_bytes_max": (_MIB, 64 * _GIB),
     "write_behind_rows": (1, 1 << 40),
@@ -68,7 +72,11 @@ class StateBackendSettings:
     incremental: bool = True
     """`rocksdb`, `filesystem`: a checkpoint stores only what its base does not have: new files, changed rows."""
 
+    row_table_bytes_max: int = ROW_TABLE_BYTES_MAX
+    """Every backend: of one row table of a subtask, what is in memory; rows beyond are in files that are mapped."""
+
     def __post_init__(self) -> None:
+        _check_number("row_table_bytes_max", self.row_table_bytes_max, ROW_TABLE_BYTES)
         _check_number("memory_snapshot_bytes_max", self.memory_snapshot_bytes_max, _MEMORY_SNAPSHOT_BYTES)
         self.rocksdb.check()
         _check_flag("incremental", self.incremental)

@@ -272,6 +272,21 @@ class ColumnarStateDescriptor:
     kind = "columnar"
 
 
+NO_TIME = -(2**63)
+"""Of a row of a row table that has no event time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTableStateDescriptor:
+    """Rows of typed columns, many of a (key, namespace); the namespace is an int64, whatever the operator makes of it.
+
+    `schema` has the columns beside the key's; all of them may be null. There is no TTL: rows leave when they are deleted."""
+
+    name: str
+    schema: pa.Schema
+    kind = "row_table"
+
+
 KeyedStateDescriptor: TypeAlias = (
     ValueStateDescriptor[Any]
     | ListStateDescriptor[Any]
@@ -279,6 +294,7 @@ KeyedStateDescriptor: TypeAlias = (
     | ReducingStateDescriptor[Any]
     | AggregatingStateDescriptor[Any, Any]
     | ColumnarStateDescriptor
+    | RowTableStateDescriptor
 )
 
 
@@ -338,6 +354,7 @@ DESCRIPTORS = (
     ReducingStateDescriptor,
     AggregatingStateDescriptor,
     ColumnarStateDescriptor,
+    RowTableStateDescriptor,
     OperatorListStateDescriptor,
 )
 """The classes of `StateDescriptor`, for isinstance."""
@@ -431,6 +448,88 @@ class ColumnarState(Protocol):
 
     def remove(self, namespace: int) -> None:
         """Drop all rows of a namespace."""
+
+
+class RowMatches(Protocol):
+    """Rows that one read of a row table found; what is done to the table afterwards does not change it."""
+
+    @property
+    def queries(self) -> npt.NDArray[np.int64]:
+        """Of each row, ascending: which of the keys asked for is its key; of a scan the number of its key in the slice."""
+
+    @property
+    def orders(self) -> npt.NDArray[np.int64]:
+        """Ascending for each query. An earlier row of a key has a lower one, at any parallelism."""
+
+    @property
+    def namespaces(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def times(self) -> npt.NDArray[np.int64]:
+        """Event times in ms; NO_TIME for a row without one."""
+
+    def keys(self) -> list[pa.Array]:
+        """One array for each field of the key."""
+
+    def take(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Columns of the rows: these, or the key's fields (named as in key_names) and all columns."""
+
+    def select(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> RowMatches:
+        """Some of the rows."""
+
+    def __len__(self) -> int: ...
+
+
+class RowScan(Protocol):
+    """A pass over a row table by key."""
+
+    def next(self, rows_max: int) -> RowMatches | None:
+        """About `rows_max` rows, all of each key that is among them; maybe none, since a slice also looks at few rows that it does
+        not give. None: the pass is over.
+
+        Between two slices rows may be appended and deleted, and a barrier may come: what was given stays in the table until it
+        is deleted. A row that is appended is given if its key's turn has not come yet."""
+
+
+class RowTable(Protocol):
+    """Rows of one descriptor, by key, namespace and order of arrival.
+
+    Namespaces are meant to be few beside rows: windows, or stretches of time, whose rows go together."""
+
+    def append(
+        self,
+        keys: KeyColumn,
+        namespaces: npt.NDArray[np.int64] | int,
+        columns: Sequence[pa.Array],
+        times: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add one batch: columns[i] is that of the schema's field i; all have the length of `keys`. The arrays are kept: they must
+        not change. `times`: event times in ms, NO_TIME for none. Raises StateValueError for a column of another type."""
+
+    def count(self, namespace: int | None = None) -> int:
+        """Rows, of one namespace or all. O(1)."""
+
+    def namespaces(self) -> list[int]:
+        """Namespaces that hold rows, ascending."""
+
+    def rows_of(
+        self,
+        keys: KeyColumn,
+        namespaces: npt.NDArray[np.int64] | int | None = None,
+        times: tuple[npt.NDArray[np.int64] | int, npt.NDArray[np.int64] | int] | None = None,
+    ) -> RowMatches:
+        """All rows of each key: of its namespace, if any is given, and with times from the first to the second, both inclusive.
+
+        A number is the same for all keys. A key that is asked for twice has its rows twice."""
+
+    def scan(self, namespace: int | None = None) -> RowScan:
+        """A pass over the rows of a namespace, or all rows, by key and for each key by order; begins before the first."""
+
+    def delete(self, rows: RowMatches) -> int:
+        """Delete rows that this table gave; how many of them were still there."""
+
+    def drop(self, namespace: int) -> None:
+        """Delete a namespace's rows. Costs nothing for each row."""
 
 
 class KeyColumn(Protocol):

@@ -17,15 +17,15 @@ from holdfast.barriers.jobgraph import with_uids
 from holdfast.barriers.sinklog import COMMITTABLES
 from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
-from holdfast.statebackends.layout import MAP_KEY, NAMESPACE, POSITION, TTL_STAMP, VALUE
+from holdfast.statebackends.layout import MAP_KEY, NAMESPACE, POSITION, TIME, TTL_STAMP, VALUE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import state_meta
-from holdfast.statebackends.snapshot.sources import TIME
 from holdfast.statebackends.state import (
     ColumnarStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
+    RowTableStateDescriptor,
     StateDescriptor,
 )
 from holdfast.statebackends.state_processor.arrange import shape_of, write_arranged
@@ -167,11 +167,11 @@ class Savepoint:
 
         `key`, `value`, `map_key`, `namespace`, `position` and `stamp` name columns of the frame (Arrow, pandas, Polars, Spark);
         further columns are ignored. `stamp`: when a value with a TTL was written, ms; by default now. Several key columns are a
-        tuple. `key_type` as in `key_by`; by default that of the columns. Columnar state has its accumulators under the names that
-        an export shows. `write` reads the rows. Raises InvalidConfigError."""
+        tuple. `key_type` as in `key_by`; by default that of the columns. Columnar state has its accumulators, and a row table its
+        order, time and columns, under the names that an export shows. `write` reads the rows. Raises InvalidConfigError."""
         _check_frame(uid, descriptor.name, frame)
         renamed = {}
-        if not isinstance(descriptor, ColumnarStateDescriptor):
+        if not isinstance(descriptor, ColumnarStateDescriptor | RowTableStateDescriptor):
             renamed[VALUE] = value
         if isinstance(descriptor, MapStateDescriptor):
             renamed[MAP_KEY] = map_key
@@ -427,7 +427,7 @@ def _named(batches: Iterator[pa.RecordBatch | pa.Table], given: _Given, layout: 
 def _wanted(given: _Given, layout: StateLayout) -> dict[str, str]:
     """Column of the state's table -> column of the frame."""
     wanted = dict(zip(key_columns(layout.key_type), given.key, strict=False)) | given.renamed
-    if isinstance(given.descriptor, ColumnarStateDescriptor):
+    if isinstance(given.descriptor, ColumnarStateDescriptor | RowTableStateDescriptor):
         own = [name for name in layout.schema.names if name not in ("key_group", *key_columns(layout.key_type), NAMESPACE)]
         wanted |= {name: name for name in own}
     return wanted

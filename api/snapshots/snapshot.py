@@ -103,7 +103,8 @@ class SnapshotState:
 
     name: str
     kind: str
-    """value | list | map | reducing | aggregating | columnar | timers | operator_list | operator_union | operator_broadcast."""
+    """value | list | map | reducing | aggregating | columnar | row_table | timers |
+    operator_list | operator_union | operator_broadcast."""
     value_type: str
     key_type: str | None
     """None for operator state."""

@@ -16,10 +16,9 @@ from holdfast.chaos.workloads.scenario import Positions
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
 from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, StateHandle, StateMeta
-from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, part_path
+from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, ORDER, POSITION, TIME, VALUE, part_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import read_metadata
-from holdfast.statebackends.snapshot.sources import TIME
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow
 
@@ -163,5 +162,7 @@ def _entry(row: Row, kind: str) -> tuple[Any, Any]:
             return (key, row[NAMESPACE]), {name: value for name, value in rest.items() if name not in fields}
         case "timers":
             return (key, row[TIME]), None
+        case "row_table":
+            return (key, row[NAMESPACE], row[ORDER]), {name: value for name, value in rest.items() if name not in (*fields, ORDER)}
         case _:
             return key, row[VALUE]

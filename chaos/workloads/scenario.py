@@ -76,8 +76,9 @@ class Emitted:
 CutStates = Mapping[str, Mapping[Any, Any]]
 """state name -> key -> value, of one operator, over all its subtasks. States without an entry are not judged.
 
-Keys of map state are (key, map key), of columnar state (key, namespace) with a dict of accumulators, of timers (key, time) with
-None; values of list state are lists. A value may be `Possibly`."""
+Keys of map state are (key, map key), of columnar state (key, namespace) with a dict of accumulators, of row tables (key, namespace,
+order) with a dict of columns and time, of timers (key, time) with None; values of list state are lists. A value may be
+`Possibly`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Settings(TypedDict, total=False):
     reconcile_timeout_ms: int
     step_budget_ms: int
     cancellation_timeout_ms: int
+    row_table_bytes_max: int
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:

@@ -77,6 +77,7 @@ class StateLoader:
         self._settings = replace(
             settings,
             memory_snapshot_bytes_max=self._config.memory_snapshot_bytes_max,
+            row_table_bytes_max=self._config.row_table_bytes_max,
             rocksdb=settings.rocksdb if self._config.rocksdb is None else self._config.rocksdb,
             incremental=self._config.is_incremental,
         )

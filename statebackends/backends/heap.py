@@ -7,6 +7,7 @@ two checkpoint storages."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def state_size(self) -> int:
         rows = sum(len(layer) for table in self._state_tables.values() for layer in (table.active, *table.immutable))
-        return rows * _ENTRY_BYTES + sum(state.size() for state in self._columnar.values())
+        return rows * _ENTRY_BYTES + self._memory_size()
 
     def dispose(self) -> None:
         self._state_tables.clear()
@@ -86,6 +87,10 @@ class HeapKeyedBackend(KeyedBackendBase):
         for state in self._columnar.values():
             for namespace in state.namespaces():
                 state.remove(namespace)
+        for table in self._row_tables.values():
+            table.dispose()
+        if self._row_tables:
+            shutil.rmtree(self._local_dir, ignore_errors=True)
 
     def _new_state_table(self, serializer: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
         state_table = CopyOnWriteMapTable() if serializer.kind == "map" else CopyOnWriteStateTable()

@@ -1,10 +1,11 @@
 """Base of the keyed backends: the current key, declared states, columnar state, timers, snapshots and restores of tables.
 
-Subclasses decide where the rows of value, list, map, reducing and aggregating states live. Columnar state and timers live in memory
-in every backend, and are tables of their own in its snapshots."""
+Subclasses decide where the rows of value, list, map, reducing and aggregating states live. Columnar state, row tables and timers
+live in memory in every backend, and are tables of their own in its snapshots."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,12 @@ from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.states import KeyContext, create_state
 from holdfast.statebackends.heap.ttl import IncrementalCleanup, StateTtl, TableTtl, TtlClock
 from holdfast.statebackends.heap.ttl_states import create_ttl_state
+from holdfast.statebackends.layout import file_name
+from holdfast.statebackends.row_tables.table import SortedRowTable
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import (
+    COLUMNAR_KIND,
+    ROW_TABLE_KIND,
     TIMERS_KIND,
     StateSerializer,
     check_compatible,
@@ -38,24 +43,31 @@ from holdfast.statebackends.serialization.state_serializer import (
     not_widened,
     state_metas,
 )
-from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas, part_batches, state_parts
+from holdfast.statebackends.settings import ROW_TABLE_BYTES_MAX
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas, own_keys_of, part_batches, state_parts
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, restored_chains
 from holdfast.statebackends.snapshot.list_order import in_list_order
 from holdfast.statebackends.snapshot.parts import read_parts
 from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.rows import KeyedRows, stamped_rows, unexpired_rows
 from holdfast.statebackends.snapshot.sources import (
-    TIME,
     ChangingSource,
     ColumnarSource,
     RestoredSource,
+    RowTableSource,
     TimerSource,
     columnar_rows,
+    load_row_table,
     timer_meta,
     timer_rows,
 )
 from holdfast.statebackends.snapshot.table_file import decode_keyed_table
-from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.state import (
+    ColumnarStateDescriptor,
+    OperatorListStateDescriptor,
+    RowTableStateDescriptor,
+    StateDescriptor,
+)
 from holdfast.statebackends.storage.failures import refusal
 from holdfast.statebackends.storage.port import Storage, run_flow
 
@@ -76,6 +88,9 @@ class KeyedBackendConfig:
     """Drop stored states that are not declared, instead of refusing them."""
     now_ms: int | None = None
     """Processing time at the start, ms since the epoch; None only for operators without TTLs."""
+    local_dir: str = ""
+    """A folder of this deployment alone, which need not exist; row tables larger than `row_table_bytes_max` have files in it."""
+    row_table_bytes_max: int = ROW_TABLE_BYTES_MAX
 
 
 class KeyedBackendBase(ABC):
@@ -93,6 +108,7 @@ class KeyedBackendBase(ABC):
         self._operator = config.operator
         self._subtask = config.subtask
         self._allow_unclaimed_state = config.allow_unclaimed_state
+        self._local_dir = config.local_dir
         self._context = KeyContext()
         self._metas = {meta.name: meta for meta in state_metas(keyed, key_type)}
         self._descriptors = {descriptor.name: descriptor for descriptor in keyed}
@@ -100,10 +116,20 @@ class KeyedBackendBase(ABC):
         self._clock = TtlClock(config.now_ms or 0)
         self._state_ttls: dict[str, StateTtl] = {}
         self._columnar: dict[str, NumpyColumnarState] = {}
+        self._row_tables: dict[str, SortedRowTable] = {}
         for descriptor in keyed:
             if isinstance(descriptor, ColumnarStateDescriptor):
                 self._columnar[descriptor.name] = NumpyColumnarState(
                     descriptor, key_type.arrow_types, self._column_of, self._operator
+                )
+            elif isinstance(descriptor, RowTableStateDescriptor):
+                self._row_tables[descriptor.name] = SortedRowTable(
+                    descriptor,
+                    key_type.arrow_types,
+                    self._column_of,
+                    self._operator,
+                    bytes_max=config.row_table_bytes_max,
+                    folder=os.path.join(config.local_dir, f"rows-{file_name(descriptor.name)}"),
                 )
             else:
                 serializer = self._serializers[descriptor.name] = StateSerializer.of(descriptor, key_type)
@@ -170,23 +196,33 @@ class KeyedBackendBase(ABC):
 
     @property
     def writes_behind(self) -> bool:
-        return False
+        return bool(self._row_tables)
 
     def write_behind(self) -> bool:
-        return False
+        return any(table.work() for table in self._row_tables.values() if table.has_work)
 
     def columnar_state(self, descriptor: ColumnarStateDescriptor, key_names: Sequence[str]) -> NumpyColumnarState:
         state = self._columnar.get(descriptor.name)
         if state is None:
             self._undeclared(descriptor.name)
+        state.key_names = self._checked_names(key_names)
+        return state
+
+    def row_table(self, descriptor: RowTableStateDescriptor, key_names: Sequence[str]) -> SortedRowTable:
+        table = self._row_tables.get(descriptor.name)
+        if table is None or table.descriptor.schema != descriptor.schema:
+            self._undeclared(descriptor.name)
+        table.name_keys(self._checked_names(key_names))
+        return table
+
+    def _checked_names(self, key_names: Sequence[str]) -> tuple[str, ...]:
         if len(key_names) != len(self.key_type.fields):
             raise InvalidConfigError(
                 f"operator {self._operator!r}: a key of type {self.key_type.text} has {len(self.key_type.fields)} fields, "
                 f"not {len(key_names)}",
                 operator=self._operator,
             )
-        state.key_names = tuple(key_names)
-        return state
+        return tuple(key_names)
 
     def register_timers(self, name: str, provider: TimerRowProvider) -> None:
         if name in self._metas or name in self._timers:
@@ -215,6 +251,10 @@ class KeyedBackendBase(ABC):
 
     @abstractmethod
     def state_size(self) -> int: ...
+
+    def _memory_size(self) -> int:
+        """Bytes of what every backend holds in memory; an estimate."""
+        return sum(each.size() for each in self._columnar.values()) + sum(each.size() for each in self._row_tables.values())
 
     @abstractmethod
     def dispose(self) -> None: ...
@@ -285,10 +325,11 @@ class KeyedBackendBase(ABC):
     # ---------------------------------------------------------------------------------------------------------- snapshots
 
     def _memory_sources(self) -> list[ChangingSource]:
-        """Columnar state and timers, frozen; timers that were restored and are not registered yet included."""
+        """Columnar state, row tables and timers, frozen; timers that were restored and are not registered yet included."""
         sources: list[ChangingSource] = [
             ColumnarSource(self._rows, self._metas[name], state) for name, state in self._columnar.items()
         ]
+        sources += [RowTableSource(self._rows, self._metas[name], table) for name, table in self._row_tables.items()]
         sources += [TimerSource(self._rows, name, provider) for name, provider in self._timers.items()]
         sources += [RestoredSource(timer_meta(name, self.key_type), table) for name, table in self._restored_timers.items()]
         return sources
@@ -298,7 +339,8 @@ class KeyedBackendBase(ABC):
         if self._chains is not None:
             base = self._chains.base
             for source in sources:
-                source.checkpoint_started(checkpoint_id, base)
+                reach = self._chains.reach(source.meta.name) if source.takes_in_deltas else base
+                source.checkpoint_started(checkpoint_id, reach)
 
     # ----------------------------------------------------------------------------------------------------------- restoring
 
@@ -324,6 +366,8 @@ class KeyedBackendBase(ABC):
                 state_table.track_since(checkpoint_id)
             for state in self._columnar.values():
                 state.track_since(checkpoint_id)
+            for rows in self._row_tables.values():
+                rows.track_since(checkpoint_id)
 
     def _declared(self, stored: StateMeta) -> StateMeta | None:
         if stored.kind == TIMERS_KIND and stored.name not in self._metas:
@@ -375,10 +419,13 @@ class KeyedBackendBase(ABC):
         table = self._decode_table(part, part.base, part.handle.format, next(read))
         deltas = [self._decode_table(part, delta, "arrow", next(read)) for delta in part.deltas]
         try:
+            if meta.name in self._row_tables:
+                load_row_table(self._rows, self._row_tables[meta.name], table, deltas)
+                return
             if deltas and self._load_deltas(meta, table, deltas):
                 return
             if deltas:
-                own_keys = (TIME,) if meta.kind == TIMERS_KIND else ()
+                own_keys = own_keys_of(meta.kind)
                 table = merged_deltas(table, deltas, self.key_type, self.max_parallelism, own_keys=own_keys, in_order=False)
             self._load_table(meta, table)
         except StateValueError as error:
@@ -411,7 +458,7 @@ class KeyedBackendBase(ABC):
 
     def _judged(self, meta: StateMeta, table: pa.Table) -> pa.Table:
         rules = self._rules.get(meta)
-        if rules is None or meta.name in self._columnar:
+        if rules is None or meta.kind in (COLUMNAR_KIND, ROW_TABLE_KIND):
             rules = self._rules[meta] = RowRules.of(meta, self.key_type, self.max_parallelism, table.schema)
         return rules.judged(table)
 

@@ -4,7 +4,8 @@ Slots are numbered 0, 1, 2 ... in the order in which keys first arrive, and are 
 looked up; it knows nothing of accumulators, namespaces or snapshots. Used on the worker's loop thread only; what
 `frozen_keys` returns stays valid on another thread while the index goes on growing.
 
-int64 key -> slot tables in numpy: direct-address while keys are small and dense, else open addressing.
+int64 key -> slot tables in numpy: direct-address while keys are small and dense, else open addressing. Keys of several fields of
+fixed width are looked up word by word: a slot for each word, and one for each pair of slots.
 
 They find and add whole batches with a constant number of vector operations per probe. Keys and slots are the caller's;
 a table is only the way from one to the other."""
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.statebackends.columnar.key_words import has_words, key_words
 from holdfast.statebackends.state import KeyColumn
 
 Slots = npt.NDArray[np.int64]
@@ -26,6 +28,7 @@ _DIRECT_CELLS_MIN = 1 << 12
 _DIRECT_CELLS_PER_KEY = 16
 """A direct-address table may have this many cells (8 bytes each) per key; beyond that, keys are hashed."""
 _HASH_CELLS_MIN = 1 << 10
+_PAIR_SHIFT = 32
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -161,6 +164,8 @@ def create_key_index(field_types: Sequence[pa.DataType], column_of: Callable[[li
     """The fastest index for keys with these Arrow field types; `column_of` makes a KeyColumn from such arrays."""
     if len(field_types) == 1 and field_types[0] in _INT64_COMPATIBLE:
         return Int64KeyIndex(field_types[0])
+    if has_words(field_types):
+        return WordsKeyIndex(field_types, column_of)
     return EncodedKeyIndex(field_types, column_of)
 
 
@@ -180,7 +185,10 @@ class Int64KeyIndex:
         return self._count
 
     def slots(self, keys: KeyColumn) -> Slots:
-        numbers = _int64_view(keys.arrays[0])
+        return self.slots_of(_int64_view(keys.arrays[0]))
+
+    def slots_of(self, numbers: Slots) -> Slots:
+        """As `slots`, of the numbers themselves."""
         if not len(numbers):
             return np.empty(0, np.int64)
         table = self._table_for(numbers)
@@ -251,11 +259,7 @@ class EncodedKeyIndex:
         if None in found:
             # -0.0 and 0.0, or two NaNs, differ to Arrow and are one key: setdefault gives both the same slot
             found = [known.setdefault(identity, len(known)) for identity in identities]
-            new_rows = np.full(len(known) - count, -1, np.int64)
-            slots = np.array(found, np.int64)
-            new = np.flatnonzero(slots >= count)[::-1]
-            new_rows[slots[new] - count] = new
-            self._append([array.take(pa.array(new_rows)) for array in distinct])
+            self._append_new(distinct, np.array(found, np.int64), count, len(known))
         slots_of_distinct: Slots = np.array(found, np.int64)
         return slots_of_distinct[codes]
 
@@ -286,12 +290,48 @@ class EncodedKeyIndex:
             return [pa.array([], arrow_type) for arrow_type in self._field_types]
         return [_concatenated(arrays) for arrays in zip(*pieces, strict=True)]
 
+    def _append_new(self, arrays: Sequence[pa.Array], slots: Slots, before: int, after: int) -> None:
+        """Keep the keys of the slots from `before` on: those of the first rows that have them."""
+        new_rows = np.full(after - before, -1, np.int64)
+        new = np.flatnonzero(slots >= before)[::-1]
+        new_rows[slots[new] - before] = new
+        self._append([array.take(pa.array(new_rows)) for array in arrays])
+
     def _append(self, arrays: list[pa.Array]) -> None:
         """Keep runs whose sizes at least halve, so that there are few and each row is copied O(log count) times."""
         self._pieces.append(arrays)
         while len(self._pieces) > 1 and len(self._pieces[-2][0]) < 2 * len(self._pieces[-1][0]):
             last = self._pieces.pop()
             self._pieces[-1] = self._joined([self._pieces[-1], last])
+
+
+class WordsKeyIndex(EncodedKeyIndex):
+    """Keys of several fields of fixed width, or of one that is no 64-bit number, without a Python object for any.
+
+    Each word of a key has a slot of its own, and each pair of a slot so far and the next word's slot: numbers below 2**63, which
+    tell keys apart exactly."""
+
+    __slots__ = ("_pairs", "_words")
+
+    def __init__(self, field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], KeyColumn]) -> None:
+        super().__init__(field_types, column_of)
+        count = sum(2 if pa.types.is_decimal128(kind) else 1 for kind in field_types)
+        self._words = [Int64KeyIndex(pa.int64()) for _ in range(count)]
+        self._pairs = [Int64KeyIndex(pa.int64()) for _ in range(count - 1)]
+
+    @property
+    def count(self) -> int:
+        return (self._pairs or self._words)[-1].count
+
+    def slots(self, keys: KeyColumn) -> Slots:
+        before = self.count
+        words = [each.view(np.int64) for array in keys.arrays for each in key_words(array)]
+        slots = self._words[0].slots_of(words[0])
+        for index, pairs, numbers in zip(self._words[1:], self._pairs, words[1:], strict=True):
+            slots = pairs.slots_of((slots << _PAIR_SHIFT) | index.slots_of(numbers))
+        if self.count > before:
+            self._append_new(keys.arrays, slots, before, self.count)
+        return slots
 
 
 def _int64_view(array: pa.Array) -> Slots:

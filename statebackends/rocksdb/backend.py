@@ -44,13 +44,12 @@ _CHECK_EVERY = 512
 class RocksKeyedBackend(KeyedBackendBase):
     """Keyed backend over one RocksDB database.
 
-    `local_dir`: a folder of this attempt alone, for the database and the hard-linked copies of snapshots."""
+    The config's `local_dir` is a folder of this attempt alone, for the database and the hard-linked copies of snapshots."""
 
     native_format = NATIVE_FORMAT
 
-    def __init__(self, config: KeyedBackendConfig, *, local_dir: str, settings: StateBackendSettings) -> None:
+    def __init__(self, config: KeyedBackendConfig, *, settings: StateBackendSettings) -> None:
         super().__init__(config)
-        self._local_dir = local_dir
         self._settings = settings
         self._opened: WriteBuffer | None = None
         self._disposed = False
@@ -84,7 +83,8 @@ class RocksKeyedBackend(KeyedBackendBase):
         return True
 
     def write_behind(self) -> bool:
-        return self._opened is not None and self._opened.write_behind(self._checks * _CHECK_EVERY - self._until_check)
+        is_behind = self._opened is not None and self._opened.write_behind(self._checks * _CHECK_EVERY - self._until_check)
+        return super().write_behind() or is_behind
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         state_table = self._state_table(self._serializer(state_name), namespace)
@@ -109,7 +109,7 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def state_size(self) -> int:
         stored = 0 if self._opened is None else self._opened.store.size() + self._opened.size()
-        return stored + sum(state.size() for state in self._columnar.values())
+        return stored + self._memory_size()
 
     def dispose(self) -> None:
         """Idempotent. Snapshots in flight fail."""
@@ -117,6 +117,8 @@ class RocksKeyedBackend(KeyedBackendBase):
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+        for table in self._row_tables.values():
+            table.dispose()
         shutil.rmtree(self._local_dir, ignore_errors=True)
         self._state_tables.clear()
         self._states.clear()

@@ -23,6 +23,8 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.layout import TTL_STAMP, VALUE
+from holdfast.statebackends.row_tables.table import check_row_table
+from holdfast.statebackends.row_tables.type_text import row_table_text
 from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.type_serializer import (
@@ -41,6 +43,7 @@ from holdfast.statebackends.state import (
     ColumnarStateDescriptor,
     MapStateDescriptor,
     OperatorListStateDescriptor,
+    RowTableStateDescriptor,
     StateDescriptor,
     Ttl,
     split_ttl_text,
@@ -48,6 +51,8 @@ from holdfast.statebackends.state import (
 )
 
 TIMERS_KIND = "timers"
+ROW_TABLE_KIND = "row_table"
+COLUMNAR_KIND = "columnar"
 TIMERS_VALUE_TYPE = "int"
 """Value type of timers, whose rows hold a time, int64 ms."""
 CODED_KINDS = ("value", "list", "map", "reducing", "aggregating")
@@ -74,8 +79,8 @@ class StateSerializer:
 
     @staticmethod
     def of(descriptor: StateDescriptor, key_type: KeyType) -> StateSerializer:
-        """Serializer of a declared state. Raises InvalidConfigError for columnar and operator state, or an invalid type."""
-        if isinstance(descriptor, ColumnarStateDescriptor | OperatorListStateDescriptor):
+        """Serializer of a declared state. Raises InvalidConfigError for a state with columns of its own, or an invalid type."""
+        if isinstance(descriptor, ColumnarStateDescriptor | RowTableStateDescriptor | OperatorListStateDescriptor):
             raise InvalidConfigError(f"{descriptor.kind} state has no rows per key", state=descriptor.name)
         value = TypeSerializer.of(descriptor.type)
         map_key = TypeSerializer.of(descriptor.key_type) if isinstance(descriptor, MapStateDescriptor) else None
@@ -267,6 +272,9 @@ def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMe
     if isinstance(descriptor, ColumnarStateDescriptor):
         check_descriptor(descriptor, key_columns(key_type))
         return StateMeta(descriptor.name, descriptor.kind, value_type_text(descriptor), key_type.text)
+    if isinstance(descriptor, RowTableStateDescriptor):
+        check_row_table(descriptor)
+        return StateMeta(descriptor.name, descriptor.kind, row_table_text(descriptor.schema), key_type.text)
     return StateSerializer.of(descriptor, key_type).meta
 
 

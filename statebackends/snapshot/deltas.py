@@ -2,8 +2,9 @@
 
 A delta is a table of the rows that changed since a base, with the columns of the base and `tombstone`. It has all rows of each
 changed key (all elements of a list, all entries of a map), or one row with a tombstone if the key has none left. A timer is its own
-key: it is present, or has a tombstone. Columnar state drops whole namespaces: the schema's metadata lists those whose earlier rows
-are dropped. Which files hold a base and its deltas is for increments.py."""
+key: it is present, or has a tombstone; so is a row of a row table, which its order tells from others. Columnar state and row tables
+drop whole namespaces: the schema's metadata lists those whose earlier rows are dropped. Which files hold a base and its deltas is
+for increments.py."""
 
 from __future__ import annotations
 
@@ -29,9 +30,10 @@ from holdfast.statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
+from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE, ORDER, TIME
 from holdfast.statebackends.serialization.key_hash import Hashes
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.state_serializer import ROW_TABLE_KIND, TIMERS_KIND
 from holdfast.statebackends.snapshot.sorting import is_sorted, stable_order
 from holdfast.statebackends.snapshot.tables import sort_by_key_group
 
@@ -136,6 +138,11 @@ _TOGETHER_BYTES_MAX = 1 << 30
 _OWN_IDENTITY = (pa.int64(), pa.utf8(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"))
 """Types of keys whose identity is Arrow's equality."""
 _Rows = npt.NDArray[np.int64]
+
+
+def own_keys_of(kind: str) -> tuple[str, ...]:
+    """Columns that are part of a row's identity beside key and namespace, where a delta replaces single rows."""
+    return {TIMERS_KIND: (TIME,), ROW_TABLE_KIND: (ORDER,)}.get(kind, ())
 
 
 def delta_schema(base: pa.Schema) -> pa.Schema:

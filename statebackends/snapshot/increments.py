@@ -7,7 +7,8 @@ A state's table is written whole, as a new base, if the trigger's base has no ch
 deltas would be too many or too large (a restore reads all of them), or if less than half of a file that it shares with other
 tables is still needed. Inline tables are small, and always whole. Bases are shared files or segments of them (docs/adr/0021), and
 placeholders where the trigger's base has them (docs/adr/0012). So are deltas, but for small ones: they are inline, with a sum below
-the inline threshold, so that acknowledgements don't grow.
+the inline threshold, so that acknowledgements don't grow. A row table's new delta takes in those before it where many are of its
+size, so that a chain has few (docs/adr/0058).
 
 It does not know how changed rows are found (sources.py), or what a delta holds (deltas.py)."""
 
@@ -100,6 +101,8 @@ class StoredFiles(StoredByCheckpoint[FileHandle]):
 
 DELTA_BYTES_MIN = 16 * 1024
 """Bytes that the deltas of a chain may have together, or half of their base if that is more: a bound on what a restore reads."""
+TAKEN_IN_MIN = 7
+"""Deltas of about one size that a new one takes in: with fewer a restore reads less, with more less is stored again."""
 WASTE_MAX = 2
 """A file that several tables share is kept while it has at most so many times the bytes that are still needed of it."""
 
@@ -112,6 +115,8 @@ class DeltaChain:
     base: FileHandle
     deltas: tuple[FileHandle | InlineHandle, ...] = ()
     """Oldest first."""
+    since: tuple[int | None, ...] = ()
+    """Of each delta the checkpoint that it was built upon; None: not known, as of one that was restored."""
 
     @property
     def files(self) -> list[FileHandle]:
@@ -123,6 +128,25 @@ class DeltaChain:
         theirs = set() if known is None else {_place(part) for part in known.files}
         return _acknowledged(self.base, theirs), [_acknowledged(delta, theirs) for delta in self.deltas]
 
+    def extended(self, delta: FileHandle | InlineHandle, since: int | None) -> DeltaChain:
+        """With one more delta, which is of the changes since the checkpoint that this chain is of."""
+        return DeltaChain(self.meta, self.base, (*self.deltas, delta), (*self.since, since))
+
+    def cut(self, count: int) -> DeltaChain:
+        """With the oldest `count` deltas only."""
+        return DeltaChain(self.meta, self.base, self.deltas[:count], self.since[:count])
+
+    def kept_beside(self, size: int) -> int:
+        """How many deltas stay where a new one has `size` bytes: `TAKEN_IN_MIN` of about its size or less are taken in, and so on
+        with what it has then."""
+        kept = count = len(self.deltas)
+        while count and self.since[count - 1] is not None and self.deltas[count - 1].length <= 2 * size:
+            count -= 1
+            if kept - count == TAKEN_IN_MIN:
+                size += sum(delta.length for delta in self.deltas[count:kept])
+                kept = count
+        return kept
+
     def admits(self, size: int) -> bool:
         """Whether a further delta of `size` bytes stays within DELTAS_MAX and the bound on bytes."""
         deltas_size = size + sum(delta.length for delta in self.deltas)
@@ -130,8 +154,17 @@ class DeltaChain:
 
 
 Chains = Mapping[str, DeltaChain]
-ChainsByCheckpoint = StoredByCheckpoint[DeltaChain]
-"""State name -> its chain, per checkpoint."""
+
+
+class ChainsByCheckpoint(StoredByCheckpoint[DeltaChain]):
+    """State name -> its chain, per checkpoint."""
+
+    def reach(self, name: str) -> int:
+        """The oldest checkpoint that a delta of the state may be built upon."""
+        base = self.base
+        with self._lock:
+            chains = [files[name] for files in self._files.values() if name in files]
+        return min((known for chain in chains for known in chain.since if known is not None and known < base), default=base)
 
 
 def write_chains(
@@ -142,17 +175,17 @@ def write_chains(
     going_on = [chain for source in sources if (chain := known.get(source.meta.name)) is not None]
     wasteful = _wasteful(going_on)
     writer = PartsWriter(target)
-    writing: list[tuple[ChangingSource, DeltaChain | None, WrittenPart | None]] = []
+    writing: list[tuple[ChangingSource, _Extension | None, WrittenPart | None]] = []
     for source in sources:
         before = known.get(source.meta.name)
         if before is not None and not wasteful.isdisjoint(part.path for part in before.files):
             before = None
-        extended, part = _add_changes(source, before, target, writer)
-        if not extended:
-            before = None
+        extension = _add_changes(source, before, target, writer)
+        part = None if extension is None else extension.part
+        if extension is None:
             data = encode_keyed_table(source.stream(), "arrow")
             part = writer.add(memoryview(data), f"{source.meta.name}.arrow", is_shared=True)
-        writing.append((source, before, part))
+        writing.append((source, extension, part))
         if writer.is_full:
             yield from writer.store()
     yield from writer.store()
@@ -161,8 +194,8 @@ def write_chains(
     bases: list[StateHandle] = []
     delta_metas: list[StateMeta] = []
     deltas: list[StateHandle] = []
-    for source, before, part in writing:
-        chain = _chain(source.meta, before, part)
+    for source, extension, part in writing:
+        chain = _chain(source.meta, extension, part)
         if chain is None:
             assert part is not None
             bases.append(part.handle)
@@ -190,36 +223,60 @@ def restored_chains(
         if is_ours and isinstance(part.base, FileHandle) and all(shared_name(file.path) is not None for file in files):
             deltas = tuple(delta for delta in part.deltas if isinstance(delta, FileHandle | InlineHandle))
             if len(deltas) == len(part.deltas):
-                chains[part.meta.name] = DeltaChain(part.meta, part.base, deltas)
+                chains[part.meta.name] = DeltaChain(part.meta, part.base, deltas, (None,) * len(deltas))
     return chains
+
+
+@dataclass(frozen=True, slots=True)
+class _Extension:
+    """How the chain of a trigger's base goes on."""
+
+    chain: DeltaChain
+    """What stays of it."""
+    since: int
+    """The checkpoint that it is of then."""
+    part: WrittenPart | None
+    """The new delta; None: nothing changed."""
 
 
 def _add_changes(
     source: ChangingSource, before: DeltaChain | None, target: SnapshotTarget, writer: PartsWriter
-) -> tuple[bool, WrittenPart | None]:
-    """(whether the chain of the base is extended, its new delta if rows changed). False: the whole table must be written."""
+) -> _Extension | None:
+    """The base's chain with a new delta; None: the whole table must be written."""
     if before is None or before.meta != source.meta or target.base is None:
-        return False, None
+        return None
     delta: pa.Table | None = source.changes(target.base)
     if delta is None:
-        return False, None
+        return None
     if not delta.num_rows and not replaced_by(delta.schema):
-        return True, None
-    data = encode_keyed_table(delta, "arrow")
+        return _Extension(before, target.base, None)
+    since, data = target.base, encode_keyed_table(delta, "arrow")
+    if source.takes_in_deltas and (taken := _taking_in(source, before, data.size)) is not None:
+        before, since, data = taken
     if not before.admits(data.size):
-        return False, None
+        return None
     inlined = sum(part.length for part in before.deltas if isinstance(part, InlineHandle))
     threshold = max(0, target.inline_threshold - inlined)
     packs = before.base.length < target.pack_threshold  # a delta in a merged file may have its base written again, which is cheap
     name = f"{source.meta.name}.delta"
-    return True, writer.add(memoryview(data), name, is_shared=True, packs=packs, inline_threshold=threshold)
+    part = writer.add(memoryview(data), name, is_shared=True, packs=packs, inline_threshold=threshold)
+    return _Extension(before, since, part)
 
 
-def _chain(meta: StateMeta, before: DeltaChain | None, part: WrittenPart | None) -> DeltaChain | None:
+def _taking_in(source: ChangingSource, before: DeltaChain, size: int) -> tuple[DeltaChain, int, pa.Buffer] | None:
+    """(what stays of a chain, the checkpoint that it is of then, a delta with what changed since); None: all of it stays."""
+    kept = before.kept_beside(size)
+    if kept == len(before.deltas) or (since := before.since[kept]) is None:
+        return None
+    delta = source.changes(since)
+    return None if delta is None else (before.cut(kept), since, encode_keyed_table(delta, "arrow"))
+
+
+def _chain(meta: StateMeta, extension: _Extension | None, part: WrittenPart | None) -> DeltaChain | None:
     """The chain that later checkpoints may extend; None for an inline table."""
     handle = None if part is None else part.handle
-    if before is not None:
-        return before if handle is None else DeltaChain(meta, before.base, (*before.deltas, _stored(handle)))
+    if extension is not None:
+        return extension.chain if handle is None else extension.chain.extended(_stored(handle), extension.since)
     return DeltaChain(meta, handle) if isinstance(handle, FileHandle) else None
 
 

@@ -19,15 +19,21 @@ from holdfast.statebackends.columnar.accumulators import part_columns_of_text
 from holdfast.statebackends.columnar.key_index import distinct_codes
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE
+from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, ORDER, POSITION, TIME, VALUE
+from holdfast.statebackends.row_tables.table import ORDER_MAX
+from holdfast.statebackends.row_tables.type_text import fields_of_text, stored_fields
 from holdfast.statebackends.serialization.column_types import fitted
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer, serializer_of_meta
+from holdfast.statebackends.serialization.state_serializer import (
+    ROW_TABLE_KIND,
+    TIMERS_KIND,
+    StateSerializer,
+    serializer_of_meta,
+)
 from holdfast.statebackends.serialization.value_types import OptionalType, ScalarType, ValueType
-from holdfast.statebackends.snapshot.deltas import TOMBSTONE_COLUMN, row_codes, tombstones
+from holdfast.statebackends.snapshot.deltas import TOMBSTONE_COLUMN, own_keys_of, row_codes, tombstones
 from holdfast.statebackends.snapshot.list_order import in_list_order, positions_of
-from holdfast.statebackends.snapshot.sources import TIME
 from holdfast.statebackends.snapshot.tables import keyed_table_schema
 
 _BUCKETS = 1 << 20
@@ -63,14 +69,17 @@ class RowRules:
         if meta.kind == TIMERS_KIND:
             own: Sequence[pa.Field] = [pa.field(TIME, pa.int64(), nullable=False)]
             return RowRules(key_type, max_parallelism, meta, None, keyed_table_schema(key_type, meta, own))
-        own = _columnar_fields(meta, key_type, found)
+        if meta.kind == ROW_TABLE_KIND:
+            own = _row_table_fields(meta, key_type, found)
+        else:
+            own = _columnar_fields(meta, key_type, found)
         schema = keyed_table_schema(key_type, meta, own, namespace=pa.int64())
         return RowRules(key_type, max_parallelism, meta, None, schema)
 
     @property
     def identity(self) -> list[str]:
         """Columns of a row's identity, the key group first."""
-        own = {"map": [MAP_KEY], "list": [POSITION], TIMERS_KIND: [TIME]}.get(self.meta.kind, [])
+        own = {"map": [MAP_KEY], "list": [POSITION]}.get(self.meta.kind, own_keys_of(self.meta.kind))
         return [KEY_GROUP, *key_columns(self.key_type), NAMESPACE, *own]
 
     def canonical(self, rows: pa.Table | pa.RecordBatch, names: Collection[str] | None = None) -> pa.Table:
@@ -121,6 +130,8 @@ class RowRules:
             column = table.column(field.name)
             if not field.nullable and column.null_count:
                 raise ValueError(f"null in column {field.name!r}")
+            if field.name == ORDER and self.meta.kind == ROW_TABLE_KIND:
+                _judge_orders(column)
             value_type = self._value_type(field.name)
             for chunk in column.chunks:
                 try:
@@ -204,9 +215,9 @@ class RowRules:
         if self.meta.kind == "list":
             positions: _Rows = table.column(POSITION).to_numpy().astype(np.int64)
             return positions
-        if self.meta.kind == TIMERS_KIND:
-            times: _Rows = table.column(TIME).to_numpy().astype(np.int64)
-            return times
+        for name in own_keys_of(self.meta.kind):
+            numbers: _Rows = table.column(name).to_numpy().astype(np.int64)
+            return numbers
         if self.serializer is None or self.serializer.map_key is None:
             return None
         return _codes_of_map_keys(self.serializer, table.column(MAP_KEY).combine_chunks())
@@ -256,3 +267,18 @@ def _columnar_fields(meta: StateMeta, key_type: KeyType, found: pa.Schema | None
     own = [field for field in found if field.name not in (KEY_GROUP, NAMESPACE, TOMBSTONE_COLUMN, *key_columns(key_type))]
     known = part_columns_of_text(meta.value_type, [field.name for field in own])
     return own if known is None else known
+
+
+def _judge_orders(column: pa.ChunkedArray) -> None:
+    found = pc.min_max(column)
+    if column.length() and not 0 <= found["min"].as_py() <= found["max"].as_py() < ORDER_MAX:
+        raise ValueError(f"column {ORDER!r} has a number that is not 0..{ORDER_MAX - 1}")
+
+
+def _row_table_fields(meta: StateMeta, key_type: KeyType, found: pa.Schema | None) -> list[pa.Field]:
+    """As the text says; where it says of a type that is not known here, as found."""
+    known = fields_of_text(meta.value_type)
+    if known is not None:
+        return stored_fields(known)
+    taken = (KEY_GROUP, NAMESPACE, ORDER, TIME, TOMBSTONE_COLUMN, *key_columns(key_type))
+    return stored_fields([]) + [field.with_nullable(True) for field in found or () if field.name not in taken]

@@ -18,19 +18,20 @@ from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, Nump
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
 from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
-from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE
+from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE, ORDER, TIME
+from holdfast.statebackends.row_tables.frozen import RowChanges, Rows
+from holdfast.statebackends.row_tables.key_codes import key_groups_of_codes
+from holdfast.statebackends.row_tables.table import SortedRowTable
+from holdfast.statebackends.row_tables.type_text import stored_fields, stored_name
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
-from holdfast.statebackends.snapshot.deltas import delta_table
+from holdfast.statebackends.snapshot.deltas import delta_table, replaced_by, tombstones
 from holdfast.statebackends.snapshot.parts import PartsWriter
 from holdfast.statebackends.snapshot.rows import KEYS_PER_BATCH, ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
-from holdfast.statebackends.snapshot.sorting import RowStream, stable_order
+from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream, stable_order
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table, keyed_table_schema, sort_by_key_group
-from holdfast.statebackends.state import KeyColumn
+from holdfast.statebackends.state import NO_TIME, KeyColumn
 from holdfast.statebackends.storage.port import Flow
-
-TIME = "time"
-"""Column of a timer's time, int64 ms."""
 
 
 class TableSource(Protocol):
@@ -48,17 +49,23 @@ class TableSource(Protocol):
 class ChangingSource(TableSource, Protocol):
     """A source that also knows what changed since an earlier barrier."""
 
+    takes_in_deltas: bool
+    """Whether `changes` may be asked for several bases, and those of older checkpoints: what it tells takes the place of the runs
+    since."""
+
     def checkpoint_started(self, barrier: int, base: int) -> None:
         """Loop thread, right after the source was made: note what changed before this barrier. Later calls name no lower `base`."""
 
     def changes(self, base: int) -> pa.Table | None:
-        """Pool thread, at most once, and before `stream` if both are called: the delta on the checkpoint `base`.
+        """Pool thread, once unless `takes_in_deltas`, and before `stream` if both are called: the delta on the checkpoint `base`.
 
         None: the changes since then are not known."""
 
 
 class StateTableSource:
     """A value, list, map, reducing or aggregating state in memory: all its namespaces."""
+
+    takes_in_deltas = False
 
     def __init__(
         self,
@@ -137,6 +144,8 @@ class StateTableSource:
 class ColumnarSource:
     """A columnar state; its namespaces are int64."""
 
+    takes_in_deltas = False
+
     def __init__(self, rows: KeyedRows, meta: StateMeta, state: NumpyColumnarState) -> None:
         self.meta = meta
         self._rows = rows
@@ -170,8 +179,65 @@ class ColumnarSource:
         self._frozen.release()
 
 
+class RowTableSource:
+    """A row table: its namespaces are int64, and a row is told from the others of its key by its order."""
+
+    takes_in_deltas = True
+
+    def __init__(self, rows: KeyedRows, meta: StateMeta, state: SortedRowTable) -> None:
+        self.meta = meta
+        self._rows = rows
+        fields = stored_fields(list(state.descriptor.schema))
+        self._schema = keyed_table_schema(rows.key_type, meta, fields, namespace=pa.int64())
+        self._key_fields = len(rows.key_type.fields)
+        self._state = state
+        self._frozen = state.freeze()
+        self._changes: RowChanges | None = None
+
+    def checkpoint_started(self, barrier: int, base: int) -> None:
+        self._changes = self._state.checkpoint_started(barrier, base)
+
+    def stream(self) -> RowStream:
+        rows = GroupSort(KEY_GROUP)
+        for piece in self._frozen.rows():
+            rows.add(self._batch(piece))
+        return RowStream(self._schema, rows.size, lambda: rows.batches(BATCH_ROWS))
+
+    def changes(self, base: int) -> pa.Table | None:
+        """Rows of the orders that the base does not have, and what names those of it that are gone."""
+        known = self._changes
+        if known is None or base not in known.marks:
+            return None
+        epoch, first_order = known.marks[base]
+        rows = pa.Table.from_batches([self._batch(piece) for piece in self._frozen.rows(first_order)], self._schema)
+        replaced = sorted(namespace for namespace, dropped_in in known.removed.items() if dropped_in > epoch)
+        gone = [each for each in known.tombstones if each.epoch > epoch]
+        orders = np.concatenate([each.orders for each in gone]) if gone else np.empty(0, np.int64)
+        older = pa.array(orders < first_order)  # what came later is not in the base
+        removed: list[pa.Array] = []
+        if gone:
+            keys = [pa.concat_arrays(fields) for fields in zip(*(each.keys for each in gone), strict=True)]
+            groups = key_groups_of_codes(np.concatenate([each.codes for each in gone]))
+            namespaces = np.concatenate([each.namespaces for each in gone])
+            removed = [array.filter(older) for array in (pa.array(groups), *keys, pa.array(namespaces), pa.array(orders))]
+        return delta_table(rows, removed, replaced)
+
+    def _batch(self, rows: Rows) -> pa.RecordBatch:
+        without = rows.times == NO_TIME
+        times = pa.array(rows.times, mask=without if without.any() else None)
+        keys, columns = rows.batch.columns[: self._key_fields], rows.batch.columns[self._key_fields :]
+        groups = pa.array(key_groups_of_codes(rows.codes))
+        arrays = [groups, *keys, pa.array(rows.namespaces), pa.array(rows.orders), times, *columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def release(self) -> None:
+        """Runs are immutable: nothing waits for it."""
+
+
 class TimerSource:
     """The timers of one provider."""
+
+    takes_in_deltas = False
 
     def __init__(self, rows: KeyedRows, name: str, provider: TimerRowProvider) -> None:
         self.meta = timer_meta(name, rows.key_type)
@@ -210,6 +276,8 @@ class TimerSource:
 
 class RestoredSource:
     """Restored timers whose provider is not registered yet, stored again as they are."""
+
+    takes_in_deltas = False
 
     def __init__(self, meta: StateMeta, table: pa.Table) -> None:
         self.meta = meta
@@ -254,6 +322,28 @@ def columnar_rows(
         parts.append(table.column(field.name).combine_chunks().cast(field.type))
     namespaces: npt.NDArray[np.int64] = table.column(NAMESPACE).to_numpy()
     return _keys(rows, table), namespaces, parts
+
+
+def load_row_table(rows: KeyedRows, state: SortedRowTable, table: pa.Table, runs: Sequence[pa.Table]) -> None:
+    """Load a table read by decode_keyed_table, and the delta runs upon it. Raises CorruptStateError."""
+    deltas = []
+    for run in runs:
+        deltas.append((_row_table_rows(rows, state, run), tombstones(run), replaced_by(run.schema)))
+    state.load(_row_table_rows(rows, state, table), deltas)
+
+
+def _row_table_rows(rows: KeyedRows, state: SortedRowTable, table: pa.Table) -> Rows:
+    """Beside a tombstone stand values that nobody reads."""
+    fields = list(state.descriptor.schema)
+    for name in (ORDER, TIME, *(stored_name(each.name) for each in fields)):
+        if name not in table.column_names:
+            raise CorruptStateError(f"no column {name!r}", reason="table")
+    if table.schema.field(NAMESPACE).type != pa.int64():
+        raise CorruptStateError("the namespace of a row table is int64", reason="table")
+    orders, namespaces = (table.column(name).cast(pa.int64()).to_numpy() for name in (ORDER, NAMESPACE))
+    times = table.column(TIME).cast(pa.int64()).fill_null(NO_TIME).to_numpy()
+    columns = [table.column(stored_name(each.name)).combine_chunks().cast(each.type) for each in fields]
+    return state.rows_from(_keys(rows, table), orders, namespaces, times, columns)
 
 
 def _keys(rows: KeyedRows, table: pa.Table) -> Any:

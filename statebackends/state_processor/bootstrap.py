@@ -25,14 +25,20 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorState, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import assign_key_groups, check_parallelism, operator_id
-from holdfast.statebackends.layout import METADATA_NAME, file_name
+from holdfast.statebackends.layout import METADATA_NAME, TIME, file_name
+from holdfast.statebackends.row_tables.type_text import stored_fields
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import serializer_of_meta, state_meta
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.rows import KeyedRows
-from holdfast.statebackends.snapshot.sources import TIME, timer_meta
+from holdfast.statebackends.snapshot.sources import timer_meta
 from holdfast.statebackends.snapshot.tables import keyed_table_schema
-from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+from holdfast.statebackends.state import (
+    ColumnarStateDescriptor,
+    OperatorListStateDescriptor,
+    RowTableStateDescriptor,
+    StateDescriptor,
+)
 from holdfast.statebackends.state_processor.conform import EntryLists, StateLayout
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, place_of
 from holdfast.statebackends.state_processor.edit import CANONICAL, Batches
@@ -218,6 +224,9 @@ def layout_of_descriptor(uid: str, descriptor: StateDescriptor, key_type: KeyTyp
     meta = state_meta(descriptor, key_type)
     if isinstance(descriptor, ColumnarStateDescriptor):
         schema = keyed_table_schema(key_type, meta, part_fields_of(descriptor), namespace=pa.int64())
+        return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
+    if isinstance(descriptor, RowTableStateDescriptor):
+        schema = keyed_table_schema(key_type, meta, stored_fields(list(descriptor.schema)), namespace=pa.int64())
         return StateLayout(uid, meta, key_type, shape.max_parallelism, schema, None)
     serializer = serializer_of_meta(meta)
     assert serializer is not None

@@ -31,7 +31,7 @@ from holdfast.statebackends.handles import (
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, metadata_path, part_path
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
+from holdfast.statebackends.serialization.state_serializer import COLUMNAR_KIND, ROW_TABLE_KIND, TIMERS_KIND
 from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, state_parts
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import (
@@ -101,7 +101,7 @@ def place_of_snapshot(location: Location) -> Place:
     return place_of(text, levels=2 if text.rpartition("/")[2].startswith(CHECKPOINT_PREFIX) else 1)
 
 
-KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", "columnar", TIMERS_KIND})
+KEYED_KINDS = frozenset({"value", "list", "map", "reducing", "aggregating", COLUMNAR_KIND, ROW_TABLE_KIND, TIMERS_KIND})
 """Kinds of keyed state in version 1. Another kind is of a newer version, and refused: it would be misread as one of these."""
 
 

@@ -23,8 +23,7 @@ from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError, No
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION
 from holdfast.statebackends.serialization.keys import key_columns
-from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND
-from holdfast.statebackends.snapshot.sources import TIME
+from holdfast.statebackends.snapshot.deltas import own_keys_of
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
 from holdfast.statebackends.state_processor.reading import PartReader
@@ -57,8 +56,9 @@ class DiffRows:
         self._map_key = None if serializer is None else serializer.map_key
         self.is_list = state.meta.kind == "list"
         taken = {KEY_GROUP, NAMESPACE, MAP_KEY, POSITION, *key_columns(self._key_type)}
-        if state.meta.kind == TIMERS_KIND:
-            taken.add(TIME)
+        self._own_key = next(iter(own_keys_of(state.meta.kind)), None)
+        if self._own_key is not None:
+            taken.add(self._own_key)
         self._value_columns = [name for name in self._schema.names if name not in taken]
         self.identity_columns = [name for name in self._schema.names if name in taken - {KEY_GROUP, POSITION}]
 
@@ -168,8 +168,8 @@ class DiffRows:
             rest: list[Any] = [b""] * count
             if self._map_key is not None:
                 rest = self._entries(batch.column(MAP_KEY))
-            elif self._state.meta.kind == TIMERS_KIND:
-                rest = batch.column(TIME).to_pylist()
+            elif self._own_key is not None:
+                rest = batch.column(self._own_key).to_pylist()
             columns = [batch.column(name).to_pylist() for name in self._value_columns]
             values = self._comparer.encode(columns) if columns else [b""] * count
         except (CorruptStateError, InvalidKeyError) as error:

@@ -24,9 +24,8 @@ from holdfast.statebackends.layout import KEY_GROUP, POSITION, STATE_METADATA, V
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer
-from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas, own_keys_of
 from holdfast.statebackends.snapshot.row_rules import RowRules
-from holdfast.statebackends.snapshot.sources import TIME
 from holdfast.statebackends.snapshot.table_file import BATCH_ROWS, TableFile, conform
 from holdfast.statebackends.state_processor.contents import StoredState
 from holdfast.statebackends.state_processor.progress import note
@@ -197,7 +196,7 @@ def _merged_batches(
     rules: RowRules, base: TableFile, deltas: Sequence[TableFile], groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a base and its deltas, merged a slice of key groups at a time; each table is judged by itself."""
-    own_keys = (TIME,) if rules.meta.kind == TIMERS_KIND else ()
+    own_keys = own_keys_of(rules.meta.kind)
     for some in base.slices(groups):
         tables = [rules.judged(pa.Table.from_batches(list(file.sorted_batches(some)), file.schema)) for file in (base, *deltas)]
         merged = merged_deltas(tables[0], tables[1:], rules.key_type, rules.max_parallelism, own_keys=own_keys)

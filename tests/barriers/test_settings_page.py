@@ -63,6 +63,7 @@ def test_a_new_field_comes_under_a_heading_of_its_own() -> None:
 LOWEST = {name: int(text) for name, text in re.findall(r"^\| `(\w+)` \|[^\n]*?[Aa]t least (\d+)", generator().page(), re.MULTILINE)}
 RANGES = {"max_parallelism": (1, 32_768), "inline_threshold": (0, 1 << 20), "memory_snapshot_bytes_max": (1 << 10, 2 << 30)}
 RANGES |= {"pack_threshold": (0, 8 << 20), "cancellation_timeout_ms": (0, 24 * 3_600_000)}
+RANGES |= {"row_table_bytes_max": (1 << 20, 1 << 40)}
 
 
 @pytest.mark.parametrize("name", sorted(LOWEST))

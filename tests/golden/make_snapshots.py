@@ -9,11 +9,12 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
@@ -29,10 +30,14 @@ from holdfast.statebackends.keygroups import assign_key_groups, operator_id
 from holdfast.statebackends.layout import METADATA_NAME
 from holdfast.statebackends.serialization.state_serializer import state_metas
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.state import NO_TIME
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
 from tests.golden.contents_deltas_v1 import FIRST, SECOND, THIRD
 from tests.golden.contents_rounds_v1 import AFTER, BEFORE
+from tests.golden.contents_rows_v1 import FIRST as ROWS_FIRST
+from tests.golden.contents_rows_v1 import SECOND as ROWS_SECOND
+from tests.golden.contents_rows_v1 import THIRD as ROWS_THIRD
 from tests.golden.contents_ttl_v1 import TTL_JOB
 from tests.golden.contents_v1 import JOB
 from tests.golden.contents_window_v1 import WINDOWED
@@ -89,6 +94,10 @@ RECIPES = {
         "job/chk-43", "filesystem", False, 512, {"totals": 2}, (THIRD,), pack_threshold=1 << 20, earlier=((FIRST,), (SECOND,))
     ),
     "v1-window-savepoint": Recipe("savepoint-9f0cde-0da5", "memory", True, 20_480, {"days": 2}, (WINDOWED,)),
+    "v1-rows-savepoint": Recipe("savepoint-9f0cde-0b1d", "memory", True, 20_480, {"bids": 2}, (ROWS_FIRST,)),
+    "v1-rows-deltas": Recipe(
+        "job/chk-43", "filesystem", False, 512, {"bids": 2}, (ROWS_THIRD,), earlier=((ROWS_FIRST,), (ROWS_SECOND,))
+    ),
     "v1-native-savepoint": Recipe("savepoint-9f0cde-c0de", "rocksdb", False, 1_024, {"totals": 2}, BEFORE, native=True),
 }
 
@@ -280,6 +289,8 @@ def fill(
                 state.update(keys, window, [inputs.get(each.column or "") for each in contents.columnar.aggregates])
         for window in contents.dropped_windows:
             state.remove(window)
+    if contents.row_table is not None:
+        _fill_row_table(backend, contents, ours, before)
     for name, timers in contents.timers.items():
         old_timers = before.timers[name] if before is not None else ()
         for changed, added in ((set(old_timers) - set(timers), False), (set(timers) - set(old_timers), True)):
@@ -290,6 +301,26 @@ def fill(
                         queues[name].active[row] = True
                     else:
                         queues[name].remove(row)
+
+
+def _fill_row_table(
+    backend: KeyedStateBackend, contents: Contents, ours: Callable[[object], bool], before: Contents | None
+) -> None:
+    """A namespace is dropped in the round that names it first; what comes later stays."""
+    assert contents.row_table is not None
+    table = backend.row_table(contents.row_table, ["airline"])
+    mine = [row for row in contents.appended[0 if before is None else len(before.appended) :] if ours(row[0])]
+    if mine:
+        keys = contents.key.column_of_values([key for key, *_ in mine], max_parallelism=MAX_PARALLELISM)
+        columns = [pa.array([row[field.name] for *_, row in mine], field.type) for field in contents.row_table.schema]
+        times = np.array([NO_TIME if moment is None else moment for _, _, moment, _ in mine])
+        table.append(keys, np.array([namespace for _, namespace, _, _ in mine]), columns, times)
+    scan = table.scan()
+    while (some := scan.next(50)) is not None:
+        found = zip(some.take(["airline"]).column(0).to_pylist(), some.namespaces.tolist(), some.take().to_pylist(), strict=True)
+        table.delete(some.select(np.array([contents.deleted(*each) for each in found], np.bool_)))
+    for namespace in set(contents.dropped) - set(before.dropped if before is not None else ()):
+        table.drop(namespace)
 
 
 def _put(state: object, kind: str, value: object) -> None:

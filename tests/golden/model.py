@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, Redistribution, StateDescriptor
+from holdfast.statebackends.state import (
+    ColumnarStateDescriptor,
+    OperatorListStateDescriptor,
+    Redistribution,
+    RowTableStateDescriptor,
+    StateDescriptor,
+)
 
 MAX_PARALLELISM = 128
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -34,6 +40,10 @@ Updates = Sequence[tuple[int, Sequence[tuple[Key, int | None, float | None]]]]
 """(start of the window, rows of one batch)."""
 
 
+Appended = Sequence[tuple[Key, int, int | None, Mapping[str, Any]]]
+"""(key, namespace, event time or None, columns): rows of a row table, in the order in which they came."""
+
+
 @dataclass(frozen=True)
 class Contents:
     """One operator."""
@@ -48,6 +58,16 @@ class Contents:
     """Those of earlier checkpoints first."""
     dropped_windows: tuple[int, ...] = ()
     """Removed after the updates."""
+    row_table: RowTableStateDescriptor | None = None
+    row_table_type: str = ""
+    """As `_metadata` says it; written by hand."""
+    appended: Appended = ()
+    """Rows of earlier checkpoints first: orders are the positions of their keys' rows in a subtask."""
+    deleted: Callable[[Key, int, Mapping[str, Any]], bool] = lambda key, namespace, row: False
+    """Which rows are not there any more."""
+    dropped: tuple[int, ...] = ()
+    """Namespaces that were dropped, when there were so many rows:"""
+    dropped_before: int = 0
     timers: Mapping[str, Sequence[tuple[Key, bytes, int]]] = field(default_factory=dict)
     lists: Mapping[OperatorListStateDescriptor, Sequence[bytes]] = field(default_factory=dict)
     now_ms: int | None = None
@@ -63,7 +83,8 @@ class Contents:
     @property
     def descriptors(self) -> tuple[StateDescriptor, ...]:
         columnar = () if self.columnar is None else (self.columnar,)
-        return (*(held.descriptor for held in self.held), *columnar, *self.lists)
+        rows = () if self.row_table is None else (self.row_table,)
+        return (*(held.descriptor for held in self.held), *columnar, *rows, *self.lists)
 
 
 def entries_of(descriptor: OperatorListStateDescriptor, entries: Sequence[bytes], subtask: int, parallelism: int) -> list[bytes]:

@@ -20,6 +20,7 @@ from uuid import UUID
 import msgspec
 
 from holdfast.statebackends.state import Pickled
+from tests.golden.independent_reader.keys import key_group, key_hash
 from tests.golden.model import EPOCH, MAX_PARALLELISM, Contents, Held, Key, entries_of
 
 Json = Any
@@ -185,6 +186,20 @@ def windows_of(contents: Contents) -> list[Json]:
     return in_order(found)
 
 
+def table_rows_of(contents: Contents, parallelism: int) -> list[Json]:
+    """Rows of the row table: an order is the number of a row among those that came to its subtask."""
+    found = []
+    came: dict[int, int] = {}
+    for number, (key, namespace, moment, row) in enumerate(contents.appended):
+        subtask = key_group([key_hash(str(contents.key_type), key)], ["key"], MAX_PARALLELISM) * parallelism // MAX_PARALLELISM
+        order = came[subtask] = came.get(subtask, -1) + 1
+        if contents.deleted(key, namespace, row) or (namespace in contents.dropped and number < contents.dropped_before):
+            continue
+        shown = {name: plain(value) for name, value in row.items()}
+        found.append({"key": plain(key), "namespace": namespace, "order": order, "time": moment, "row": shown})
+    return in_order(found)
+
+
 def _folded(function: str, count: int, column: list[float | None] | None, *, is_float: bool) -> tuple[dict[str, Any], Any]:
     """(what is stored, by what comes behind the output's name; the result)."""
     values = [value for value in column or () if value is not None]
@@ -213,6 +228,9 @@ def expected(contents: Contents, parallelism: int) -> Json:
         states[held.descriptor.name] = {"kind": kind, "value_type": held.value_type, "rows": rows_of(held)}
     if contents.columnar is not None:
         states[contents.columnar.name] = {"kind": "columnar", "value_type": contents.columnar_type, "rows": windows_of(contents)}
+    if contents.row_table is not None:
+        rows = table_rows_of(contents, parallelism)
+        states[contents.row_table.name] = {"kind": "row_table", "value_type": contents.row_table_type, "rows": rows}
     for name, timers in contents.timers.items():
         rows = [{"key": plain(key), "namespace": namespace.hex(), "time": moment} for key, namespace, moment in timers]
         states[name] = {"kind": "timers", "value_type": "int", "rows": in_order(rows)}

@@ -19,6 +19,7 @@ from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.state import NO_TIME, RowTable
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
 from tests.golden.contents_v1 import JOB
@@ -110,12 +111,24 @@ def keyed_contents(backend: KeyedBackendBase, contents: Contents) -> dict[str, l
             for row in state.read(window).to_pylist():
                 key = plain(row.pop("airline"))
                 rows.append({"key": key, "window": window, "result": {name: plain(value) for name, value in row.items()}})
+    if contents.row_table is not None:
+        found[contents.row_table.name] = list(table_rows(backend.row_table(contents.row_table, ["airline"])))
     for name in contents.timers:
         timers: list[TimerRow] = []
         backend.register_timers(name, TimerRows(CopyOnWriteStateTable(), timers.extend))
         assert all(group in backend.key_groups for _, _, _, group in timers)
         found[name] = [{"key": key_of(key), "namespace": namespace.hex(), "time": time} for time, key, namespace, _ in timers]
     return found
+
+
+def table_rows(table: RowTable) -> Iterator[dict[str, Any]]:
+    scan = table.scan()
+    while (some := scan.next(7)) is not None:
+        places = zip(some.namespaces.tolist(), some.orders.tolist(), some.times.tolist(), strict=True)
+        for (namespace, order, time), row in zip(places, some.take().to_pylist(), strict=True):
+            key = plain(row.pop("airline"))
+            shown = {name: plain(value) for name, value in row.items()}
+            yield {"key": key, "namespace": namespace, "order": order, "time": None if time == NO_TIME else time, "row": shown}
 
 
 NOTHING = object()

@@ -42,7 +42,8 @@ def apply_run(before: list[dict[str, Any]], run: list[dict[str, Any]], replaced:
     """The rows of a state after a delta."""
 
     def identity(row: dict[str, Any]) -> str:
-        return json.dumps([row["key"], row["namespace"], row.get("time")], sort_keys=True, default=bytes.hex)
+        own = row["order"] if "order" in row else row.get("time")
+        return json.dumps([row["key"], row["namespace"], own], sort_keys=True, default=bytes.hex)
 
     changed = {identity(row) for row in run}
     kept = [row for row in before if row["namespace"] not in replaced and identity(row) not in changed]
@@ -58,6 +59,8 @@ def columns_of(meta: dict[str, Any], keys: list[str]) -> dict[str, bool]:
                 parts = [f"{name}.sum", f"{name}.count"] if function == "mean" else [name]
                 columns |= dict.fromkeys(parts, function in ("sum", "min", "max"))
             return columns
+        case "row_table":
+            return columns | {"order": False, "time": True} | {stored_name(name): True for name in own_columns(meta["value_type"])}
         case "timers":
             return columns | {"time": False}
     kind = parse_type(meta["value_type"])
@@ -77,10 +80,28 @@ def aggregates(value_type: str) -> list[tuple[str, str]]:
     return re.findall(r"([^,<]+)=(count|sum|min|max|mean)(?:\(\w+\))?[,>]", value_type)
 
 
+def own_columns(value_type: str) -> list[str]:
+    """Names of the columns of a row table without nested types."""
+    found = re.findall(r'[<,] ?(?:(\w+)|("(?:[^"\\]|\\.)*")): ', value_type)
+    return [plain or json.loads(quoted) for plain, quoted in found]
+
+
+def stored_name(name: str) -> str:
+    ours = re.fullmatch(r"key_group|key|key_\d+|namespace|order|time|tombstone|row\..*", name)
+    return f"row.{name}" if ours else name
+
+
+def table_row(row: dict[str, Any], value_type: str) -> dict[str, Any]:
+    shown = {name: key_json(row[stored_name(name)]) for name in own_columns(value_type)}
+    return {name: row[name] for name in ("key", "namespace", "order", "time")} | {"row": shown}
+
+
 def combine(rows: list[dict[str, Any]], meta: dict[str, Any]) -> list[Any]:
     match meta["kind"]:
         case "columnar":
             return [columnar_row(row, meta["value_type"]) for row in rows]
+        case "row_table":
+            return [table_row(row, meta["value_type"]) for row in rows]
         case "timers":
             return [{"key": row["key"], "namespace": row["namespace"].hex(), "time": row["time"]} for row in rows]
     require(meta["kind"] in ROW_KINDS, f"kind {meta['kind']!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.statebackends.columnar.key_index import Int64KeyIndex, KeyIndex, create_key_index
+from holdfast.statebackends.columnar.key_index import EncodedKeyIndex, Int64KeyIndex, KeyIndex, WordsKeyIndex, create_key_index
 from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import examples
 
@@ -69,6 +71,35 @@ def test_tuple_slots_are_those_of_a_dict(batches: list[list[tuple[str, int, bool
 @given(st.lists(st.lists(st.sampled_from([0.0, -0.0, 1.5, float("nan"), -float("nan"), -1.0]), max_size=30), max_size=4))
 def test_float_slots_follow_the_identity_of_keys_not_of_bits(batches: list[list[float]]) -> None:
     _check(KeyType.of(float), batches)
+
+
+WORDS = ["int64", "bool", "float64", "date32", "timestamp[us, UTC]", "decimal128(38, 2)"]
+FLOATS = st.sampled_from([0.0, -0.0, 1.5, float("nan"), -float("nan")]) | st.floats()
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "int64": SMALL | INT64,
+    "bool": st.booleans(),
+    "float64": FLOATS,
+    "date32": st.dates(),
+    "timestamp[us, UTC]": st.datetimes(timezones=st.just(UTC)),
+    "decimal128(38, 2)": st.integers(-(10**36), 10**36).map(lambda number: Decimal(number).scaleb(-2)),
+}
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(data=st.data())
+def test_slots_of_several_fixed_width_columns_are_those_of_the_dict_path(data: st.DataObject) -> None:
+    fields = data.draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3))
+    key_type = KeyType.parse(f"tuple<{','.join(fields)}>")
+    pool = data.draw(st.lists(st.tuples(*(VALUES[field] for field in fields)), min_size=1, max_size=20))
+    batches = data.draw(st.lists(st.lists(st.sampled_from(pool), max_size=30), max_size=5))
+    index = _check(key_type, batches)
+    assert isinstance(index, WordsKeyIndex) or fields in (["int64"], ["date32"], ["timestamp[us, UTC]"])
+    by_dict = EncodedKeyIndex(key_type.arrow_types, lambda arrays: key_type.column(arrays, max_parallelism=128))
+    for batch in batches:
+        keys = key_type.column_of_values(batch, max_parallelism=128)
+        assert index.slots(keys).tolist() == by_dict.slots(keys).tolist()
+    shown = [repr([array.to_pylist() for array in each.key_arrays(0, each.count)]) for each in (index, by_dict)]
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("text", ["date32", "timestamp[us, UTC]", "bool", "decimal128(10, 2)", "binary"])

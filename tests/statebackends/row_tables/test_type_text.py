@@ -1,0 +1,27 @@
+"""Columns of a row table as text, and back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from holdfast.statebackends.row_tables.type_text import fields_of_text, row_table_text
+
+TYPES = [
+    pa.int8(), pa.uint64(), pa.float32(), pa.string(), pa.large_string(), pa.binary(7), pa.bool_(), pa.date32(), pa.time64("us"),
+    pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.timestamp("s", "Europe/Berlin"), pa.duration("us"), pa.decimal128(38, -2),
+    pa.decimal256(50, 3), pa.list_(pa.int64()), pa.large_list(pa.list_(pa.string())), pa.map_(pa.string(), pa.list_(pa.int8())),
+    pa.struct([("a b", pa.int64()), ("c", pa.struct([("d", pa.null())]))]), pa.struct([]),
+]  # fmt: skip
+
+
+def test_columns_as_text_and_back() -> None:
+    names = [f'column "{number}", é: int64>' if number % 2 else f"c{number}" for number in range(len(TYPES))]
+    schema = pa.schema(list(zip(names, TYPES, strict=True)))
+    text = row_table_text(schema)
+    found = fields_of_text(text)
+    assert found is not None
+    assert row_table_text(pa.schema(found)) == text
+    assert [field.name for field in found] == schema.names
+    assert [field.type for field in found] == TYPES
+    for broken in (text[:-1], text[1:], f"{text}x", text.replace("int8", "int7"), "rowtable<a int64>"):
+        assert fields_of_text(broken) is None
