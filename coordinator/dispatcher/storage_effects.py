@@ -44,6 +44,7 @@ from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import release_snapshot
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.restore.sink_forks import find_forgone
 from holdfast.coordinator.totals import COUNTERS_PROPERTY, encode_totals
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
@@ -329,8 +330,8 @@ class StorageEffects:
             metadata = known[1]
         else:
             metadata = yield from load_snapshot(restore.folder)
-        yield from check_files(metadata, restore.folder, checksums=False)
         graph = self._identity.graph
+        yield from check_files(metadata, restore.folder, checksums=False, forgone=find_forgone(metadata, graph))
         lists: dict[tuple[str, str], list[list[bytes]]] = {}
         for operator, name in find_list_states(metadata, graph):
             lists[operator.uid, name] = yield from read_lists(operator, name, restore.folder)

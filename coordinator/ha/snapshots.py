@@ -5,7 +5,7 @@ They check files, not jobs: whether a snapshot fits a graph is decided in the ro
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -101,19 +101,28 @@ def load_snapshot(folder: str) -> Flow[SnapshotMetadata]:
     return metadata
 
 
-def check_files(metadata: SnapshotMetadata, folder: str, *, checksums: bool) -> Flow[None]:
-    """Raise CorruptStateError naming every file that a restore would fail on. External files are in the state directory."""
-    problems = yield from find_problems(metadata, folder, checksums=checksums)
+def check_files(
+    metadata: SnapshotMetadata, folder: str, *, checksums: bool, forgone: Container[str] = frozenset()
+) -> Flow[None]:
+    """Raise CorruptStateError naming every file that a restore would fail on. External files are in the state directory.
+
+    `forgone`: external files that the job does not need."""
+    problems = yield from find_problems(metadata, folder, checksums=checksums, forgone=forgone)
     if problems:
         raise damage_error(folder, problems)
 
 
 def find_problems(
-    metadata: SnapshotMetadata, folder: str, *, checksums: bool, external: bool = True
+    metadata: SnapshotMetadata,
+    folder: str,
+    *,
+    checksums: bool,
+    external: bool = True,
+    forgone: Container[str] = frozenset(),
 ) -> Flow[list[SnapshotProblem]]:
     """Every file that a restore would fail on. No path that leaves the snapshot's folder, or its job's, is read.
 
-    `external`: files outside the snapshot are checked, too, in the state directory."""
+    `external`: files outside the snapshot are checked, too, in the state directory, but for those `forgone`."""
     problems = list(_path_problems(metadata, folder))
     if not problems:
         found: list[SnapshotProblem] = yield from in_folder(
@@ -122,7 +131,7 @@ def find_problems(
         above = f"{split_folder(folder)[0].rstrip('/')}/" if is_absolute_folder(folder) else ""
         problems += [replace(problem, path=above + problem.path) for problem in found]
     if external:
-        problems += yield from find_missing_external(metadata.external)
+        problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forgone)
     return problems
 
 

@@ -273,6 +273,20 @@ def _check_place(place: str, uid: str) -> None:
         raise CorruptStateError(f"operator {uid}: {place!r} is not the place of a sink's log", operator=uid, reason="place")
 
 
+def find_forgone(metadata: SnapshotMetadata, graph: JobGraph) -> frozenset[str]:
+    """External files of a snapshot that a job does not need, by the forks in the graph that was deployed.
+
+    Each attempt reads the decision there: a file that `check_sinks` passed over may be gone, or go at any time."""
+    stored = {operator.uid: operator for operator in metadata.operators}
+    found: set[str] = set()
+    for operator in _committers(graph):
+        fork = operator.properties.get(FORK_PROPERTY)
+        if fork is not None and operator.uid in stored:
+            here = place_of(str(operator.properties[PLACE_PROPERTY]), str(operator.sink_id))
+            found |= _external_of(stored[operator.uid], keep=(here, *msgspec.convert(fork, SinkFork).ends))
+    return frozenset(found)
+
+
 def _external_of(state: OperatorState, keep: Iterable[str] = ()) -> frozenset[str]:
     """External files of a committer outside of these places."""
     entries = {entry for part in state.subtasks for entry in part.external}

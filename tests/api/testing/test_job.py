@@ -15,6 +15,8 @@ import pytest
 import holdfast as hf
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.schema import UNDECLARED
+from holdfast.operators.sinks.parquet import read_committed
+from holdfast.statebackends.snapshot.metadata import decode_metadata
 from tests.api.testing.pipelines import EVENTS, Alarm, Remembering, totals, windows
 
 
@@ -339,6 +341,35 @@ def test_a_job_starts_from_the_savepoint_of_another(tmp_path: Path) -> None:
         job.start(from_=path, sinks="fork")
         feed.add([row("a", 10), row("b", 10)])
         assert sorted(out.rows(), key=str) == [total("a", 11), total("b", 12)]
+
+
+@pytest.mark.parametrize("savepoint_too", [False, True])
+def test_rows_given_up_may_be_gone_at_every_attempt(tmp_path: Path, savepoint_too: bool) -> None:
+    with hf.testing.Job() as job:
+        feed = job.input("events", EVENTS)
+        totals(feed.stream).sink_to(hf.ParquetSink(tmp_path / "old", "out"), uid="out")
+        job.start()
+        feed.add(row("a", 1))
+        path = job.savepoint(tmp_path / "savepoints")
+    staged = sorted((tmp_path / "old").rglob("staged/*"))
+    assert staged
+    for file in staged:
+        file.unlink()
+    with hf.testing.Job() as job:
+        feed = job.input("events", EVENTS)
+        totals(feed.stream).sink_to(hf.ParquetSink(tmp_path / "new", "out"), uid="out")
+        with pytest.raises(hf.CommittablesLeftError):
+            job.start(from_=path, sinks="fork")
+        job.start(from_=path, sinks="abandon")
+        job.fail()
+        feed.add(row("a", 10))
+        if savepoint_too:
+            assert "/old/" not in (Path(job.savepoint(tmp_path / "savepoints")) / "_metadata").read_text()
+        job.checkpoint()
+        job.fail()
+        feed.add(row("a", 100))
+        job.checkpoint()
+    assert sorted(read_committed(tmp_path / "new").column("total").to_pylist()) == [11, 111]
 
 
 def test_a_stop_keeps_windows_open_and_a_drain_closes_them() -> None:

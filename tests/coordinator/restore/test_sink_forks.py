@@ -25,8 +25,18 @@ from holdfast.barriers.sinklog import (
     place_of_staged,
     split_place,
 )
-from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
+from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
+from holdfast.coordinator.ha.records import (
+    ClaimRecord,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    decode_record,
+    encode_record,
+)
 from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.jobmaster.actions import PrepareAttempt
+from holdfast.coordinator.jobmaster.events import AttemptImpossible, AttemptPrepared
 from holdfast.coordinator.restore.plan import SubmissionPlan, check_submission
 from holdfast.coordinator.restore.preflight import Refusal, gravest_first
 from holdfast.statebackends.errors import (
@@ -402,3 +412,51 @@ def test_a_place_says_its_path_and_its_sink(path: str, sink_id: str) -> None:
     staged = f"{path.rstrip('/')}/{SinkPaths(sink_id).staged('part-1.parquet')}"
     assert place_of_staged(staged) == place
     assert place_of_staged("/jobs/sources/u/manifest.json") == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- attempts
+
+
+def prepared(scene: Scene, accepted: SubmissionPlan) -> Any:
+    """Outcome of an attempt of a leader that has just come: it knows what was recorded of the submission, and nothing else."""
+    record = SubmissionRecord(1, 2, accepted.submission, accepted.base, accepted.first_checkpoint_id, "n")
+    graph = decode_record(SubmissionRecord, encode_record(record), "submission").submission.graph
+    effects = StorageEffects(Identity(JOB, 1, "n", 1, graph), lambda: 0)
+    return run_flow(effects.flow(PrepareAttempt(1, accepted.base, 0, {})), scene.storage)
+
+
+def test_an_attempt_of_any_leader_does_without_the_files_that_were_given_up() -> None:
+    scene = Scene()
+    scene.record(state="CANCELED")
+    accepted = scene.plan("abandon")
+    del scene.storage.files[f"{OLD}/{PATHS.staged(FILE.name)}"]
+    assert isinstance(prepared(scene, accepted), AttemptPrepared)
+
+
+def test_files_that_are_left_to_a_job_that_runs_may_go_on_their_way() -> None:
+    scene = Scene()
+    scene.record()
+    accepted = scene.plan("fork")
+    del scene.storage.files[f"{OLD}/{PATHS.staged(FILE.name)}"]
+    assert isinstance(prepared(scene, accepted), AttemptPrepared)
+
+
+@pytest.mark.parametrize("sinks", ["fork", "abandon"])
+def test_files_that_this_job_commits_first_must_still_be_there(sinks: str) -> None:
+    scene = Scene(owner=JOB)
+    scene.record(state="CANCELED")
+    accepted = scene.plan(sinks)
+    assert told(accepted)["ends"] == [place_of(OLD, "out")]
+    del scene.storage.files[f"{OLD}/{PATHS.staged(FILE.name)}"]
+    outcome = prepared(scene, accepted)
+    assert isinstance(outcome, AttemptImpossible)
+    assert "the external file is missing" in str(outcome.error)
+
+
+def test_files_of_a_sink_that_stayed_where_it_was_must_still_be_there() -> None:
+    scene = Scene()
+    scene.record(state="CANCELED")
+    accepted = scene.plan("abandon", path=OLD)
+    assert accepted.report.fits
+    del scene.storage.files[f"{OLD}/{PATHS.staged(FILE.name)}"]
+    assert isinstance(prepared(scene, accepted), AttemptImpossible)
