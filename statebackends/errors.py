@@ -106,6 +106,7 @@ class GraphError(InvalidConfigError):
 
     operators: Sequence[str] | None = None
     variable: str | None = None
+    expression: str | None = None
 
 
 class UnknownColumnError(GraphError):

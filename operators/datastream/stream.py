@@ -18,6 +18,7 @@ from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
 from holdfast.operators.functions.connected import CoRowFunctionOperator, KeyedCoProcessFunction, KeyedCoProcessOperator
+from holdfast.operators.functions.expressions import condition_operator, select_operator
 from holdfast.operators.functions.process import (
     CallableProcessFunction,
     Collector,
@@ -144,9 +145,16 @@ class Stream(Stage):
         self._row_type.check_rows("map")
         return self._add("map", MapOperator(function, self._row_type, output, skips=skips), output)
 
-    def filter(self, function: Callable[[Any], Any], *, on_error: str = "fail") -> Stream:
-        """Keep the rows for which the function is true. `on_error` as in `map`."""
+    def filter(self, function: Callable[[Any], Any] | str, *, on_error: str = "fail") -> Stream:
+        """Keep the rows for which the function is true, or which meet a condition in SQL: "price < 10000 and channel = 'Apple'".
+
+        `on_error` as in `map`. Null counts as false. A condition needs the extra `holdfast[sql]`, and columns; it is a scalar
+        expression of type BOOLEAN, as in `select`, whose errors it raises."""
         skips = is_skipping(on_error, "filter")
+        if isinstance(function, str):
+            if self._row_type.schema is None:
+                raise undeclared_error("filter", "columns")
+            return self._add("filter", condition_operator(function, self._row_type, skips=skips), self._row_type)
         check_returns(function, "filter")
         self._row_type.check_rows("filter")
         return self._add("filter", FilterOperator(function, self._row_type, self._row_type, skips=skips), self._row_type)
@@ -162,6 +170,19 @@ class Stream(Stage):
         output = self._declared(function, returns, "flat_map", each=True)
         self._row_type.check_rows("flat_map")
         return self._add("flat_map", FlatMapOperator(function, self._row_type, output, skips=skips), output)
+
+    def select(self, *columns: str, on_error: str = "fail", **expressions: str) -> Stream:
+        """These columns as they are, then computed ones: price_eur="price * 0.908". Event times stay.
+
+        An expression is DuckDB's SQL over one row: nothing across rows, no subquery, nothing that asks the clock, chance or the
+        environment. Needs the extra `holdfast[sql]` for them. `on_error` as in `map`: a row on which one fails is left out.
+
+        Raises GraphError with the reason, UnknownColumnError, InvalidConfigError if DuckDB is not installed."""
+        skips = is_skipping(on_error, "select")
+        if self._row_type.schema is None:
+            raise undeclared_error("select", "columns")
+        operator = select_operator(columns, expressions, self._row_type, skips=skips)
+        return self._add("select", operator, operator.output_type)
 
     def map_batches(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], *, returns: Any) -> Stream:
         """Columns in, columns out, a record batch at a time; must not depend on where a batch ends.
