@@ -1,7 +1,7 @@
 """SQL scalar expressions over columns: `select`, `filter` and conditions of aggregates, evaluated by DuckDB on record batches.
 
-Types are found when the graph is built. A row's values never depend on the rows beside it, so where a batch ends makes no difference;
-`sql.py` refuses what would."""
+Types are found when the graph is built. A row's values never depend on the rows beside it, so that batches may end anywhere; `sql.py`
+refuses what would."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _CASTS = {
 
 
 class Expressions:
-    """Scalar expressions over the columns of one schema, computed together. Travels by pickle; a copy has a connection of its own."""
+    """Scalar expressions over the columns of one schema, computed together. It travels by pickle, without its connection."""
 
     def __init__(self, texts: Mapping[str, str], schema: pa.Schema, operator: str) -> None:
         """Raises GraphError (with the reason) for what is no scalar expression of these columns, InvalidConfigError without DuckDB.
@@ -112,8 +112,11 @@ class Expressions:
         self._query = connection.sql(_statement(self.expressions))
         if [_arrow_type(each) for each in self._query.types] != self.schema.types:
             found = ", ".join(map(str, self._query.types))
-            message = f"operator {self._operator!r}: this DuckDB gives {found}, that of the driver {self.schema.types}: install the same one"
-            raise InvalidConfigError(message, operator=self._operator, package="duckdb")
+            raise InvalidConfigError(
+                f"operator {self._operator!r}: DuckDB gives {found} here, and {self.schema.types} on the driver: install one version",
+                operator=self._operator,
+                package="duckdb",
+            )
 
     def close(self) -> None:
         if self._connection is not None:
@@ -126,10 +129,11 @@ class Expressions:
             return columns.select([])
         if self._connection is None:
             self.open()
-        return pa.RecordBatch.from_arrays(self._run(self._query, columns), schema=self.schema)
+        results = zip(self._run(self._query, columns), self.schema.types, strict=True)
+        return pa.RecordBatch.from_arrays([_array(result, data_type) for result, data_type in results], schema=self.schema)
 
     def failing(self, columns: pa.RecordBatch) -> Iterator[tuple[int, duckdb.Error]]:
-        """(index, error) of each row that has no result, in order. Raises the error of several rows together that none of them has."""
+        """(index, error) of each row that has no result, in order."""
         import duckdb
 
         ranges = [(0, columns.num_rows)]
@@ -180,17 +184,14 @@ class Expressions:
                 return expression
         return self.expressions[0]
 
-    def _run(self, query: duckdb.DuckDBPyRelation, columns: pa.RecordBatch) -> list[pa.Array]:
+    def _run(self, query: duckdb.DuckDBPyRelation, columns: pa.RecordBatch) -> list[pa.ChunkedArray]:
         self._feed.batches = self._fed([columns])
         try:
             table = query.to_arrow_table()
         finally:
             self._feed.batches = []
         assert table.num_rows == columns.num_rows
-        return [_array(column, data_type) for column, data_type in zip(table.columns, self._types_of(table), strict=True)]
-
-    def _types_of(self, table: pa.Table) -> Sequence[pa.DataType]:
-        return self.schema.types if table.num_columns == len(self.schema) else table.schema.types
+        return list(table.columns)
 
     def _fed(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """The columns that are read; without any, one that tells how many rows there are."""
@@ -332,7 +333,7 @@ def select_operator(taken: Sequence[str], texts: Mapping[str, str], input_type: 
     assert input_type.schema is not None
     names = [*taken, *texts]
     if not names:
-        raise GraphError("operator 'select': name at least one column, or an expression: price_eur='price * 0.908'", operator="select")
+        raise GraphError("operator 'select': name at least one column or expression: price_eur='price * 0.908'", operator="select")
     if len(set(names)) < len(names):
         raise GraphError(f"operator 'select': two columns have one name: {', '.join(names)}", operator="select")
     fields = [input_type.column(name, "select") for name in taken]

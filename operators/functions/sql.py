@@ -32,7 +32,10 @@ _CONFIG = {
 """Neither files nor network nor extensions, and rows in the order in which they came."""
 
 _CLASSES = frozenset(
-    "COLUMN_REF CONSTANT FUNCTION OPERATOR CONJUNCTION COMPARISON CASE CAST BETWEEN COLLATE LAMBDA TYPE".split()
+    (
+        *("COLUMN_REF", "CONSTANT", "FUNCTION", "OPERATOR", "CONJUNCTION", "COMPARISON"),
+        *("CASE", "CAST", "BETWEEN", "COLLATE", "LAMBDA", "TYPE"),
+    )
 )
 """Kinds of parsed expressions that are of one row, whatever is in them."""
 
@@ -163,7 +166,8 @@ class Judge:
     def _unknown(self, name: str, written: Expression) -> UnknownColumnError:
         available = list(self._schema.names)
         return UnknownColumnError(
-            f"operator {self._operator!r}: {written.shown}: there is no column {name!r}; available: {', '.join(available) or 'none'}",
+            f"operator {self._operator!r}: {written.shown}: there is no column {name!r}; "
+            f"available: {', '.join(available) or 'none'}",
             operator=self._operator,
             column=name,
             available=available,
@@ -178,7 +182,8 @@ class Judge:
             if self._schema.names.count(name) > 1:
                 raise self._refusal(written, f"two columns are called {name!r}")
             if pa.types.is_timestamp(data_type) and data_type.tz is not None and data_type.unit == "ns":
-                raise self._refusal(written, f"column {name!r} is {data_type}, which DuckDB cuts off: cast nanoseconds to microseconds")
+                reason = f"column {name!r} is {data_type}, which DuckDB cuts off: cast nanoseconds to microseconds"
+                raise self._refusal(written, reason)
 
 
 def _serialized(connection: duckdb.DuckDBPyConnection, text: str) -> Any:

@@ -93,6 +93,7 @@ def build() -> hf.JobHandle:
     assert_type(paid.side_output(Pay.late), hf.Stream)
     paid.side_output("late").key_by("card").process(Rule(), side_outputs=[hf.OutputTag("odd")]).uid("again")
     stream.connect(stream).map(str, str, returns={"card": str}).print()
+    assert_type(stream.select("card", on_error="skip", euro="amount * 0.908").filter("euro > 1"), hf.Stream)
     job = env.execute(restore="latest")
     try:
         assert_type(job.wait(timeout_s=10), str)

@@ -59,6 +59,8 @@ def build() -> None:
     keyed = stream.key_by("card")
     keyed.aggregate(total="amount")  # E: arg-type
     keyed.window("1h")  # E: arg-type
+    stream.select("card", euro=0.908)  # E: arg-type
+    stream.filter(5)  # E: arg-type
     stream.connect("payments")  # E: arg-type
     stream.connect(stream).process(Rule())  # E: arg-type
     stream.connect(stream).key_by("card")  # E: call-arg
