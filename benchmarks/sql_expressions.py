@@ -1,4 +1,4 @@
-"""How fast rows are selected and filtered on one core: by SQL expressions, by pyarrow.compute in `map_batches`, by a function of the row.
+"""How fast rows are selected and filtered on one core: by SQL expressions, by pyarrow.compute, by a function of the row.
 
 Run `python -m benchmarks.sql_expressions`; prints rows/s per way and rows of a batch."""
 

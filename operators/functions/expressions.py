@@ -1,7 +1,7 @@
 """SQL scalar expressions over columns: `select`, `filter` and conditions of aggregates, evaluated by DuckDB on record batches.
 
-Types are found when the graph is built. A row's values never depend on the rows beside it, so that batches may end anywhere; `sql.py`
-refuses what would."""
+Types are found when the graph is built. A row's values never depend on the rows beside it, so that batches may end anywhere:
+`sql.py` refuses the rest."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Expressions:
         if [_arrow_type(each) for each in self._query.types] != self.schema.types:
             found = ", ".join(map(str, self._query.types))
             raise InvalidConfigError(
-                f"operator {self._operator!r}: DuckDB gives {found} here, and {self.schema.types} on the driver: install one version",
+                f"operator {self._operator!r}: DuckDB gives {found} here, on the driver {self.schema.types}: install one version",
                 operator=self._operator,
                 package="duckdb",
             )
