@@ -19,7 +19,7 @@ from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
 from holdfast.operators.functions.sql import Expression, Judge, connect, refusal
 from holdfast.operators.task.user_failures import NO_RECORD, shown
-from holdfast.statebackends.errors import GraphError, InvalidConfigError, UserFunctionError
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvariantError, UserFunctionError
 
 if TYPE_CHECKING:
     import duckdb
@@ -190,7 +190,8 @@ class Expressions:
             table = query.to_arrow_table()
         finally:
             self._feed.batches = []
-        assert table.num_rows == columns.num_rows
+        if table.num_rows != columns.num_rows:
+            raise InvariantError(f"operator {self._operator!r}: DuckDB gave {table.num_rows} rows for {columns.num_rows}")
         return list(table.columns)
 
     def _fed(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 EXPRESSION_CHARACTERS_MAX = 10_000
 """Longest text of an expression."""
 
+DUCKDB_VERSION_MIN = 2
+"""First major version that scans an object anew each time a bound query runs."""
+
 _CONFIG = {
     "threads": "1",
     "enable_external_access": "false",
@@ -67,19 +70,25 @@ _WORDS = frozenset(("localtime", "localtimestamp", "user", "session_user"))
 def connect(operator: str) -> duckdb.DuckDBPyConnection:
     """An empty database in memory that can reach nothing else, for ever; its time zone is UTC.
 
-    Raises InvalidConfigError where DuckDB is not installed."""
+    Raises InvalidConfigError where DuckDB is not installed, or too old."""
     try:
         import duckdb
     except ImportError as error:
-        raise InvalidConfigError(
-            f"operator {operator!r}: SQL expressions need DuckDB, here and on the executors: pip install 'holdfast[sql]'",
-            operator=operator,
-            package="duckdb",
-        ) from error
+        raise _needs_duckdb(operator, "") from error
+    if int(duckdb.__version__.partition(".")[0]) < DUCKDB_VERSION_MIN:
+        raise _needs_duckdb(operator, f" {DUCKDB_VERSION_MIN}, not {duckdb.__version__}")
     connection = duckdb.connect(":memory:", config=_CONFIG)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def _needs_duckdb(operator: str, version: str) -> InvalidConfigError:
+    return InvalidConfigError(
+        f"operator {operator!r}: SQL expressions need DuckDB{version}, here and on the executors: pip install 'holdfast[sql]'",
+        operator=operator,
+        package="duckdb",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,12 @@ def test_without_duckdb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.package == "duckdb"
 
 
+def test_an_older_duckdb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duckdb, "__version__", "1.4.4")
+    with pytest.raises(hf.InvalidConfigError, match=r"need DuckDB 2, not 1\.4\.4, here and on the executors"):
+        stream().select(c0="price + 1")
+
+
 def test_a_select_of_columns_alone_needs_no_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert stream().select("price", "auction").schema == pa.schema([BIDS.field("price"), BIDS.field("auction")])
