@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.barriers.jobgraph import JobEdge, JobVertex, OperatorDescription
+from holdfast.barriers.jobgraph import JobEdge, JobVertex, OperatorDescription, Partitioning
 from holdfast.operators.base import JobPlan
 
 
@@ -40,7 +40,9 @@ def _operator(operator: OperatorDescription) -> str:
 
 
 def _edge(edge: JobEdge) -> str:
-    if edge.key_type is None:
+    if edge.partitioning is Partitioning.SHUFFLE:
+        return f"{edge.partitioning}, seed {edge.seed}"
+    if edge.partitioning not in (Partitioning.HASH, Partitioning.CUSTOM):
         return str(edge.partitioning)
     key = "function" if edge.key is None else ", ".join(edge.key)
-    return f"{edge.partitioning} by {key} ({edge.key_type})"
+    return f"{edge.partitioning} by {key}" + ("" if edge.key_type is None else f" ({edge.key_type})")

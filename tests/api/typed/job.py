@@ -93,6 +93,7 @@ def build() -> hf.JobHandle:
     assert_type(paid.side_output(Pay.late), hf.Stream)
     paid.side_output("late").key_by("card").process(Rule(), side_outputs=[hf.OutputTag("odd")]).uid("again")
     stream.connect(stream).map(str, str, returns={"card": str}).print()
+    assert_type(stream.rescale().shuffle(7).global_().partition_custom(lambda key, count: 0, ("card", "day")), hf.Stream)
     job = env.execute(restore="latest")
     try:
         assert_type(job.wait(timeout_s=10), str)
