@@ -65,7 +65,6 @@ def build() -> None:
     stream.connect(stream).map(str)  # E: call-arg
     stream.side_output(5)  # E: arg-type
     stream.partition_custom("card", "card")  # E: arg-type
-    stream.partition_custom(lambda key: 0, "card")  # E: arg-type
     stream.shuffle("7")  # E: arg-type
     stream.rescale(2)  # E: call-arg
     stream.slot_sharing_group(1)  # E: arg-type
