@@ -241,6 +241,15 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
     )
 
 
+def links_with_reasons(
+    graph: StreamGraph, config: JobConfig, parallelism: int, *, chaining: bool
+) -> list[tuple[Link, str | None]]:
+    """All links of the job, each with why it is an exchange; None: it is chained. Raises GraphError."""
+    placed = _place(graph, config, parallelism)
+    links = _links(placed)
+    return list(zip(links, chaining_refusals(placed, links, chaining=chaining), strict=True))
+
+
 # --------------------------------------------------------------------------------------------------- nodes, with identity
 
 
@@ -471,13 +480,8 @@ def _states(node: PlacedNode) -> tuple[StateMeta, ...]:
 
 def chain_nodes(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining: bool) -> list[Chain]:
     """Chains in the order of their heads; `nodes` come in topological order, and so do the nodes of each chain."""
-    by_uid = {node.uid: node for node in nodes}
-    inputs = Counter(link.target for link in links)
-    behind = {
-        link.target: link
-        for link in links
-        if chaining and inputs[link.target] == 1 and is_chainable(link, by_uid[link.source], by_uid[link.target])
-    }
+    refusals = chaining_refusals(nodes, links, chaining=chaining)
+    behind = {link.target: link for link, refusal in zip(links, refusals, strict=True) if refusal is None}
     chains: dict[str, Chain] = {}
     for node in nodes:
         link = behind.get(node.uid)
@@ -492,12 +496,30 @@ def chain_nodes(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining:
     return [chains[node.uid] for node in nodes if chains[node.uid].head is node]
 
 
-def is_chainable(link: Link, source: PlacedNode, target: PlacedNode) -> bool:
-    """Whether the link may be a direct call, if it is the only input of its target."""
-    return (
-        link.partitioning is Partitioning.FORWARD
-        and source.parallelism == target.parallelism
-        and source.max_parallelism == target.max_parallelism
-        and target.chaining is Chaining.ALWAYS
-        and source.chaining is not Chaining.NEVER
-    )
+def chaining_refusals(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining: bool) -> list[str | None]:
+    """Why each link is an exchange; None: it is chained."""
+    by_uid = {node.uid: node for node in nodes}
+    inputs = Counter(link.target for link in links)
+    return [
+        _refusal(link, by_uid[link.source], by_uid[link.target], inputs[link.target], chaining=chaining) for link in links
+    ]
+
+
+def _refusal(link: Link, source: PlacedNode, target: PlacedNode, inputs: int, *, chaining: bool) -> str | None:
+    """Why the link can't be a direct call, None if it can. `inputs`: links into the target."""
+    if source.parallelism != target.parallelism:
+        return f"parallelism {source.parallelism} and {target.parallelism}"
+    if link.partitioning is not Partitioning.FORWARD:
+        return f"partitioned: {link.partitioning}"
+    if inputs > 1:
+        return f"{target.uid} reads {inputs} streams"
+    if source.max_parallelism != target.max_parallelism:
+        return f"max parallelism {source.max_parallelism} and {target.max_parallelism}"
+    if not chaining:
+        return "the job has chaining=False"
+    if target.chaining is Chaining.HEAD:
+        return f"{target.uid} starts a new chain"
+    for node in (source, target):
+        if node.chaining is Chaining.NEVER:
+            return f"{node.uid} {'is a committer' if node.committer_of else 'has chaining disabled'}"
+    return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import reduce
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -52,7 +52,7 @@ class StreamEnvironment(Protocol):
 
     def build(self) -> JobPlan: ...
 
-    def explain(self) -> str: ...
+    def explain(self, *, format: Literal["text", "json"] = "text") -> str: ...
 
 
 class Stage:

@@ -71,6 +71,7 @@ def build() -> None:
     keyed.process(Rule(), side_outputs=["late"])  # E: list-item
     keyed.process(3)  # E: arg-type
     stream.sink_to("/out")  # E: arg-type
+    env.explain(format="yaml")  # E: arg-type
     job = env.execute(latest=True)  # E: call-arg
     print(job.progress().rows)  # E: attr-defined
     job.wait("10 s")  # E: arg-type
