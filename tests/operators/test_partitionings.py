@@ -32,7 +32,7 @@ from tests.examples import examples
 from tests.harness.mini import MiniCluster
 from tests.operators.ends import NamedSink, NamedSource
 from tests.operators.ports import DictStorage
-from tests.operators.test_worker import SCHEMA, make_batch, run_through_crashes
+from tests.operators.worker.test_loop import SCHEMA, make_batch, run_through_crashes
 
 ROWS = declared_type({"k": str, "n": int}, "rows")
 
