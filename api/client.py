@@ -103,6 +103,14 @@ class RestClient:
         answer = self._get(f"/v1/jobs/{job_id}/status")
         return _decode(lambda: str(answer["status"]), self.url)
 
+    def plan(self, job_id: str) -> dict[str, Any]:
+        return self._get(f"/v1/jobs/{job_id}/plan")
+
+    def watermarks(self, job_id: str, vertex_id: str) -> dict[int, int]:
+        """Subtask -> watermark, ms, of those that have one."""
+        body = self._call("GET", f"/v1/jobs/{job_id}/vertices/{vertex_id}/watermarks")
+        return _decode(lambda: {int(each["id"].partition(".")[0]): int(each["value"]) for each in json.loads(body)}, self.url)
+
     def exceptions(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/exceptions")
 

@@ -35,10 +35,20 @@ def check_job_name(name: str) -> None:
 
 
 class Partitioning(StrEnum):
+    """Which subtasks of the target get a record of an edge."""
+
     FORWARD = "forward"
     HASH = "hash"
     REBALANCE = "rebalance"
     BROADCAST = "broadcast"
+    RESCALE = "rescale"
+    """In turn, within a group of neighbouring subtasks."""
+    SHUFFLE = "shuffle"
+    """Pseudo-random, by seed, producer and number of the record."""
+    GLOBAL = "global"
+    """Subtask 0."""
+    CUSTOM = "custom"
+    """The subtask that a function of the user returns."""
 
 
 RESTART_KINDS = ("none", "fixed_delay", "exponential_delay", "failure_rate")
@@ -78,10 +88,12 @@ class JobEdge(msgspec.Struct, frozen=True):
     """Which logical input of the target's head (union merges several edges into one index)."""
     partitioning: Partitioning
     key: tuple[str, ...] | None = None
-    """Key columns for HASH by column; None for HASH by a key function (found by uid of the target head)."""
+    """Key columns for HASH and CUSTOM by column; None for a key function, which travels with the plan."""
     key_type: str | None = None
     side_output: str | msgspec.UnsetType = msgspec.UNSET
     """Tag of the side output that feeds the edge; unset: the operator's main output."""
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    """Of a SHUFFLE edge, int64."""
 
     @property
     def tag(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Partitioners: how a producer's batches are distributed over the channels of one edge: forward, hash, rebalance, broadcast.
+"""Partitioners: how a producer's batches are distributed over the channels of one edge.
 
 Pure and vectorised: a partitioner returns (channel, batch) pairs and keeps at most a few counters. It knows nothing of
 credit, queues or frames."""
@@ -6,7 +6,7 @@ credit, queues or frames."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, assert_never
+from typing import NamedTuple, Protocol, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ class Partitioner(Protocol):
 
 
 class ForwardPartitioner:
-    """All rows to the only channel: subtask i feeds subtask i."""
+    """All rows to the first channel: of a FORWARD edge the only one, of a GLOBAL edge that to subtask 0."""
 
     def split(self, batch: Batch) -> Parts:
         return ((0, batch),) if batch.num_rows else ()
@@ -92,6 +92,65 @@ class RebalancePartitioner:
         self._rows = [count - lowest for count in self._rows]
 
 
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK_64 = 2**64 - 1
+
+
+def _mixed(value: int) -> int:
+    """The finaliser of splitmix64: 64 bits of which each depends on all of `value`."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return value ^ (value >> 31)
+
+
+class ShufflePartitioner:
+    """Each row to a pseudo-random channel, a function of seed, producer and the row's number, from 0 in each attempt.
+
+    Where batches end makes no difference. Source: Steele, Lea and Flood, splitmix64; Lemire, the range by multiplication."""
+
+    def __init__(self, channel_count: int, *, seed: int, producer: int) -> None:
+        self._channel_count = channel_count
+        self._state = _mixed((_mixed(seed & _MASK_64) + (producer + 1) * _GOLDEN) & _MASK_64)
+
+    def split(self, batch: Batch) -> Parts:
+        if batch.num_rows == 0:
+            return ()
+        if self._channel_count == 1:
+            return ((0, batch),)
+        return split_by_subtask(batch, self._channels(batch.num_rows), self._channel_count)
+
+    def _channels(self, rows: int) -> npt.NDArray[np.int32]:
+        """Channels of the next rows."""
+        value = np.uint64(self._state) + np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        self._state = (self._state + rows * _GOLDEN) & _MASK_64
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        high = (value ^ (value >> np.uint64(31))) >> np.uint64(32)
+        return ((high * np.uint64(self._channel_count)) >> np.uint64(32)).astype(np.int32)
+
+
+class SubtaskFunction(Protocol):
+    """Finds the target subtask of each row; picklable."""
+
+    def subtasks(self, batch: Batch, *, parallelism: int, operator: str) -> npt.NDArray[np.int32]:
+        """All in range(parallelism). `operator`: uid of the target. Raises UserFunctionError naming operator and record."""
+
+
+class CustomPartitioner:
+    """Rows to the subtask that the user's function returns; it is called with one subtask, too."""
+
+    def __init__(self, function: SubtaskFunction, *, parallelism: int, operator: str) -> None:
+        self._function = function
+        self._parallelism = parallelism
+        self._operator = operator
+
+    def split(self, batch: Batch) -> Parts:
+        if batch.num_rows == 0:
+            return ()
+        found = self._function.subtasks(batch, parallelism=self._parallelism, operator=self._operator)
+        return split_by_subtask(batch, found, self._parallelism)
+
+
 class KeySelector(Protocol):
     """Finds the key of each row of a stream; picklable, used by the producer and once more by the consumer."""
 
@@ -144,23 +203,48 @@ def split_by_subtask(batch: Batch, subtasks: npt.NDArray[np.int32], parallelism:
     return parts
 
 
-def partitioner_of(
-    edge: JobEdge, *, parallelism: int, max_parallelism: int, operator: str, selector: KeySelector | None = None
-) -> Partitioner:
-    """The partitioner of one producer subtask of an edge. `parallelism`, `max_parallelism` and `operator` (uid) are the target's,
-    and so is `selector`, which a hash edge needs.
+class EdgeTarget(NamedTuple):
+    """The consumers of an edge as a producer subtask's partitioner needs them."""
 
-    Raises InvalidConfigError on a hash edge without one."""
+    operator: str
+    """Uid of the target vertex's head."""
+    parallelism: int
+    max_parallelism: int
+    producer: int
+    """The subtask that the partitioner belongs to."""
+    channel_count: int
+    """Channels of this producer: fewer than `parallelism` on pointwise edges."""
+
+
+def partitioner_of(
+    edge: JobEdge, target: EdgeTarget, *, selector: KeySelector | None = None, function: SubtaskFunction | None = None
+) -> Partitioner:
+    """The partitioner of one producer subtask of an edge. A HASH edge needs the target's `selector`, a CUSTOM edge its `function`.
+
+    Raises InvalidConfigError on an edge without them."""
     match edge.partitioning:
-        case Partitioning.FORWARD:
+        case Partitioning.FORWARD | Partitioning.GLOBAL:
             return ForwardPartitioner()
-        case Partitioning.REBALANCE:
-            return RebalancePartitioner(parallelism)
+        case Partitioning.REBALANCE | Partitioning.RESCALE:
+            return RebalancePartitioner(target.channel_count)
         case Partitioning.BROADCAST:
-            return BroadcastPartitioner(parallelism)
+            return BroadcastPartitioner(target.channel_count)
+        case Partitioning.SHUFFLE:
+            return ShufflePartitioner(target.channel_count, seed=edge.seed or 0, producer=target.producer)
         case Partitioning.HASH:
             if selector is None:
-                raise InvalidConfigError(f"operator {operator!r}: no selector for hash edge {edge.edge_id}", operator=operator)
-            return SelectorPartitioner(selector, parallelism=parallelism, max_parallelism=max_parallelism, operator=operator)
+                raise _missing("selector", edge, target.operator)
+            return SelectorPartitioner(
+                selector, parallelism=target.parallelism, max_parallelism=target.max_parallelism, operator=target.operator
+            )
+        case Partitioning.CUSTOM:
+            if function is None:
+                raise _missing("function", edge, target.operator)
+            return CustomPartitioner(function, parallelism=target.parallelism, operator=target.operator)
         case _:
             assert_never(edge.partitioning)
+
+
+def _missing(what: str, edge: JobEdge, operator: str) -> InvalidConfigError:
+    message = f"operator {operator!r}: no {what} for {edge.partitioning} edge {edge.edge_id}"
+    return InvalidConfigError(message, operator=operator)

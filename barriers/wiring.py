@@ -24,28 +24,52 @@ class OutputPlan(NamedTuple):
     """Target subtasks, in the partitioner's channel order."""
 
 
+def producers_of(graph: JobGraph, edge: JobEdge, consumer: int) -> range:
+    """Producer subtasks of the edge that a consumer subtask has a channel from.
+
+    RESCALE connects neighbours: with fewer producers each one feeds a contiguous group of consumers, with fewer consumers each
+    one reads a contiguous group of producers; sizes of groups differ by one at most. Source: Flink,
+    VertexInputInfoComputationUtils.computeVertexInputInfosForPointwise."""
+    producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
+    match edge.partitioning:
+        case Partitioning.FORWARD:
+            return range(consumer, consumer + 1)
+        case Partitioning.RESCALE if producers >= consumers:
+            return range(consumer * producers // consumers, (consumer + 1) * producers // consumers)
+        case Partitioning.RESCALE:
+            producer = consumer * producers // consumers
+            return range(producer, producer + 1)
+        case _:
+            return range(producers)
+
+
+def consumers_of(graph: JobGraph, edge: JobEdge, producer: int) -> range:
+    """Consumer subtasks of the edge that a producer subtask has a channel to; the other end of `producers_of`."""
+    producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
+    match edge.partitioning:
+        case Partitioning.FORWARD:
+            return range(producer, producer + 1)
+        case Partitioning.RESCALE if producers >= consumers:
+            consumer = ((producer + 1) * consumers - 1) // producers
+            return range(consumer, consumer + 1)
+        case Partitioning.RESCALE:
+            return range(-(-producer * consumers // producers), -(-(producer + 1) * consumers // producers))
+        case _:
+            return range(consumers)
+
+
 def derive_inputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[InputPlan, ...]:
     """Input channels of a subtask: by edge in the graph's order, then by producer. Empty for a source."""
     plan = []
     for edge in graph.inputs(vertex_id):
-        if edge.partitioning is Partitioning.FORWARD:
-            producers = range(subtask, subtask + 1)
-        else:
-            producers = range(graph.vertex(edge.source).parallelism)
+        producers = producers_of(graph, edge, subtask)
         plan += [InputPlan(ChannelId(edge.edge_id, producer, subtask), edge.input_index) for producer in producers]
     return tuple(plan)
 
 
 def derive_outputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[OutputPlan, ...]:
     """Output edges of a subtask, in the graph's order. Empty for the end of a pipeline."""
-    plan = []
-    for edge in graph.outputs(vertex_id):
-        if edge.partitioning is Partitioning.FORWARD:
-            consumers: tuple[int, ...] = (subtask,)
-        else:
-            consumers = tuple(range(graph.vertex(edge.target).parallelism))
-        plan.append(OutputPlan(edge, consumers))
-    return tuple(plan)
+    return tuple(OutputPlan(edge, tuple(consumers_of(graph, edge, subtask))) for edge in graph.outputs(vertex_id))
 
 
 def derive_peers(graph: JobGraph, slot: int) -> frozenset[int]:

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import ObjectMissingError as ObjectMissingError
     from holdfast.statebackends.errors import OutOfSpaceError as OutOfSpaceError
     from holdfast.statebackends.errors import OutputMayRepeatError as OutputMayRepeatError
+    from holdfast.statebackends.errors import PartitionOutOfRangeError as PartitionOutOfRangeError
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from holdfast.statebackends.errors import ProtocolError as ProtocolError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
@@ -181,6 +182,7 @@ _EXPORTS = {
         "ObjectMissingError",
         "OutOfSpaceError",
         "OutputMayRepeatError",
+        "PartitionOutOfRangeError",
         "PermissionDeniedError",
         "ProtocolError",
         "RecoveringError",

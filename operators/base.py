@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from holdfast.barriers.jobgraph import JobGraph
-    from holdfast.barriers.partition import KeySelector
+    from holdfast.barriers.partition import KeySelector, SubtaskFunction
     from holdfast.statebackends.storage.port import Flow, Storage
 
 
@@ -319,3 +319,5 @@ class JobPlan:
     """(uid of a keyed operator, input index) -> the selector of that input; also used by HASH edges into its vertex."""
     schemas: dict[int, Any]
     """edge id -> pa.Schema or None."""
+    partitionings: dict[int, SubtaskFunction] = field(default_factory=dict)
+    """edge id -> the user's function of a CUSTOM edge."""

@@ -415,6 +415,15 @@ class UndeclaredStateError(HoldfastError):
     frames: str | None = None
 
 
+class PartitionOutOfRangeError(UserFunctionError):
+    """The function of `partition_custom` returned no subtask of the operator that follows."""
+
+    returned: str
+    """repr of what it returned, truncated to 500 characters."""
+    parallelism: int
+    """Subtasks of the operator."""
+
+
 class UndeclaredOutputError(InvalidConfigError):
     """A function emitted to a side output that it did not declare, or when it has no record to emit one for."""
 

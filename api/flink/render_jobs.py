@@ -10,6 +10,7 @@ from holdfast.api.flink import schemas
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import SubtaskMetrics, TaskState
 from holdfast.coordinator.views import ExceptionView, JobOverviewView, JobView, VertexView
+from holdfast.statebackends.errors import NotFoundError
 
 JOB_STATES = (
     "INITIALIZING",
@@ -107,6 +108,23 @@ def _vertex_metrics(metrics: Sequence[SubtaskMetrics]) -> schemas.VertexMetrics:
         accumulated_idle_time=sum(each.idle_ms for each in metrics),
         accumulated_busy_time=float(sum(each.busy_ms for each in metrics)),
     )
+
+
+def job_plan(view: JobView) -> schemas.JobPlan:
+    return schemas.JobPlan(plan=_plan(view.overview.job_id, view.graph))
+
+
+def vertex_watermarks(view: JobView, vertex_id: str) -> list[schemas.Metric]:
+    """Of each subtask that has told one, in order. Raises NotFoundError for a vertex that the job doesn't have."""
+    vertex = next((each for each in view.vertices if each.vertex_id == vertex_id), None)
+    if vertex is None:
+        raise NotFoundError(f"job {view.overview.job_id} has no vertex {vertex_id!r}", job=view.overview.job_id, vertex=vertex_id)
+    told = ((each.subtask, each.metrics.watermark_ms) for each in vertex.subtasks)
+    return [
+        schemas.Metric(id=f"{subtask}.currentInputWatermark", value=str(watermark_ms))
+        for subtask, watermark_ms in sorted(told)
+        if watermark_ms is not None
+    ]
 
 
 def _plan(job_id: str, graph: JobGraph) -> schemas.Plan:

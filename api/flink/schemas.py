@@ -176,6 +176,17 @@ class Plan(Record):
     nodes: list[PlanNode]
 
 
+class JobPlan(Record):
+    plan: Plan
+
+
+class Metric(Record):
+    """One number of one subtask, as text."""
+
+    id: str
+    value: str
+
+
 class JobDetails(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

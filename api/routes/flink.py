@@ -97,6 +97,18 @@ def job_status(service: Service, job_id: JobId) -> schemas.JobStatus:
     return schemas.JobStatus(status=service.job(job_id).overview.state)
 
 
+@router.get("/jobs/{jobid}/plan")
+def job_plan(service: Service, job_id: JobId) -> schemas.JobPlan:
+    """Vertices of a job and the edges between them, sinks first."""
+    return render_jobs.job_plan(service.job(job_id))
+
+
+@router.get("/jobs/{jobid}/vertices/{vertexid}/watermarks")
+def vertex_watermarks(service: Service, job_id: JobId, vertex_id: VertexId) -> list[schemas.Metric]:
+    """Watermark of each subtask of a vertex, as of its last heartbeat; a subtask without one is left out."""
+    return render_jobs.vertex_watermarks(service.job(job_id), vertex_id)
+
+
 @router.get("/jobs/{jobid}/exceptions")
 def job_exceptions(
     service: Service,

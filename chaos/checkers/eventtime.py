@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import msgspec
 
-from holdfast.barriers.jobgraph import JobGraph, Partitioning
+from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
+from holdfast.barriers.wiring import producers_of
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from holdfast.chaos.checkers.observations import DataEnded, Delivered, Observation, Report, Reported, Requested, Stored, WorldView
@@ -53,9 +54,7 @@ class EventTimeChecker(Checker):
         self._ended.add((fact.attempt, fact.vertex, fact.subtask))
         graph = self._graphs[fact.attempt]
         for edge in graph.inputs(fact.vertex):
-            forward = edge.partitioning is Partitioning.FORWARD
-            producers = [fact.subtask] if forward else range(graph.vertex(edge.source).parallelism)
-            for index in producers:
+            for index in producers_of(graph, edge, fact.subtask):
                 if (fact.attempt, edge.source, index) not in self._ended:
                     who = f"{fact.vertex} ({fact.subtask}) of attempt {fact.attempt} in {fact.actor}"
                     self.report("I10", f"the data of {who} ends, and that of {edge.source} ({index}), which it reads, has not")

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -207,8 +207,7 @@ class Cluster:
             if config.is_incremental:
                 config = msgspec.structs.replace(config, inline_threshold=min(config.inline_threshold, SHARED_BYTES_MIN))
             if config != plan.graph.config:
-                graph = msgspec.structs.replace(plan.graph, config=config)
-                plan = JobPlan(graph, plan.operators, plan.sources, plan.selectors, plan.schemas)
+                plan = replace(plan, graph=msgspec.structs.replace(plan.graph, config=config))
             if allow_output_repeat:
                 for operator in plan.operators.values():
                     if isinstance(operator, FileCommitter):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
 from holdfast.chaos.workloads.feeds import Feed
@@ -90,7 +90,47 @@ class UnionNode:
     """All records of several streams."""
 
 
-Step: TypeAlias = MapNode | FilterNode | FlatMapNode | BatchNode | NumberNode | DistinctNode | WindowNode | UnionNode
+@dataclass(frozen=True, slots=True)
+class CoMapNode:
+    """Two streams for one operator: value + an offset for each."""
+
+    first: int
+    second: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoNumberNode:
+    """Two streams for one operator with state of the key: the records of each stream and key become numbers 1, 2, 3 ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitNode:
+    """Values that the modulus divides, to the main output; the others go aside. Counts the records of each key."""
+
+    modulus: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsideNode:
+    """The side output of a SplitNode, which is its first input; the second is that one's."""
+
+    modulus: int
+
+
+Step: TypeAlias = (
+    MapNode
+    | FilterNode
+    | FlatMapNode
+    | BatchNode
+    | NumberNode
+    | DistinctNode
+    | WindowNode
+    | UnionNode
+    | CoMapNode
+    | CoNumberNode
+    | SplitNode
+    | AsideNode
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +140,8 @@ class StepNode:
     step: Step
     inputs: tuple[int, ...]
     exchange: str = ""
-    """rebalance | broadcast | forward; empty: the DSL's choice. A broadcast has a parallelism of its own."""
+    """rebalance | broadcast | forward | rescale | shuffle | global | custom; empty: the DSL's choice. A broadcast has a
+    parallelism of its own."""
     parallelism: int | None = None
     chaining: str = ""
     """head | never; empty: always."""
@@ -154,13 +195,14 @@ def evaluate(graph: Graph, events: Mapping[str, list[Event]]) -> list[list[Event
 def _evaluate_node(node: Node, events: Mapping[str, list[Event]], given: Sequence[list[Event]]) -> list[Event]:
     if isinstance(node, SourceNode):
         return events[node.feed.uid]
-    taken = [event for index in node.inputs for event in given[index]]
+    inputs = [given[index] for index in node.inputs]
     if node.exchange == "broadcast":
-        taken *= node.parallelism or 1
-    return _evaluate_step(node.step, taken)
+        inputs = [each * (node.parallelism or 1) for each in inputs]
+    return _evaluate_step(node.step, inputs)
 
 
-def _evaluate_step(step: Step, taken: list[Event]) -> list[Event]:
+def _evaluate_step(step: Step, inputs: Sequence[list[Event]]) -> list[Event]:
+    taken = [event for each in inputs for event in each]
     match step:
         case MapNode(factor, offset, keys):
             return [(i, (key + value) % keys, (value * factor + offset) % MODULUS, at) for i, key, value, at in taken]
@@ -182,6 +224,20 @@ def _evaluate_step(step: Step, taken: list[Event]) -> list[Event]:
             return _windowed(taken, size_ms)
         case UnionNode():
             return taken
+        case CoMapNode(first, second):
+            pairs = zip(inputs, (first, second), strict=True)
+            return [(i, key, (value + offset) % MODULUS, at) for each, offset in pairs for i, key, value, at in each]
+        case CoNumberNode():
+            return [
+                (seq, key, seq * 2 + side, 0)
+                for side, each in enumerate(inputs)
+                for key, count in count_keys(each).items()
+                for seq in range(1, count + 1)
+            ]
+        case SplitNode(modulus):
+            return [event for event in taken if event[2] % modulus == 0]
+        case AsideNode(modulus):
+            return [event for event in inputs[1] if event[2] % modulus]
         case _:
             assert_never(step)
 
@@ -217,8 +273,43 @@ def add_windows(taken: Iterable[Event], size_ms: int) -> dict[tuple[int, int], t
 
 
 def draw_graph(rng: random.Random) -> Graph:
-    """One to three feeds, up to seven steps and up to three sinks."""
-    return _Drawing(rng).draw()
+    """One to three feeds, up to seven steps and up to three sinks; then what draw_additions adds."""
+    return draw_additions(_Drawing(rng).draw())
+
+
+def draw_additions(graph: Graph) -> Graph:
+    """The graph with other partitionings here and there, and with an operator of two inputs or one with a side output, each with
+    sinks of its own.
+
+    Drawn by the graph's own text, so that a seed of before they were known still draws the same feeds, steps and settings."""
+    rng = random.Random(repr(graph))
+    nodes = [_dealt(rng, node) for node in graph.nodes]
+    sinks, present = list(graph.sinks), range(len(nodes))
+    if rng.random() < 0.4:
+        step: Step = CoNumberNode() if rng.random() < 0.6 else CoMapNode(rng.randint(1, 99), rng.randint(1, 99))
+        nodes.append(StepNode(step, (rng.choice(present), rng.choice(present)), parallelism=_draw_parallelism(rng)))
+        sinks.append(len(nodes) - 1)
+    if rng.random() < 0.4:
+        source, modulus, split = rng.choice(present), rng.randint(2, 4), len(nodes)
+        nodes.append(StepNode(SplitNode(modulus), (source,), parallelism=_draw_parallelism(rng)))
+        nodes.append(StepNode(AsideNode(modulus), (split, source)))
+        behind = StepNode(MapNode(rng.randint(1, 9), 1, 4), (split + 1,), parallelism=_draw_parallelism(rng))
+        nodes.append(_dealt(rng, behind))
+        sinks += [split, split + 2]
+    return Graph(tuple(nodes), tuple(sinks))
+
+
+def _dealt(rng: random.Random, node: Node) -> Node:
+    """The node, perhaps with another partitioning in front, if it may have one and nothing depends on the one it has."""
+    if not isinstance(node, StepNode) or not isinstance(node.step, MapNode | FilterNode | FlatMapNode | BatchNode):
+        return node
+    if node.exchange not in ("", "rebalance") or rng.random() < 0.6:
+        return node
+    return replace(node, exchange=rng.choice(("rescale", "rescale", "shuffle", "global", "custom")))
+
+
+def _draw_parallelism(rng: random.Random) -> int | None:
+    return rng.choice((None, None, None, 1, 2, 4))
 
 
 class _Drawing:
@@ -249,7 +340,7 @@ class _Drawing:
         return Graph(tuple(self._nodes), tuple(sorted(self._open)))
 
     def _parallelism(self) -> int | None:
-        return self._rng.choice((None, None, None, 1, 2, 4))
+        return _draw_parallelism(self._rng)
 
     def _add(self, node: Node, *, timed: bool) -> None:
         events = {node.feed.uid: feed_events(node.feed, range(node.feed.rows))} if isinstance(node, SourceNode) else {}

@@ -15,7 +15,10 @@ from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.feeds import SCHEMA, no_states, read_before
 from holdfast.chaos.workloads.graphs import (
     MODULUS,
+    AsideNode,
     BatchNode,
+    CoMapNode,
+    CoNumberNode,
     DistinctNode,
     Event,
     FilterNode,
@@ -24,6 +27,7 @@ from holdfast.chaos.workloads.graphs import (
     MapNode,
     NumberNode,
     SourceNode,
+    SplitNode,
     StepNode,
     UnionNode,
     WindowNode,
@@ -40,7 +44,9 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
+from holdfast.operators.functions.connected import KeyedCoProcessFunction
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
+from holdfast.operators.functions.side_outputs import OutputTag
 from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
@@ -70,7 +76,7 @@ def make(rng: random.Random) -> Scenario:
         operators=tuple(
             f"step-{index}"
             for index, node in enumerate(graph.nodes)
-            if isinstance(node, StepNode) and not isinstance(node.step, UnionNode)
+            if isinstance(node, StepNode) and not isinstance(node.step, UnionNode | AsideNode)
         ),
         cuts=(
             CutExpectation(uids, uids[0], partial(no_states, graph.feeds)),
@@ -85,7 +91,7 @@ def _keyed(graph: Graph) -> Iterator[int]:
     for index, node in enumerate(graph.nodes):
         if not isinstance(node, StepNode) or any(graph.waits(each) for each in node.inputs):
             continue
-        if isinstance(node.step, NumberNode | DistinctNode | WindowNode):
+        if isinstance(node.step, NumberNode | DistinctNode | WindowNode | CoNumberNode | SplitNode):
             yield index
 
 
@@ -127,6 +133,11 @@ class _Expected:
         match node.step:
             case NumberNode():
                 return {"seq": count_keys(taken)}
+            case SplitNode():
+                return {"seen": count_keys(taken)}
+            case CoNumberNode():
+                first, second = (count_keys(given[each]) for each in node.inputs)
+                return {"first": first, "second": second}
             case DistinctNode(modulus):
                 return {"seen": {(key, value % modulus): True for _, key, value, _ in taken}}
             case WindowNode(size_ms):
@@ -173,17 +184,14 @@ def _source(environment: Environment, node: SourceNode) -> Stream:
 
 
 def _step(uid: str, node: StepNode, inputs: list[Stream]) -> Stream:
-    stream = inputs[0].union(*inputs[1:])
+    if isinstance(node.step, AsideNode):
+        return inputs[0].side_output("aside")
     if isinstance(node.step, UnionNode):
-        return stream
-    match node.exchange:
-        case "rebalance":
-            stream = stream.rebalance()
-        case "broadcast":
-            stream = stream.broadcast()
-        case "forward":
-            stream = stream.forward()
-    made = _operator(uid, node, stream).uid(uid)
+        return inputs[0].union(*inputs[1:])
+    if isinstance(node.step, CoMapNode | CoNumberNode):
+        made = _co_operator(node.step, *inputs).uid(uid)
+    else:
+        made = _operator(uid, node, _exchanged(node, inputs[0])).uid(uid)
     if node.parallelism is not None:
         made.set_parallelism(node.parallelism)
     if node.chaining == "head":
@@ -191,6 +199,32 @@ def _step(uid: str, node: StepNode, inputs: list[Stream]) -> Stream:
     elif node.chaining == "never":
         made.disable_chaining()
     return made if not isinstance(node.step, WindowNode) else made.map_batches(window_row, returns=SCHEMA).uid(f"{uid}-row")
+
+
+def _exchanged(node: StepNode, stream: Stream) -> Stream:
+    match node.exchange:
+        case "rebalance":
+            return stream.rebalance()
+        case "broadcast":
+            return stream.broadcast()
+        case "forward":
+            return stream.forward()
+        case "rescale":
+            return stream.rescale()
+        case "shuffle":
+            return stream.shuffle(len(node.inputs) + node.inputs[0])
+        case "global":
+            return stream.global_()
+        case "custom":
+            return stream.partition_custom(subtask_of, ("key", "value"))
+    return stream
+
+
+def _co_operator(step: CoMapNode | CoNumberNode, first: Stream, second: Stream) -> Stream:
+    connected = first.connect(second)
+    if isinstance(step, CoMapNode):
+        return connected.map(partial(change, 1, step.first, 0), partial(change, 1, step.second, 0), returns=SCHEMA)
+    return connected.key_by("key", "key").process(CoNumber())
 
 
 def _operator(uid: str, node: StepNode, stream: Stream) -> Stream:
@@ -210,8 +244,10 @@ def _operator(uid: str, node: StepNode, stream: Stream) -> Stream:
         case WindowNode(size_ms):
             windowed = stream.key_by("key").window(Tumbling(milliseconds=size_ms))
             return windowed.aggregate(n=aggregates.count(), total=aggregates.sum("value"))
-        case UnionNode():
-            raise AssertionError("a union is no operator")
+        case SplitNode(modulus):
+            return stream.key_by("key").process(Split(modulus))
+        case UnionNode() | AsideNode() | CoMapNode() | CoNumberNode():
+            raise AssertionError(f"{type(node.step).__name__} is no operator of one input")
         case _:
             assert_never(node.step)
 
@@ -225,9 +261,15 @@ def without_time(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def change(factor: int, offset: int, keys: int, row: Record) -> Record:
-    """Another key and another value."""
+    """Another key, unless there are 0, and another value."""
     value = row["value"]
-    return {"i": row["i"], "key": (row["key"] + value) % keys, "value": (value * factor + offset) % MODULUS}
+    key = (row["key"] + value) % keys if keys else row["key"]
+    return {"i": row["i"], "key": key, "value": (value * factor + offset) % MODULUS}
+
+
+def subtask_of(key: tuple[int, int], parallelism: int) -> int:
+    """By key and value."""
+    return sum(key) % parallelism
 
 
 def is_below(modulus: int, below: int, row: Record) -> bool:
@@ -282,6 +324,49 @@ class Distinct(ProcessFunction):
         if not seen.contains(rest):
             seen.put(rest, True)
             out({"i": -1, "key": row["key"], "value": rest})
+
+
+class CoNumber(KeyedCoProcessFunction):
+    """1, 2, 3 ... of each key, for each stream."""
+
+    first = ValueStateDescriptor("first", int)
+    second = ValueStateDescriptor("second", int)
+    states = (first, second)
+    returns = SCHEMA
+
+    def process_element1(self, row: Record, ctx: ProcessContext, out: Collector) -> None:
+        self._number(self.first, 0, row, ctx, out)
+
+    def process_element2(self, row: Record, ctx: ProcessContext, out: Collector) -> None:
+        self._number(self.second, 1, row, ctx, out)
+
+    def _number(
+        self, counter: ValueStateDescriptor[int], side: int, row: Record, ctx: ProcessContext, out: Collector
+    ) -> None:
+        state = ctx.state(counter)
+        seq = state.value(0) + 1
+        state.update(seq)
+        out({"i": seq, "key": row["key"], "value": seq * 2 + side})
+
+
+class Split(ProcessFunction):
+    """Values that the modulus divides; the others go aside."""
+
+    seen = ValueStateDescriptor("seen", int)
+    states = (seen,)
+    returns = SCHEMA
+    side_outputs = (OutputTag("aside", SCHEMA),)
+
+    def __init__(self, modulus: int) -> None:
+        self.modulus = modulus
+
+    def process_element(self, row: Record, ctx: ProcessContext, out: Collector) -> None:
+        state = ctx.state(self.seen)
+        state.update(state.value(0) + 1)
+        if row["value"] % self.modulus:
+            ctx.output("aside", row)
+        else:
+            out(row)
 
 
 WORKLOAD = Workload("random", "runs a graph of random shape, compared with an evaluator of the same description", make)

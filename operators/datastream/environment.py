@@ -10,15 +10,15 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
 from holdfast.operators.base import JobPlan, Sink, Source
-from holdfast.operators.datastream.explain import explain_plan
-from holdfast.operators.datastream.graph import StreamEdge, StreamGraph, build_plan
+from holdfast.operators.datastream.explain import explain_graph, explained_json, explained_text
+from holdfast.operators.datastream.graph import StreamEdge, StreamGraph, build_plan, links_with_reasons
 from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
 from holdfast.operators.datastream.promises import check_uids, promises_not_kept
 from holdfast.operators.datastream.settings import Settings
@@ -136,9 +136,17 @@ class Environment:
             check_uids(plan.graph)
         return plan
 
-    def explain(self) -> str:
-        """Describe the job as text: vertices, the operators chained in them, and the edges between."""
-        return explain_plan(self.build(), unused=[node.label for node in self.graph.unused()])
+    def explain(self, *, format: Literal["text", "json"] = "text") -> str:
+        """Describe the stream graph (calls of the program), the job graph (vertices, and why each link is chained or not) and the
+        execution plan (subtasks, slots, channels).
+
+        Raises GraphError and other InvalidConfigErrors, as `build` does."""
+        if format not in ("text", "json"):
+            raise InvalidConfigError(f"format is {format!r}, must be one of text, json", setting="format")
+        plan = self.build()
+        links = links_with_reasons(self.graph, self.config, self.parallelism, chaining=self.chaining)
+        explained = explain_graph(self.graph, plan.graph, links)
+        return explained_json(explained) if format == "json" else explained_text(explained, plan.graph)
 
     def execute(
         self,

@@ -1,26 +1,204 @@
-"""A job's plan as text, for people."""
+"""A job's graphs, for people and as JSON: what the program wrote, what became of it, and what runs where."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from holdfast.barriers.jobgraph import JobEdge, JobVertex, OperatorDescription
-from holdfast.operators.base import JobPlan
+import msgspec
+
+from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
+from holdfast.barriers.wiring import consumers_of, producers_of
+from holdfast.operators.datastream.graph import Link, StreamEdge, StreamGraph, StreamNode
+
+CHAINED = "forward, equal parallelism, one stream"
+"""Why a chained link is."""
 
 
-def explain_plan(plan: JobPlan, *, unused: Sequence[str] = ()) -> str:
-    """Vertices in order, with their chained operators, states and edges. `unused`: operators that lead to no sink."""
-    graph = plan.graph
+class StreamInput(msgspec.Struct, frozen=True):
+    """One stream that a call of the program reads."""
+
+    id: int
+    """Of the node that it comes from."""
+    input: int
+    partitioning: str | None
+    """None: left to Holdfast."""
+    key: str | None
+    side_output: str | None
+
+
+class StreamGraphNode(msgspec.Struct, frozen=True):
+    """One call of the program."""
+
+    id: int
+    name: str
+    uid: str | None
+    kind: str
+    parallelism: int | None
+    """None: the environment's."""
+    used: bool
+    """Whether it leads to a sink; else it does not run."""
+    inputs: list[StreamInput]
+
+
+class JobLink(msgspec.Struct, frozen=True):
+    """Records go from one operator to another."""
+
+    source: str
+    """Uid."""
+    target: str
+    input: int
+    side_output: str | None
+    partitioning: str
+    chained: bool
+    reason: str
+    """Why it is chained, or why it is not."""
+
+
+class ExplainedVertex(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+    operators: list[OperatorDescription]
+
+
+class Channels(msgspec.Struct, frozen=True):
+    """Channels of one subtask and one edge: with the subtasks `first` to `last` of the vertex at the other end."""
+
+    edge: int
+    vertex: str
+    first: int
+    last: int
+
+
+class ExecutionSubtask(msgspec.Struct, frozen=True):
+    vertex: str
+    subtask: int
+    slot: int
+    inputs: list[Channels]
+    outputs: list[Channels]
+
+
+class ExecutionPlan(msgspec.Struct, frozen=True):
+    slots: int
+    channels: int
+    subtasks: list[ExecutionSubtask]
+
+
+class ExplainedJobGraph(msgspec.Struct, frozen=True):
+    vertices: list[ExplainedVertex]
+    links: list[JobLink]
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """The three graphs of a job."""
+
+    name: str
+    state_backend: str
+    stream_graph: list[StreamGraphNode]
+    job_graph: ExplainedJobGraph
+    execution_plan: ExecutionPlan
+
+
+def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[tuple[Link, str | None]]) -> Explained:
+    """`links`: all of the job, each with why it is not chained, None if it is."""
+    unused = {node.index for node in stream_graph.unused()}
+    subtasks = [_subtask(graph, vertex, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)]
+    channels = sum(each.last - each.first + 1 for subtask in subtasks for each in subtask.inputs)
+    vertices = [
+        ExplainedVertex(each.vertex_id, each.name, each.parallelism, each.max_parallelism, list(each.operators))
+        for each in graph.vertices
+    ]
+    return Explained(
+        name=graph.name,
+        state_backend=graph.config.state_backend,
+        stream_graph=[_stream_node(node, used=node.index not in unused) for node in stream_graph.nodes],
+        job_graph=ExplainedJobGraph(vertices, [_link(link, refusal) for link, refusal in links]),
+        execution_plan=ExecutionPlan(graph.slots_required, channels, subtasks),
+    )
+
+
+def _stream_node(node: StreamNode, *, used: bool) -> StreamGraphNode:
+    inputs = [_stream_input(edge) for edge in node.inputs]
+    return StreamGraphNode(node.index, node.name, node.uid, node.kind, node.parallelism, used, inputs)
+
+
+def _stream_input(edge: StreamEdge) -> StreamInput:
+    key = edge.selector or edge.custom
+    text = None if key is None else repr(key)
+    partitioning = None if edge.partitioning is None else str(edge.partitioning)
+    return StreamInput(edge.source, edge.input_index, partitioning, text, edge.side_output)
+
+
+def _link(link: Link, refusal: str | None) -> JobLink:
+    edge, reason = link.edge, CHAINED if refusal is None else refusal
+    partitioning, chained = str(link.partitioning), refusal is None
+    return JobLink(link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason)
+
+
+def _subtask(graph: JobGraph, vertex: JobVertex, subtask: int) -> ExecutionSubtask:
+    inputs = [_channels(edge, edge.source, producers_of(graph, edge, subtask)) for edge in graph.inputs(vertex.vertex_id)]
+    outputs = [_channels(edge, edge.target, consumers_of(graph, edge, subtask)) for edge in graph.outputs(vertex.vertex_id)]
+    return ExecutionSubtask(vertex.vertex_id, subtask, subtask, inputs, outputs)
+
+
+def _channels(edge: JobEdge, vertex: str, subtasks: range) -> Channels:
+    return Channels(edge.edge_id, vertex, subtasks.start, subtasks.stop - 1)
+
+
+def explained_json(explained: Explained) -> str:
+    return msgspec.json.format(msgspec.json.encode(explained), indent=2).decode()
+
+
+def explained_text(explained: Explained, graph: JobGraph) -> str:
+    """For people: vertices with their chained operators, states and edges, then the calls, then what runs where. `graph`: the job
+    graph that was explained."""
+    execution = explained.execution_plan
+    lines = [f"job {graph.name}: {len(graph.vertices)} vertices, {execution.slots} slots, {explained.state_backend} state"]
+    lines += _job_graph(graph, {(each.source, each.target, each.input): each.reason for each in explained.job_graph.links})
+    unused = [node.uid or node.name for node in explained.stream_graph if not node.used]
+    if unused:
+        lines.append(f"not part of the job, since they lead to no sink: {', '.join(unused)}")
+    lines += ["", "stream graph: the calls of the program"]
+    lines += [_call(node) for node in explained.stream_graph]
+    lines += ["", f"execution plan: {len(execution.subtasks)} subtasks, {execution.channels} channels; subtask i runs in slot i"]
+    for vertex in graph.vertices:
+        inputs = sum(
+            each.last - each.first + 1
+            for subtask in execution.subtasks
+            if subtask.vertex == vertex.vertex_id
+            for each in subtask.inputs
+        )
+        lines.append(f"    {vertex.name}: slots 0 to {vertex.parallelism - 1}, reads {inputs} channels")
+    return "\n".join(lines)
+
+
+def _job_graph(graph: JobGraph, reasons: Mapping[tuple[str, str, int], str]) -> list[str]:
     numbers = {vertex.vertex_id: number for number, vertex in enumerate(graph.vertices, 1)}
-    lines = [f"job {graph.name}: {len(graph.vertices)} vertices, {graph.slots_required} slots, {graph.config.state_backend} state"]
+    heads = {vertex.vertex_id: vertex.operators[0].uid for vertex in graph.vertices}
+    lines = []
     for vertex in graph.vertices:
         lines.append(f"[{numbers[vertex.vertex_id]}] parallelism {vertex.parallelism}, max {vertex.max_parallelism}")
         depths = _depths(vertex)
         lines += [f"    {'  ' * depths[operator.uid]}{_operator(operator)}" for operator in vertex.operators]
-        lines += [f"    -> [{numbers[edge.target]}] {_edge(edge)}" for edge in graph.outputs(vertex.vertex_id)]
-    if unused:
-        lines.append(f"not part of the job, since they lead to no sink: {', '.join(unused)}")
-    return "\n".join(lines)
+        for edge in graph.outputs(vertex.vertex_id):
+            reason = reasons[edge.source_operator, heads[edge.target], edge.input_index]
+            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {reason}")
+    return lines
+
+
+def _call(node: StreamGraphNode) -> str:
+    inputs = ", ".join(_read(each) for each in node.inputs)
+    size = "" if node.parallelism is None else f", parallelism {node.parallelism}"
+    named = node.name if node.name == node.kind else f"{node.kind} {node.name}"
+    uid = f" (uid {node.uid})" if node.uid else ""
+    return f"    #{node.id} {named}{uid}{size}" + (f" <- {inputs}" if inputs else "")
+
+
+def _read(each: StreamInput) -> str:
+    side = f" side output {each.side_output}" if each.side_output else ""
+    by = f" by {each.key}" if each.key else ""
+    return f"#{each.id}{side}" + (f" {each.partitioning}{by}" if each.partitioning else "")
 
 
 def _depths(vertex: JobVertex) -> dict[str, int]:
@@ -40,7 +218,9 @@ def _operator(operator: OperatorDescription) -> str:
 
 
 def _edge(edge: JobEdge) -> str:
-    if edge.key_type is None:
+    if edge.partitioning is Partitioning.SHUFFLE:
+        return f"{edge.partitioning}, seed {edge.seed}"
+    if edge.partitioning not in (Partitioning.HASH, Partitioning.CUSTOM):
         return str(edge.partitioning)
     key = "function" if edge.key is None else ", ".join(edge.key)
-    return f"{edge.partitioning} by {key} ({edge.key_type})"
+    return f"{edge.partitioning} by {key}" + ("" if edge.key_type is None else f" ({edge.key_type})")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -21,8 +21,10 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
+from holdfast.barriers.partition import SubtaskFunction
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
 from holdfast.operators.base import JobPlan, Operator, Sink, Source
+from holdfast.operators.functions.partitioning import CustomPartitioning
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.task.source_operator import SOURCE_POSITIONS
@@ -61,6 +63,21 @@ class StreamEdge:
     """Which input of the node: a union merges several edges into one."""
     side_output: str | None = None
     """Tag of the side output of the node that it comes from; None: its main output."""
+    seed: int | None = None
+    """Of a SHUFFLE edge."""
+    custom: CustomPartitioning | None = None
+    """Of a CUSTOM edge."""
+
+    def partitioned(
+        self,
+        partitioning: Partitioning,
+        *,
+        selector: Selector | None = None,
+        seed: int | None = None,
+        custom: CustomPartitioning | None = None,
+    ) -> StreamEdge:
+        """The edge with another partitioning, and with nothing of the one before."""
+        return replace(self, partitioning=partitioning, selector=selector, seed=seed, custom=custom)
 
 
 @dataclass
@@ -160,9 +177,8 @@ class Link:
     source: str
     target: str
     partitioning: Partitioning
-    selector: Selector | None = None
-    input_index: int = 0
-    side_output: str | None = None
+    edge: StreamEdge
+    """As the user wrote it."""
 
 
 @dataclass
@@ -189,6 +205,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
     vertex_of = {node.uid: operator_id(chain.head.uid) for chain in chains for node in chain.nodes}
     edges: list[JobEdge] = []
     schemas: dict[int, Any] = {}
+    partitionings: dict[int, SubtaskFunction] = {}
     by_uid = {node.uid: node for node in placed}
     chained = {pair for chain in chains for pair in chain.edges}
     for link in links:
@@ -196,8 +213,11 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
             continue
         edge_id = len(edges)
         source = by_uid[link.source]
-        rows = source.output_type if link.side_output is None else source.side_outputs[link.side_output]
+        tag = link.edge.side_output
+        rows = source.output_type if tag is None else source.side_outputs[tag]
         schemas[edge_id] = rows.schema
+        if link.edge.custom is not None:
+            partitionings[edge_id] = link.edge.custom
         edges.append(_job_edge(edge_id, link, vertex_of))
     vertices = tuple(
         JobVertex(
@@ -217,7 +237,17 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         sources={node.uid: node.source for node in placed if node.source is not None},
         selectors=_selectors(placed, links),
         schemas=schemas,
+        partitionings=partitionings,
     )
+
+
+def links_with_reasons(
+    graph: StreamGraph, config: JobConfig, parallelism: int, *, chaining: bool
+) -> list[tuple[Link, str | None]]:
+    """All links of the job, each with why it is an exchange; None: it is chained. Raises GraphError."""
+    placed = _place(graph, config, parallelism)
+    links = _links(placed)
+    return list(zip(links, chaining_refusals(placed, links, chaining=chaining), strict=True))
 
 
 # --------------------------------------------------------------------------------------------------- nodes, with identity
@@ -368,27 +398,30 @@ def _link(source: PlacedNode, target: PlacedNode, edge: StreamEdge) -> Link:
             f"{target.uid!r} has {target.parallelism}",
             operator=target.uid,
         )
-    return Link(source.uid, target.uid, partitioning, edge.selector, edge.input_index, edge.side_output)
+    return Link(source.uid, target.uid, partitioning, edge)
 
 
 def _job_edge(edge_id: int, link: Link, vertex_of: dict[str, str]) -> JobEdge:
+    edge = link.edge
+    key = edge.selector or edge.custom
     return JobEdge(
         edge_id=edge_id,
         source=vertex_of[link.source],
         source_operator=link.source,
         target=vertex_of[link.target],
-        input_index=link.input_index,
+        input_index=edge.input_index,
         partitioning=link.partitioning,
-        key=None if link.selector is None else link.selector.columns,
-        key_type=None if link.selector is None else link.selector.key_type_text,
-        side_output=link.side_output or msgspec.UNSET,
+        key=None if key is None else key.columns,
+        key_type=None if edge.selector is None else edge.selector.key_type_text,
+        side_output=edge.side_output or msgspec.UNSET,
+        seed=msgspec.UNSET if edge.seed is None else edge.seed,
     )
 
 
 def _selectors(placed: list[PlacedNode], links: list[Link]) -> dict[tuple[str, int], Any]:
     """(uid, input) -> selector, of operators with keyed state and of the targets of HASH edges."""
     found: dict[tuple[str, int], Any] = {(node.uid, 0): node.selector for node in placed if node.selector is not None}
-    found.update({(link.target, link.input_index): link.selector for link in links if link.selector is not None})
+    found.update({(link.target, link.edge.input_index): link.edge.selector for link in links if link.edge.selector is not None})
     return found
 
 
@@ -447,13 +480,8 @@ def _states(node: PlacedNode) -> tuple[StateMeta, ...]:
 
 def chain_nodes(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining: bool) -> list[Chain]:
     """Chains in the order of their heads; `nodes` come in topological order, and so do the nodes of each chain."""
-    by_uid = {node.uid: node for node in nodes}
-    inputs = Counter(link.target for link in links)
-    behind = {
-        link.target: link
-        for link in links
-        if chaining and inputs[link.target] == 1 and is_chainable(link, by_uid[link.source], by_uid[link.target])
-    }
+    refusals = chaining_refusals(nodes, links, chaining=chaining)
+    behind = {link.target: link for link, refusal in zip(links, refusals, strict=True) if refusal is None}
     chains: dict[str, Chain] = {}
     for node in nodes:
         link = behind.get(node.uid)
@@ -463,17 +491,35 @@ def chain_nodes(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining:
         chain = chains[node.uid] = chains[link.source]
         chain.nodes.append(node)
         chain.edges.append((link.source, node.uid))
-        if link.side_output is not None:
-            chain.side_outputs[node.uid] = link.side_output
+        if link.edge.side_output is not None:
+            chain.side_outputs[node.uid] = link.edge.side_output
     return [chains[node.uid] for node in nodes if chains[node.uid].head is node]
 
 
-def is_chainable(link: Link, source: PlacedNode, target: PlacedNode) -> bool:
-    """Whether the link may be a direct call, if it is the only input of its target."""
-    return (
-        link.partitioning is Partitioning.FORWARD
-        and source.parallelism == target.parallelism
-        and source.max_parallelism == target.max_parallelism
-        and target.chaining is Chaining.ALWAYS
-        and source.chaining is not Chaining.NEVER
-    )
+def chaining_refusals(nodes: Sequence[PlacedNode], links: Sequence[Link], *, chaining: bool) -> list[str | None]:
+    """Why each link is an exchange; None: it is chained."""
+    by_uid = {node.uid: node for node in nodes}
+    inputs = Counter(link.target for link in links)
+    return [
+        _refusal(link, by_uid[link.source], by_uid[link.target], inputs[link.target], chaining=chaining) for link in links
+    ]
+
+
+def _refusal(link: Link, source: PlacedNode, target: PlacedNode, inputs: int, *, chaining: bool) -> str | None:
+    """Why the link can't be a direct call, None if it can. `inputs`: links into the target."""
+    if source.parallelism != target.parallelism:
+        return f"parallelism {source.parallelism} and {target.parallelism}"
+    if link.partitioning is not Partitioning.FORWARD:
+        return f"partitioned: {link.partitioning}"
+    if inputs > 1:
+        return f"{target.uid} reads {inputs} streams"
+    if source.max_parallelism != target.max_parallelism:
+        return f"max parallelism {source.max_parallelism} and {target.max_parallelism}"
+    if not chaining:
+        return "the job has chaining=False"
+    if target.chaining is Chaining.HEAD:
+        return f"{target.uid} starts a new chain"
+    for node in (source, target):
+        if node.chaining is Chaining.NEVER:
+            return f"{node.uid} {'is a committer' if node.committer_of else 'has chaining disabled'}"
+    return None

@@ -30,6 +30,7 @@ from holdfast.barriers.jobgraph import JobGraph
 from holdfast.operators.base import JobPlan, Source
 from holdfast.operators.pickling import dumps_by_value, globals_of, module_travels_by_value, travels_by_value
 from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.statebackends.keygroups import operator_id
 
 WALKED_ITEMS_MAX = 10_000
 """Of one container; a larger one counts as a whole, as it travels to workers."""
@@ -51,7 +52,10 @@ class PlanDigest:
 
 def digest_plan(plan: JobPlan) -> PlanDigest:
     """Inside `modules_by_value`, if modules of the user's are to be looked into."""
-    parts = {uid: (plan.operators.get(uid), _as_given(plan.sources.get(uid)), *_selectors(plan, uid)) for uid in _uids(plan)}
+    parts = {
+        uid: (plan.operators.get(uid), _as_given(plan.sources.get(uid)), *_selectors(plan, uid), *_partitionings(plan, uid))
+        for uid in _uids(plan)
+    }
     return PlanDigest(plan.graph, {uid: _digest(part) for uid, part in parts.items()})
 
 
@@ -63,6 +67,12 @@ def _selectors(plan: JobPlan, uid: str) -> list[Any]:
     """Of the first input, or None; then of the others."""
     others = sorted(index for found, index in plan.selectors if found == uid and index)
     return [plan.selectors.get((uid, index)) for index in (0, *others)]
+
+
+def _partitionings(plan: JobPlan, uid: str) -> list[Any]:
+    """The user's functions on the edges into a vertex, by its head, in the order of the edges."""
+    target = operator_id(uid)
+    return [plan.partitionings[edge.edge_id] for edge in plan.graph.inputs(target) if edge.edge_id in plan.partitionings]
 
 
 def _as_given(source: Source | None) -> Source | None:

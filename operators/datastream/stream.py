@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import reduce
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGrap
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
 from holdfast.operators.functions.connected import CoRowFunctionOperator, KeyedCoProcessFunction, KeyedCoProcessOperator
 from holdfast.operators.functions.expressions import condition_operator, select_operator
+from holdfast.operators.functions.partitioning import CustomPartitioning, custom_partitioning
 from holdfast.operators.functions.process import (
     CallableProcessFunction,
     Collector,
@@ -40,6 +41,9 @@ from holdfast.operators.task.user_failures import check_returns, function_name
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.state import StateDescriptor, duration_ms
 
+DEFAULT_SLOT_SHARING_GROUP = "default"
+"""Of all operators (ADR 59)."""
+
 
 class StreamEnvironment(Protocol):
     """The Environment as its streams see it: the graph that their operators are added to."""
@@ -49,7 +53,7 @@ class StreamEnvironment(Protocol):
 
     def build(self) -> JobPlan: ...
 
-    def explain(self) -> str: ...
+    def explain(self, *, format: Literal["text", "json"] = "text") -> str: ...
 
 
 class Stage:
@@ -89,6 +93,20 @@ class Stage:
     def disable_chaining(self) -> Self:
         """Give this operator a subtask of its own."""
         self._own("disable_chaining").chaining = Chaining.NEVER
+        return self
+
+    def slot_sharing_group(self, group: str) -> Self:
+        """Slots are shared by all operators: subtask i of each runs in slot i. `group`: "default", the one group that they form.
+
+        Any other raises GraphError, which Flink would give slots of its own."""
+        node = self._own("slot_sharing_group")
+        if group != DEFAULT_SLOT_SHARING_GROUP:
+            raise GraphError(
+                f"operator {node.label!r} can't be in the slot sharing group {group!r}: all operators share slots, subtask i of "
+                f"each runs in slot i, and their one group is {DEFAULT_SLOT_SHARING_GROUP!r}",
+                operator=node.label,
+                setting="slot_sharing_group",
+            )
         return self
 
     def __repr__(self) -> str:
@@ -227,7 +245,7 @@ class Stream(Stage):
         `key_type` (a Python class, an Arrow type) is needed for a function without a return annotation."""
 
         selector = key_selector(key, key_type, self._row_type, f"key_by({self._key_text(key)})")
-        inputs = tuple(replace(edge, partitioning=Partitioning.HASH, selector=selector) for edge in self._inputs)
+        inputs = tuple(edge.partitioned(Partitioning.HASH, selector=selector) for edge in self._inputs)
         return KeyedStream(self.environment, inputs, self._row_type, selector)
 
     # --------------------------------------------------------------------------------------------------- partitionings
@@ -274,6 +292,32 @@ class Stream(Stage):
         """Keep records on their subtask; the next operator must have the same parallelism."""
         return self._partitioned(Partitioning.FORWARD)
 
+    def rescale(self) -> Stream:
+        """Deal the records in turn to a group of neighbouring subtasks: without a channel from each subtask to each.
+
+        Subtasks of the side with fewer get groups of the other side whose sizes differ by one at most."""
+        return self._partitioned(Partitioning.RESCALE)
+
+    def shuffle(self, seed: int = 0) -> Stream:
+        """Give each record to a pseudo-random subtask of the next operator, by seed, sending subtask and the record's number.
+
+        Numbers begin at 0 in each attempt: after a restore records may go to other subtasks than before. `seed`: int64; else
+        GraphError is raised."""
+        if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+            raise GraphError(f"the seed of shuffle must be an integer of 64 bits, not {seed!r}", setting="seed")
+        return self._partitioned(Partitioning.SHUFFLE, seed=seed)
+
+    def global_(self) -> Stream:
+        """Give every record to subtask 0 of the next operator; its other subtasks get none."""
+        return self._partitioned(Partitioning.GLOBAL)
+
+    def partition_custom(self, function: Callable[[Any, int], int], key: Key) -> Stream:
+        """Give each record to the subtask that `function(key, parallelism)` returns, from 0 to parallelism - 1.
+
+        `key`: a column, several columns (a tuple), or a function of the row. What follows has no keyed state: its key groups
+        lie where `key_by` has them. Anything but such a subtask fails the job with PartitionOutOfRangeError."""
+        return self._partitioned(Partitioning.CUSTOM, custom=custom_partitioning(function, key, self._row_type))
+
     # ------------------------------------------------------------------------------------------------------------ ends
 
     def sink_to(self, sink: Sink, *, name: str | None = None, uid: str | None = None) -> StreamSink:
@@ -307,8 +351,10 @@ class Stream(Stage):
         )
         return Stream(self.environment, (StreamEdge(node.index),), output, node)
 
-    def _partitioned(self, partitioning: Partitioning) -> Stream:
-        inputs = tuple(replace(edge, partitioning=partitioning, selector=None) for edge in self._inputs)
+    def _partitioned(
+        self, partitioning: Partitioning, *, seed: int | None = None, custom: CustomPartitioning | None = None
+    ) -> Stream:
+        inputs = tuple(edge.partitioned(partitioning, seed=seed, custom=custom) for edge in self._inputs)
         return Stream(self.environment, inputs, self._row_type)
 
     @property

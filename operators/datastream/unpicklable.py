@@ -42,7 +42,11 @@ class Culprit:
 def check_picklable(plan: JobPlan) -> None:
     """Raise GraphError naming operator, function and variable if the plan can't be pickled, before anything is started."""
     selectors = [(uid, selector) for (uid, _), selector in plan.selectors.items()]
-    for uid, value in [*plan.operators.items(), *selectors, *plan.sources.items()]:
+    heads = {vertex.vertex_id: vertex.operators[0].uid for vertex in plan.graph.vertices}
+    partitionings = [
+        (heads[edge.target], plan.partitionings[edge.edge_id]) for edge in plan.graph.edges if edge.edge_id in plan.partitionings
+    ]
+    for uid, value in [*plan.operators.items(), *selectors, *partitionings, *plan.sources.items()]:
         error = _failure(value)
         if error is not None:
             raise _explained(uid, find_culprit(value), error) from error

@@ -10,7 +10,14 @@ from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.operators.datastream.launcher import Progress
 from holdfast.operators.task.user_failures import with_source_lines
 
-_ROWS = ("UserFunctionError", "SchemaMismatchError", "InvalidKeyError", "InvalidTimestampError", "StateValueError")
+_ROWS = (
+    "UserFunctionError",
+    "SchemaMismatchError",
+    "PartitionOutOfRangeError",
+    "InvalidKeyError",
+    "InvalidTimestampError",
+    "StateValueError",
+)
 """Kinds of error caused by one row, which the restarted job reads again."""
 
 

@@ -18,7 +18,7 @@ from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
-from holdfast.barriers.partition import Partitioner, partitioner_of
+from holdfast.barriers.partition import EdgeTarget, Partitioner, partitioner_of
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
 from holdfast.operators.base import JobPlan, Operator
@@ -207,7 +207,7 @@ class SubtaskBuilder:
                 edge_id=output.edge.edge_id,
                 producer=key.subtask,
                 consumers=output.consumers,
-                partitioner=_partitioner(plan, output, graph.vertex(output.edge.target)),
+                partitioner=_partitioner(plan, output, graph.vertex(output.edge.target), key.subtask),
                 settings=settings,
             )
             chain.node(output.edge.source_operator).attach(EdgeOutput(gate, self._ports.clock), output.edge.tag)
@@ -243,15 +243,13 @@ def _operator(plan: JobPlan, uid: str, *, restored: bool) -> Operator:
     return template
 
 
-def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex) -> Partitioner:
-    head = target.operators[0].uid
-    selector = plan.selectors.get((head, output.edge.input_index))
+def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex, producer: int) -> Partitioner:
+    edge, head = output.edge, target.operators[0].uid
     return partitioner_of(
-        output.edge,
-        parallelism=target.parallelism,
-        max_parallelism=target.max_parallelism,
-        operator=head,
-        selector=selector,
+        edge,
+        EdgeTarget(head, target.parallelism, target.max_parallelism, producer, len(output.consumers)),
+        selector=plan.selectors.get((head, edge.input_index)),
+        function=plan.partitionings.get(edge.edge_id),
     )
 
 

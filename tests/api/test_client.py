@@ -19,7 +19,7 @@ from holdfast.coordinator.views import TriggerView
 from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
 from holdfast.statebackends.layout import DIRECTORY_FILE
-from tests.api.fakes import JOB, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
+from tests.api.fakes import JOB, SOURCE, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
 
 
 @pytest.fixture
@@ -43,6 +43,8 @@ def test_reading(client: RestClient) -> None:
     assert client.checkpoint_config(JOB)["interval"] == 1_000
     assert client.workers(JOB)["workers"][0]["pid"] == 4242
     assert client.exceptions(JOB)["exceptionHistory"]["entries"]
+    assert client.plan(JOB)["plan"]["name"] == "flights"
+    assert client.watermarks(JOB, SOURCE) == {}
     assert client.overview()["slots-total"] == 2
 
 

@@ -46,6 +46,7 @@ ERRORS_SINCE = {
     "InvalidTimestampError",
     "NeverServedError",
     "ObjectMissingError",
+    "PartitionOutOfRangeError",
     "ProtocolError",
     "SchemaMismatchError",
     "SnapshotTooLargeError",

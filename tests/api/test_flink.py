@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from holdfast.api.flink import checkpoint_schemas
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.views import RestoredView, TriggerView
-from tests.api.fakes import JOB, NAME, SOURCE, TRIGGER, FakeCoordinator, Served
+from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served
 
 SIZES = {
     "checkpointed_size",
@@ -163,6 +164,38 @@ def test_job_plan_names_inputs(served: Served) -> None:
     plan = served.json("GET", f"/jobs/{JOB}")["plan"]
     assert set(plan) == {"jid", "name", "type", "nodes"}
     assert plan["nodes"][0]["inputs"] == [{"num": 0, "id": SOURCE, "ship_strategy": "HASH", "exchange": "pipelined_bounded"}]
+
+
+def test_the_plan_of_a_job_alone(served: Served, prefix: str) -> None:
+    body = served.json("GET", f"{prefix}/jobs/{JOB}/plan")
+    assert set(body) == {"plan"}
+    assert body["plan"] == served.json("GET", f"{prefix}/jobs/{JOB}")["plan"]
+    sink, source = body["plan"]["nodes"]
+    assert set(sink) == {"id", "parallelism", "operator", "operator_strategy", "description", "inputs", "optimizer_properties"}
+    assert (sink["id"], source["id"], source["inputs"]) == (SINK, SOURCE, [])
+    served.json("GET", f"{prefix}/jobs/{'0' * 32}/plan", status=404)
+
+
+def test_watermarks_of_a_vertex(
+    served: Served, coordinator: FakeCoordinator, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{prefix}/jobs/{JOB}/vertices/{SINK}/watermarks"
+    assert served.json("GET", path) == [], "none has told one"
+    view = coordinator.job(JOB)
+    vertex = view.vertices[1]
+    subtasks = tuple(
+        replace(vertex.subtasks[0], subtask=subtask, metrics=replace(vertex.subtasks[0].metrics, watermark_ms=watermark_ms))
+        for subtask, watermark_ms in ((1, None), (2, 1_700_000_000_000), (0, -(2**63)))
+    )
+    told = replace(view, vertices=(view.vertices[0], replace(vertex, subtasks=subtasks)))
+    monkeypatch.setattr(coordinator, "job", lambda job_id: told)
+    assert served.json("GET", path) == [
+        {"id": "0.currentInputWatermark", "value": "-9223372036854775808"},
+        {"id": "2.currentInputWatermark", "value": "1700000000000"},
+    ]
+    refused = served.json("GET", f"{prefix}/jobs/{JOB}/vertices/{'f' * 32}/watermarks", status=404)
+    assert "has no vertex" in refused["errors"][0]
+    served.json("GET", f"{prefix}/jobs/{JOB}/vertices/none/watermarks", status=400)
 
 
 def test_job_status(served: Served, prefix: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -15,11 +17,14 @@ from holdfast.barriers.elements import Batch
 from holdfast.barriers.jobgraph import JobEdge, Partitioning
 from holdfast.barriers.partition import (
     BroadcastPartitioner,
+    CustomPartitioner,
+    EdgeTarget,
     ForwardPartitioner,
     KeySelector,
     Partitioner,
     RebalancePartitioner,
     SelectorPartitioner,
+    ShufflePartitioner,
     partitioner_of,
     split_by_subtask,
 )
@@ -79,7 +84,7 @@ def test_key_of_another_type_names_the_operator(batch: Batch) -> None:
 def test_hash_edge_without_selector_is_refused() -> None:
     edge = JobEdge(1, "v", "v", "w", 0, Partitioning.HASH, key=("k",), key_type="int64")
     with pytest.raises(InvalidConfigError, match="no selector"):
-        partitioner_of(edge, parallelism=2, max_parallelism=128, operator="count")
+        partitioner_of(edge, EdgeTarget("count", 2, 128, producer=0, channel_count=2))
 
 
 # ---------------------------------------------------------------------------------------------------------- routing
@@ -188,9 +193,76 @@ def test_rebalance_is_balanced_by_rows(channel_count: int, sizes: list[int]) -> 
         (Partitioning.REBALANCE, RebalancePartitioner),
         (Partitioning.BROADCAST, BroadcastPartitioner),
         (Partitioning.HASH, SelectorPartitioner),
+        (Partitioning.RESCALE, RebalancePartitioner),
+        (Partitioning.SHUFFLE, ShufflePartitioner),
+        (Partitioning.GLOBAL, ForwardPartitioner),
+        (Partitioning.CUSTOM, CustomPartitioner),
     ],
 )
 def test_partitioner_of_an_edge(partitioning: Partitioning, kind: type[Partitioner]) -> None:
     edge = JobEdge(1, "v", "v", "w", 0, partitioning, key=("k",), key_type="int64")
     selector = ColumnKeySelector(["k"], INT)
-    assert isinstance(partitioner_of(edge, parallelism=2, max_parallelism=128, operator="count", selector=selector), kind)
+    target = EdgeTarget("count", 2, 128, producer=0, channel_count=2)
+    assert isinstance(partitioner_of(edge, target, selector=selector, function=Remainder()), kind)
+
+
+def test_a_custom_edge_needs_its_function() -> None:
+    edge = JobEdge(1, "v", "v", "w", 0, Partitioning.CUSTOM)
+    with pytest.raises(InvalidConfigError, match="operator 'count': no function for custom edge 1"):
+        partitioner_of(edge, EdgeTarget("count", 2, 128, producer=0, channel_count=2))
+
+
+class Remainder:
+    """A function of the user, as the partitioner knows it."""
+
+    def subtasks(self, batch: Batch, *, parallelism: int, operator: str) -> npt.NDArray[np.int32]:
+        return np.array([row % parallelism for row in batch.rows()], dtype=np.int32)
+
+
+def test_custom_follows_the_function() -> None:
+    parts = CustomPartitioner(Remainder(), parallelism=3, operator="count").split(Batch(rows=[4, 6, 1, 3, 5]))
+    assert [(channel, part.rows()) for channel, part in parts] == [(0, [6, 3]), (1, [4, 1]), (2, [5])]
+    assert CustomPartitioner(Remainder(), parallelism=3, operator="count").split(Batch(rows=[])) == ()
+
+
+def shuffled(sizes: Sequence[int], *, channels: int = 3, seed: int = 7, producer: int = 0) -> list[int]:
+    """Channel of each row."""
+    partitioner = ShufflePartitioner(channels, seed=seed, producer=producer)
+    found, first = {}, 0
+    for size in sizes:
+        for channel, part in partitioner.split(Batch(rows=list(range(first, first + size)))):
+            found.update(dict.fromkeys(part.rows(), channel))
+        first += size
+    return [found[row] for row in range(first)]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.integers(0, 50), max_size=10), st.integers(1, 20), st.integers(-(2**63), 2**63 - 1), st.integers(0, 9))
+def test_shuffle_is_a_matter_of_row_numbers_alone(sizes: list[int], channels: int, seed: int, producer: int) -> None:
+    whole = shuffled([sum(sizes)], channels=channels, seed=seed, producer=producer)
+    assert shuffled(sizes, channels=channels, seed=seed, producer=producer) == whole
+    assert all(0 <= channel < channels for channel in whole)
+
+
+def test_shuffle_draws_from_splitmix64() -> None:
+    state, mask, expected = ShufflePartitioner(3, seed=7, producer=2)._state, 2**64 - 1, []
+    for _ in range(20):
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        value = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+        expected.append(((value ^ (value >> 31)) >> 32) * 3 >> 32)
+    assert shuffled([20], producer=2) == expected
+
+
+def test_shuffle_is_the_same_in_every_process_and_differs_by_seed_and_producer() -> None:
+    assert shuffled([12]) == [2, 2, 1, 1, 0, 0, 1, 1, 2, 2, 1, 0]
+    others = [shuffled([100], seed=8), shuffled([100], producer=1), shuffled([100], seed=-7)]
+    assert all(other != shuffled([100]) for other in others)
+
+
+@pytest.mark.parametrize("channels", [2, 3, 16])
+def test_shuffle_is_even(channels: int) -> None:
+    rows = 20_000
+    counts = Counter(shuffled([rows], channels=channels))
+    deviation = sum((counts[channel] - rows / channels) ** 2 for channel in range(channels)) / (rows / channels)
+    assert deviation < 3 * channels + 20  # chi-squared, whose mean is channels - 1

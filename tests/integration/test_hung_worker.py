@@ -72,8 +72,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def quick_to_miss(plan: JobPlan) -> JobPlan:
     """A worker counts as hung after 2 s, not 50."""
     config = msgspec.structs.replace(plan.graph.config, heartbeat_interval_ms=300, heartbeat_timeout_ms=2_000)
-    graph = msgspec.structs.replace(plan.graph, config=config)
-    return JobPlan(graph, plan.operators, plan.sources, plan.selectors, plan.schemas)
+    return replace(plan, graph=msgspec.structs.replace(plan.graph, config=config))
 
 
 @pytest.mark.slow

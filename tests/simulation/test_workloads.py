@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,19 @@ import pytest
 
 from holdfast.chaos.workloads import WORKLOADS, find_workload
 from holdfast.chaos.workloads.feeds import Feed, read_before
-from holdfast.chaos.workloads.graphs import Graph, SourceNode, StepNode, draw_graph
+from holdfast.chaos.workloads.graphs import (
+    AsideNode,
+    CoNumberNode,
+    Graph,
+    SourceNode,
+    SplitNode,
+    StepNode,
+    _Drawing,
+    draw_additions,
+    draw_graph,
+    evaluate,
+    feed_events,
+)
 from holdfast.chaos.workloads.late import LOST_BATCHES_MAX, LateFeed
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.chaos.workloads.settings import BACKENDS
@@ -26,7 +39,7 @@ from tests.simulation.workload_runs import Run
 
 FAMILIES = tuple(WORKLOADS)
 SEEDS = (1, 2, 3)
-PLAN_BYTES_MAX = 12_000
+PLAN_BYTES_MAX = 16_000
 
 
 def scenario_of(family: str, seed: int) -> Scenario:
@@ -169,13 +182,37 @@ def test_random_graphs_have_every_kind_of_step_and_no_loose_end() -> None:
         graph = draw_graph(random.Random(seed))
         used = {index for node in graph.nodes if isinstance(node, StepNode) for index in node.inputs} | set(graph.sinks)
         assert used == set(range(len(graph.nodes)))
-        assert 1 <= len(graph.sinks) <= 3
+        assert 1 <= len(graph.sinks) <= 6
         steps |= {type(node.step) for node in graph.nodes if isinstance(node, StepNode)}
         exchanges |= {node.exchange for node in graph.nodes if isinstance(node, StepNode)}
-    assert len(steps) == 8
-    assert exchanges == {"", "rebalance", "broadcast", "forward"}
+    assert len(steps) == 12
+    assert exchanges == {"", "rebalance", "broadcast", "forward", "rescale", "shuffle", "global", "custom"}
     assert isinstance(graph, Graph)
     assert isinstance(graph.nodes[0], SourceNode)
+
+
+def test_later_kinds_of_steps_are_drawn_by_the_graph_and_leave_a_seed_what_it_drew() -> None:
+    rng = random.Random(7)
+    drawn = _Drawing(rng).draw()
+    left = rng.random()
+    rng = random.Random(7)
+    graph = draw_graph(rng)
+    assert (rng.random(), graph) == (left, draw_additions(drawn))
+    plain = [replace(node, exchange="") if isinstance(node, StepNode) else node for node in graph.nodes[: len(drawn.nodes)]]
+    assert plain == [replace(node, exchange="") if isinstance(node, StepNode) else node for node in drawn.nodes]
+    assert graph.sinks[: len(drawn.sinks)] == drawn.sinks
+
+
+def test_the_cut_of_an_operator_of_two_inputs_counts_each_stream_by_itself() -> None:
+    feeds = [Feed(f"feed-{number}", rows, 2, number * 1_000, 10_000, 3) for number, rows in enumerate((20, 12))]
+    sources = [SourceNode(feed, (1_000.0, 5), None) for feed in feeds]
+    steps = (StepNode(CoNumberNode(), (0, 1)), StepNode(SplitNode(2), (0,)), StepNode(AsideNode(2), (3, 0)))
+    graph = Graph((*sources, *steps), (2, 3, 4))
+    all_events = {feed.uid: feed_events(feed, range(feed.rows)) for feed in feeds}
+    first, second, numbered, even, odd = evaluate(graph, all_events)
+    assert Counter(event[1] for event in numbered) == Counter(event[1] for event in first + second)
+    assert {event[2] % 2 for event in numbered if event[0] == 1} == {0, 1}
+    assert (sorted(even + odd), len(numbered)) == (sorted(first), 32)
 
 
 def test_random_graphs_are_judged_at_their_cuts_wherever_nothing_waits() -> None:

@@ -94,6 +94,7 @@ def build() -> hf.JobHandle:
     paid.side_output("late").key_by("card").process(Rule(), side_outputs=[hf.OutputTag("odd")]).uid("again")
     stream.connect(stream).map(str, str, returns={"card": str}).print()
     assert_type(stream.select("card", on_error="skip", euro="amount * 0.908").filter("euro > 1"), hf.Stream)
+    assert_type(stream.rescale().shuffle(7).global_().partition_custom(lambda key, count: 0, ("card", "day")), hf.Stream)
     job = env.execute(restore="latest")
     try:
         assert_type(job.wait(timeout_s=10), str)

@@ -66,9 +66,14 @@ def build() -> None:
     stream.connect(stream).key_by("card")  # E: call-arg
     stream.connect(stream).map(str)  # E: call-arg
     stream.side_output(5)  # E: arg-type
+    stream.partition_custom("card", "card")  # E: arg-type
+    stream.shuffle("7")  # E: arg-type
+    stream.rescale(2)  # E: call-arg
+    stream.slot_sharing_group(1)  # E: arg-type
     keyed.process(Rule(), side_outputs=["late"])  # E: list-item
     keyed.process(3)  # E: arg-type
     stream.sink_to("/out")  # E: arg-type
+    env.explain(format="yaml")  # E: arg-type
     job = env.execute(latest=True)  # E: call-arg
     print(job.progress().rows)  # E: attr-defined
     job.wait("10 s")  # E: arg-type
