@@ -201,6 +201,9 @@ class RuntimeContext:
     operator_backend: OperatorStateBackend | None = None
     timer_service: TimerService | None = None
     job_name: str = ""
+    auto_watermark_interval_ms: int = 0
+    reading: Callable[[], int] = lambda: 0
+    """The subtask's reading time."""
     valve: MultiInputValve | None = None
     """Of the head of a chain that has input channels."""
     closed: bool = False
@@ -234,6 +237,9 @@ class RuntimeContext:
 
     def monotonic_ms(self) -> int:
         return self.clock.monotonic_ms()
+
+    def reading_ms(self) -> int:
+        return self.reading()
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self.pool.submit(work, self._unless_closed(done))

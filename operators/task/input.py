@@ -93,6 +93,10 @@ class InputPort(Protocol):
     def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None: ...
     def close(self) -> None: ...
 
+    @property
+    def blocked(self) -> frozenset[int]:
+        """Channels that wait for the barriers of others."""
+
 
 @dataclass(frozen=True, slots=True)
 class GateInputs:
@@ -199,9 +203,28 @@ class TaskInput:
         self._take(polled)
         return True
 
-    def next_wakeup_ms(self) -> int | None:
+    @property
+    def is_listening(self) -> bool:
+        """Whether what comes would be read: nothing but the lack of it keeps the subtask from reading."""
+        if self._source is not None:
+            return self._phase is SourcePhase.READING
+        assert self._inputs is not None
+        return not self.is_drained and not self._inputs.gate.blocked
+
+    def process_silence(self, reading_ms: int) -> bool:
+        """Nothing was there to be read up to this reading time. False: nothing follows."""
+        if not self._chain.watches_silence or not self.is_listening or not self._chain.process_silence(reading_ms):
+            return False
+        self.collect_own_watermarks()
+        return True
+
+    def next_wakeup_ms(self, reading_ms: int = 0) -> int | None:
         """Monotonic time at which there is something to do although nothing arrives."""
         wakeups: list[int] = []
+        if self._chain.watches_silence and self.is_listening:
+            silence_ms = self._chain.next_silence_ms()
+            if silence_ms is not None:
+                wakeups.append(self._clock.monotonic_ms() + max(1, silence_ms - reading_ms))
         if self._source is not None and self._phase is SourcePhase.READING:
             wakeups.append(self._ready_at_ms)
         timer_ms = self._next_processing_time_ms()
@@ -304,7 +327,7 @@ class TaskInput:
         return self._chain.advance_watermark(signal.timestamp_ms)
 
     def _pass_on(self, status: WatermarkStatus) -> Iterator[None]:
-        self._chain.broadcast(status)
+        self._chain.process_status(idle=status.idle)
         yield
 
     # -------------------------------------------------------------------------------------------------- source and end

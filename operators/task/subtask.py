@@ -86,6 +86,9 @@ class _Times:
     idle_s: float = 0.0
     backpressured_s: float = 0.0
     was_backpressured: bool = False
+    silent_s: float = 0.0
+    """Of `idle_s`: the subtask could have read, and found nothing."""
+    was_silent: bool = False
 
 
 class Subtask:
@@ -129,6 +132,8 @@ class Subtask:
         self._early: list[Notice] = []
         self._disposed = False
         self._times = _Times(ports.clock.seconds())
+        for node in ports.chain.nodes:
+            node.context.reading = self._reading_ms
         self.last_step = StepResult(progress=True, has_more=True)
         """What the newest step did; tells a scheduler when the next one is worth it."""
 
@@ -272,6 +277,8 @@ class Subtask:
             times.backpressured_s += began - times.last_end_s
         else:
             times.idle_s += began - times.last_end_s
+            if times.was_silent:
+                times.silent_s += began - times.last_end_s
         progress = self._serve_mail()
         backpressured = False
         has_more = progress
@@ -287,7 +294,10 @@ class Subtask:
         times.last_end_s = self._clock.seconds()
         times.was_backpressured = backpressured
         times.busy_s += times.last_end_s - began
-        wakeup_ms = self._input.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
+        is_running = self.state is TaskState.RUNNING
+        wakeup_ms = self._input.next_wakeup_ms(self._reading_ms()) if is_running and not backpressured else None
+        found_nothing = is_running and not backpressured and not has_more
+        times.was_silent = found_nothing and self.chain.watches_silence and self._input.is_listening
         self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
         return self.last_step
 
@@ -312,12 +322,16 @@ class Subtask:
                 if not output.is_available:
                     return moved, False, True
             self.chain.set_processing_time()
-            if not self._input.advance(now_ms):
+            if not self._input.advance(now_ms) and not self._input.process_silence(self._reading_ms()):
                 return moved, False, False
             moved = True
             if self.mailbox or self._clock.seconds() >= deadline_s:
                 break
         return moved, True, False
+
+    def _reading_ms(self) -> int:
+        """See `OperatorContext.reading_ms`."""
+        return int(self._times.silent_s * 1000 + 1e-6)
 
     def _finish_if_due(self) -> bool:
         if not self._finish_id or self._input.has_work or self.chain.has_pending_work() or self._pool.under_way:

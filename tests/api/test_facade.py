@@ -58,6 +58,9 @@ NAMES_SINCE = {
     "KeyedCoProcessFunction",
     "OutputTag",
     "testing",
+    "WatermarkGenerator",
+    "WatermarkOutput",
+    "WatermarkStrategy",
 }
 
 INTERNAL_ERRORS = {
