@@ -1,0 +1,104 @@
+"""A source that is silent for its timeout is told to be idle, and none before; idle channels hold nobody (I33).
+
+Silence is measured from outside, between two looks: for how long a subtask gave no record while it could have, at least and at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holdfast.barriers.elements import MAX_WATERMARK
+from holdfast.barriers.messages import TaskState
+from holdfast.barriers.valve import MultiInputValve, StatusWatermarkValve
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.observations import Report, WorldView
+from holdfast.chaos.workloads.scenario import Scenario
+from holdfast.operators.functions.timestamps import TimestampsOperator
+from holdfast.operators.task.chain import ChainNode
+from holdfast.operators.task.subtask import Subtask
+
+SLACK_S = 0.3
+"""How much later than its timeout a subtask that is stepped may go idle: what passes unseen between two looks."""
+UNKNOWN_S = 1e9
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One strategy of one subtask, as it was at the last look."""
+
+    looked_s: float
+    records: int
+    backpressured_s: float
+    was_held: bool
+    silent_min_s: float = 0.0
+    silent_max_s: float = UNKNOWN_S
+
+
+class SilenceChecker(Checker):
+    """Looks at the watermark strategies of sources, and at what the readers of several channels make of them."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I33",)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report, ledger)
+        self._watched: dict[tuple[str, int, str, int, str], _Watched] = {}
+
+    def look(self) -> None:
+        for host in self.world.workers():
+            for each in host.subtasks():
+                subtask = each.subtask
+                if subtask.state is not TaskState.RUNNING:
+                    continue
+                inputs = subtask._ports.inputs
+                if inputs is not None:
+                    self._check_valves(subtask, inputs.valve)
+                else:
+                    for node in subtask.chain.nodes:
+                        if isinstance(node.operator, TimestampsOperator):
+                            self._check_source(host.process.name, subtask, node, node.operator)
+
+    def _check_source(self, process: str, subtask: Subtask, node: ChainNode, operator: TimestampsOperator) -> None:
+        timeout_ms = operator.strategy.idle_after_ms
+        if timeout_ms is None or subtask.is_drained:
+            return
+        key = (process, subtask.attempt, subtask.key.vertex, subtask.key.subtask, node.uid)
+        watched = self._measure(key, subtask, node)
+        timeout_s = timeout_ms / 1000
+        since_step_s = watched.looked_s - subtask._times.last_end_s
+        if node.idle and watched.silent_max_s < timeout_s:
+            seen = f"{watched.silent_max_s * 1000:.0f} ms in which it could read"
+            self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is idle after {seen}, before its {timeout_ms} ms")
+        if not node.idle and watched.silent_min_s - since_step_s > timeout_s + SLACK_S:
+            seen = f"{watched.silent_min_s * 1000:.0f} ms without a record"
+            self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is active after {seen}: its timeout is {timeout_ms} ms")
+
+    def _measure(self, key: tuple[str, int, str, int, str], subtask: Subtask, node: ChainNode) -> _Watched:
+        now_s, records = subtask._clock.seconds(), node.context.counters.records_in
+        held = subtask.last_step.backpressured
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = self._watched[key] = _Watched(now_s, records, subtask._times.backpressured_s, held)
+            return watched
+        gap_s = now_s - watched.looked_s
+        if records != watched.records:
+            watched.silent_min_s, watched.silent_max_s = 0.0, gap_s
+        else:
+            free = not held and not watched.was_held and subtask._times.backpressured_s == watched.backpressured_s
+            watched.silent_min_s += gap_s if free else 0.0
+            watched.silent_max_s += 0.0 if held and watched.was_held else gap_s
+        watched.looked_s, watched.records, watched.was_held = now_s, records, held
+        watched.backpressured_s = subtask._times.backpressured_s
+        return watched
+
+    def _check_valves(self, subtask: Subtask, valves: MultiInputValve) -> None:
+        for valve in (*valves._valves, valves._minimum):
+            self._check_valve(subtask, valve)
+
+    def _check_valve(self, subtask: Subtask, valve: StatusWatermarkValve) -> None:
+        """Event time is the minimum over channels that are neither idle nor ended, and have caught up."""
+        going = [channel.watermark_ms for channel in valve._channels if not channel.idle and channel.watermark_ms < MAX_WATERMARK]
+        least = min(going, default=None)
+        if least is not None and least > valve.watermark_ms:
+            who = f"{subtask.key.vertex} ({subtask.key.subtask})"
+            self.report("I33", f"event time of {who} is {valve.watermark_ms}, and all inputs that are not idle have reached {least}")
