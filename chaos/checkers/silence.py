@@ -21,6 +21,7 @@ from holdfast.operators.task.subtask import Subtask
 SLACK_S = 0.3
 """How much later than its timeout a subtask that is stepped may go idle: what passes unseen between two looks."""
 UNKNOWN_S = 1e9
+ROUNDING_S = 0.005
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class SilenceChecker(Checker):
         watched = self._measure(key, subtask, node)
         timeout_s = timeout_ms / 1000
         since_step_s = watched.looked_s - subtask._times.last_end_s
-        if node.idle and watched.silent_max_s < timeout_s:
+        if node.idle and watched.silent_max_s + ROUNDING_S < timeout_s:
             seen = f"{watched.silent_max_s * 1000:.0f} ms in which it could read"
             self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is idle after {seen}, before its {timeout_ms} ms")
         if not node.idle and watched.silent_min_s - since_step_s > timeout_s + SLACK_S:
