@@ -26,7 +26,7 @@ from holdfast.chaos.checkers.registers import RegisterChecker
 from holdfast.chaos.checkers.repair import RepairChecker
 from holdfast.chaos.checkers.restarts import RestartsChecker
 from holdfast.chaos.checkers.retention import RetentionChecker
-from holdfast.chaos.checkers.silence import SilenceChecker
+from holdfast.chaos.checkers.silence import AlignmentChecker, SilenceChecker
 from holdfast.chaos.checkers.stops import StopsChecker
 from holdfast.chaos.checkers.workingfolders import WorkingFoldersChecker
 from holdfast.chaos.workloads.scenario import Scenario
@@ -54,6 +54,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     EventTimeChecker,
     LateChecker,
     SilenceChecker,
+    AlignmentChecker,
     BoundsChecker,
     WorkingFoldersChecker,
     NoticesChecker,

@@ -117,10 +117,12 @@ class Feeds:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the strategies of the silent sources say."""
+    """What the strategies say."""
 
     idle_ms: int
     advance_ms: int | None
+    drift_ms: int | None
+    """Of the watermark group of all three; None: there is none."""
 
 
 def make(rng: random.Random) -> Scenario:
@@ -134,7 +136,7 @@ def make(rng: random.Random) -> Scenario:
         RestingFeed("silent", 0, keys, 2_000_000, 10_000, 2, 0, rest_ms=rest_ms + 300),
     )
     pace = (rows / rng.uniform(0.7, 1.5), rng.choice((5, 10, 25)))
-    times = Times(rng.randint(150, 300), rng.choice((None, 250)))
+    times = Times(rng.randint(150, 300), rng.choice((None, 250)), rng.choice((None, 20, 100)))
     size_ms, parallelism, settings = rng.choice((40, 100, 250)), rng.randint(1, PARALLELISM_MAX), draw_settings(rng)
     return Scenario(
         plan=partial(_plan, feeds, pace, rng.randint(1, STEP_ROWS_MAX), times, size_ms, parallelism, settings),
@@ -158,6 +160,8 @@ def _plan(
 ) -> JobPlan:
     environment = Environment("idle", parallelism=parallelism or drawn, **settings)
     bounded = WatermarkStrategy.for_bounded_out_of_orderness(feeds.steady.disorder_ms).with_timestamp_assigner("at")
+    if times.drift_ms is not None:
+        bounded = bounded.with_watermark_alignment("sources", times.drift_ms, 50)
     silent = bounded.with_idleness(times.idle_ms)
     if times.advance_ms is not None:
         silent = silent.advance_when_idle(times.advance_ms)

@@ -11,9 +11,11 @@ from datetime import timedelta
 from functools import reduce
 from typing import Any, Protocol, Self
 
+import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import Partitioning
+from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
@@ -220,6 +222,8 @@ class Stream(Stage):
             raise GraphError(f"{what}: the records have no event times: give the strategy with_timestamp_assigner", operator=what)
         stream = self._add("timestamps", TimestampsOperator(source, strategy, self._row_type, skips=skips), self._row_type)
         stream._own(what).timestamped = True
+        if strategy.alignment is not None:
+            stream._own(what).properties[ALIGNMENT_PROPERTY] = msgspec.to_builtins(strategy.alignment)
         return stream
 
     def key_by(self, key: Key, *, key_type: Any = None) -> KeyedStream:

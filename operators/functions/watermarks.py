@@ -17,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.barriers.messages import TEXT_BYTES_MAX
+from holdfast.barriers.watermark_alignment import UPDATE_INTERVAL_MS_MIN, WatermarkAlignment
 from holdfast.operators.functions.time import BoundedOutOfOrderness
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state import duration_ms
@@ -317,6 +319,7 @@ class WatermarkStrategy:
     """None: records have event times already."""
     idle_after_ms: int | None = None
     advance_after_ms: int | None = None
+    alignment: WatermarkAlignment | None = None
 
     @classmethod
     def for_bounded_out_of_orderness(cls, max_out_of_orderness: timedelta | int) -> WatermarkStrategy:
@@ -380,6 +383,19 @@ class WatermarkStrategy:
 
         It rises by no more than has passed since the last record; a record that then comes behind it is late, as any other."""
         return replace(self, advance_after_ms=_duration(after, "the time of advance_when_idle", least_ms=1))
+
+    def with_watermark_alignment(
+        self, group: str, max_drift_ms: timedelta | int, update_interval_ms: timedelta | int = 1_000
+    ) -> WatermarkStrategy:
+        """A source whose watermark is more than `max_drift_ms` ahead of the least of its group waits, over all sources and workers.
+
+        The least is over subtasks that are neither idle nor ended; watermarks are compared every `update_interval_ms` (at least 10 ms), so
+        that a source may run ahead for about one. All of a group say the same. The strategy stands right behind its source."""
+        if not isinstance(group, str) or not 0 < len(group) <= TEXT_BYTES_MAX:
+            raise InvalidConfigError(f"a watermark group is a name of 1..{TEXT_BYTES_MAX} characters, not {group!r}", setting="group")
+        drift_ms = _duration(max_drift_ms, "max_drift_ms", least_ms=0)
+        interval_ms = _duration(update_interval_ms, "update_interval_ms", least_ms=UPDATE_INTERVAL_MS_MIN)
+        return replace(self, alignment=WatermarkAlignment(group, drift_ms, interval_ms))
 
 
 def _duration(value: timedelta | int, what: str, *, least_ms: int) -> int:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, ElementEvent, Watermark, WatermarkStatus
 from holdfast.barriers.messages import OPERATORS_MAX, OperatorMetrics
+from holdfast.barriers.watermark_alignment import alignment_of
 from holdfast.operators.base import Operator
 from holdfast.operators.task.context import RuntimeContext
 from holdfast.statebackends.backend import KeyedStateBackend
@@ -172,6 +173,9 @@ class OperatorChain:
         self._behind: tuple[KeyedStateBackend, ...] = ()
         self._timer_nodes = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
         self._silence_nodes: tuple[ChainNode, ...] = ()
+        alignments = ((alignment_of(node.uid, node.context.properties), node) for node in nodes)
+        self.aligned = tuple((alignment.group, node) for alignment, node in alignments if alignment is not None)
+        """(watermark group, operator) of those that are in one."""
 
     def node(self, uid: str) -> ChainNode:
         return next(node for node in self.nodes if node.uid == uid)

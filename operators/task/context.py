@@ -13,7 +13,13 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.barriers.messages import FinishTasks, NotifyCheckpointAborted, NotifyCheckpointComplete, TriggerCheckpoint
+from holdfast.barriers.messages import (
+    AlignWatermarks,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    TriggerCheckpoint,
+)
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import OperatorCounters, TimerService
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
@@ -48,6 +54,7 @@ Mail: TypeAlias = (
     | NotifyCheckpointComplete
     | NotifyCheckpointAborted
     | FinishTasks
+    | AlignWatermarks
     | CancelSubtask
     | FailSubtask
     | PoolOutcome

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
+from msgspec import UNSET
+
 from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
 from holdfast.barriers.messages import (
     TRACEBACK_BYTES_MAX,
+    AlignWatermarks,
     Answerable,
     CheckpointKind,
     FailureReason,
@@ -186,6 +189,7 @@ class Subtask:
             watermark_ms=None if watermark_ms in (MIN_WATERMARK, MAX_WATERMARK) else watermark_ms,
             restored_local_bytes=self._ports.restored.local,
             restored_remote_bytes=self._ports.restored.remote,
+            aligned=self._input.aligned_watermarks() or UNSET,
         )
 
     # ---------------------------------------------------------------------------------------------------------- life
@@ -367,6 +371,8 @@ class Subtask:
                 self._cancel()
             case FailSubtask(error=error):
                 self._fail(error)
+            case AlignWatermarks(maximum_ms=maximum_ms):
+                self._input.align(maximum_ms)
             case SourceReady():
                 self._input.source_is_ready()
             case _:

@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.barriers.elements import MAX_WATERMARK, CheckpointBarrier, Watermark, WatermarkStatus
-from holdfast.barriers.messages import CheckpointKind, TriggerCheckpoint
+from holdfast.barriers.messages import AlignWatermarks, CheckpointKind, TriggerCheckpoint
+from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import Operator, Poll
 from holdfast.operators.functions.schema import UNDECLARED
 from holdfast.operators.functions.silence import Silence
@@ -225,3 +227,63 @@ def test_silence_begins_again_with_each_record(idle_after: int | None) -> None:
     silence.record(40)
     assert not silence.is_idle
     assert silence.next_ms == (60 if idle_after is None else 50)
+
+
+# ------------------------------------------------------------------------------------------------------ watermark alignment
+
+
+def aligned(made: WatermarkStrategy) -> tuple[Bench, Tap]:
+    """A source in the group "g"."""
+    tap = Tap()
+    fields = msgspec.to_builtins(made.with_watermark_alignment("g", 10).alignment)
+    bench = Bench(
+        [SourceOperator(tap), TimestampsOperator(made.assigner, made, UNDECLARED)], properties={ALIGNMENT_PROPERTY: fields}
+    )
+    bench.subtask.start()
+    return bench, tap
+
+
+def test_a_source_too_far_ahead_of_its_group_waits() -> None:
+    bench, tap = aligned(strategy())
+    bench.mailbox.put(AlignWatermarks(1, {"g": 50, "other": 0}))
+    tap.waiting = [10, 51, 60, 70]
+    pass_time(bench, 5)
+    assert bench.port.take() == [10, Watermark(9), 51, Watermark(50), 60, Watermark(59)]
+    assert bench.subtask.last_step.next_wakeup_ms is None, "it waits for a command, and does not turn in circles"
+    bench.mailbox.put(AlignWatermarks(1, {"g": 59}))
+    pass_time(bench, 5)
+    assert bench.port.take() == [70, Watermark(69)]
+
+
+def test_a_pause_is_no_silence() -> None:
+    bench, tap = aligned(strategy().with_idleness(50).advance_when_idle(50))
+    bench.mailbox.put(AlignWatermarks(1, {"g": 5}))
+    tap.waiting = [10, 11]
+    pass_time(bench, 1_000)
+    assert bench.port.take() == [10, Watermark(9)]
+    assert bench.subtask.metrics().aligned == {"op1": 9}
+
+
+def test_a_checkpoint_and_a_stop_go_through_a_paused_source() -> None:
+    bench, tap = aligned(strategy())
+    bench.mailbox.put(AlignWatermarks(1, {"g": 5}))
+    tap.waiting = [10, 11]
+    pass_time(bench, 5)
+    bench.mailbox.put(TriggerCheckpoint(1, 1, 0, CheckpointKind.CHECKPOINT, "chk-1"))
+    bench.mailbox.put(TriggerCheckpoint(1, 2, 0, CheckpointKind.STOP_SAVEPOINT, "chk-2", drain=True))
+    pass_time(bench, 5)
+    bench.pool.settle()
+    pass_time(bench, 5)
+    assert [type(answer).__name__ for answer in bench.answers()] == ["AcknowledgeCheckpoint"] * 2
+    assert bench.subtask.is_drained
+    assert bench.subtask.metrics().aligned == {"op1": None}, "an ended source holds nobody"
+
+
+def test_an_idle_source_and_one_without_a_watermark_hold_nobody() -> None:
+    bench, tap = aligned(strategy().with_idleness(50))
+    assert bench.subtask.metrics().aligned == {"op1": None}
+    tap.waiting = [10]
+    pass_time(bench, 5)
+    assert bench.subtask.metrics().aligned == {"op1": 9}
+    pass_time(bench, 60)
+    assert bench.subtask.metrics().aligned == {"op1": None}
