@@ -25,8 +25,8 @@ class _ChannelTime:
 class StatusWatermarkValve:
     """Output = minimum over the aligned active channels, strictly rising; IDLE when all channels are, ACTIVE when one returns.
 
-    A channel at the maximum has ended and counts no more; the maximum leaves when all have. So event time does not end while an idle
-    channel may return (Flink's does), and a valve of ended and idle channels is idle."""
+    A channel at the maximum has ended and counts no more; the maximum leaves when all have. So event time does not end while an
+    idle channel may return (Flink's does), and a valve of ended and idle channels is idle."""
 
     def __init__(self, channel_count: int) -> None:
         if channel_count < 1:

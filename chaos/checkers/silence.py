@@ -1,6 +1,7 @@
 """A source that is silent for its timeout is told to be idle, and none before; idle channels hold nobody (I33).
 
-Silence is measured from outside, between two looks: for how long a subtask gave no record while it could have, at least and at most."""
+Silence is measured from outside, between two looks: for how long a subtask gave no record while it could have, at least and at
+most."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class SilenceChecker(Checker):
             self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is idle after {seen}, before its {timeout_ms} ms")
         if not node.idle and watched.silent_min_s - since_step_s > timeout_s + SLACK_S:
             seen = f"{watched.silent_min_s * 1000:.0f} ms without a record"
-            self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is active after {seen}: its timeout is {timeout_ms} ms")
+            self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is active after {seen}; it has {timeout_ms} ms")
 
     def _measure(self, key: tuple[str, int, str, int, str], subtask: Subtask, node: ChainNode) -> _Watched:
         now_s, records = subtask._clock.seconds(), node.context.counters.records_in
@@ -114,7 +115,7 @@ class SilenceChecker(Checker):
         least = min(going, default=None)
         if least is not None and least > valve.watermark_ms:
             who = f"{subtask.key.vertex} ({subtask.key.subtask})"
-            self.report("I33", f"event time of {who} is {valve.watermark_ms}, and all inputs that are not idle have reached {least}")
+            self.report("I33", f"event time of {who} is {valve.watermark_ms}, while all that are not idle have reached {least}")
 
 
 def _passed(subtask: Subtask, node: ChainNode) -> int | None:
@@ -144,7 +145,8 @@ class AlignmentChecker(Checker):
                 for metrics in beat.metrics:
                     for uid, watermark_ms in (metrics.aligned or {}).items() if isinstance(metrics.aligned, dict) else ():
                         key = (beat.attempt, uid, metrics.subtask)
-                        self._highest[key] = max(self._highest.get(key, -INT_MAX), INT_MAX if watermark_ms is None else watermark_ms)
+                        reported = INT_MAX if watermark_ms is None else watermark_ms
+                        self._highest[key] = max(self._highest.get(key, -INT_MAX), reported)
             case Delivered(command=Deploy(deployment=deployment)):
                 self._graphs[deployment.attempt] = deployment.graph
             case Delivered(command=AlignWatermarks() as command):
@@ -164,4 +166,4 @@ class AlignmentChecker(Checker):
                 bounds[alignment.group] = min(bounds.get(alignment.group, INT_MAX), bound)
         for group, maximum_ms in command.maximum_ms.items():
             if maximum_ms > bounds.get(group, -INT_MAX):
-                self.report("I33", f"group {group!r} of attempt {command.attempt} may go to {maximum_ms}; its reports allow {bounds}")
+                self.report("I33", f"group {group!r} of attempt {command.attempt} goes to {maximum_ms}, beyond {bounds}")

@@ -1,7 +1,7 @@
 """Event-time windows over three sources: one that goes on, one that falls silent and returns, one that never has a record.
 
-Nothing is ever late, wherever attempts begin: before its silence the second source holds event time with its own records, which come
-faster than it can go idle; behind it its records lie far ahead. So the output says that nothing is lost, and a checker (I33) that
+Nothing is ever late, wherever attempts begin: before its silence the second source holds event time with its own records, which
+come faster than it can go idle; behind it its records lie far ahead. So the output says that nothing is lost, and a checker (I33) that
 silence is told in time, and not before."""
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _rows(feeds: Feeds, size_ms: int) -> Counter[Row]:
 
 
 def _states_at(feeds: Feeds, size_ms: int, positions: Positions) -> CutStates:
-    """Windows with records in front of the cut; those that the steady source has passed have possibly fired: the others hold nobody."""
+    """Windows with records in front of the cut; those that the steady source has passed have possibly fired."""
     steady = feeds.steady
     passed = None
     if not is_at_end(positions[steady.uid], steady.rows):

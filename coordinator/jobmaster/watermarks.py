@@ -1,4 +1,4 @@
-"""CORE, part of the job master: watermark alignment over workers. Reports of an attempt in, the greatest watermark of each group out.
+"""CORE, part of the job master: watermark alignment over workers. Reports of an attempt in, each group's greatest watermark out.
 
 Nothing is said before every subtask of a group has reported, so that a new leader, or a new attempt, holds nobody by half of the
 truth. A subtask without a watermark, idle or ended has none that counts. A report that is lost or late is made up for by the next;

@@ -389,10 +389,10 @@ class WatermarkStrategy:
     ) -> WatermarkStrategy:
         """A source whose watermark is more than `max_drift_ms` ahead of the least of its group waits, over all sources and workers.
 
-        The least is over subtasks that are neither idle nor ended; watermarks are compared every `update_interval_ms` (at least 10 ms), so
-        that a source may run ahead for about one. All of a group say the same. The strategy stands right behind its source."""
+        The least is over subtasks that are neither idle nor ended; watermarks are compared every `update_interval_ms` (at least 10
+        ms), so that a source may run ahead for about one. All of a group say the same. The strategy stands right behind its source."""
         if not isinstance(group, str) or not 0 < len(group) <= TEXT_BYTES_MAX:
-            raise InvalidConfigError(f"a watermark group is a name of 1..{TEXT_BYTES_MAX} characters, not {group!r}", setting="group")
+            raise InvalidConfigError(f"a watermark group has 1..{TEXT_BYTES_MAX} characters, not {group!r}", setting="group")
         drift_ms = _duration(max_drift_ms, "max_drift_ms", least_ms=0)
         interval_ms = _duration(update_interval_ms, "update_interval_ms", least_ms=UPDATE_INTERVAL_MS_MIN)
         return replace(self, alignment=WatermarkAlignment(group, drift_ms, interval_ms))

@@ -227,10 +227,11 @@ class TaskInput:
 
     def aligned_watermarks(self) -> dict[str, int | None]:
         """Operator in a watermark group -> its watermark; None for one that holds nobody."""
-        return {
-            node.uid: None if node.idle or self._phase is SourcePhase.ENDED or node.watermark_ms == MIN_WATERMARK else node.watermark_ms
-            for _, node in self._chain.aligned
-        }
+        found: dict[str, int | None] = {}
+        for _, node in self._chain.aligned:
+            holds = not node.idle and self._phase is SourcePhase.READING and node.watermark_ms > MIN_WATERMARK
+            found[node.uid] = node.watermark_ms if holds else None
+        return found
 
     def process_silence(self, reading_ms: int) -> bool:
         """Nothing was there to be read up to this reading time. False: nothing follows."""

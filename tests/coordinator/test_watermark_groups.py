@@ -86,7 +86,8 @@ def test_a_new_attempt_starts_over() -> None:
 
 def test_what_is_in_no_group_is_ignored() -> None:
     groups = two()
-    groups.report(1, [said("zzz", 0, 1), said("a", 7, 1), SubtaskMetrics("a", 0, aligned={"b-times": 3}), SubtaskMetrics("a", 0)], 0)
+    strange = SubtaskMetrics("a", 0, aligned={"b-times": 3})
+    groups.report(1, [said("zzz", 0, 1), said("a", 7, 1), strange, SubtaskMetrics("a", 0)], 0)
     assert groups.advance(1, 0) == []
     assert all(not group.reported for group in groups._groups.values())
 
@@ -136,8 +137,8 @@ MEMBERS = (("a", 0), ("b", 0), ("b", 1))
     )
 )
 def test_as_a_plain_model_has_it(steps: list[tuple[int, tuple[str, int], int | None, int]]) -> None:
-    """Whatever is reported, late, lost or of an older attempt: what is said is the least of the newest reports and the drift, and the
-    one with the least is never held."""
+    """Whatever is reported, late, lost or of an older attempt: what is said is the least of the newest reports and the drift, and
+    the one with the least is never held."""
     groups, now_ms, running = two(), 0, 1
     newest: dict[tuple[str, int], int | None] = {}
     for attempt, (name, subtask), watermark_ms, passed_ms in steps:
