@@ -93,7 +93,7 @@ INVARIANTS: dict[str, str] = {
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
     "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks get notice of aborts; stops are tried again",
-    "I33": "a silent input is idle after its timeout and not before, an idle one holds no event time, aligned sources keep together",
+    "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
 }
 """Invariant -> its meaning in one line."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.barriers.elements import WatermarkStatus
+from holdfast.barriers.elements import MAX_WATERMARK, Watermark, WatermarkStatus
 from holdfast.barriers.valve import StatusWatermarkValve
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
@@ -24,17 +24,27 @@ def _joins_at_once(original: Any) -> Any:
     def came_back(self: StatusWatermarkValve, channel: Any) -> list[Any]:
         channel.idle, channel.aligned = False, True
         was_idle, self._idle = self._idle, False
-        return [WatermarkStatus(idle=False)] if was_idle else []
+        return [*([WatermarkStatus(idle=False)] if was_idle else []), *self._advance_to_minimum()]
 
     return came_back
 
 
 def _emits_anything(original: Any) -> Any:
     def emit(self: StatusWatermarkValve, timestamp_ms: int) -> list[Any]:
-        self._output_ms = min(timestamp_ms, self._output_ms)
-        return list(original(self, timestamp_ms))
+        self._output_ms = timestamp_ms
+        return [Watermark(timestamp_ms)]
 
     return emit
+
+
+def _takes_anything(original: Any) -> Any:
+    def watermark(self: StatusWatermarkValve, channel: Any, timestamp_ms: int) -> list[Any]:
+        if channel.idle:
+            return []
+        channel.watermark_ms = timestamp_ms
+        return self._ended() if timestamp_ms == MAX_WATERMARK else self._advance_to_minimum()
+
+    return watermark
 
 
 def _keeps_reports(original: Any) -> Any:
@@ -65,7 +75,11 @@ SABOTAGES = (
         "returning_turns_time_back",
         "an input that returns from silence takes event time back to where it was",
         ("I10", "I33", "I7", "I2"),
-        (Mutant(StatusWatermarkValve, "_came_back", _joins_at_once), Mutant(StatusWatermarkValve, "_emit", _emits_anything)),
+        (
+            Mutant(StatusWatermarkValve, "_came_back", _joins_at_once),
+            Mutant(StatusWatermarkValve, "_emit", _emits_anything),
+            Mutant(StatusWatermarkValve, "_watermark", _takes_anything),
+        ),
         workloads=("idle",),
     ),
     Sabotage(

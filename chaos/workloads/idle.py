@@ -1,8 +1,8 @@
 """Event-time windows over three sources: one that goes on, one that falls silent and returns, one that never has a record.
 
 Nothing is ever late, wherever attempts begin: before its silence the second source holds event time with its own records, which
-come faster than it can go idle; behind it its records lie far ahead. So the output says that nothing is lost, and a checker (I33) that
-silence is told in time, and not before."""
+come faster than it can go idle; behind it its records lie far ahead. So the output says that nothing is lost, and a checker (I33)
+that silence is told in time, and not before."""
 
 from __future__ import annotations
 
@@ -138,6 +138,7 @@ def make(rng: random.Random) -> Scenario:
     pace = (rows / rng.uniform(0.7, 1.5), rng.choice((5, 10, 25)))
     times = Times(rng.randint(150, 300), rng.choice((None, 250)), rng.choice((None, 20, 100)))
     size_ms, parallelism, settings = rng.choice((40, 100, 250)), rng.randint(1, PARALLELISM_MAX), draw_settings(rng)
+    settings["auto_watermark_interval_ms"] = rng.choice((0, 0, 150))
     return Scenario(
         plan=partial(_plan, feeds, pace, rng.randint(1, STEP_ROWS_MAX), times, size_ms, parallelism, settings),
         records=rows + before + after,

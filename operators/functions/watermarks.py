@@ -390,7 +390,8 @@ class WatermarkStrategy:
         """A source whose watermark is more than `max_drift_ms` ahead of the least of its group waits, over all sources and workers.
 
         The least is over subtasks that are neither idle nor ended; watermarks are compared every `update_interval_ms` (at least 10
-        ms), so that a source may run ahead for about one. All of a group say the same. The strategy stands right behind its source."""
+        ms), so that a source may run ahead for about one. All of a group say the same. The strategy stands right behind its
+        source."""
         if not isinstance(group, str) or not 0 < len(group) <= TEXT_BYTES_MAX:
             raise InvalidConfigError(f"a watermark group has 1..{TEXT_BYTES_MAX} characters, not {group!r}", setting="group")
         drift_ms = _duration(max_drift_ms, "max_drift_ms", least_ms=0)
