@@ -315,6 +315,8 @@ class JobConfig(msgspec.Struct, frozen=True):
     row_table_bytes_max: int = 256 * 1024 * 1024
     """Of each row table of a subtask (joins, top-N, window buffers), with every state backend: rows in memory beyond this go to
     files on the worker's local disk, which are mapped. 1 MiB..1 TiB."""
+    auto_watermark_interval_ms: int = 0
+    """Time between two watermarks of a watermark strategy. 0: behind each batch that raises it."""
 
     @property
     def is_incremental(self) -> bool:
@@ -328,7 +330,8 @@ class JobConfig(msgspec.Struct, frozen=True):
         for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
-        for name in ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms", "reconcile_timeout_ms"):
+        at_least_zero = ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms", "reconcile_timeout_ms")
+        for name in (*at_least_zero, "auto_watermark_interval_ms"):
             if getattr(self, name) < 0:
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
         if not 0 <= self.cancellation_timeout_ms <= CANCELLATION_TIMEOUT_MS_MAX:

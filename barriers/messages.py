@@ -189,6 +189,9 @@ OPERATORS_MAX = 4_096
 OperatorCounts: TypeAlias = Annotated[tuple[OperatorMetrics, ...], msgspec.Meta(max_length=OPERATORS_MAX)]
 
 
+AlignedWatermarks: TypeAlias = Annotated[dict[str, _Int | None], msgspec.Meta(max_length=OPERATORS_MAX)]
+
+
 class CheckpointMetrics(msgspec.Struct, frozen=True):
     """Numbers of one subtask for one checkpoint; times in ms, sizes in bytes."""
 
@@ -250,6 +253,8 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Files of it that were read from storage."""
     operators: OperatorCounts = ()
     """Of each operator of the chain."""
+    aligned: AlignedWatermarks | msgspec.UnsetType = msgspec.UNSET
+    """Operator in a watermark group -> its watermark; None: it has none, is idle or has ended, and holds nobody."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):
@@ -416,6 +421,14 @@ class FinishTasks(msgspec.Struct, frozen=True, tag="finish"):
     checkpoint_id: int
 
 
+class AlignWatermarks(msgspec.Struct, frozen=True, tag="align_watermarks"):
+    """Sources of a watermark group wait while their watermark is above the group's maximum."""
+
+    attempt: int
+    maximum_ms: dict[str, int]
+    """By group."""
+
+
 class ShutdownWorker(msgspec.Struct, frozen=True, tag="shutdown"):
     """The job is in a terminal state, or this process is superseded: leave the process."""
 
@@ -429,7 +442,14 @@ class ShutdownWorker(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 WorkerCommand: TypeAlias = (
-    Deploy | CancelTasks | TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks | ShutdownWorker
+    Deploy
+    | CancelTasks
+    | TriggerCheckpoint
+    | NotifyCheckpointComplete
+    | NotifyCheckpointAborted
+    | FinishTasks
+    | AlignWatermarks
+    | ShutdownWorker
 )
 
 

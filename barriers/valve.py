@@ -23,7 +23,10 @@ class _ChannelTime:
 
 
 class StatusWatermarkValve:
-    """Output = minimum over the aligned active channels, strictly rising; IDLE when all channels are, ACTIVE when one returns."""
+    """Output = minimum over the aligned active channels, strictly rising; IDLE when all channels are, ACTIVE when one returns.
+
+    A channel at the maximum has ended and counts no more; the maximum leaves when all have. So event time does not end while an
+    idle channel may return (Flink's does), and a valve of ended and idle channels is idle."""
 
     def __init__(self, channel_count: int) -> None:
         if channel_count < 1:
@@ -56,18 +59,33 @@ class StatusWatermarkValve:
         channel.watermark_ms = timestamp_ms
         if not channel.aligned and timestamp_ms >= self._output_ms:
             channel.aligned = True
+        if timestamp_ms == MAX_WATERMARK:
+            return self._ended()
         return self._advance_to_minimum() if channel.aligned else []
+
+    def _ended(self) -> list[TimeSignal]:
+        """A channel has ended: those that are left decide."""
+        going = [channel for channel in self._channels if channel.watermark_ms < MAX_WATERMARK]
+        if not going:
+            return self._emit(MAX_WATERMARK)
+        return self._all_idle() if all(channel.idle for channel in going) else self._advance_to_minimum()
+
+    def _all_idle(self) -> list[TimeSignal]:
+        """Nobody is left to wait for: what the channels had reached is flushed before everything is idle."""
+        flushed = self._emit(max(channel.watermark_ms for channel in self._channels if channel.watermark_ms < MAX_WATERMARK))
+        self._idle = True
+        return [*flushed, WatermarkStatus(idle=True)]
 
     def _went_idle(self, channel: _ChannelTime) -> list[TimeSignal]:
         channel.idle = True
         channel.aligned = False
         held_output = channel.watermark_ms == self._output_ms
-        if any(not other.idle for other in self._channels):
+        if any(not other.idle and other.watermark_ms < MAX_WATERMARK for other in self._channels):
             return self._advance_to_minimum() if held_output else []
-        # The last one to go held the minimum: what the others had reached is flushed before everything is idle.
-        flushed = self._emit(max(other.watermark_ms for other in self._channels)) if held_output else []
+        if held_output:
+            return self._all_idle()
         self._idle = True
-        return [*flushed, WatermarkStatus(idle=True)]
+        return [WatermarkStatus(idle=True)]
 
     def _came_back(self, channel: _ChannelTime) -> list[TimeSignal]:
         channel.idle = False
@@ -78,8 +96,8 @@ class StatusWatermarkValve:
         return [WatermarkStatus(idle=False)]
 
     def _advance_to_minimum(self) -> list[TimeSignal]:
-        aligned = [channel.watermark_ms for channel in self._channels if channel.aligned]
-        return self._emit(min(aligned)) if aligned else []
+        least = min([channel.watermark_ms for channel in self._channels if channel.aligned], default=MAX_WATERMARK)
+        return self._emit(least) if least < MAX_WATERMARK else []
 
     def _emit(self, timestamp_ms: int) -> list[TimeSignal]:
         if timestamp_ms <= self._output_ms:

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
     from holdfast.operators.functions.side_outputs import OutputTag as OutputTag
     from holdfast.operators.functions.time import Tumbling as Tumbling
+    from holdfast.operators.functions.watermarks import WatermarkGenerator as WatermarkGenerator
+    from holdfast.operators.functions.watermarks import WatermarkOutput as WatermarkOutput
+    from holdfast.operators.functions.watermarks import WatermarkStrategy as WatermarkStrategy
     from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
     from holdfast.operators.sinks.simple import CollectSink as CollectSink
@@ -149,6 +152,7 @@ _EXPORTS = {
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
     "holdfast.operators.functions.side_outputs": ("OutputTag",),
     "holdfast.operators.functions.time": ("Tumbling",),
+    "holdfast.operators.functions.watermarks": ("WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy"),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "holdfast.operators.sources.dataframe": ("DataFrameSource",),

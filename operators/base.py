@@ -42,6 +42,14 @@ class Output(Protocol):
         Operators further down the chain see it when the call in progress has returned, in slices; only the highest of
         one call counts. Never called from `snapshot_state` on."""
 
+    def emit_watermark_now(self, timestamp_ms: int) -> None:
+        """As `emit_watermark`, and in front of what is collected next: it is passed on at once, and all that it fires in one go."""
+
+    def emit_status(self, *, idle: bool) -> None:
+        """The operator goes idle, behind the watermarks that it has emitted, or comes back, in front of what it collects next.
+
+        A status that those behind it have changes nothing. A watermark brings an idle operator back."""
+
 
 class TimerService(Protocol):
     """Event-time and processing-time timers of the current key. Identity: (key, namespace, time)."""
@@ -125,6 +133,8 @@ class OperatorContext(Protocol):
     """Of JobConfig."""
     properties: Mapping[str, Any]
     """Of the operator, in the job graph as it was accepted."""
+    auto_watermark_interval_ms: int
+    """Of JobConfig."""
 
     @property
     def keyed_state(self) -> KeyedStateBackend:
@@ -150,6 +160,9 @@ class OperatorContext(Protocol):
         """Wall clock."""
 
     def monotonic_ms(self) -> int: ...
+
+    def reading_ms(self) -> int:
+        """Reading time: ms since the attempt began in which the subtask could read, and found nothing."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run blocking `work` on the pool; `done(result, error)` is called later on the loop thread, as a mail."""
@@ -204,6 +217,11 @@ class Operator:
     forwards_watermarks: bool = True
     """False for a watermark assigner: it swallows upstream watermarks except the maximum and emits its own."""
 
+    @property
+    def uses_processing_time(self) -> bool:
+        """False for an operator that will have no processing-time timer; read when it has been opened."""
+        return True
+
     def next_processing_time_ms(self) -> int | None:
         """Wall-clock time of the earliest processing-time timer, or None; the runtime waits for that one alone."""
         return None
@@ -211,6 +229,18 @@ class Operator:
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         """Fire processing-time timers due at now_ms, in slices."""
         return iter(())
+
+    @property
+    def watches_silence(self) -> bool:
+        """Whether `next_silence_ms` is asked for; read when the operator has been opened."""
+        return False
+
+    def next_silence_ms(self) -> int | None:
+        """Reading time at which `process_silence` is due, if nothing is read before; None: not before something is read."""
+        return None
+
+    def process_silence(self, reading_ms: int) -> None:
+        """Nothing was read up to this reading time: emit what follows, watermarks and a status."""
 
     def finish(self) -> Iterator[None]:
         """End of data on all inputs (after the maximum watermark, when draining): flush what is buffered, in slices."""

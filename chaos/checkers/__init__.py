@@ -26,6 +26,7 @@ from holdfast.chaos.checkers.registers import RegisterChecker
 from holdfast.chaos.checkers.repair import RepairChecker
 from holdfast.chaos.checkers.restarts import RestartsChecker
 from holdfast.chaos.checkers.retention import RetentionChecker
+from holdfast.chaos.checkers.silence import AlignmentChecker, SilenceChecker
 from holdfast.chaos.checkers.stops import StopsChecker
 from holdfast.chaos.checkers.workingfolders import WorkingFoldersChecker
 from holdfast.chaos.workloads.scenario import Scenario
@@ -52,6 +53,8 @@ CHECKERS: tuple[type[Checker], ...] = (
     ReconcilingChecker,
     EventTimeChecker,
     LateChecker,
+    SilenceChecker,
+    AlignmentChecker,
     BoundsChecker,
     WorkingFoldersChecker,
     NoticesChecker,
@@ -90,6 +93,7 @@ INVARIANTS: dict[str, str] = {
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
     "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks get notice of aborts; stops are tried again",
+    "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
 }
 """Invariant -> its meaning in one line."""
 

@@ -85,6 +85,12 @@ class _Noted:
     def emit_watermark(self, timestamp_ms: int) -> None:
         self._output.emit_watermark(timestamp_ms)
 
+    def emit_watermark_now(self, timestamp_ms: int) -> None:
+        self._output.emit_watermark_now(timestamp_ms)
+
+    def emit_status(self, *, idle: bool) -> None:
+        self._output.emit_status(idle=idle)
+
 
 def _rows_of(batch: Batch) -> tuple[tuple[str, ...], list[Row]]:
     columns = batch.columns()

@@ -12,6 +12,7 @@ from holdfast.chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
 from holdfast.chaos.sabotage.restarts import SABOTAGES as RESTARTS
 from holdfast.chaos.sabotage.retention import SABOTAGES as RETENTION
 from holdfast.chaos.sabotage.rewinding import SABOTAGES as REWINDING
+from holdfast.chaos.sabotage.silence import SABOTAGES as SILENCE
 from holdfast.chaos.sabotage.sinks import SABOTAGES as SINKS
 from holdfast.chaos.sabotage.sources import SABOTAGES as SOURCES
 from holdfast.chaos.sabotage.state import SABOTAGES as STATE
@@ -24,7 +25,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, SILENCE, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -16,6 +16,7 @@ import msgspec
 from holdfast.api.errors import ConnectionLostError
 from holdfast.barriers import codec
 from holdfast.barriers.messages import (
+    AlignWatermarks,
     CancelTasks,
     Deploy,
     FinishTasks,
@@ -444,6 +445,7 @@ _KINDS: dict[type, str] = {
     NotifyCheckpointAborted: "abort",
     CancelTasks: "cancel",
     FinishTasks: "finish",
+    AlignWatermarks: "align",
     ShutdownWorker: "shutdown",
 }
 

@@ -42,6 +42,7 @@ from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.releases import Releases
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
+from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
 from holdfast.coordinator.notes import Note, RequestEnded
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
@@ -134,6 +135,7 @@ class JobMaster:
         self.lifecycle = Lifecycle(setup, self.coordinator, self.slot_pool, self._turn, draw_secret, rng)
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
+        self.watermarks = WatermarkGroups(setup.graph)
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
         self._deadline: tuple[int | None] | None = None
         """Result of `next_deadline_ms` since the last event; None: not computed yet."""
@@ -156,7 +158,7 @@ class JobMaster:
             return self._deadline[0]
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
-            times += (self.slot_pool.next_deadline_ms(), self.stops.next_deadline_ms())
+            times += (self.slot_pool.next_deadline_ms(), self.stops.next_deadline_ms(), self.watermarks.next_deadline_ms())
         self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
@@ -172,8 +174,16 @@ class JobMaster:
         self._dispatch(event)
         self._settle()
         self._retry_stops()
+        self._align_watermarks()
         self._release()
         return out
+
+    def _align_watermarks(self) -> None:
+        """Tell sources how far they may go."""
+        if self.state is JobState.SUSPENDED or self.state.is_terminal:
+            return
+        for slot, command in self.watermarks.advance(self.lifecycle.attempt, self._turn.now_ms):
+            self.slot_pool.send(self.slot_pool.slots[slot], command)
 
     def _release(self) -> None:
         """Release claimed snapshots that no restore needs any more."""
@@ -339,6 +349,7 @@ class JobMaster:
         execution = self.lifecycle.execution
         if execution is not None and event.message.attempt == execution.attempt:
             execution.measure(event.message.metrics)
+            self.watermarks.report(execution.attempt, event.message.metrics, self._turn.now_ms)
         return self.setup.epoch
 
     def _open_stream(self, event: job_events.StreamOpened) -> object:
@@ -409,6 +420,7 @@ class JobMaster:
         if verdict is Verdict.SUCCESSOR:
             self.lifecycle.lose(slot, f"WorkerSuperseded: a new process holds slot {slot.index}")
         slot = self.slot_pool.take(message)
+        self.watermarks.forget(slot.index)
         self._check_attempt(slot, message.attempt, verdict)
         self.lifecycle.report(slot, message.subtasks)
         answers = self._feed(message.unanswered, slot.index) if message.unanswered else ()
@@ -440,7 +452,7 @@ class JobMaster:
             deployment=lifecycle.next.deployments.get(slot.index) if deployed and not runs_it else None,
             newest_completed=restored.checkpoint_id if restored is not None else 0,
             live_checkpoints=self.coordinator.live_ids,
-            heartbeat_interval_ms=config.heartbeat_interval_ms,
+            heartbeat_interval_ms=self.watermarks.heartbeat_interval_ms(config.heartbeat_interval_ms),
             heartbeat_timeout_ms=config.heartbeat_timeout_ms,
             answers=answers,
             finish=lifecycle.finishing if runs_it and lifecycle.finish_sent else 0,

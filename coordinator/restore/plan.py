@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.ha.recorded_job import (
     CheckpointFact,
@@ -71,6 +72,7 @@ def check_graph(graph: JobGraph) -> None:
     """Raise InvalidConfigError or GraphError for a graph that can't run, whatever the snapshot."""
     graph.config.check()
     check_job_name(graph.name)
+    aligned_operators(graph)
     if not graph.vertices:
         raise GraphError(f"job {graph.name!r} has no vertices")
     if not all(vertex.operators for vertex in graph.vertices):

@@ -23,6 +23,7 @@ import pyarrow as pa
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
 from holdfast.barriers.partition import SubtaskFunction
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
+from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Sink, Source
 from holdfast.operators.functions.partitioning import CustomPartitioning
 from holdfast.operators.functions.schema import UNDECLARED, RowType
@@ -231,8 +232,10 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         )
         for chain in chains
     )
+    job_graph = JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None)
+    aligned_operators(job_graph)
     return JobPlan(
-        graph=JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None),
+        graph=job_graph,
         operators={node.uid: node.operator for node in placed if node.operator is not None},
         sources={node.uid: node.source for node in placed if node.source is not None},
         selectors=_selectors(placed, links),

@@ -11,9 +11,11 @@ from datetime import timedelta
 from functools import reduce
 from typing import Any, Literal, Protocol, Self
 
+import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import Partitioning
+from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
@@ -35,6 +37,7 @@ from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDecla
 from holdfast.operators.functions.skipping import is_skipping
 from holdfast.operators.functions.time import Tumbling
 from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
+from holdfast.operators.functions.watermarks import WatermarkStrategy
 from holdfast.operators.functions.window import WINDOW_COLUMNS, TumblingWindowOperator
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
@@ -237,6 +240,29 @@ class Stream(Stage):
             check_time_column(self._row_type.column(source, "assign_timestamps"), "assign_timestamps")
         stream = self._add("timestamps", TimestampsOperator(source, bound_ms, self._row_type, skips=skips), self._row_type)
         stream._own("assign_timestamps").timestamped = True
+        return stream
+
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy, *, on_error: str = "fail") -> Stream:
+        """Give records their event time, and emit watermarks, as the strategy says.
+
+        Without a timestamp assigner records keep the event times that they have. `on_error` as of `assign_timestamps`. Raises
+        GraphError for records without event times, and for a column that is no event time."""
+        what = "assign_timestamps_and_watermarks"
+        if not isinstance(strategy, WatermarkStrategy):
+            raise GraphError(f"{what} takes a WatermarkStrategy, not {strategy!r}", operator=what)
+        skips = is_skipping(on_error, what)
+        source = strategy.assigner
+        if callable(source):
+            check_returns(source, what)
+            self._row_type.check_rows(what)
+        elif source is not None:
+            check_time_column(self._row_type.column(source, what), what)
+        elif strategy.kind != "ingestion_time" and not self._timestamped:
+            raise GraphError(f"{what}: the records have no event times: give the strategy with_timestamp_assigner", operator=what)
+        stream = self._add("timestamps", TimestampsOperator(source, strategy, self._row_type, skips=skips), self._row_type)
+        stream._own(what).timestamped = True
+        if strategy.alignment is not None:
+            stream._own(what).properties[ALIGNMENT_PROPERTY] = msgspec.to_builtins(strategy.alignment)
         return stream
 
     def key_by(self, key: Key, *, key_type: Any = None) -> KeyedStream:

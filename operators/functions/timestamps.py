@@ -1,11 +1,11 @@
-"""Assigning event times and watermarks: from a column or a function of the row, with bounded out-of-orderness.
+"""Assigning event times and watermarks: from a column, a function of the row or the clock, by a watermark strategy.
 
-Watermarks from upstream are swallowed, except the maximum, which the runtime passes on (N19). The watermark of a subtask
-starts at the minimum again after a restore (N20)."""
+Watermarks from upstream are swallowed, except the maximum, which the runtime passes on (N19), and so is upstream idleness. The
+watermark of a subtask starts at the minimum again after a restore (N20)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -14,13 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.barriers.elements import Batch
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, Watermark
 from holdfast.barriers.rows import columns_to_rows
+from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.silence import Silence
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.functions.time import BoundedOutOfOrderness, datetime_ms, is_naive
-from holdfast.operators.task.user_failures import shown
-from holdfast.statebackends.errors import GraphError, InvalidTimestampError
+from holdfast.operators.functions.time import datetime_ms, is_naive
+from holdfast.operators.functions.watermarks import CLOCK_STEP_MS, IngestionTimeGenerator, TimestampAssigner, WatermarkStrategy
+from holdfast.operators.task.user_failures import NO_RECORD, raise_located, shown
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
 
 TIME_MS_MAX = 2**63 // 1000 - 2**40
 """Event times lie within this of the epoch, so that the ends of windows fit timestamp[us] (2**40 ms are 34 years)."""
@@ -43,32 +46,189 @@ def check_time_column(field: pa.Field, operator: str) -> None:
 
 
 class TimestampsOperator(SkippingOperator):
-    """Gives each record its event time and emits a watermark behind each batch, when it rises."""
+    """Gives each record its event time and emits watermarks as its strategy says; implements `RecordOutput` for the generator."""
 
     forwards_watermarks = False
 
     def __init__(
-        self, source: str | Callable[[Any], Any], bound_ms: int, input_type: RowType, *, skips: bool = False
+        self,
+        source: TimestampAssigner | None,
+        strategy: WatermarkStrategy | int,
+        input_type: RowType,
+        *,
+        skips: bool = False,
     ) -> None:
-        """`source`: the column, or a function from row to ms (int) or aware datetime. `skips`: rows without one are left out."""
+        """`source`: the column, or a function from row to ms (int) or aware datetime; None: records have event times, or the
+        strategy takes them from the clock. `strategy`: or the bound of out-of-orderness, ms. `skips`: rows without a time are left
+        out."""
         self.source = source
-        self.bound_ms = bound_ms
+        self.strategy = WatermarkStrategy.for_bounded_out_of_orderness(strategy) if isinstance(strategy, int) else strategy
         self.input_type = input_type
         self.output_type = input_type
         self.skips = skips
-        self._watermarks = BoundedOutOfOrderness(bound_ms)
+        self._emitted_ms = MIN_WATERMARK
+        self._is_idle = False
+        self._period_ms = 0
+        self._next_emit_ms: int | None = None
+        self._last_now_ms = MIN_WATERMARK
+        self._silence: Silence | None = None
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        strategy = self.strategy
+        self._generator = strategy.make_generator()
+        if isinstance(self._generator, IngestionTimeGenerator):
+            self._generator.now_ms = self._arrival_ms
+        self._emits_behind_batches = not context.auto_watermark_interval_ms
+        if context.auto_watermark_interval_ms or self._generator.follows_clock:
+            self._period_ms = context.auto_watermark_interval_ms or CLOCK_STEP_MS
+        if strategy.idle_after_ms is not None or strategy.advance_after_ms is not None:
+            self._silence = Silence(
+                idle_after_ms=strategy.idle_after_ms,
+                advance_after_ms=strategy.advance_after_ms,
+                step_ms=context.auto_watermark_interval_ms or CLOCK_STEP_MS,
+            )
+
+    def open(self) -> None:
+        if self._period_ms:
+            self._next_emit_ms = self.context.now_ms() + self._period_ms
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
+        timed = self._with_times(batch)
+        if not timed.num_rows:
+            return
+        if self._silence is not None:
+            self._silence.record(self.context.reading_ms())
+        self._generator.on_records(timed, self)
+        if self._emits_behind_batches:
+            self._generator.on_periodic_emit(self)
+        if self._next_emit_ms is not None:  # the wall clock may have been set back
+            self._next_emit_ms = min(self._next_emit_ms, self.context.now_ms() + self._period_ms)
+
+    # -------------------------------------------------------------------------------------------- what generators say
+
+    def emit_records(self, batch: Batch) -> None:
+        if self._is_idle:
+            self._is_idle = False
+            self.output.emit_status(idle=False)
+        self.output.collect(batch)
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        if self._rises(timestamp_ms):
+            self.output.emit_watermark(self._emitted_ms)
+            self._stay_idle()
+
+    def emit_watermark_now(self, timestamp_ms: int) -> None:
+        if self._rises(timestamp_ms):
+            self.output.emit_watermark_now(self._emitted_ms)
+
+    def mark_idle(self) -> None:
+        self._is_idle = True
+        self.output.emit_status(idle=True)
+
+    def _rises(self, timestamp_ms: int) -> bool:
+        """Note what the records say. The maximum says that the stream has ended, which no record can know."""
+        timestamp_ms = min(timestamp_ms, MAX_WATERMARK - 1)
+        if self._silence is not None:
+            self._silence.said(timestamp_ms)
+        if timestamp_ms <= self._emitted_ms:
+            return False
+        self._emitted_ms = timestamp_ms
+        return True
+
+    def _stay_idle(self) -> None:
+        """A watermark made the subtask active; only a record, or a generator that had marked it, lets it stay so."""
+        self._is_idle = self._silence is not None and self._silence.is_idle
+        if self._is_idle:
+            self.output.emit_status(idle=True)
+
+    def rows_of(self, batch: Batch) -> Any:
+        return batch.rows(self.input_type.record)
+
+    def call(self, function: Callable[..., Any], record: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            told = NO_RECORD if record is None or isinstance(record, pa.RecordBatch) else record
+            raise_located(error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=told)
+
+    def watermark_of(self, function: Callable[[Any], Any], record: Any) -> int | None:
+        said = self.call(function, record, record)
+        if said is None or type(said) is int:
+            return said
+        if isinstance(said, np.integer):
+            return int(said)
+        context = self.context
+        raise InvalidTimestampError(
+            f"operator {context.uid!r}, subtask {context.subtask}: {shown(said)} is no watermark (ms as an int, or None)",
+            operator=context.uid,
+            subtask=context.subtask,
+            record="" if isinstance(record, pa.RecordBatch) else shown(record),
+        )
+
+    def violated(self, batch: Batch, row: int, before_ms: int) -> InvalidTimestampError:
+        assert batch.timestamps is not None
+        return self._refused(
+            f"the event time {int(batch.timestamps[row])} ms is below {before_ms} ms of a record before it, "
+            "and event times are declared monotonous",
+            self._record(batch, row),
+        )
+
+    # ------------------------------------------------------------------------------------------------- clock and silence
+
+    @property
+    def uses_processing_time(self) -> bool:
+        return self._period_ms > 0
+
+    def next_processing_time_ms(self) -> int | None:
+        return self._next_emit_ms
+
+    def process_processing_time(self, now_ms: int) -> Iterator[None]:
+        self._next_emit_ms = now_ms + self._period_ms
+        if not (self._generator.follows_clock and self._is_idle):
+            self._generator.on_periodic_emit(self)
+        return iter(())
+
+    @property
+    def watches_silence(self) -> bool:
+        return self._silence is not None
+
+    def next_silence_ms(self) -> int | None:
+        return None if self._silence is None else self._silence.next_ms
+
+    def process_silence(self, reading_ms: int) -> None:
+        assert self._silence is not None
+        for signal in self._silence.due(reading_ms):
+            if not isinstance(signal, Watermark):
+                self._is_idle = True
+                self.output.emit_status(idle=True)
+            elif signal.timestamp_ms > self._emitted_ms:
+                self._emitted_ms = signal.timestamp_ms
+                self.output.emit_watermark(signal.timestamp_ms)
+
+    # ------------------------------------------------------------------------------------------------------ event times
+
+    def _with_times(self, batch: Batch) -> Batch:
+        """The rows that have an event time, with it."""
         if isinstance(self.source, str):
             batch, timestamps = self._from_column(batch, self.source)
-        else:
+        elif self.source is not None:
             batch, timestamps = self._from_function(batch, self.source)
-        if not batch.num_rows:
-            return
-        self.output.collect(batch.with_timestamps(timestamps))
-        watermark_ms = self._watermarks.advance(int(timestamps.max()))
-        if watermark_ms is not None:
-            self.output.emit_watermark(watermark_ms)
+        elif isinstance(self._generator, IngestionTimeGenerator):
+            timestamps = np.full(batch.num_rows, self._arrival_ms(), np.int64)
+        elif batch.timestamps is not None:
+            return batch
+        else:
+            raise InvalidConfigError(
+                f"operator {self.context.uid!r}: its records have no event times: give the strategy a timestamp assigner",
+                operator=self.context.uid,
+            )
+        return batch.with_timestamps(timestamps)
+
+    def _arrival_ms(self) -> int:
+        """The wall clock, which never falls here."""
+        self._last_now_ms = max(self.context.now_ms(), self._last_now_ms)
+        return self._last_now_ms
 
     def _from_column(self, batch: Batch, name: str) -> tuple[Batch, npt.NDArray[np.int64]]:
         """The rows that have an event time, and these."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, ElementEvent, Watermark
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, ElementEvent, Watermark, WatermarkStatus
 from holdfast.barriers.messages import OPERATORS_MAX, OperatorMetrics
+from holdfast.barriers.watermark_alignment import alignment_of
 from holdfast.operators.base import Operator
 from holdfast.operators.task.context import RuntimeContext
 from holdfast.statebackends.backend import KeyedStateBackend
@@ -37,7 +38,9 @@ class ResultPort(Protocol):
 class ChainNode:
     """One operator, its context, and where its outputs go: records of the main and of each side output, events to all."""
 
-    __slots__ = ("children", "context", "operator", "own_watermark_ms", "partitions", "readers", "watermark_ms")
+    __slots__ = (
+        "children", "context", "idle", "operator", "own_idle", "own_watermark_ms", "partitions", "readers", "watermark_ms",
+    )
 
     def __init__(self, operator: Operator, context: RuntimeContext) -> None:
         self.operator = operator
@@ -49,8 +52,12 @@ class ChainNode:
         self.readers: dict[str | None, list[ChainNode | ResultPort]] = {}
         """Tag of an output, None for the main one -> who takes its records."""
         self.own_watermark_ms: int | None = None
+        self.own_idle = False
+        """It goes idle behind that watermark."""
         self.watermark_ms = MIN_WATERMARK
         """The last one that it has passed on."""
+        self.idle = False
+        """The last status that it has passed on."""
 
     def attach(self, partition: ResultPort, tag: str | None = None) -> None:
         """An output edge, fed by the main output or by a side output."""
@@ -126,6 +133,21 @@ class ChainOutput:
             node.own_watermark_ms = timestamp_ms
         self._chain.has_own_watermarks = True
 
+    def emit_watermark_now(self, timestamp_ms: int) -> None:
+        node = self._node
+        waiting_ms, node.own_watermark_ms = node.own_watermark_ms, None
+        highest_ms = timestamp_ms if waiting_ms is None else max(timestamp_ms, waiting_ms)
+        for _ in self._chain._forward(node, highest_ms):
+            pass
+
+    def emit_status(self, *, idle: bool) -> None:
+        node = self._node
+        if idle and node.own_watermark_ms is not None:
+            node.own_idle = True
+            return
+        node.own_idle = False
+        self._chain.pass_status(node, idle=idle)
+
 
 class OperatorChain:
     """The operators of one subtask. `nodes` are in data order; `nodes[0]` is the head."""
@@ -150,6 +172,10 @@ class OperatorChain:
         self._timed: tuple[RuntimeContext, ...] = ()
         self._behind: tuple[KeyedStateBackend, ...] = ()
         self._timer_nodes = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
+        self._silence_nodes: tuple[ChainNode, ...] = ()
+        alignments = ((alignment_of(node.uid, node.context.properties), node) for node in nodes)
+        self.aligned = tuple((alignment.group, node) for alignment, node in alignments if alignment is not None)
+        """(watermark group, operator) of those that are in one."""
 
     def node(self, uid: str) -> ChainNode:
         return next(node for node in self.nodes if node.uid == uid)
@@ -180,6 +206,8 @@ class OperatorChain:
         for node in reversed(self.nodes):
             self._opened.append(node)
             node.operator.open()
+        self._timer_nodes = tuple(node for node in self._timer_nodes if node.operator.uses_processing_time)
+        self._silence_nodes = tuple(node for node in self.nodes if node.operator.watches_silence)
 
     def close(self) -> list[BaseException]:
         """Close every operator that `open` was called on, head to tail, whatever happens; the errors it met."""
@@ -222,7 +250,26 @@ class OperatorChain:
             for node in self.nodes:
                 if node.own_watermark_ms is not None:
                     timestamp_ms, node.own_watermark_ms = node.own_watermark_ms, None
+                    idle, node.own_idle = node.own_idle, False
                     yield from self._forward(node, timestamp_ms)
+                    if idle:
+                        self.pass_status(node, idle=True)
+
+    def process_status(self, *, idle: bool) -> None:
+        """The head's inputs went idle, or came back."""
+        if self.head.operator.forwards_watermarks:
+            self.pass_status(self.head, idle=idle)
+
+    def pass_status(self, node: ChainNode, *, idle: bool) -> None:
+        """A status to those behind an operator, once per change. Who has watermarks of its own has a status of its own."""
+        if node.idle == idle:
+            return
+        node.idle = idle
+        for child in node.children:
+            if child.operator.forwards_watermarks:
+                self.pass_status(child, idle=idle)
+        for partition in node.partitions:
+            partition.broadcast(WatermarkStatus(idle))
 
     def _advance(self, node: ChainNode, timestamp_ms: int) -> Iterator[None]:
         return self._fire(node, timestamp_ms, node.operator.process_watermark(timestamp_ms))
@@ -230,13 +277,15 @@ class OperatorChain:
     def _fire(self, node: ChainNode, timestamp_ms: int, slices: Iterator[None]) -> Iterator[None]:
         yield from slices
         if timestamp_ms == MAX_WATERMARK:
-            node.own_watermark_ms = None
+            node.own_watermark_ms, node.own_idle = None, False
             yield from self._forward(node, timestamp_ms)
         elif node.operator.forwards_watermarks:
             yield from self._forward(node, timestamp_ms)
 
     def _forward(self, node: ChainNode, timestamp_ms: int) -> Iterator[None]:
         node.watermark_ms = timestamp_ms
+        if node.idle:  # an idle channel's watermarks would be dropped
+            self.pass_status(node, idle=False)
         for child in node.children:
             yield from self._advance(child, timestamp_ms)
         if timestamp_ms == MAX_WATERMARK and self.keeps_maximum:
@@ -274,6 +323,28 @@ class OperatorChain:
             due = node.operator.next_processing_time_ms()
             if due is not None and due <= wall_ms:
                 yield from node.operator.process_processing_time(wall_ms)
+
+    # ------------------------------------------------------------------------------------------------------- silence
+
+    @property
+    def watches_silence(self) -> bool:
+        """Whether an operator has something to say in silence."""
+        return bool(self._silence_nodes)
+
+    def next_silence_ms(self) -> int | None:
+        """Reading time at which an operator has something to say if nothing is read before."""
+        times = [node.operator.next_silence_ms() for node in self._silence_nodes]
+        return min([time_ms for time_ms in times if time_ms is not None], default=None)
+
+    def process_silence(self, reading_ms: int) -> bool:
+        """Nothing was read up to this reading time. Whether an operator had something due."""
+        due = False
+        for node in self._silence_nodes:
+            time_ms = node.operator.next_silence_ms()
+            if time_ms is not None and time_ms <= reading_ms:
+                due = True
+                node.operator.process_silence(reading_ms)
+        return due
 
     # --------------------------------------------------------------------------------------------------- checkpoints
 

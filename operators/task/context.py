@@ -13,7 +13,13 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.barriers.messages import FinishTasks, NotifyCheckpointAborted, NotifyCheckpointComplete, TriggerCheckpoint
+from holdfast.barriers.messages import (
+    AlignWatermarks,
+    FinishTasks,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    TriggerCheckpoint,
+)
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import OperatorCounters, TimerService
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
@@ -48,6 +54,7 @@ Mail: TypeAlias = (
     | NotifyCheckpointComplete
     | NotifyCheckpointAborted
     | FinishTasks
+    | AlignWatermarks
     | CancelSubtask
     | FailSubtask
     | PoolOutcome
@@ -201,6 +208,9 @@ class RuntimeContext:
     operator_backend: OperatorStateBackend | None = None
     timer_service: TimerService | None = None
     job_name: str = ""
+    auto_watermark_interval_ms: int = 0
+    reading: Callable[[], int] = lambda: 0
+    """The subtask's reading time."""
     valve: MultiInputValve | None = None
     """Of the head of a chain that has input channels."""
     closed: bool = False
@@ -234,6 +244,9 @@ class RuntimeContext:
 
     def monotonic_ms(self) -> int:
         return self.clock.monotonic_ms()
+
+    def reading_ms(self) -> int:
+        return self.reading()
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self.pool.submit(work, self._unless_closed(done))

@@ -17,7 +17,7 @@ once when it does not."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, assert_never
@@ -93,6 +93,10 @@ class InputPort(Protocol):
     def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None: ...
     def close(self) -> None: ...
 
+    @property
+    def blocked(self) -> frozenset[int]:
+        """Channels that wait for the barriers of others."""
+
 
 @dataclass(frozen=True, slots=True)
 class GateInputs:
@@ -143,6 +147,8 @@ class TaskInput:
             raise InvariantError(f"{chain.head.uid}: a subtask has either a source or input channels")
         self._phase = SourcePhase.READING
         self._ready_at_ms = 0
+        self._maximum_ms: dict[str, int] = {}
+        """Watermark group -> the greatest watermark that the source goes on at."""
         self._work: deque[Iterator[None]] = deque()
         self._remainder: _Remainder | None = None
         self._held: GateOutput | None = None
@@ -199,10 +205,49 @@ class TaskInput:
         self._take(polled)
         return True
 
-    def next_wakeup_ms(self) -> int | None:
+    @property
+    def is_listening(self) -> bool:
+        """Whether what comes would be read: nothing but the lack of it keeps the subtask from reading."""
+        if self._source is not None:
+            return self._phase is SourcePhase.READING and not self.is_paused
+        assert self._inputs is not None
+        return not self.is_drained and not self._inputs.gate.blocked
+
+    @property
+    def is_paused(self) -> bool:
+        """A source that is too far ahead of its watermark group; barriers, a stop and what is under way go on."""
+        for group, node in self._chain.aligned:
+            if node.watermark_ms > self._maximum_ms.get(group, MAX_WATERMARK):
+                return self._phase is SourcePhase.READING
+        return False
+
+    def align(self, maximum_ms: Mapping[str, int]) -> None:
+        """How far each watermark group may go."""
+        self._maximum_ms = dict(maximum_ms)
+
+    def aligned_watermarks(self) -> dict[str, int | None]:
+        """Operator in a watermark group -> its watermark; None for one that holds nobody."""
+        found: dict[str, int | None] = {}
+        for _, node in self._chain.aligned:
+            holds = not node.idle and self._phase is SourcePhase.READING and node.watermark_ms > MIN_WATERMARK
+            found[node.uid] = node.watermark_ms if holds else None
+        return found
+
+    def process_silence(self, reading_ms: int) -> bool:
+        """Nothing was there to be read up to this reading time. False: nothing follows."""
+        if not self._chain.watches_silence or not self.is_listening or not self._chain.process_silence(reading_ms):
+            return False
+        self.collect_own_watermarks()
+        return True
+
+    def next_wakeup_ms(self, reading_ms: int = 0) -> int | None:
         """Monotonic time at which there is something to do although nothing arrives."""
         wakeups: list[int] = []
-        if self._source is not None and self._phase is SourcePhase.READING:
+        if self._chain.watches_silence and self.is_listening:
+            silence_ms = self._chain.next_silence_ms()
+            if silence_ms is not None:
+                wakeups.append(self._clock.monotonic_ms() + max(1, silence_ms - reading_ms))
+        if self._source is not None and self._phase is SourcePhase.READING and not self.is_paused:
             wakeups.append(self._ready_at_ms)
         timer_ms = self._next_processing_time_ms()
         if timer_ms is not None:
@@ -304,13 +349,13 @@ class TaskInput:
         return self._chain.advance_watermark(signal.timestamp_ms)
 
     def _pass_on(self, status: WatermarkStatus) -> Iterator[None]:
-        self._chain.broadcast(status)
+        self._chain.process_status(idle=status.idle)
         yield
 
     # -------------------------------------------------------------------------------------------------- source and end
 
     def _poll_source(self, now_ms: int) -> bool:
-        if self._source is None or self._phase is not SourcePhase.READING or now_ms < self._ready_at_ms:
+        if self._source is None or self._phase is not SourcePhase.READING or now_ms < self._ready_at_ms or self.is_paused:
             return False
         began = self._clock.seconds()
         polled = self._source.poll(self._rows.rows(), now_ms)

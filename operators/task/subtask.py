@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
+from msgspec import UNSET
+
 from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
 from holdfast.barriers.messages import (
     TRACEBACK_BYTES_MAX,
+    AlignWatermarks,
     Answerable,
     CheckpointKind,
     FailureReason,
@@ -86,6 +89,9 @@ class _Times:
     idle_s: float = 0.0
     backpressured_s: float = 0.0
     was_backpressured: bool = False
+    silent_s: float = 0.0
+    """Of `idle_s`: the subtask could have read, and found nothing."""
+    was_silent: bool = False
 
 
 class Subtask:
@@ -129,6 +135,8 @@ class Subtask:
         self._early: list[Notice] = []
         self._disposed = False
         self._times = _Times(ports.clock.seconds())
+        for node in ports.chain.nodes:
+            node.context.reading = self._reading_ms
         self.last_step = StepResult(progress=True, has_more=True)
         """What the newest step did; tells a scheduler when the next one is worth it."""
 
@@ -181,6 +189,7 @@ class Subtask:
             watermark_ms=None if watermark_ms in (MIN_WATERMARK, MAX_WATERMARK) else watermark_ms,
             restored_local_bytes=self._ports.restored.local,
             restored_remote_bytes=self._ports.restored.remote,
+            aligned=self._input.aligned_watermarks() or UNSET,
         )
 
     # ---------------------------------------------------------------------------------------------------------- life
@@ -272,6 +281,8 @@ class Subtask:
             times.backpressured_s += began - times.last_end_s
         else:
             times.idle_s += began - times.last_end_s
+            if times.was_silent:
+                times.silent_s += began - times.last_end_s
         progress = self._serve_mail()
         backpressured = False
         has_more = progress
@@ -287,7 +298,10 @@ class Subtask:
         times.last_end_s = self._clock.seconds()
         times.was_backpressured = backpressured
         times.busy_s += times.last_end_s - began
-        wakeup_ms = self._input.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
+        is_running = self.state is TaskState.RUNNING
+        wakeup_ms = self._input.next_wakeup_ms(self._reading_ms()) if is_running and not backpressured else None
+        found_nothing = is_running and not backpressured and not has_more
+        times.was_silent = found_nothing and self.chain.watches_silence and self._input.is_listening
         self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
         return self.last_step
 
@@ -312,12 +326,16 @@ class Subtask:
                 if not output.is_available:
                     return moved, False, True
             self.chain.set_processing_time()
-            if not self._input.advance(now_ms):
+            if not self._input.advance(now_ms) and not self._input.process_silence(self._reading_ms()):
                 return moved, False, False
             moved = True
             if self.mailbox or self._clock.seconds() >= deadline_s:
                 break
         return moved, True, False
+
+    def _reading_ms(self) -> int:
+        """See `OperatorContext.reading_ms`."""
+        return int(self._times.silent_s * 1000 + 1e-6)
 
     def _finish_if_due(self) -> bool:
         if not self._finish_id or self._input.has_work or self.chain.has_pending_work() or self._pool.under_way:
@@ -353,6 +371,8 @@ class Subtask:
                 self._cancel()
             case FailSubtask(error=error):
                 self._fail(error)
+            case AlignWatermarks(maximum_ms=maximum_ms):
+                self._input.align(maximum_ms)
             case SourceReady():
                 self._input.source_is_ready()
             case _:

@@ -181,6 +181,7 @@ class SubtaskBuilder:
                     mailbox=mailbox,
                     skipped_rows_max=graph.config.skipped_rows_max,
                     properties=description.properties,
+                    auto_watermark_interval_ms=graph.config.auto_watermark_interval_ms,
                 ),
             )
             for description in vertex.operators

@@ -12,6 +12,7 @@ from typing import assert_never
 from holdfast.barriers.admission import AttemptPeers, Peer
 from holdfast.barriers.frames import Frame
 from holdfast.barriers.messages import (
+    AlignWatermarks,
     CancelTasks,
     Deploy,
     Deployment,
@@ -199,7 +200,7 @@ class Worker:
             case ShutdownWorker():
                 self.leaving = command
                 self._cancel_all()
-            case TriggerCheckpoint():
+            case TriggerCheckpoint() | AlignWatermarks():
                 for each in self._of_attempt(command.attempt):
                     if each.subtask.is_source:
                         each.subtask.mailbox.put(command)

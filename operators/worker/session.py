@@ -16,6 +16,7 @@ from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
+    AlignWatermarks,
     Answerable,
     CancelTasks,
     Deploy,
@@ -449,6 +450,9 @@ class Session:
                 if command.attempt != self.attempt:
                     return []
                 self._follow(command)
+            case AlignWatermarks(attempt=attempt):
+                if attempt != self.attempt:
+                    return []
             case ShutdownWorker():
                 self.state = SessionState.ENDED
             case CancelTasks():

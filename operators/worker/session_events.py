@@ -11,6 +11,7 @@ from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
     AcknowledgeCheckpoint,
+    AlignWatermarks,
     Answerable,
     CancelTasks,
     DeclineCheckpoint,
@@ -266,7 +267,7 @@ def command_key(command: WorkerCommand) -> tuple[str, int, int] | None:
             return ("cancel", attempt, 0)
         case TriggerCheckpoint() | NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
             return (type(command).__name__, command.attempt, command.checkpoint_id)
-        case ShutdownWorker():
+        case ShutdownWorker() | AlignWatermarks():
             return None
         case _:
             assert_never(command)

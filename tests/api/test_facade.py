@@ -59,6 +59,9 @@ NAMES_SINCE = {
     "KeyedCoProcessFunction",
     "OutputTag",
     "testing",
+    "WatermarkGenerator",
+    "WatermarkOutput",
+    "WatermarkStrategy",
 }
 
 INTERNAL_ERRORS = {

@@ -66,6 +66,9 @@ class Collected:
     """Batches, and the operator's own watermarks, in order."""
     sides: dict[str, list[Batch]] = field(default_factory=dict)
     """Tag -> batches, of the side outputs that a test reads: it puts an empty list there."""
+    idle: bool = False
+    statuses: list[tuple[int, bool]] = field(default_factory=list)
+    """(elements before it, idle) of each change."""
 
     def collect(self, batch: Batch) -> None:
         assert batch.num_rows, "an operator emitted an empty batch"
@@ -81,6 +84,14 @@ class Collected:
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.elements.append(timestamp_ms)
+
+    def emit_watermark_now(self, timestamp_ms: int) -> None:
+        self.elements.append(timestamp_ms)
+
+    def emit_status(self, *, idle: bool) -> None:
+        if idle != self.idle:
+            self.idle = idle
+            self.statuses.append((len(self.elements), idle))
 
     @property
     def batches(self) -> list[Batch]:

@@ -107,6 +107,12 @@ class Collected:
     def emit_watermark(self, timestamp_ms: int) -> None:
         raise AssertionError("what is tested here has no watermarks of its own")
 
+    def emit_watermark_now(self, timestamp_ms: int) -> None:
+        raise AssertionError("what is tested here has no watermarks of its own")
+
+    def emit_status(self, *, idle: bool) -> None:
+        raise AssertionError("what is tested here has no status of its own")
+
 
 @dataclass
 class ManualContext:
@@ -116,6 +122,7 @@ class ManualContext:
     job_id: str = "job-a"
     job_name: str = "a"
     skipped_rows_max: int | None = None
+    auto_watermark_interval_ms: int = 0
     uid: str = "op"
     name: str = "op"
     subtask: int = 0
@@ -146,6 +153,9 @@ class ManualContext:
         return self.time_ms
 
     def monotonic_ms(self) -> int:
+        return self.time_ms
+
+    def reading_ms(self) -> int:
         return self.time_ms
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:

@@ -302,6 +302,8 @@ class Bench:
     edges: tuple[tuple[str, str], ...] | None = None
     rows_max: int = 65_536
     copies: LocalCopies | None = None
+    properties: dict[str, Any] = field(default_factory=dict)
+    """Of the last operator."""
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox()
@@ -315,6 +317,8 @@ class Bench:
             if not isinstance(operator, SourceOperator):
                 self.keyed.append(Keyed(self.log))
                 context.keyed_backend = self.keyed[-1]  # type: ignore[assignment]
+            if index == len(self.operators) - 1:
+                context.properties = self.properties
             nodes.append(ChainNode(operator, context))
         edges = self.edges if self.edges is not None else tuple((f"op{i}", f"op{i + 1}") for i in range(len(nodes) - 1))
         nodes[-1].attach(self.port)

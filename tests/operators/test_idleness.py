@@ -1,0 +1,289 @@
+"""Silence of one subtask: when it goes idle, what is no silence, and that event time neither waits for it nor goes back (scenario
+N16)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.barriers.elements import MAX_WATERMARK, CheckpointBarrier, Watermark, WatermarkStatus
+from holdfast.barriers.messages import AlignWatermarks, CheckpointKind, TriggerCheckpoint
+from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
+from holdfast.operators.base import Operator, Poll
+from holdfast.operators.functions.schema import UNDECLARED
+from holdfast.operators.functions.silence import Silence
+from holdfast.operators.functions.timestamps import TimestampsOperator
+from holdfast.operators.functions.watermarks import WatermarkStrategy
+from holdfast.operators.task.source_operator import SourceOperator
+from tests.operators.runtime import Batch, Bench, Recording
+
+IDLE, ACTIVE = WatermarkStatus(idle=True), WatermarkStatus(idle=False)
+
+
+@dataclass
+class Tap:
+    """A source that gives what the test puts in, and waits otherwise."""
+
+    waiting: list[Any] = field(default_factory=list)
+    finished: bool = False
+    name: str = "tap"
+    schema: Any = None
+
+    def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> Tap:
+        return self
+
+    def open(self, context: Any, entries: list[bytes] | None) -> None: ...
+
+    def poll(self, rows_max: int, now_ms: int) -> Poll:
+        if self.waiting:
+            return Poll(batch=Batch(rows=[self.waiting.pop(0)]))
+        return Poll(finished=True) if self.finished else Poll(ready_at_ms=now_ms + 1)
+
+    def snapshot(self) -> list[bytes]:
+        return []
+
+    def external_files(self) -> tuple[str, ...]:
+        return ()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def strategy() -> WatermarkStrategy:
+    return WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda row: row)
+
+
+def source(made: WatermarkStrategy, *rest: Operator) -> tuple[Bench, Tap]:
+    tap = Tap()
+    bench = Bench([SourceOperator(tap), TimestampsOperator(made.assigner, made, UNDECLARED), *rest])
+    bench.subtask.start()
+    return bench, tap
+
+
+def pass_time(bench: Bench, ms: int) -> None:
+    """Time passes 1 ms at a time; the subtask steps each time, as it asked for."""
+    bench.subtask.step(bench.clock.now_ms)
+    for _ in range(ms):
+        bench.clock.now_ms += 1
+        for _ in range(3):
+            bench.subtask.step(bench.clock.now_ms)
+
+
+def test_a_subtask_goes_idle_exactly_one_timeout_after_its_last_record() -> None:
+    bench, tap = source(strategy().with_idleness(50))
+    tap.waiting = [10]
+    pass_time(bench, 30)
+    assert bench.port.take() == [10, Watermark(9)]
+    tap.waiting = [11]
+    pass_time(bench, 1)
+    assert bench.port.take() == [11, Watermark(10)]
+    pass_time(bench, 48)
+    assert bench.port.take() == []
+    pass_time(bench, 2)
+    assert bench.port.take() == [IDLE]
+    pass_time(bench, 200)
+    assert bench.port.take() == [], "once per change"
+    tap.waiting = [12]
+    pass_time(bench, 1)
+    assert bench.port.take() == [ACTIVE, 12, Watermark(11)]
+
+
+def test_a_subtask_that_never_gets_a_record_goes_idle() -> None:
+    bench, _ = source(strategy().with_idleness(50))
+    pass_time(bench, 51)
+    assert bench.port.take() == [IDLE]
+
+
+def test_waiting_for_room_in_the_output_is_no_silence() -> None:
+    bench, tap = source(strategy().with_idleness(50))
+    tap.waiting = [10]
+    pass_time(bench, 10)
+    bench.port.is_available = False
+    pass_time(bench, 1_000)
+    bench.port.is_available = True
+    pass_time(bench, 30)
+    assert bench.port.take() == [10, Watermark(9)]
+    pass_time(bench, 20)
+    assert bench.port.take() == [IDLE]
+
+
+def test_time_in_which_the_worker_did_something_else_is_judged_by_what_has_come() -> None:
+    bench, tap = source(strategy().with_idleness(50))
+    pass_time(bench, 10)
+    tap.waiting = [10]
+    bench.clock.now_ms += 10_000
+    bench.run()
+    assert bench.port.take() == [10, Watermark(9)]
+
+
+def test_the_alignment_of_a_barrier_is_no_silence() -> None:
+    made = strategy().with_idleness(50)
+    bench = Bench([TimestampsOperator(made.assigner, made, UNDECLARED)], 2)
+    bench.subtask.start()
+    bench.rows(0, 10)
+    pass_time(bench, 10)
+    bench.events(0, CheckpointBarrier(1, 0, folder="chk-1"))
+    pass_time(bench, 1_000)
+    assert bench.port.take() == [10, Watermark(9)]
+    bench.events(1, CheckpointBarrier(1, 0, folder="chk-1"))
+    pass_time(bench, 30)
+    assert [type(element) for element in bench.port.take()] == [CheckpointBarrier]
+    pass_time(bench, 20)
+    assert bench.port.take() == [IDLE]
+
+
+def test_an_idle_subtask_that_ends_sends_its_maximum_as_an_active_one() -> None:
+    """The watermark of an idle channel would be dropped, and its reader would wait for ever."""
+    bench, tap = source(strategy().with_idleness(50))
+    pass_time(bench, 60)
+    tap.finished = True
+    pass_time(bench, 5)
+    assert bench.port.take()[:3] == [IDLE, ACTIVE, Watermark(MAX_WATERMARK)]
+    pass_time(bench, 500)
+    assert IDLE not in bench.port.take(), "nothing is said behind the end"
+
+
+def test_an_idle_subtask_snapshots() -> None:
+    bench, _ = source(strategy().with_idleness(50))
+    pass_time(bench, 60)
+    bench.mailbox.put(TriggerCheckpoint(1, 1, 0, CheckpointKind.CHECKPOINT, "chk-1"))
+    bench.subtask.step(bench.clock.now_ms)
+    bench.pool.settle()
+    bench.subtask.step(bench.clock.now_ms)
+    assert [type(answer).__name__ for answer in bench.answers()] == ["AcknowledgeCheckpoint"]
+
+
+def test_an_assigner_swallows_idleness_of_its_input_and_others_pass_it_on() -> None:
+    made = strategy()
+    log: list[str] = []
+    bench = Bench([Recording("a", log)], 1, log=log).started()
+    bench.events(0, IDLE)
+    bench.run()
+    assert bench.port.take() == [IDLE]
+    assigned = Bench([TimestampsOperator(made.assigner, made, UNDECLARED)], 1).started()
+    assigned.events(0, IDLE)
+    assigned.run()
+    assert assigned.port.take() == []
+
+
+# ------------------------------------------------------------------------------------------------------ following the clock
+
+
+def test_in_silence_the_watermark_follows_the_clock() -> None:
+    bench, tap = source(strategy().advance_when_idle(300))
+    tap.waiting = [1_000]
+    pass_time(bench, 1)
+    assert bench.port.take() == [1_000, Watermark(999)]
+    pass_time(bench, 298)
+    assert bench.port.take() == []
+    pass_time(bench, 2)
+    (first,) = bench.port.take()
+    assert 999 + 300 <= first.timestamp_ms <= 999 + 301
+    pass_time(bench, 1_000)
+    rising = [watermark.timestamp_ms for watermark in bench.port.take()]
+    assert len(rising) == 5
+    assert rising == sorted(set(rising))
+    assert rising[-1] <= 999 + 1_301, "no more than has passed"
+
+
+def test_a_record_behind_the_clock_turns_no_time_back() -> None:
+    bench, tap = source(strategy().advance_when_idle(300))
+    tap.waiting = [1_000]
+    pass_time(bench, 400)
+    bench.port.take()
+    tap.waiting = [1_001, 5_000]
+    pass_time(bench, 1)
+    assert bench.port.take() == [1_001, 5_000, Watermark(4_999)]
+
+
+def test_without_a_record_there_is_no_time_to_go_on_from() -> None:
+    bench, _ = source(strategy().advance_when_idle(300))
+    pass_time(bench, 2_000)
+    assert bench.port.take() == []
+
+
+def test_an_idle_subtask_comes_back_for_the_watermark_alone() -> None:
+    bench, tap = source(strategy().with_idleness(50).advance_when_idle(300))
+    tap.waiting = [1_000]
+    pass_time(bench, 60)
+    assert bench.port.take() == [1_000, Watermark(999), IDLE]
+    pass_time(bench, 250)
+    active, watermark, idle = bench.port.take()
+    assert (active, idle) == (ACTIVE, IDLE)
+    assert watermark.timestamp_ms >= 999 + 300
+
+
+@pytest.mark.parametrize("idle_after", [None, 10])
+def test_silence_begins_again_with_each_record(idle_after: int | None) -> None:
+    silence = Silence(idle_after_ms=idle_after, advance_after_ms=20, step_ms=5)
+    silence.said(100)
+    silence.record(7)
+    assert silence.next_ms == (27 if idle_after is None else 17)
+    silence.due(30)
+    silence.record(40)
+    assert not silence.is_idle
+    assert silence.next_ms == (60 if idle_after is None else 50)
+
+
+# ------------------------------------------------------------------------------------------------------ watermark alignment
+
+
+def aligned(made: WatermarkStrategy) -> tuple[Bench, Tap]:
+    """A source in the group "g"."""
+    tap = Tap()
+    fields = msgspec.to_builtins(made.with_watermark_alignment("g", 10).alignment)
+    bench = Bench(
+        [SourceOperator(tap), TimestampsOperator(made.assigner, made, UNDECLARED)], properties={ALIGNMENT_PROPERTY: fields}
+    )
+    bench.subtask.start()
+    return bench, tap
+
+
+def test_a_source_too_far_ahead_of_its_group_waits() -> None:
+    bench, tap = aligned(strategy())
+    bench.mailbox.put(AlignWatermarks(1, {"g": 50, "other": 0}))
+    tap.waiting = [10, 51, 60, 70]
+    pass_time(bench, 5)
+    assert bench.port.take() == [10, Watermark(9), 51, Watermark(50), 60, Watermark(59)]
+    assert bench.subtask.last_step.next_wakeup_ms is None, "it waits for a command, and does not turn in circles"
+    bench.mailbox.put(AlignWatermarks(1, {"g": 59}))
+    pass_time(bench, 5)
+    assert bench.port.take() == [70, Watermark(69)]
+
+
+def test_a_pause_is_no_silence() -> None:
+    bench, tap = aligned(strategy().with_idleness(50).advance_when_idle(50))
+    bench.mailbox.put(AlignWatermarks(1, {"g": 5}))
+    tap.waiting = [10, 11]
+    pass_time(bench, 1_000)
+    assert bench.port.take() == [10, Watermark(9)]
+    assert bench.subtask.metrics().aligned == {"op1": 9}
+
+
+def test_a_checkpoint_and_a_stop_go_through_a_paused_source() -> None:
+    bench, tap = aligned(strategy())
+    bench.mailbox.put(AlignWatermarks(1, {"g": 5}))
+    tap.waiting = [10, 11]
+    pass_time(bench, 5)
+    bench.mailbox.put(TriggerCheckpoint(1, 1, 0, CheckpointKind.CHECKPOINT, "chk-1"))
+    bench.mailbox.put(TriggerCheckpoint(1, 2, 0, CheckpointKind.STOP_SAVEPOINT, "chk-2", drain=True))
+    pass_time(bench, 5)
+    bench.pool.settle()
+    pass_time(bench, 5)
+    assert [type(answer).__name__ for answer in bench.answers()] == ["AcknowledgeCheckpoint"] * 2
+    assert bench.subtask.is_drained
+    assert bench.subtask.metrics().aligned == {"op1": None}, "an ended source holds nobody"
+
+
+def test_an_idle_source_and_one_without_a_watermark_hold_nobody() -> None:
+    bench, tap = aligned(strategy().with_idleness(50))
+    assert bench.subtask.metrics().aligned == {"op1": None}
+    tap.waiting = [10]
+    pass_time(bench, 5)
+    assert bench.subtask.metrics().aligned == {"op1": 9}
+    pass_time(bench, 60)
+    assert bench.subtask.metrics().aligned == {"op1": None}
