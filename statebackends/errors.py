@@ -414,6 +414,16 @@ class UndeclaredStateError(HoldfastError):
     frames: str | None = None
 
 
+class ReadOnlyStateError(HoldfastError):
+    """A function changed state that it may only read: broadcast state, for a record that was not broadcast."""
+
+    operator: str
+    state: str
+    subtask: int | None = None
+    record: str | None = None
+    frames: str | None = None
+
+
 class UndeclaredOutputError(InvalidConfigError):
     """A function emitted to a side output that it did not declare, or when it has no record to emit one for."""
 

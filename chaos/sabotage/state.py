@@ -8,7 +8,9 @@ from typing import Any
 import holdfast.coordinator.restore.assign as restore_module
 import holdfast.statebackends.redistribute as redistribute_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.operators.functions.operator_state import BroadcastState
 from holdfast.operators.task.timers import Timer, TimerQueue
+from holdfast.statebackends.backends.operator import FrozenLists, ListOperatorStateBackend
 from holdfast.statebackends.columnar.state import FrozenColumns
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
@@ -21,6 +23,23 @@ def _freezes_nothing(original: Any) -> Any:
         return (self.active, *self.immutable)
 
     return freeze
+
+
+def _stores_lists_as_they_are(original: Any) -> Any:
+    """Without a copy, so that what is written behind the barrier is written into the snapshot, too."""
+
+    def snapshot(self: ListOperatorStateBackend, checkpoint_id: int) -> FrozenLists:
+        return FrozenLists([(self._metas[name], state.entries) for name, state in self._lists.items()])
+
+    return snapshot
+
+
+def _writes_at_once(original: Any) -> Any:
+    def put(self: BroadcastState[Any, Any], key: Any, value: Any) -> None:
+        original(self, key, value)
+        self._list.entries[:] = [self._entries[each][1] for each in self._ordered()]
+
+    return put
 
 
 def _deals_evenly(old: OldEntries[bytes], new_parallelism: int) -> NewEntries[bytes]:
@@ -137,6 +156,14 @@ SABOTAGES = (
         (Mutant(FrozenColumns, "protect", constant(None)),),
         workloads=("windows",),
         seeds_max=40,
+    ),
+    Sabotage(
+        "broadcast_behind_barrier",
+        "a broadcast record behind the barrier changes the copy that a snapshot is still writing",
+        ("I27",),
+        (Mutant(ListOperatorStateBackend, "snapshot", _stores_lists_as_they_are), Mutant(BroadcastState, "put", _writes_at_once)),
+        workloads=("rules",),
+        seeds_max=80,
     ),
     Sabotage(
         "lost_list_entry",

@@ -15,6 +15,7 @@ from holdfast.chaos.workloads import (
     long,
     random_graphs,
     restarts,
+    rules,
     side_outputs,
     states,
     timers,
@@ -27,7 +28,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts),
+        *(connected, side_outputs, restarts, rules),
     )
 }
 """Workloads that run when none is named."""

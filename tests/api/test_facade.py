@@ -47,6 +47,7 @@ ERRORS_SINCE = {
     "NeverServedError",
     "ObjectMissingError",
     "ProtocolError",
+    "ReadOnlyStateError",
     "SchemaMismatchError",
     "SnapshotTooLargeError",
     "StillMovingError",
@@ -54,9 +55,17 @@ ERRORS_SINCE = {
 }
 
 NAMES_SINCE = {
+    "BroadcastConnectedStream",
+    "BroadcastContext",
+    "BroadcastProcessFunction",
+    "BroadcastStream",
+    "CoProcessFunction",
     "ConnectedStreams",
+    "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "OutputTag",
+    "ReadOnlyBroadcastContext",
+    "ReadOnlyMapState",
     "testing",
 }
 
