@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.aggregates import mean as mean
     from holdfast.operators.functions.aggregates import min as min
     from holdfast.operators.functions.aggregates import sum as sum
+    from holdfast.operators.functions.async_map import RetryStrategy as RetryStrategy
     from holdfast.operators.functions.broadcast import BroadcastContext as BroadcastContext
     from holdfast.operators.functions.broadcast import BroadcastProcessFunction as BroadcastProcessFunction
     from holdfast.operators.functions.broadcast import KeyedBroadcastProcessFunction as KeyedBroadcastProcessFunction
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from holdfast.operators.sources.parquet import ParquetSource as ParquetSource
     from holdfast.operators.spark.state_source import register_state_source as register_state_source
     from holdfast.statebackends.errors import AmbiguousWriteError as AmbiguousWriteError
+    from holdfast.statebackends.errors import AsyncTimeoutError as AsyncTimeoutError
     from holdfast.statebackends.errors import AuthenticationError as AuthenticationError
     from holdfast.statebackends.errors import BackendMismatchError as BackendMismatchError
     from holdfast.statebackends.errors import CheckpointFailedError as CheckpointFailedError
@@ -159,6 +161,7 @@ _EXPORTS = {
         "WindowedStream",
     ),
     "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "holdfast.operators.functions.async_map": ("RetryStrategy",),
     "holdfast.operators.functions.broadcast": (
         "BroadcastContext",
         "BroadcastProcessFunction",
@@ -178,6 +181,7 @@ _EXPORTS = {
     "holdfast.operators.spark.state_source": ("register_state_source",),
     "holdfast.statebackends.errors": (
         "AmbiguousWriteError",
+        "AsyncTimeoutError",
         "AuthenticationError",
         "BackendMismatchError",
         "CheckpointFailedError",

@@ -424,6 +424,16 @@ class ReadOnlyStateError(HoldfastError):
     frames: str | None = None
 
 
+class AsyncTimeoutError(HoldfastError):
+    """A call of `async_map` had no answer in time, in none of its attempts."""
+
+    operator: str
+    subtask: int
+    timeout_ms: int
+    record: str | None = None
+    frames: str | None = None
+
+
 class UndeclaredOutputError(InvalidConfigError):
     """A function emitted to a side output that it did not declare, or when it has no record to emit one for."""
 

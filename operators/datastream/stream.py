@@ -17,6 +17,7 @@ from holdfast.barriers.jobgraph import Partitioning
 from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
+from holdfast.operators.functions.async_map import AsyncMapOperator, RetryStrategy, check_async_settings
 from holdfast.operators.functions.broadcast import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
@@ -185,6 +186,43 @@ class Stream(Stage):
             raise undeclared_error("map_batches", "columns")
         output = declared_type(returns, "map_batches")
         return self._add("map_batches", MapBatchesOperator(function, self._row_type, output), output)
+
+    def async_map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        ordered: bool = True,
+        capacity: int = 100,
+        timeout_ms: int = 60_000,
+        retry: RetryStrategy | None = None,
+        batch_rows: int | None = None,
+        returns: Any = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """One row in, one row out, by a function that waits for others: a coroutine function, or one that blocks (in a thread).
+
+        `ordered`: rows keep their order; else a result leaves when it is there, and crosses no watermark. `capacity`: calls under
+        way on each subtask, 1 .. 100,000; beyond, it takes no input. `timeout_ms`: of each attempt. `retry`: None, one attempt.
+        `batch_rows`: the function gets a list of up to so many rows, and returns a list of as many results. `returns` and
+        `on_error` as in `map`; a call without an answer is an AsyncTimeoutError. Rows in flight are state, and must be declared."""
+        skips = is_skipping(on_error, "async_map")
+        output = self._declared(function, returns, "async_map", each=batch_rows is not None)
+        check_async_settings(capacity, timeout_ms, batch_rows, retry)
+        if self._row_type.schema is None:
+            raise undeclared_error("async_map", "columns")
+        self._row_type.check_rows("async_map")
+        operator = AsyncMapOperator(
+            function,
+            self._row_type,
+            output,
+            skips=skips,
+            ordered=ordered,
+            capacity=capacity,
+            timeout_ms=timeout_ms,
+            retry=retry,
+            batch_rows=batch_rows,
+        )
+        return self._add("async_map", operator, output, chaining=Chaining.HEAD)
 
     def assign_timestamps(
         self,

@@ -149,7 +149,7 @@ class OperatorChain:
         self._opened: list[ChainNode] = []
         self._timed: tuple[RuntimeContext, ...] = ()
         self._behind: tuple[KeyedStateBackend, ...] = ()
-        self._timer_nodes = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
+        self._timer_nodes = tuple(node for node in nodes if overrides(node.operator, "next_processing_time_ms"))
 
     def node(self, uid: str) -> ChainNode:
         return next(node for node in self.nodes if node.uid == uid)
@@ -314,5 +314,5 @@ class OperatorChain:
         return errors
 
 
-def _overrides(operator: Operator, method: str) -> bool:
+def overrides(operator: Operator, method: str) -> bool:
     return getattr(type(operator), method) is not getattr(Operator, method)

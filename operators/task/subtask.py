@@ -285,7 +285,7 @@ class Subtask:
                 self._fail(failure_of(error))
                 progress = has_more = True
         times.last_end_s = self._clock.seconds()
-        times.was_backpressured = backpressured
+        times.was_backpressured = backpressured or (self.state is TaskState.RUNNING and self._input.is_full)
         times.busy_s += times.last_end_s - began
         wakeup_ms = self._input.next_wakeup_ms() if self.state is TaskState.RUNNING and not backpressured else None
         self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)

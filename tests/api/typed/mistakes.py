@@ -77,7 +77,7 @@ def build() -> None:
     keyed = stream.key_by("card")
     keyed.aggregate(total="amount")  # E: arg-type
     keyed.window("1h")  # E: arg-type
-    stream.connect("payments")  # E: arg-type
+    stream.connect("payments")  # E: call-overload
     stream.connect(stream).process(Rule())  # E: arg-type
     stream.connect(stream).key_by("card")  # E: call-arg
     stream.connect(stream).map(str)  # E: call-arg
