@@ -197,6 +197,7 @@ SABOTAGES = (
         ("I27",),
         (Mutant(ListOperatorStateBackend, "snapshot", _stores_lists_as_they_are), Mutant(BroadcastState, "put", _writes_at_once)),
         workloads=("rules",),
+        kinds=("store_slow",),
         seeds_max=80,
     ),
     Sabotage(

@@ -158,7 +158,11 @@ class SubtaskPool:
 
     def submit_call(self, call: UserCall, done: Done) -> None:
         """Not counted as under way: it touches no state, and may never end."""
-        self._pool.run_call(call, lambda result, error: self._mailbox.put(PoolOutcome(done, result, error)) and None)
+
+        def post(result: Any, error: BaseException | None) -> None:
+            self._mailbox.put(PoolOutcome(done, result, error))
+
+        self._pool.run_call(call, post)
 
     def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done, token: CancelToken | None = None) -> None:
         token = token or CancelToken()
