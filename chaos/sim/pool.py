@@ -6,7 +6,6 @@ belongs to no process, so that it may happen after its caller's death. The class
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, cast
@@ -18,6 +17,7 @@ from holdfast.chaos.sim.kernel import Kernel, Process
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow
 from holdfast.operators.base import UserCall
+from holdfast.operators.task.calls import call_and_wait
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one, path_of
 
@@ -166,8 +166,7 @@ class FlowPool:
 
 def _answer(call: UserCall, ended: Done) -> None:
     try:
-        result = call.function(call.argument)
-        result = asyncio.run(result) if call.is_coroutine else result
+        result = call_and_wait(call)
     except Exception as error:
         ended(None, error)
     else:

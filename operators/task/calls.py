@@ -96,6 +96,12 @@ class CallRunner:
                 call.on_abandon = lambda task=task: loop.call_soon_threadsafe(task.cancel)
 
 
+def call_and_wait(call: UserCall) -> Any:
+    """Make a call on this thread, a coroutine on an event loop of its own: for schedules moved by hand."""
+    result = call.function(call.argument)
+    return asyncio.run(result) if call.is_coroutine else result
+
+
 def _answer(call: UserCall, run: Callable[[], Any], ended: Done) -> None:
     try:
         result = run()

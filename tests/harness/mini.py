@@ -6,7 +6,6 @@ passes.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.transport import LocalNetwork, LocalTransport
 from holdfast.operators.base import JobPlan, UserCall
+from holdfast.operators.task.calls import call_and_wait
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.loop import Worker
@@ -41,12 +41,6 @@ from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one
 
 States = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
-
-
-def called(call: UserCall) -> Any:
-    """What the function returns, of a coroutine what it gives without waiting for anything real."""
-    result = call.function(call.argument)
-    return asyncio.run(result) if call.is_coroutine else result
 
 
 class VirtualClock:
@@ -95,7 +89,7 @@ class StepPool:
         self.tasks.append(_Task(work, ended))
 
     def run_call(self, call: UserCall, ended: Done) -> None:
-        self.tasks.append(_Task(lambda: called(call), ended))
+        self.tasks.append(_Task(lambda: call_and_wait(call), ended))
 
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.tasks.append(_Task(None, ended, one_by_one(flow), storage, token))

@@ -38,7 +38,7 @@ from tests.operators.ends import NamedSink, NamedSource
 from tests.operators.harness import OperatorHarness
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import Bench
-from tests.operators.test_worker import run_through_crashes
+from tests.operators.worker.test_loop import run_through_crashes
 
 ROWS = declared_type({"n": int}, "rows")
 

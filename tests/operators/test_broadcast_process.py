@@ -41,7 +41,7 @@ from tests.harness.mini import MiniCluster
 from tests.operators.ends import NamedSink, NamedSource
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 from tests.operators.ports import DictStorage
-from tests.operators.test_worker import run_through_crashes
+from tests.operators.worker.test_loop import run_through_crashes
 
 PAYMENTS = declared_type({"card": str, "shop": str, "amount": int}, "payments")
 LIMITS = declared_type({"shop": str, "limit": int}, "limits")

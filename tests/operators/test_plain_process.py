@@ -34,7 +34,7 @@ from tests.harness.mini import MiniCluster
 from tests.operators.ends import NamedSink, NamedSource
 from tests.operators.harness import OperatorHarness
 from tests.operators.ports import DictStorage
-from tests.operators.test_worker import run_through_crashes
+from tests.operators.worker.test_loop import run_through_crashes
 
 ROWS = declared_type({"n": int}, "rows")
 
