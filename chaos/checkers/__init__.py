@@ -4,6 +4,7 @@ the job."""
 from __future__ import annotations
 
 from holdfast.chaos.checkers.aborts import AbortsChecker
+from holdfast.chaos.checkers.asynchronous import AsyncChecker
 from holdfast.chaos.checkers.attempts import AttemptsChecker
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.bounds import BoundsChecker
@@ -51,6 +52,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RestartsChecker,
     ReconcilingChecker,
     EventTimeChecker,
+    AsyncChecker,
     LateChecker,
     BoundsChecker,
     WorkingFoldersChecker,
@@ -90,6 +92,7 @@ INVARIANTS: dict[str, str] = {
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
     "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks get notice of aborts; stops are tried again",
+    "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
 }
 """Invariant -> its meaning in one line."""
 

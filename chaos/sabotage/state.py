@@ -187,7 +187,7 @@ SABOTAGES = (
     Sabotage(
         "overtaken_result",
         "a watermark leaves before the results of the rows in front of it",
-        ("I1", "I2", "I6"),
+        ("I34",),
         (Mutant(AsyncMapOperator, "process_watermark", _passes_watermarks_at_once),),
         workloads=("async",),
     ),

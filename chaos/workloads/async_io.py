@@ -46,11 +46,16 @@ class Watch(ProcessFunction):
     def __init__(self, *, ordered: bool) -> None:
         self._ordered = ordered
         self._highest = -1
+        self.marked: list[str] = []
+        """What came too late, for the checker."""
 
     def process_element(self, row: dict[str, int], ctx: ProcessContext, out: Collector) -> None:
         late = ctx.timestamp is not None and ctx.timestamp <= ctx.watermark
         overtaken = self._ordered and row["i"] < self._highest
         self._highest = max(self._highest, row["i"])
+        if late or overtaken:
+            what = f"behind the watermark {ctx.watermark}" if late else "behind a later row"
+            self.marked.append(f"of row {row['i']} at {ctx.timestamp} comes {what}")
         out({"i": row["i"], "value": row["value"], "late": int(late), "order": int(overtaken)})
 
 
