@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
+from benchmarks.async_calls import measure as measure_async
 from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
@@ -174,6 +175,11 @@ def _lines(trace: Path) -> list[float]:
     return sorted(found)
 
 
+def async_calls(bench: Bench, quick: bool) -> list[Row]:
+    """Calls of async_map a second, one worker; the aim is 20,000."""
+    return measure_async(bench, quick)
+
+
 def acks(bench: Bench, quick: bool) -> list[Row]:
     """Acknowledgements per second over HTTP."""
     return measure_acks(quick=quick)
@@ -230,8 +236,8 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "rowtable": rowtable,
-    "w3": w3, "acks": acks, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers,
-    "simulation": simulation, "tools": tools,
+    "w3": w3, "acks": acks, "async": async_calls, "restarts": restarts, "flood": flood, "restore": restore,
+    "transfers": transfers, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 
 

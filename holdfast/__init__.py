@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from holdfast.operators.datastream.launcher import JobHandle as JobHandle
     from holdfast.operators.datastream.launcher import OperatorProgress as OperatorProgress
     from holdfast.operators.datastream.launcher import Progress as Progress
+    from holdfast.operators.datastream.stream import BroadcastConnectedStream as BroadcastConnectedStream
+    from holdfast.operators.datastream.stream import BroadcastStream as BroadcastStream
     from holdfast.operators.datastream.stream import ConnectedStreams as ConnectedStreams
     from holdfast.operators.datastream.stream import KeyedStream as KeyedStream
     from holdfast.operators.datastream.stream import Stream as Stream
@@ -42,6 +44,12 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.aggregates import mean as mean
     from holdfast.operators.functions.aggregates import min as min
     from holdfast.operators.functions.aggregates import sum as sum
+    from holdfast.operators.functions.async_map import RetryStrategy as RetryStrategy
+    from holdfast.operators.functions.broadcast import BroadcastContext as BroadcastContext
+    from holdfast.operators.functions.broadcast import BroadcastProcessFunction as BroadcastProcessFunction
+    from holdfast.operators.functions.broadcast import KeyedBroadcastProcessFunction as KeyedBroadcastProcessFunction
+    from holdfast.operators.functions.broadcast import ReadOnlyBroadcastContext as ReadOnlyBroadcastContext
+    from holdfast.operators.functions.connected import CoProcessFunction as CoProcessFunction
     from holdfast.operators.functions.connected import KeyedCoProcessFunction as KeyedCoProcessFunction
     from holdfast.operators.functions.context import FunctionContext as FunctionContext
     from holdfast.operators.functions.context import RichFunction as RichFunction
@@ -62,6 +70,7 @@ if TYPE_CHECKING:
     from holdfast.operators.sources.parquet import ParquetSource as ParquetSource
     from holdfast.operators.spark.state_source import register_state_source as register_state_source
     from holdfast.statebackends.errors import AmbiguousWriteError as AmbiguousWriteError
+    from holdfast.statebackends.errors import AsyncTimeoutError as AsyncTimeoutError
     from holdfast.statebackends.errors import AuthenticationError as AuthenticationError
     from holdfast.statebackends.errors import BackendMismatchError as BackendMismatchError
     from holdfast.statebackends.errors import CheckpointFailedError as CheckpointFailedError
@@ -90,6 +99,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import PartitionOutOfRangeError as PartitionOutOfRangeError
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from holdfast.statebackends.errors import ProtocolError as ProtocolError
+    from holdfast.statebackends.errors import ReadOnlyStateError as ReadOnlyStateError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
     from holdfast.statebackends.errors import RestoreError as RestoreError
     from holdfast.statebackends.errors import SchemaMismatchError as SchemaMismatchError
@@ -123,6 +133,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.state import MapStateDescriptor as MapStateDescriptor
     from holdfast.statebackends.state import OperatorListStateDescriptor as OperatorListStateDescriptor
     from holdfast.statebackends.state import Pickled as Pickled
+    from holdfast.statebackends.state import ReadOnlyMapState as ReadOnlyMapState
     from holdfast.statebackends.state import Redistribution as Redistribution
     from holdfast.statebackends.state import ReducingStateDescriptor as ReducingStateDescriptor
     from holdfast.statebackends.state import Ttl as Ttl
@@ -145,9 +156,23 @@ _EXPORTS = {
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
     "holdfast.operators.datastream.launcher": ("JobHandle", "OperatorProgress", "Progress"),
-    "holdfast.operators.datastream.stream": ("ConnectedStreams", "KeyedStream", "Stream", "WindowedStream"),
+    "holdfast.operators.datastream.stream": (
+        "BroadcastConnectedStream",
+        "BroadcastStream",
+        "ConnectedStreams",
+        "KeyedStream",
+        "Stream",
+        "WindowedStream",
+    ),
     "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
-    "holdfast.operators.functions.connected": ("KeyedCoProcessFunction",),
+    "holdfast.operators.functions.async_map": ("RetryStrategy",),
+    "holdfast.operators.functions.broadcast": (
+        "BroadcastContext",
+        "BroadcastProcessFunction",
+        "KeyedBroadcastProcessFunction",
+        "ReadOnlyBroadcastContext",
+    ),
+    "holdfast.operators.functions.connected": ("CoProcessFunction", "KeyedCoProcessFunction"),
     "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
     "holdfast.operators.functions.side_outputs": ("OutputTag",),
@@ -161,6 +186,7 @@ _EXPORTS = {
     "holdfast.operators.spark.state_source": ("register_state_source",),
     "holdfast.statebackends.errors": (
         "AmbiguousWriteError",
+        "AsyncTimeoutError",
         "AuthenticationError",
         "BackendMismatchError",
         "CheckpointFailedError",
@@ -189,6 +215,7 @@ _EXPORTS = {
         "PartitionOutOfRangeError",
         "PermissionDeniedError",
         "ProtocolError",
+        "ReadOnlyStateError",
         "RecoveringError",
         "RestoreError",
         "SchemaMismatchError",
@@ -224,6 +251,7 @@ _EXPORTS = {
         "MapStateDescriptor",
         "OperatorListStateDescriptor",
         "Pickled",
+        "ReadOnlyMapState",
         "Redistribution",
         "ReducingStateDescriptor",
         "Ttl",

@@ -113,6 +113,26 @@ class Counter:
         self.count = min(INT_MAX, self.count + count)
 
 
+class UserCall:
+    """A call of a user's function that waits for others, such as a request: it may take as long as it likes, or never return."""
+
+    __slots__ = ("argument", "function", "is_abandoned", "is_coroutine", "on_abandon")
+
+    def __init__(self, function: Callable[[Any], Any], argument: Any, *, is_coroutine: bool) -> None:
+        self.function = function
+        self.argument = argument
+        self.is_coroutine = is_coroutine
+        self.is_abandoned = False
+        self.on_abandon: Callable[[], Any] | None = None
+        """Set by what runs it: stops it, if that can be done."""
+
+    def abandon(self) -> None:
+        """Its answer is of no use any more."""
+        self.is_abandoned = True
+        if self.on_abandon is not None:
+            self.on_abandon()
+
+
 class OperatorContext(Protocol):
     """What the runtime gives to one operator of one subtask."""
 
@@ -166,6 +186,9 @@ class OperatorContext(Protocol):
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run blocking `work` on the pool; `done(result, error)` is called later on the loop thread, as a mail."""
+
+    def submit_call(self, call: UserCall, done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run a user's call beside the pool's own work, which it can't hold up; `done` as in submit, late or never."""
 
     def submit_flow(self, flow: Flow[Any], storage: Storage, done: Callable[[Any, BaseException | None], None]) -> None:
         """Drive a storage flow on the pool (or by the simulator); `done` as in submit."""
@@ -241,6 +264,14 @@ class Operator:
 
     def process_silence(self, reading_ms: int) -> None:
         """Nothing was read up to this reading time: emit what follows, watermarks and a status."""
+
+    def takes_input(self) -> bool:
+        """False while the operator is full: its subtask takes no further batch, but events and mails. Of the head of a chain."""
+        return True
+
+    def has_requests(self) -> bool:
+        """True while answers are awaited that the end of event time, and of the data, must not overtake. Of the head of a chain."""
+        return False
 
     def finish(self) -> Iterator[None]:
         """End of data on all inputs (after the maximum watermark, when draining): flush what is buffered, in slices."""

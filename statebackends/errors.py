@@ -424,6 +424,26 @@ class PartitionOutOfRangeError(UserFunctionError):
     """Subtasks of the operator."""
 
 
+class ReadOnlyStateError(HoldfastError):
+    """A function changed state that it may only read: broadcast state, for a record that was not broadcast."""
+
+    operator: str
+    state: str
+    subtask: int | None = None
+    record: str | None = None
+    frames: str | None = None
+
+
+class AsyncTimeoutError(HoldfastError):
+    """A call of `async_map` had no answer in time, in none of its attempts."""
+
+    operator: str
+    subtask: int
+    timeout_ms: int
+    record: str | None = None
+    frames: str | None = None
+
+
 class UndeclaredOutputError(InvalidConfigError):
     """A function emitted to a side output that it did not declare, or when it has no record to emit one for."""
 

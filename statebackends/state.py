@@ -325,12 +325,14 @@ OPERATOR_KINDS = frozenset(_OPERATOR_KINDS.values())
 
 @dataclass(frozen=True, slots=True)
 class OperatorListStateDescriptor:
-    """Operator state: a list per subtask. Entries are opaque bytes, which the operator encodes.
+    """Operator state: a list per subtask, which belongs to no key.
 
     Raises InvalidConfigError for an unknown redistribution."""
 
     name: str
     redistribution: Redistribution = Redistribution.SPLIT
+    type: Any = None
+    """That of an entry, as of any other state; None: opaque bytes, which the operator encodes. A restore refuses another one."""
 
     def __post_init__(self) -> None:
         if self.redistribution not in _OPERATOR_KINDS:
@@ -404,6 +406,24 @@ class MapState(Protocol[K, V]):
     def values(self) -> Iterator[V]: ...
     def is_empty(self) -> bool: ...
     def clear(self) -> None: ...
+
+
+class ReadOnlyMapState(Protocol[K, V]):
+    """A map that can be read alone: the broadcast state as records of the other stream see it."""
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    @overload
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The entry's value, or `default` if there is none."""
+
+    def contains(self, key: K) -> bool: ...
+    def items(self) -> Iterator[tuple[K, V]]: ...
+    def keys(self) -> Iterator[K]: ...
+    def values(self) -> Iterator[V]: ...
+    def is_empty(self) -> bool: ...
 
 
 class AppendingState(Protocol[IN, OUT]):

@@ -17,6 +17,8 @@ from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, run
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.operators.base import UserCall
+from holdfast.operators.task.calls import call_and_wait
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.storage.port import Flow, Storage, run_flow
@@ -63,6 +65,9 @@ class InlinePool:
 
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         self._queue.add(work, ended)
+
+    def run_call(self, call: UserCall, ended: Done) -> None:
+        self._queue.add(partial(call_and_wait, call), ended)
 
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self._queue.add(partial(_run_unless_cancelled, flow, storage, token), ended)

@@ -1,9 +1,10 @@
-"""The checkers of the invariants I1 to I30 (docs/invariants.md). Each observes stores, the wire and workers' ports, from outside
-the job."""
+"""The checkers of the invariants I1 to I30, I33 and I34 (docs/invariants.md). Each observes stores, the wire and ports of workers,
+from outside the job."""
 
 from __future__ import annotations
 
 from holdfast.chaos.checkers.aborts import AbortsChecker
+from holdfast.chaos.checkers.asynchronous import AsyncChecker
 from holdfast.chaos.checkers.attempts import AttemptsChecker
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.bounds import BoundsChecker
@@ -52,6 +53,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RestartsChecker,
     ReconcilingChecker,
     EventTimeChecker,
+    AsyncChecker,
     LateChecker,
     SilenceChecker,
     AlignmentChecker,
@@ -94,6 +96,7 @@ INVARIANTS: dict[str, str] = {
     "I29": "recovering twice is recovering once",
     "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks get notice of aborts; stops are tried again",
     "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
+    "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
 }
 """Invariant -> its meaning in one line."""
 

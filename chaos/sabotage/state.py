@@ -7,8 +7,12 @@ from typing import Any
 
 import holdfast.coordinator.restore.assign as restore_module
 import holdfast.statebackends.redistribute as redistribute_module
+from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.operators.functions.async_map import AsyncMapOperator
+from holdfast.operators.functions.operator_state import BroadcastState
 from holdfast.operators.task.timers import Timer, TimerQueue
+from holdfast.statebackends.backends.operator import FrozenLists, ListOperatorStateBackend
 from holdfast.statebackends.columnar.state import FrozenColumns
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
@@ -21,6 +25,41 @@ def _freezes_nothing(original: Any) -> Any:
         return (self.active, *self.immutable)
 
     return freeze
+
+
+def _stores_no_requests(original: Any) -> Any:
+    def snapshot_state(self: AsyncMapOperator, checkpoint_id: int) -> None:
+        original(self, checkpoint_id)
+        entries = self.context.operator_state.list_state("requests")
+        entries.update(entries.entries[1:])
+
+    return snapshot_state
+
+
+def _passes_watermarks_at_once(original: Any) -> Any:
+    def process_watermark(self: AsyncMapOperator, watermark_ms: int) -> Any:
+        if watermark_ms < MAX_WATERMARK:
+            self.output.emit_watermark(watermark_ms)
+        return iter(())
+
+    return process_watermark
+
+
+def _stores_lists_as_they_are(original: Any) -> Any:
+    """Without a copy, so that what is written behind the barrier is written into the snapshot, too."""
+
+    def snapshot(self: ListOperatorStateBackend, checkpoint_id: int) -> FrozenLists:
+        return FrozenLists([(self._metas[name], state.entries) for name, state in self._lists.items()])
+
+    return snapshot
+
+
+def _writes_at_once(original: Any) -> Any:
+    def put(self: BroadcastState[Any, Any], key: Any, value: Any) -> None:
+        original(self, key, value)
+        self._list.entries[:] = [self._entries[each][1] for each in self._ordered()]
+
+    return put
 
 
 def _deals_evenly(old: OldEntries[bytes], new_parallelism: int) -> NewEntries[bytes]:
@@ -137,6 +176,29 @@ SABOTAGES = (
         (Mutant(FrozenColumns, "protect", constant(None)),),
         workloads=("windows",),
         seeds_max=40,
+    ),
+    Sabotage(
+        "lost_request",
+        "the first requests in flight are not stored: behind a restore they are never sent again",
+        ("I1",),
+        (Mutant(AsyncMapOperator, "snapshot_state", _stores_no_requests),),
+        workloads=("async",),
+    ),
+    Sabotage(
+        "overtaken_result",
+        "a watermark leaves before the results of the rows in front of it",
+        ("I34",),
+        (Mutant(AsyncMapOperator, "process_watermark", _passes_watermarks_at_once),),
+        workloads=("async",),
+    ),
+    Sabotage(
+        "broadcast_behind_barrier",
+        "a broadcast record behind the barrier changes the copy that a snapshot is still writing",
+        ("I27",),
+        (Mutant(ListOperatorStateBackend, "snapshot", _stores_lists_as_they_are), Mutant(BroadcastState, "put", _writes_at_once)),
+        workloads=("rules",),
+        kinds=("store_slow",),
+        seeds_max=80,
     ),
     Sabotage(
         "lost_list_entry",

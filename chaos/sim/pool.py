@@ -16,6 +16,8 @@ from holdfast.chaos.sim.injector import Injector
 from holdfast.chaos.sim.kernel import Kernel, Process
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow
+from holdfast.operators.base import UserCall
+from holdfast.operators.task.calls import call_and_wait
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one, path_of
 
@@ -23,6 +25,10 @@ WAY_US = (30, 400)
 """Least and most time of a request to the store, and of its answer back."""
 CALL_US = (20, 600)
 """Least and most time of a call on the pool."""
+
+
+CALLS_UNANSWERED_MAX = 3
+"""Calls of users' functions that one process never answers: with one timeout each the job still goes on."""
 
 
 class _Task(msgspec.Struct, eq=False):
@@ -47,6 +53,7 @@ class FlowPool:
         self._random = kernel.streams.of(f"pool/{process.name}")
         self._waiting: deque[_Task] = deque()
         self._running = 0
+        self._unanswered = 0
 
     @property
     def is_idle(self) -> bool:
@@ -58,6 +65,15 @@ class FlowPool:
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         """As Pool.run."""
         self._add(_Task(ended, self._storage, call=work))
+
+    def run_call(self, call: UserCall, ended: Done) -> None:
+        """As Pool.run_call: answers come out of order, some of them late; and a few never."""
+        fate = self._random.randrange(100)
+        if fate == 0 and self._unanswered < CALLS_UNANSWERED_MAX:
+            self._unanswered += 1
+            return
+        longest_us = 3_000_000 if fate < 3 else 20_000
+        self._kernel.after(self._random.between(20, longest_us), lambda: _answer(call, ended), self._process)
 
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         """As Pool.run_flow. Within a group any flow may run next."""
@@ -146,6 +162,15 @@ class FlowPool:
             self._running += 1
             self._soon(lambda: self._begin(following))
         task.ended(result, error)
+
+
+def _answer(call: UserCall, ended: Done) -> None:
+    try:
+        result = call_and_wait(call)
+    except Exception as error:
+        ended(None, error)
+    else:
+        ended(result, None)
 
 
 def _outcome(future: Any) -> tuple[Any, BaseException | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.chaos.workloads import (
     aggregate,
+    async_io,
     broadcast,
     connected,
     counter,
@@ -16,6 +17,7 @@ from holdfast.chaos.workloads import (
     long,
     random_graphs,
     restarts,
+    rules,
     side_outputs,
     states,
     timers,
@@ -28,7 +30,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts, idle),
+        *(connected, side_outputs, restarts, idle, rules, async_io),
     )
 }
 """Workloads that run when none is named."""

@@ -54,7 +54,7 @@ class CountExpiring(ProcessFunction):
         value, entries, elements = ctx.state(self.value), ctx.state(self.entries), ctx.state(self.elements)
         kept, kept_entries = ctx.state(self.kept), ctx.state(self.kept_entries)
         before = counted.value(Counted(0, 0))
-        now_ms = ctx._backend._clock.now_ms  # type: ignore[attr-defined]
+        now_ms = ctx._backend._clock.now_ms  # type: ignore[union-attr]
         seq = before.count + 1
         shown = [value.value() is not None, entries.get(0) is not None, bool(elements.get())]
         stamp_ms = written.value()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import reduce
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, overload
 
 import msgspec
 import pyarrow as pa
@@ -19,16 +19,31 @@ from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
-from holdfast.operators.functions.connected import CoRowFunctionOperator, KeyedCoProcessFunction, KeyedCoProcessOperator
+from holdfast.operators.functions.async_map import AsyncMapOperator, RetryStrategy, check_async_settings
+from holdfast.operators.functions.broadcast import (
+    BroadcastProcessFunction,
+    BroadcastProcessOperator,
+    KeyedBroadcastProcessFunction,
+    KeyedBroadcastProcessOperator,
+)
+from holdfast.operators.functions.connected import (
+    CoProcessFunction,
+    CoProcessOperator,
+    CoRowFunctionOperator,
+    KeyedCoProcessFunction,
+    KeyedCoProcessOperator,
+)
 from holdfast.operators.functions.expressions import condition_operator, select_operator
 from holdfast.operators.functions.partitioning import CustomPartitioning, custom_partitioning
 from holdfast.operators.functions.process import (
     CallableProcessFunction,
     Collector,
     KeyedFunction,
+    PlainProcessOperator,
     ProcessContext,
     ProcessFunction,
     ProcessOperator,
+    StatefulFunction,
 )
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapBatchesOperator, MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_type, declared_type, merged_type, undeclared_error
@@ -42,7 +57,7 @@ from holdfast.operators.functions.window import WINDOW_COLUMNS, TumblingWindowOp
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
-from holdfast.statebackends.state import StateDescriptor, duration_ms
+from holdfast.statebackends.state import MapStateDescriptor, OperatorListStateDescriptor, StateDescriptor, duration_ms
 
 DEFAULT_SLOT_SHARING_GROUP = "default"
 """Of all operators (ADR 59)."""
@@ -214,6 +229,43 @@ class Stream(Stage):
         output = declared_type(returns, "map_batches")
         return self._add("map_batches", MapBatchesOperator(function, self._row_type, output), output)
 
+    def async_map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        ordered: bool = True,
+        capacity: int = 100,
+        timeout_ms: int = 60_000,
+        retry: RetryStrategy | None = None,
+        batch_rows: int | None = None,
+        returns: Any = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """One row in, one row out, by a function that waits for others: a coroutine function, or one that blocks (in a thread).
+
+        `ordered`: rows keep their order; else a result leaves when it is there, and crosses no watermark. `capacity`: calls under
+        way on each subtask, 1 .. 100,000; beyond, it takes no input. `timeout_ms`: of each attempt. `retry`: None, one attempt.
+        `batch_rows`: the function gets a list of up to so many rows, and returns a list of as many results. `returns` and
+        `on_error` as in `map`; a call without an answer is an AsyncTimeoutError. Rows in flight are state, and must be declared."""
+        skips = is_skipping(on_error, "async_map")
+        output = self._declared(function, returns, "async_map", each=batch_rows is not None)
+        check_async_settings(capacity, timeout_ms, batch_rows, retry)
+        if self._row_type.schema is None:
+            raise undeclared_error("async_map", "columns")
+        self._row_type.check_rows("async_map")
+        operator = AsyncMapOperator(
+            function,
+            self._row_type,
+            output,
+            skips=skips,
+            ordered=ordered,
+            capacity=capacity,
+            timeout_ms=timeout_ms,
+            retry=retry,
+            batch_rows=batch_rows,
+        )
+        return self._add("async_map", operator, output, chaining=Chaining.HEAD)
+
     def assign_timestamps(
         self,
         source: str | Callable[[Any], Any],
@@ -265,6 +317,25 @@ class Stream(Stage):
             stream._own(what).properties[ALIGNMENT_PROPERTY] = msgspec.to_builtins(strategy.alignment)
         return stream
 
+    def process(
+        self,
+        function: ProcessFunction | Callable[[Any, ProcessContext, Collector], None],
+        *,
+        states: Sequence[StateDescriptor] = (),
+        returns: Any = None,
+        side_outputs: SideOutputDeclarations | None = None,
+    ) -> Stream:
+        """Run a ProcessFunction, or a plain function `(value, ctx, out)` with these `states`, on each record.
+
+        Without keys its states are operator state (`hf.OperatorListStateDescriptor`), and it has no timers: GraphError says so.
+        `returns` and `side_outputs` as of `KeyedStream.process`."""
+        checked = _process_function(function, states)
+        _check_plain(checked, "process")
+        self._row_type.check_rows("process")
+        output, sides = _declared_outputs(checked, returns, side_outputs, "process")
+        operator = PlainProcessOperator(checked, self._row_type, output, sides)
+        return self._add("process", operator, output, side_outputs=sides)
+
     def key_by(self, key: Key, *, key_type: Any = None) -> KeyedStream:
         """Bring equal keys together: a column, several columns, or a deterministic function of the row.
 
@@ -285,13 +356,19 @@ class Stream(Stage):
         row_type = reduce(lambda left, right: merged_type(left, right, "union"), (stream._row_type for stream in streams))
         return Stream(self.environment, tuple(edge for stream in streams for edge in stream._inputs), row_type)
 
-    def connect(self, other: Stream) -> ConnectedStreams:
-        """Two streams of whatever columns for one operator, which knows the records of each and shares state between them."""
-        if not isinstance(other, Stream):
+    @overload
+    def connect(self, other: Stream) -> ConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: Stream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """Two streams of whatever columns for one operator, which knows the records of each and shares state between them.
+
+        `other` may be broadcast, with its state: `rules.broadcast(RULES)`."""
+        if not isinstance(other, Stream | BroadcastStream):
             raise GraphError(f"connect takes a stream, not {other!r}")
         if other.environment is not self.environment:
             raise GraphError("connect takes streams of one environment")
-        return ConnectedStreams(self, other)
+        return BroadcastConnectedStream(self, other) if isinstance(other, BroadcastStream) else ConnectedStreams(self, other)
 
     def side_output(self, tag: OutputTag | str) -> Stream:
         """The rows that the operator emits with this tag (`ctx.output(tag, row)`), as a stream like any other.
@@ -310,9 +387,19 @@ class Stream(Stage):
         """Deal the records to the next operator's subtasks in turn."""
         return self._partitioned(Partitioning.REBALANCE)
 
-    def broadcast(self) -> Stream:
-        """Give every record to every subtask of the next operator."""
-        return self._partitioned(Partitioning.BROADCAST)
+    @overload
+    def broadcast(self) -> Stream: ...
+    @overload
+    def broadcast(
+        self, state: MapStateDescriptor[Any, Any], /, *states: MapStateDescriptor[Any, Any]
+    ) -> BroadcastStream: ...
+    def broadcast(self, *states: MapStateDescriptor[Any, Any]) -> Stream | BroadcastStream:
+        """Give every record to every subtask of the next operator.
+
+        With `states` it is the broadcast side of `other.connect(...)`: each is a map that its records write, and of which all
+        subtasks have an equal copy."""
+        stream = self._partitioned(Partitioning.BROADCAST)
+        return BroadcastStream(stream, states) if states else stream
 
     def forward(self) -> Stream:
         """Keep records on their subtask; the next operator must have the same parallelism."""
@@ -435,14 +522,7 @@ class KeyedStream(Stream):
         """Run a ProcessFunction, or a plain function `(value, ctx, out)` with these `states`, on each record of a key.
 
         `side_outputs`: {tag: columns}, or hf.OutputTags, of what it emits with `ctx.output`; None: as the function declares."""
-        if not isinstance(function, ProcessFunction):
-            if isinstance(function, type) or not callable(function):
-                raise GraphError(f"operator 'process': {function!r} is neither a ProcessFunction instance nor a function")
-            function = CallableProcessFunction(function, tuple(states))
-        elif states:
-            raise GraphError("operator 'process': a ProcessFunction declares its own states; don't give states=")
-        if type(function).process_element is ProcessFunction.process_element and "process_element" not in vars(function):
-            raise GraphError(f"operator 'process': {type(function).__name__} must define process_element")
+        function = _process_function(function, states)
         self._row_type.check_rows("process")
         output, sides = _declared_outputs(function, returns, side_outputs, "process")
         operator = ProcessOperator(function, self._selector, self._row_type, output, sides)
@@ -484,8 +564,49 @@ class KeyedStream(Stream):
             raise undeclared_error(operator, "columns")
 
 
+def _process_function(
+    function: ProcessFunction | Callable[[Any, ProcessContext, Collector], None], states: Sequence[StateDescriptor]
+) -> ProcessFunction:
+    """What `process` is given, as a ProcessFunction. Raises GraphError."""
+    if not isinstance(function, ProcessFunction):
+        if isinstance(function, type) or not callable(function):
+            raise GraphError(f"operator 'process': {function!r} is neither a ProcessFunction instance nor a function")
+        function = CallableProcessFunction(function, tuple(states))
+    elif states:
+        raise GraphError("operator 'process': a ProcessFunction declares its own states; don't give states=")
+    if type(function).process_element is ProcessFunction.process_element and "process_element" not in vars(function):
+        raise GraphError(f"operator 'process': {type(function).__name__} must define process_element")
+    return function
+
+
+def _check_plain(function: StatefulFunction, operator: str) -> None:
+    """Raise GraphError for a function that needs a key, on a stream without one."""
+    for state in function.states:
+        if not isinstance(state, OperatorListStateDescriptor):
+            name = getattr(state, "name", state)
+            raise GraphError(
+                f"operator {operator!r}: the state {name!r} of {type(function).__name__} is kept per key, and the stream has no "
+                "key: call key_by before it, or declare an OperatorListStateDescriptor",
+                operator=operator,
+            )
+    if getattr(type(function), "on_timer", KeyedFunction.on_timer) is not KeyedFunction.on_timer:
+        raise GraphError(
+            f"operator {operator!r}: {type(function).__name__} defines on_timer, and timers belong to a key: call key_by before it",
+            operator=operator,
+        )
+
+
+def _check_defines(function: StatefulFunction, base: type[StatefulFunction], operator: str, *methods: str) -> None:
+    """Raise GraphError for what is no instance of `base`, or lacks one of its methods."""
+    if not isinstance(function, base):
+        raise GraphError(f"operator {operator!r}: {function!r} is not a {base.__name__} instance", operator=operator)
+    for method in methods:
+        if getattr(type(function), method) is getattr(base, method):
+            raise GraphError(f"operator {operator!r}: {type(function).__name__} must define {method}", operator=operator)
+
+
 def _declared_outputs(
-    function: KeyedFunction, returns: Any, side_outputs: SideOutputDeclarations | None, operator: str
+    function: StatefulFunction, returns: Any, side_outputs: SideOutputDeclarations | None, operator: str
 ) -> tuple[RowType, dict[str, RowType]]:
     """Rows of the main output and of each side output, by what the call or else the function declares."""
     declared = function.returns if returns is None else returns
@@ -532,21 +653,20 @@ class ConnectedStreams:
 
     def process(
         self,
-        function: KeyedCoProcessFunction,
+        function: KeyedCoProcessFunction | CoProcessFunction,
         *,
         returns: Any = None,
         side_outputs: SideOutputDeclarations | None = None,
     ) -> Stream:
-        """Run a KeyedCoProcessFunction, whose state and timers both streams share. `returns` and `side_outputs` as of
-        `KeyedStream.process`.
+        """Run a KeyedCoProcessFunction, whose state and timers both streams share; or, without keys, a CoProcessFunction.
+        `returns` and `side_outputs` as of `KeyedStream.process`.
 
-        Raises GraphError for streams without keys, or with keys of different types."""
-        what = "co_process"
-        if not isinstance(function, KeyedCoProcessFunction):
-            raise GraphError(f"operator {what!r}: {function!r} is not a KeyedCoProcessFunction instance", operator=what)
-        for method in ("process_element1", "process_element2"):
-            if getattr(type(function), method) is getattr(KeyedCoProcessFunction, method):
-                raise GraphError(f"operator {what!r}: {type(function).__name__} must define {method}", operator=what)
+        Raises GraphError for a KeyedCoProcessFunction on streams without keys, or with keys of different types."""
+        what, methods = "co_process", ("process_element1", "process_element2")
+        if isinstance(function, CoProcessFunction):
+            _check_defines(function, CoProcessFunction, what, *methods)
+            return self._process_plain(what, function, returns, side_outputs)
+        _check_defines(function, KeyedCoProcessFunction, what, *methods)
         first, second = self._streams
         if not isinstance(first, KeyedStream) or not isinstance(second, KeyedStream):
             raise GraphError(f"operator {what!r}: both streams need a key: call key_by(key1, key2) before it", operator=what)
@@ -555,6 +675,17 @@ class ConnectedStreams:
         operator = KeyedCoProcessOperator(function, selectors, (first._row_type, second._row_type), output, sides)
         properties = {"timers": True} if operator.uses_timers else {}
         return self._add(what, operator, output, selector=first._selector, side_outputs=sides, properties=properties)
+
+    def _process_plain(
+        self, what: str, function: CoProcessFunction, returns: Any, side_outputs: SideOutputDeclarations | None
+    ) -> Stream:
+        _check_plain(function, what)
+        first, second = self._streams
+        for stream in self._streams:
+            stream._row_type.check_rows(what)
+        output, sides = _declared_outputs(function, returns, side_outputs, what)
+        operator = CoProcessOperator(function, (first._row_type, second._row_type), output, sides)
+        return self._add(what, operator, output, side_outputs=sides)
 
     def _rows(
         self,
@@ -584,12 +715,80 @@ class ConnectedStreams:
         return self._add(kind, CoRowFunctionOperator(first, second), output)
 
     def _add(self, kind: str, operator: Operator, output: RowType, **settings: Any) -> Stream:
-        first, second = self._streams
-        inputs = (*first._inputs, *(replace(edge, input_index=1) for edge in second._inputs))
-        timestamped = first._timestamped and second._timestamped
-        graph = first.environment.graph
-        node = graph.add(kind, kind, inputs, operator=operator, output_type=output, timestamped=timestamped, **settings)
-        return Stream(first.environment, (StreamEdge(node.index),), output, node)
+        return _add_connected(*self._streams, kind, operator, output, **settings)
+
+
+def _add_connected(first: Stream, second: Stream, kind: str, operator: Operator, output: RowType, **settings: Any) -> Stream:
+    """An operator with the records of `first` as input 0 and those of `second` as input 1."""
+    inputs = (*first._inputs, *(replace(edge, input_index=1) for edge in second._inputs))
+    timestamped = first._timestamped and second._timestamped
+    graph = first.environment.graph
+    node = graph.add(kind, kind, inputs, operator=operator, output_type=output, timestamped=timestamped, **settings)
+    return Stream(first.environment, (StreamEdge(node.index),), output, node)
+
+
+class BroadcastStream:
+    """A stream that each subtask gets in full, with the states that its records write: for `other.connect(...)`."""
+
+    def __init__(self, stream: Stream, states: Sequence[MapStateDescriptor[Any, Any]]) -> None:
+        """Raises GraphError for what is no map state, has a TTL, or has the name of another."""
+        for state in states:
+            if not isinstance(state, MapStateDescriptor):
+                raise GraphError(f"broadcast takes MapStateDescriptors, not {state!r}")
+            if state.ttl is not None:
+                raise GraphError(
+                    f"the broadcast state {state.name!r} has a TTL: clocks of subtasks differ, and so would their copies"
+                )
+        self._stream = stream
+        self._states = tuple(states)
+
+    @property
+    def environment(self) -> StreamEnvironment:
+        return self._stream.environment
+
+    def __repr__(self) -> str:
+        return f"<BroadcastStream with {', '.join(state.name for state in self._states)} {self._stream._told()}>"
+
+
+class BroadcastConnectedStream:
+    """A stream, with keys or without, and a broadcast one."""
+
+    def __init__(self, stream: Stream, broadcast: BroadcastStream) -> None:
+        self._stream = stream
+        self._broadcast = broadcast
+
+    def __repr__(self) -> str:
+        return f"<BroadcastConnectedStream of {self._stream!r} and {self._broadcast!r}>"
+
+    def process(
+        self,
+        function: KeyedBroadcastProcessFunction | BroadcastProcessFunction,
+        *,
+        returns: Any = None,
+        side_outputs: SideOutputDeclarations | None = None,
+    ) -> Stream:
+        """Run a KeyedBroadcastProcessFunction, or on a stream without keys a BroadcastProcessFunction. `returns` and
+        `side_outputs` as of `KeyedStream.process`.
+
+        Raises GraphError for the function of the other kind of stream."""
+        what, first, second = "broadcast_process", self._stream, self._broadcast._stream
+        base = KeyedBroadcastProcessFunction if isinstance(first, KeyedStream) else BroadcastProcessFunction
+        _check_defines(function, base, what, "process_element", "process_broadcast_element")
+        for stream in (first, second):
+            stream._row_type.check_rows(what)
+        output, sides = _declared_outputs(function, returns, side_outputs, what)
+        types = (first._row_type, second._row_type)
+        if isinstance(first, KeyedStream):
+            assert isinstance(function, KeyedBroadcastProcessFunction)
+            states = self._broadcast._states
+            keyed = KeyedBroadcastProcessOperator(function, first._selector, types, states, output, sides)
+            properties = {"timers": True} if keyed.uses_timers else {}
+            settings: dict[str, Any] = {"selector": first._selector, "properties": properties}
+            return _add_connected(first, second, what, keyed, output, side_outputs=sides, **settings)
+        assert isinstance(function, BroadcastProcessFunction)
+        _check_plain(function, what)
+        plain = BroadcastProcessOperator(function, types, self._broadcast._states, output, sides)
+        return _add_connected(first, second, what, plain, output, side_outputs=sides)
 
 
 class WindowedStream:

@@ -9,7 +9,14 @@ from typing import Any
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator, OperatorContext, Output
-from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator, ProcessContext
+from holdfast.operators.functions.process import (
+    Collector,
+    FunctionOperator,
+    KeyedFunction,
+    KeyedFunctionOperator,
+    ProcessContext,
+    StatefulFunction,
+)
 from holdfast.operators.functions.rows import RowFunctionOperator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
@@ -39,6 +46,41 @@ class KeyedCoProcessFunction(KeyedFunction):
     def process_element2(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
         """One record of the second stream; its key is current."""
         raise InvariantError(f"{type(self).__name__} defines no process_element2, which building the graph refuses")
+
+
+class CoProcessFunction(StatefulFunction):
+    """Base of functions of two streams without keys: operator state alone, no keyed state and no timers.
+
+    Which records of the two meet on a subtask is the partitioning's choice: for a function whose records belong together use
+    KeyedCoProcessFunction, or broadcast one of the streams."""
+
+    def process_element1(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
+        """One record of the first stream."""
+        raise InvariantError(f"{type(self).__name__} defines no process_element1, which building the graph refuses")
+
+    def process_element2(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
+        """One record of the second stream."""
+        raise InvariantError(f"{type(self).__name__} defines no process_element2, which building the graph refuses")
+
+
+class CoProcessOperator(FunctionOperator):
+    """Runs a CoProcessFunction on two streams."""
+
+    function: CoProcessFunction
+
+    def __init__(
+        self,
+        function: CoProcessFunction,
+        input_types: tuple[RowType, RowType],
+        output_type: RowType,
+        side_outputs: Mapping[str, RowType] | None = None,
+    ) -> None:
+        super().__init__(function, output_type, side_outputs)
+        self.input_types = input_types
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        process = self.function.process_element2 if input_index else self.function.process_element1
+        self._take_plain(batch, self._context, self.input_types[input_index], process)
 
 
 class KeyedCoProcessOperator(KeyedFunctionOperator):

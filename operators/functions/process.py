@@ -1,4 +1,4 @@
-"""Keyed processing, record by record, with state and timers: the user's ProcessFunction and the operator that runs it."""
+"""Processing record by record, with state and timers: the user's ProcessFunction, and the operators that run it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.barriers.elements import Batch
+from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator, OperatorContext, Output, TimerService
 from holdfast.operators.functions.context import FunctionContext
+from holdfast.operators.functions.operator_state import OperatorLists
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, SideOutputs
@@ -28,6 +29,7 @@ from holdfast.statebackends.state import (
     ListStateDescriptor,
     MapState,
     MapStateDescriptor,
+    OperatorListStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
     ValueState,
@@ -43,22 +45,63 @@ Collector: TypeAlias = Callable[[Any], None]
 """Emits one row: `out(row)`."""
 
 
-class ProcessContext(FunctionContext):
-    """What a ProcessFunction sees beside the record. `state` and `timers` follow the current key."""
+class RecordContext(FunctionContext):
+    """What a function sees beside a record, whether it has a key or not."""
 
-    __slots__ = ("_backend", "_descriptors", "_sides", "_states", "_timers", "timestamp")
+    __slots__ = ("_lists", "_sides", "_watermark_ms", "timestamp")
 
-    def __init__(
-        self, operator: OperatorContext, descriptors: tuple[StateDescriptor, ...], sides: SideOutputs, *, uses_timers: bool
-    ) -> None:
+    def __init__(self, operator: OperatorContext, descriptors: tuple[StateDescriptor, ...], sides: SideOutputs) -> None:
         super().__init__(operator)
         self._sides = sides
-        self._backend: KeyedStateBackend = operator.keyed_state
+        self._lists = OperatorLists(descriptors, lambda: operator.operator_state, operator.uid)
+        self._watermark_ms = MIN_WATERMARK
+        self.timestamp: int | None = None
+        """Event time of the record, or of the timer, in ms; None when no timestamps were assigned."""
+
+    def operator_list_state(self, state: OperatorListStateDescriptor | str) -> ListState[Any]:
+        """The operator state of a declared descriptor, or of its name: a list that belongs to this subtask, and to no key.
+
+        After a restore it has the entries that the descriptor's redistribution gives to the subtask; of union state those of all
+        subtasks, and `open` must `update` it to its own. Raises UndeclaredStateError for one that is not in `states`."""
+        return self._lists.get(state)
+
+    def output(self, tag: OutputTag | str, row: Any) -> None:
+        """Emit a row to a declared side output, with the event time of the record or timer at hand.
+
+        Raises UndeclaredOutputError for a tag that is not in the function's `side_outputs`. A row that does not fit the declared
+        columns fails the job with a SchemaMismatchError, as one of the main output."""
+        self._sides.add(tag, row, self.timestamp)
+
+    @property
+    def watermark(self) -> int:
+        """Event time that the operator has reached, in ms."""
+        return self._watermark_ms
+
+    @property
+    def processing_time(self) -> int:
+        """Wall clock, ms."""
+        return self._operator.now_ms()
+
+
+class ProcessContext(RecordContext):
+    """What a ProcessFunction sees beside the record. `state` and `timers` follow the current key, and need one."""
+
+    __slots__ = ("_backend", "_descriptors", "_states", "_timers")
+
+    def __init__(
+        self,
+        operator: OperatorContext,
+        descriptors: tuple[StateDescriptor, ...],
+        sides: SideOutputs,
+        *,
+        uses_timers: bool,
+        is_keyed: bool = True,
+    ) -> None:
+        super().__init__(operator, descriptors, sides)
+        self._backend: KeyedStateBackend | None = operator.keyed_state if is_keyed else None
         self._timers: TimerService | None = operator.timers if uses_timers else None
         self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
         self._states: dict[str, tuple[StateDescriptor, Any]] = {}
-        self.timestamp: int | None = None
-        """Event time of the record, or of the timer, in ms; None when no timestamps were assigned."""
 
     @overload
     def state(self, state: ValueStateDescriptor[V]) -> ValueState[V]: ...
@@ -77,7 +120,7 @@ class ProcessContext(FunctionContext):
     def state(self, state: StateDescriptor | str) -> Any:
         """The state object of a declared descriptor, or of its name; the same object for every key.
 
-        Raises UndeclaredStateError for one that is not in the function's `states`."""
+        Raises UndeclaredStateError for one that is not in the function's `states`, and on a stream without keys."""
         name = state if isinstance(state, str) else state.name
         found = self._states.get(name)
         if found is None or not (state is found[0] or state == name or state == found[0]):
@@ -93,19 +136,28 @@ class ProcessContext(FunctionContext):
                 operator=self._operator.uid,
                 state=name,
             )
-        return declared, self._backend.get_state(declared)
+        if isinstance(declared, OperatorListStateDescriptor):
+            raise UndeclaredStateError(
+                f"operator {self._operator.uid!r}: {name!r} is operator state, which has no key: use ctx.operator_list_state",
+                operator=self._operator.uid,
+                state=name,
+            )
+        return declared, self._keyed().get_state(declared)
 
-    def output(self, tag: OutputTag | str, row: Any) -> None:
-        """Emit a row to a declared side output, with the event time of the record or timer at hand.
-
-        Raises UndeclaredOutputError for a tag that is not in the function's `side_outputs`. A row that does not fit the declared
-        columns fails the job with a SchemaMismatchError, as one of the main output."""
-        self._sides.add(tag, row, self.timestamp)
+    def _keyed(self, what: str = "keyed state") -> KeyedStateBackend:
+        if self._backend is None:
+            raise UndeclaredStateError(
+                f"operator {self._operator.uid!r} is not on a keyed stream, so it has no {what}: call key_by before process",
+                operator=self._operator.uid,
+                state=what,
+            )
+        return self._backend
 
     @property
     def timers(self) -> TimerService:
-        """Raises UndeclaredStateError when the function has no `on_timer`."""
+        """Raises UndeclaredStateError when the function has no `on_timer`, and on a stream without keys."""
         if self._timers is None:
+            self._keyed("timers")
             raise UndeclaredStateError(
                 f"operator {self._operator.uid!r}: a timer needs a function that defines on_timer",
                 operator=self._operator.uid,
@@ -114,24 +166,18 @@ class ProcessContext(FunctionContext):
         return self._timers
 
     @property
-    def key(self) -> Any:
-        """The current key, as a Python value."""
-        return self._backend.key_type.decode(self._backend.current_key[0])
-
-    @property
     def watermark(self) -> int:
-        """Event time that the operator has reached, in ms."""
-        return self._operator.timers.current_watermark
+        return self._watermark_ms if self._backend is None else self._operator.timers.current_watermark
 
     @property
-    def processing_time(self) -> int:
-        """Wall clock, ms."""
-        return self._operator.now_ms()
+    def key(self) -> Any:
+        """The current key, as a Python value. Raises UndeclaredStateError on a stream without keys."""
+        backend = self._keyed("key")
+        return backend.key_type.decode(backend.current_key[0])
 
 
-class KeyedFunction:
-    """What functions of one and of several keyed streams have in common. Everything that must survive a failure belongs into
-    declared state."""
+class StatefulFunction:
+    """What all functions with declared state have in common. Everything that must survive a failure belongs into it."""
 
     states: ClassVar[tuple[StateDescriptor, ...]] = ()
     """Descriptors of every state that the function asks for."""
@@ -143,15 +189,21 @@ class KeyedFunction:
     def open(self, ctx: ProcessContext) -> None:
         """Once per subtask, when the state is there; no key is current yet."""
 
-    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
-        """A timer of the current key is due. Define it to use timers."""
-
     def close(self) -> None:
         """Once per subtask, also after a failure."""
 
 
+class KeyedFunction(StatefulFunction):
+    """Of a keyed stream, or of several: it may have timers."""
+
+    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
+        """A timer of the current key is due. Define it to use timers."""
+
+
 class ProcessFunction(KeyedFunction):
-    """Base of keyed functions. Everything that must survive a failure belongs into declared state.
+    """Base of functions of one stream. Everything that must survive a failure belongs into declared state.
+
+    On a stream without keys it has operator state alone (`ctx.operator_list_state`), no keyed state and no timers.
 
     A row that was emitted or put into state must not be changed afterwards: emit or store a copy.
 
@@ -166,7 +218,7 @@ class ProcessFunction(KeyedFunction):
     """
 
     def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
-        """One record; its key is current."""
+        """One record; its key is current, if the stream has one."""
         raise InvariantError(f"{type(self).__name__} defines no process_element, which building the graph refuses")
 
 
@@ -179,20 +231,19 @@ class CallableProcessFunction(ProcessFunction):
         self.process_element = function  # type: ignore[assignment,method-assign]
 
 
-Element: TypeAlias = Callable[[Any, ProcessContext, Collector], None]
-"""`process_element` of a function, or its like."""
+Element: TypeAlias = Callable[[Any, Any, Collector], None]
+"""`process_element` of a function, or its like: (row, context, collector)."""
 
 
-class KeyedFunctionOperator(Operator):
-    """Base: opens and closes a keyed function, gives it records and timers, and emits what it collects."""
+class FunctionOperator(Operator):
+    """Base: opens and closes a function with state, gives it records, and emits what it collects."""
 
     def __init__(
-        self, function: KeyedFunction, output_type: RowType, side_outputs: Mapping[str, RowType] | None = None
+        self, function: StatefulFunction, output_type: RowType, side_outputs: Mapping[str, RowType] | None = None
     ) -> None:
         self.function = function
         self.output_type = output_type
         self.side_outputs = side_outputs or {}
-        self.uses_timers = type(function).on_timer is not KeyedFunction.on_timer
         self._opened = False
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
@@ -205,11 +256,89 @@ class KeyedFunctionOperator(Operator):
         self._sides = SideOutputs(self.side_outputs, context, output)
 
     def open(self) -> None:
-        self._backend = self.context.keyed_state
-        self._context = ProcessContext(self.context, self.declared_states(), self._sides, uses_timers=self.uses_timers)
+        self._context = self._new_context()
         self._opened = True
         self._guarded(self.function.open, self._context)
+        self._context._lists.check_owned()
         self._sides.begin()
+
+    def _new_context(self) -> ProcessContext:
+        return ProcessContext(self.context, self.declared_states(), self._sides, uses_timers=False, is_keyed=False)
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        self._context._watermark_ms = watermark_ms
+        return iter(())
+
+    def _take_plain(self, batch: Batch, context: RecordContext, input_type: RowType, process: Element) -> None:
+        """Each record of a batch, without a key; then what was emitted for them."""
+        rows = batch.rows(input_type.record)
+        stamps = repeat(None) if batch.timestamps is None else batch.timestamps.tolist()
+        emitted = self._rows
+        collect, counts, row = emitted.append, [], None
+        try:
+            for row, stamp in zip(rows, stamps, strict=False):  # `repeat` has no end
+                context.timestamp = stamp
+                process(row, context, collect)
+                counts.append(len(emitted))
+        except Exception as error:
+            self._raise(error, process, row)
+        self._emit(None if batch.timestamps is None else np.repeat(batch.timestamps, np.diff(counts, prepend=0)))
+        self._sides.flush()
+
+    # ------------------------------------------------------------------------------------------------------- output
+
+    def _emit(self, stamps: npt.NDArray[np.int64] | None) -> None:
+        """Emit what was collected; the list is a new one, since the batch keeps the old."""
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        self.output.collect(
+            Batch(
+                rows=rows,
+                schema=self.output_type.schema,
+                timestamps=stamps,
+                row_factory=self.output_type.record,
+                producer=self.context.uid,
+            )
+        )
+
+    def close(self) -> None:
+        if self._opened:
+            self._opened = False
+            self._sides.end()
+            self._guarded(self.function.close)
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._raise(error, call, NO_RECORD)
+
+    def _raise(self, error: Exception, function: Callable[..., Any], record: Any, *, keyed: bool = False) -> NoReturn:
+        """`keyed`: of a record whose key is current."""
+        key = shown(self._context.key) if keyed else ""
+        raise_located(
+            error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=record, key=key
+        )
+
+
+class KeyedFunctionOperator(FunctionOperator):
+    """Base: a function of keyed streams, with keyed state and timers."""
+
+    function: KeyedFunction
+
+    def __init__(
+        self, function: KeyedFunction, output_type: RowType, side_outputs: Mapping[str, RowType] | None = None
+    ) -> None:
+        super().__init__(function, output_type, side_outputs)
+        self.uses_timers = type(function).on_timer is not KeyedFunction.on_timer
+
+    def open(self) -> None:
+        self._backend = self.context.keyed_state
+        super().open()
+
+    def _new_context(self) -> ProcessContext:
+        return ProcessContext(self.context, self.declared_states(), self._sides, uses_timers=self.uses_timers)
 
     def _take(self, batch: Batch, selector: Selector, input_type: RowType, process: Element) -> None:
         """Each record of a batch, its key being current; then what was emitted for them."""
@@ -296,41 +425,24 @@ class KeyedFunctionOperator(Operator):
             raise InvariantError(f"operator {self.context.uid!r}: the runtime gave it {type(timers).__name__} as timers")
         return timers
 
-    # ------------------------------------------------------------------------------------------------------- output
 
-    def _emit(self, stamps: npt.NDArray[np.int64] | None) -> None:
-        """Emit what was collected; the list is a new one, since the batch keeps the old."""
-        if not self._rows:
-            return
-        rows, self._rows = self._rows, []
-        self.output.collect(
-            Batch(
-                rows=rows,
-                schema=self.output_type.schema,
-                timestamps=stamps,
-                row_factory=self.output_type.record,
-                producer=self.context.uid,
-            )
-        )
+class PlainProcessOperator(FunctionOperator):
+    """Runs a ProcessFunction on a stream without keys."""
 
-    def close(self) -> None:
-        if self._opened:
-            self._opened = False
-            self._sides.end()
-            self._guarded(self.function.close)
+    function: ProcessFunction
 
-    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._raise(error, call, NO_RECORD)
+    def __init__(
+        self,
+        function: ProcessFunction,
+        input_type: RowType,
+        output_type: RowType,
+        side_outputs: Mapping[str, RowType] | None = None,
+    ) -> None:
+        super().__init__(function, output_type, side_outputs)
+        self.input_type = input_type
 
-    def _raise(self, error: Exception, function: Callable[..., Any], record: Any, *, keyed: bool = False) -> NoReturn:
-        """`keyed`: of a record whose key is current."""
-        key = shown(self._context.key) if keyed else ""
-        raise_located(
-            error, operator=self.context.uid, subtask=self.context.subtask, function=function, record=record, key=key
-        )
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        self._take_plain(batch, self._context, self.input_type, self.function.process_element)
 
 
 class ProcessOperator(KeyedFunctionOperator):

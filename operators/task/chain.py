@@ -171,7 +171,7 @@ class OperatorChain:
         self._opened: list[ChainNode] = []
         self._timed: tuple[RuntimeContext, ...] = ()
         self._behind: tuple[KeyedStateBackend, ...] = ()
-        self._timer_nodes = tuple(node for node in nodes if _overrides(node.operator, "next_processing_time_ms"))
+        self._timer_nodes = tuple(node for node in nodes if overrides(node.operator, "next_processing_time_ms"))
         self._silence_nodes: tuple[ChainNode, ...] = ()
         alignments = ((alignment_of(node.uid, node.context.properties), node) for node in nodes)
         self.aligned = tuple((alignment.group, node) for alignment, node in alignments if alignment is not None)
@@ -385,5 +385,5 @@ class OperatorChain:
         return errors
 
 
-def _overrides(operator: Operator, method: str) -> bool:
+def overrides(operator: Operator, method: str) -> bool:
     return getattr(type(operator), method) is not getattr(Operator, method)

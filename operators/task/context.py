@@ -21,7 +21,7 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
 )
 from holdfast.barriers.valve import MultiInputValve
-from holdfast.operators.base import OperatorCounters, TimerService
+from holdfast.operators.base import OperatorCounters, TimerService, UserCall
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
 from holdfast.statebackends.storage.port import Flow, Storage
@@ -137,6 +137,9 @@ class Pool(Protocol):
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         """Call `work` on a pool thread, then `ended(result, error)` there."""
 
+    def run_call(self, call: UserCall, ended: Done) -> None:
+        """Make a user's call, on no thread that `run` and `run_flow` need; then `ended`, which may be never."""
+
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         """Drive a flow; a cancelled token closes it between two operations, and the error is FlowCancelledError."""
 
@@ -159,6 +162,14 @@ class SubtaskPool:
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self._under_way += 1
         self._pool.run(work, self._ended(done, None))
+
+    def submit_call(self, call: UserCall, done: Done) -> None:
+        """Not counted as under way: it touches no state, and may never end."""
+
+        def post(result: Any, error: BaseException | None) -> None:
+            self._mailbox.put(PoolOutcome(done, result, error))
+
+        self._pool.run_call(call, post)
 
     def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done, token: CancelToken | None = None) -> None:
         token = token or CancelToken()
@@ -250,6 +261,9 @@ class RuntimeContext:
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self.pool.submit(work, self._unless_closed(done))
+
+    def submit_call(self, call: UserCall, done: Done) -> None:
+        self.pool.submit_call(call, self._unless_closed(done))
 
     def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done) -> None:
         self.pool.submit_flow(flow, storage, self._unless_closed(done))

@@ -38,7 +38,7 @@ from holdfast.barriers.elements import (
 )
 from holdfast.barriers.gate import Delivered, GateOutput
 from holdfast.barriers.valve import MultiInputValve
-from holdfast.operators.task.chain import OperatorChain
+from holdfast.operators.task.chain import OperatorChain, overrides
 from holdfast.operators.task.context import Clock
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.errors import InvariantError
@@ -157,6 +157,9 @@ class TaskInput:
         """Inputs of a head with several that `end_input` was not called for yet."""
         if len(self._unended_inputs) == 1:
             self._unended_inputs.clear()  # of a single one the end is `finish`
+        self._holds_requests = overrides(head, "takes_input")
+        self._settling = False
+        """The oldest work waits for answers."""
         self._drains = True
         self._stopped = False
         self.is_drained = False
@@ -168,6 +171,11 @@ class TaskInput:
         """Slices are left of something that has begun."""
         return bool(self._work) or self._remainder is not None
 
+    @property
+    def is_full(self) -> bool:
+        """The head takes no further batch before something is answered: it holds up those before it."""
+        return self._holds_requests and not self._chain.head.operator.takes_input()
+
     def add_work(self, work: Iterator[None]) -> None:
         """Queue work behind what is queued; it runs before any further input."""
         self._work.append(work)
@@ -175,6 +183,7 @@ class TaskInput:
     def clear(self) -> None:
         """Forget everything in hand: the attempt is over."""
         self._work.clear()
+        self._settling = False
         self._remainder = self._held = None
 
     # ---------------------------------------------------------------------------------------------------------- step
@@ -182,13 +191,16 @@ class TaskInput:
     def advance(self, now_ms: int) -> bool:
         """One unit: a slice of work or of rows, an event, or a poll of the source. False: nothing to do."""
         if self._work:
-            self._look_ahead(now_ms)
+            looked = self._look_ahead(now_ms)
+            if self._settling and not self._is_answered():
+                return looked
             self._run_work()
             return True
         if self._remainder is not None:
             self._process_slice(self._remainder)
             return True
-        if self._held is not None:
+        full = self._holds_requests and self.is_full
+        if self._held is not None and not full:
             item, self._held = self._held, None
             self._take(item)
             return True
@@ -199,8 +211,11 @@ class TaskInput:
             return True
         if self._inputs is None:
             return self._poll_source(now_ms)
-        polled = self._inputs.gate.poll(now_ms=now_ms, wall_ms=wall_ms)
+        polled = None if self._held is not None else self._inputs.gate.poll(now_ms=now_ms, wall_ms=wall_ms)
         if polled is None:
+            return False
+        if full and isinstance(polled, Delivered) and isinstance(polled.element, Batch):
+            self._held = polled
             return False
         self._take(polled)
         return True
@@ -211,6 +226,8 @@ class TaskInput:
         if self._source is not None:
             return self._phase is SourcePhase.READING and not self.is_paused
         assert self._inputs is not None
+        if self._holds_requests and self._chain.head.operator.has_requests():
+            return False  # what is under way is not silence
         return not self.is_drained and not self._inputs.gate.blocked
 
     @property
@@ -258,17 +275,40 @@ class TaskInput:
         """Nothing may be emitted behind the end of data, so processing-time timers end with it."""
         return None if self.is_drained else self._chain.next_processing_time_ms()
 
-    def _look_ahead(self, now_ms: int) -> None:
-        """Between two slices of work: let a barrier in, hold anything else."""
+    def _look_ahead(self, now_ms: int) -> bool:
+        """Between two slices of work: let a barrier in, hold anything else. Whether there was something."""
         if self._inputs is None or self._held is not None or self._remainder is not None:
-            return
+            return False
         polled = self._inputs.gate.poll(now_ms=now_ms, wall_ms=self._clock.wall_ms())
         if polled is None:
-            return
+            return False
         if isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and polled.barrier.drain):
             self._held = polled
         else:
             self._on_barrier(polled)
+        return True
+
+    # ---------------------------------------------------------------------------------------------- requests of the head
+
+    def _is_answered(self) -> bool:
+        """Whether work that waits for answers can go on."""
+        due_ms = self._chain.next_processing_time_ms()
+        return not self._chain.head.operator.has_requests() or (due_ms is not None and due_ms <= self._clock.wall_ms())
+
+    def _settled(self) -> Iterator[None]:
+        """What the head waits for comes first: its answers, with the watermarks between them, each before the next answers."""
+        while self._holds_requests and self._chain.head.operator.has_requests():
+            if self._is_answered():
+                yield from self._chain.fire_processing_time_timers(self._clock.wall_ms())
+                yield from self._chain.own_watermarks()
+            else:
+                self._settling = True
+                yield
+                self._settling = False
+
+    def _maximum(self) -> Iterator[None]:
+        yield from self._settled()
+        yield from self._chain.advance_watermark(MAX_WATERMARK)
 
     def _run_work(self) -> None:
         """One slice of the oldest work; the next work begins when it has ended."""
@@ -346,9 +386,12 @@ class TaskInput:
         if isinstance(signal, WatermarkStatus):
             return self._pass_on(signal)
         self.watermark_ms = signal.timestamp_ms
+        if self._holds_requests and signal.timestamp_ms == MAX_WATERMARK:
+            return self._maximum()
         return self._chain.advance_watermark(signal.timestamp_ms)
 
     def _pass_on(self, status: WatermarkStatus) -> Iterator[None]:
+        yield from self._settled()
         self._chain.process_status(idle=status.idle)
         yield
 
@@ -385,6 +428,7 @@ class TaskInput:
         Of a drain that was ordered the end of event time is each subtask's own: those behind it come to it when all of their
         channels have ended, and not of one of them before the others."""
         if drain:
+            yield from self._settled()
             self._chain.keeps_maximum = stopped
             if self.watermark_ms < MAX_WATERMARK:
                 self.watermark_ms = MAX_WATERMARK

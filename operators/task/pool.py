@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.operators.base import UserCall
+from holdfast.operators.task.calls import CallRunner
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.storage.port import Flow, InParallel, Operation, Storage, perform
 
@@ -30,6 +32,7 @@ class ThreadPool:
     """Implements `context.Pool`. Threads are daemons: a stuck upload does not keep a process from ending."""
 
     def __init__(self, threads: int = POOL_THREADS, name: str = "holdfast-pool") -> None:
+        self._calls = CallRunner(name)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._serve, name=f"{name}-{index}", daemon=True) for index in range(threads)]
         for thread in self._threads:
@@ -46,11 +49,15 @@ class ThreadPool:
 
         self._tasks.put(call)
 
+    def run_call(self, call: UserCall, ended: Done) -> None:
+        self._calls.run(call, ended)
+
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.run(lambda: drive(flow, storage, token), ended)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let the threads end after the queued work; those that don't in time end with the process."""
+        self._calls.close()
         for _ in self._threads:
             self._tasks.put(None)
         deadline = time.monotonic() + timeout_s

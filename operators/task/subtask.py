@@ -296,7 +296,7 @@ class Subtask:
                 self._fail(failure_of(error))
                 progress = has_more = True
         times.last_end_s = self._clock.seconds()
-        times.was_backpressured = backpressured
+        times.was_backpressured = backpressured or (self.state is TaskState.RUNNING and self._input.is_full)
         times.busy_s += times.last_end_s - began
         is_running = self.state is TaskState.RUNNING
         wakeup_ms = self._input.next_wakeup_ms(self._reading_ms()) if is_running and not backpressured else None

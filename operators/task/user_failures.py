@@ -25,6 +25,7 @@ from holdfast.statebackends.errors import (
     InvalidConfigError,
     InvalidKeyError,
     InvalidTimestampError,
+    ReadOnlyStateError,
     StateOverflowError,
     StateValueError,
     UndeclaredStateError,
@@ -187,7 +188,7 @@ class Described(str):
 
 _OF_ROWS = (UserFunctionError, InvalidKeyError, InvalidTimestampError, StateValueError, StateOverflowError)
 """Errors caused by the user's code or rows; our frames don't help."""
-_OF_USERS = (*_OF_ROWS, UndeclaredStateError, InvalidConfigError)
+_OF_USERS = (*_OF_ROWS, ReadOnlyStateError, UndeclaredStateError, InvalidConfigError)
 """Errors that our own API raises when the user's code misuses it."""
 
 

@@ -58,6 +58,9 @@ TIMERS_VALUE_TYPE = "int"
 CODED_KINDS = ("value", "list", "map", "reducing", "aggregating")
 """Kinds of state whose values have one declared type, and may have a TTL; other kinds have columns of their own."""
 
+OPAQUE_ENTRIES = "bytes"
+"""Value type of operator state whose entries the operator encodes itself."""
+
 _ROW_LIST = msgspec.msgpack.Decoder(list[bytes])
 _STAMP = struct.Struct(">q")
 """Stamp before the encoding of a value of a state with a TTL."""
@@ -266,7 +269,8 @@ def state_meta(descriptor: StateDescriptor, key_type: KeyType | None) -> StateMe
     if not isinstance(name, str) or not name or any("\ud800" <= character <= "\udfff" for character in name):
         raise InvalidConfigError(f"the name of a state is {name!r}: it must be text, and not empty", state=str(name))
     if isinstance(descriptor, OperatorListStateDescriptor):
-        return StateMeta(descriptor.name, descriptor.kind, "bytes")
+        text = OPAQUE_ENTRIES if descriptor.type is None else TypeSerializer.of(descriptor.type).text
+        return StateMeta(descriptor.name, descriptor.kind, text)
     if key_type is None:
         raise InvalidConfigError(f"keyed state {descriptor.name!r} is declared on an operator without a key", state=descriptor.name)
     if isinstance(descriptor, ColumnarStateDescriptor):

@@ -41,6 +41,7 @@ NAMES = [
 """Names that users had before packages of other names were no longer needed beside this one; none of them goes."""
 
 ERRORS_SINCE = {
+    "AsyncTimeoutError",
     "CoordinatorRunningError",
     "InputChangedError",
     "InvalidTimestampError",
@@ -48,6 +49,7 @@ ERRORS_SINCE = {
     "ObjectMissingError",
     "PartitionOutOfRangeError",
     "ProtocolError",
+    "ReadOnlyStateError",
     "SchemaMismatchError",
     "SnapshotTooLargeError",
     "StillMovingError",
@@ -55,9 +57,18 @@ ERRORS_SINCE = {
 }
 
 NAMES_SINCE = {
+    "BroadcastConnectedStream",
+    "BroadcastContext",
+    "BroadcastProcessFunction",
+    "BroadcastStream",
+    "CoProcessFunction",
     "ConnectedStreams",
+    "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "OutputTag",
+    "ReadOnlyBroadcastContext",
+    "ReadOnlyMapState",
+    "RetryStrategy",
     "testing",
     "WatermarkGenerator",
     "WatermarkOutput",

@@ -31,7 +31,8 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.barriers.transport import LocalNetwork, LocalTransport
-from holdfast.operators.base import JobPlan
+from holdfast.operators.base import JobPlan, UserCall
+from holdfast.operators.task.calls import call_and_wait
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.loop import Worker
@@ -86,6 +87,9 @@ class StepPool:
 
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         self.tasks.append(_Task(work, ended))
+
+    def run_call(self, call: UserCall, ended: Done) -> None:
+        self.tasks.append(_Task(lambda: call_and_wait(call), ended))
 
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.tasks.append(_Task(None, ended, one_by_one(flow), storage, token))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.base import OperatorCounters, TimerService
+from holdfast.operators.base import OperatorCounters, TimerService, UserCall
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorListState
 from holdfast.statebackends.errors import ObjectMissingError
 from holdfast.statebackends.storage import port as ops
@@ -160,6 +160,9 @@ class ManualContext:
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self.tasks.append(lambda: _settle(work, done))
+
+    def submit_call(self, call: UserCall, done: Callable[[Any, BaseException | None], None]) -> None:
+        self.tasks.append(lambda: _settle(lambda: call.function(call.argument), done))
 
     def submit_flow(self, flow: Any, storage: Any, done: Callable[[Any, BaseException | None], None]) -> None:
         self.submit(lambda: ops.run_flow(flow, storage), done)

@@ -12,7 +12,7 @@ from holdfast.barriers.elements import Batch, ElementEvent
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
 from holdfast.barriers.valve import MultiInputValve
-from holdfast.operators.base import Operator, Poll
+from holdfast.operators.base import Operator, Poll, UserCall
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError, Mailbox, RuntimeContext, SubtaskPool
 from holdfast.operators.task.input import GateInputs
@@ -53,6 +53,7 @@ class ManualPool:
 
     def __init__(self) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
+        self.calls: list[tuple[UserCall, Done]] = []
 
     def run(self, work: Callable[[], Any], ended: Done) -> None:
         def call() -> None:
@@ -64,6 +65,10 @@ class ManualPool:
                 ended(result, None)
 
         self.waiting.append(call)
+
+    def run_call(self, call: UserCall, ended: Done) -> None:
+        """Calls wait beside the work, in order; a test answers them in the order that it likes."""
+        self.calls.append((call, ended))
 
     def run_flow(self, flow: Flow[Any], storage: Any, token: CancelToken, ended: Done) -> None:
         self.waiting.append(lambda: self._drive(one_by_one(flow), storage, token, ended))

@@ -158,7 +158,7 @@ def connected() -> ConnectedStreams:
         (lambda: connected().map(len, 5), "5 is not a function"),  # type: ignore[arg-type]
         (lambda: connected().map(len, len, on_error="drop"), "'co_map'.*on_error"),
         (lambda: streams()[0].connect(streams()[1]), "one environment"),
-        (lambda: streams()[0].connect("payments"), "connect takes a stream"),  # type: ignore[arg-type]
+        (lambda: streams()[0].connect("payments"), "connect takes a stream"),  # type: ignore[call-overload]
         (lambda: connected().map(_order, len), "'co_map'.*different types.*returns="),
     ],
 )

@@ -76,6 +76,30 @@ class Pay(hf.KeyedCoProcessFunction):
         ctx.output("late", {"card": ctx.state(self.item).value("")})
 
 
+LIMITS = hf.MapStateDescriptor("limits", str, int)
+
+
+class Limit(hf.KeyedBroadcastProcessFunction):
+    spent = hf.ValueStateDescriptor("spent", int)
+    states = (spent,)
+
+    def process_element(self, value: Payment, ctx: hf.ReadOnlyBroadcastContext, out: hf.Collector) -> None:
+        assert_type(ctx.broadcast_state(LIMITS).get("x", 5), int)
+        ctx.state(self.spent).update(ctx.broadcast_state(LIMITS).get(value["card"]) or 0)
+
+    def process_broadcast_element(self, value: Payment, ctx: hf.BroadcastContext, out: hf.Collector) -> None:
+        ctx.broadcast_state(LIMITS).put(value["card"], 5)
+        ctx.apply_to_keyed_state(self.spent, lambda key, spent: spent.update(spent.value(0) - 1))
+
+
+class Buffer(hf.ProcessFunction):
+    rows = hf.OperatorListStateDescriptor("rows", hf.Redistribution.SPLIT, str)
+    states = (rows,)
+
+    def process_element(self, value: Payment, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        ctx.operator_list_state(self.rows).add(value["card"])
+
+
 def add_one(pages: hf.MapState[str, int]) -> None:
     pages.put("home", pages.get("home", 0) + 1)
 
@@ -95,6 +119,10 @@ def build() -> hf.JobHandle:
     stream.connect(stream).map(str, str, returns={"card": str}).print()
     assert_type(stream.select("card", on_error="skip", euro="amount * 0.908").filter("euro > 1"), hf.Stream)
     assert_type(stream.rescale().shuffle(7).global_().partition_custom(lambda key, count: 0, ("card", "day")), hf.Stream)
+    limited = stream.key_by("card").connect(stream.broadcast(LIMITS)).process(Limit()).uid("limited")
+    assert_type(limited, hf.Stream)
+    assert_type(stream.broadcast(), hf.Stream)
+    stream.process(Buffer(), returns={"card": str}).uid("buffer")
     job = env.execute(restore="latest")
     try:
         assert_type(job.wait(timeout_s=10), str)

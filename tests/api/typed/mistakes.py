@@ -43,6 +43,22 @@ class Rule(hf.ProcessFunction):
         pass
 
 
+class Limit(hf.KeyedBroadcastProcessFunction):
+    limits = hf.MapStateDescriptor("limits", str, int)
+    count = hf.ValueStateDescriptor("count", int)
+    states = (count,)
+
+    def process_element(self, value: dict[str, str], ctx: hf.ReadOnlyBroadcastContext, out: hf.Collector) -> None:
+        ctx.broadcast_state(self.limits).put("a", 1)  # E: attr-defined
+        ctx.broadcast_state(self.limits).get("a", "b")  # E: call-overload
+        ctx.apply_to_keyed_state(self.count, print)  # E: attr-defined
+
+    def process_broadcast_element(self, value: dict[str, str], ctx: hf.BroadcastContext, out: hf.Collector) -> None:
+        ctx.broadcast_state(self.limits).put("a", "b")  # E: arg-type
+        ctx.timers.register_event_time_timer(5)  # E: attr-defined
+        ctx.state(self.count)  # E: attr-defined
+
+
 def build() -> None:
     hf.Environment("job", state_backend="rocks")  # E: arg-type
     hf.Environment("job", checkpoint_intervall_ms=1_000)  # E: call-arg
@@ -55,13 +71,15 @@ def build() -> None:
     stream.assign_timestamp("at", 5)  # E: attr-defined
     stream.assign_timestamps("at", "5 s")  # E: arg-type
     stream.map("amount")  # E: arg-type
-    stream.process(Rule())  # E: attr-defined
+    stream.process("rule")  # E: arg-type
+    stream.broadcast("rules")  # E: call-overload
+    stream.connect(stream.broadcast(Limit.limits)).process(Rule())  # E: arg-type
     keyed = stream.key_by("card")
     keyed.aggregate(total="amount")  # E: arg-type
     keyed.window("1h")  # E: arg-type
     stream.select("card", euro=0.908)  # E: arg-type
     stream.filter(5)  # E: arg-type
-    stream.connect("payments")  # E: arg-type
+    stream.connect("payments")  # E: call-overload
     stream.connect(stream).process(Rule())  # E: arg-type
     stream.connect(stream).key_by("card")  # E: call-arg
     stream.connect(stream).map(str)  # E: call-arg
