@@ -88,3 +88,23 @@ def test_the_end_of_all_inputs_is_the_end() -> None:
     assert valve.handle(0, Watermark(MAX_WATERMARK)) == []
     assert valve.handle(1, Watermark(MAX_WATERMARK)) == [Watermark(MAX_WATERMARK)]
     assert valve.is_at_end
+
+
+def test_event_time_does_not_end_while_an_input_that_has_not_ended_is_idle() -> None:
+    valve = MultiInputValve([0, 1])
+    assert valve.handle(0, Watermark(10)) == []
+    assert valve.handle(1, IDLE) == [Watermark(10)]
+    assert valve.handle(0, Watermark(MAX_WATERMARK)) == [IDLE]
+    assert valve.handle(1, ACTIVE) == [ACTIVE]
+    assert valve.handle(1, Watermark(12)) == [Watermark(12)]
+    assert valve.handle(1, Watermark(MAX_WATERMARK)) == [Watermark(MAX_WATERMARK)]
+
+
+def test_an_ended_channel_holds_nobody() -> None:
+    valve = MultiInputValve([0, 0, 1])
+    assert valve.handle(2, Watermark(30)) == []
+    assert valve.handle(1, Watermark(20)) == []
+    assert valve.handle(0, Watermark(MAX_WATERMARK)) == [Watermark(20)]
+    assert valve.handle(0, ACTIVE) == valve.handle(0, Watermark(5)) == []
+    assert valve.handle(1, IDLE) == [Watermark(30)]
+    assert valve.handle(2, IDLE) == [IDLE]
