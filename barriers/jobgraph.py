@@ -55,6 +55,8 @@ RESTART_KINDS = ("none", "fixed_delay", "exponential_delay", "failure_rate")
 NO_LIMIT = 2**31 - 1
 FAILURES_PER_INTERVAL_MAX = 1_000
 """The time of each is on record with each attempt."""
+RESTART_MS_MAX = 100 * 365 * 24 * 3_600_000
+"""A hundred years, which stands for ever: of each time of a restart strategy. JSON has integers that no clock can wait for."""
 
 
 class OperatorDescription(msgspec.Struct, frozen=True):
@@ -122,7 +124,9 @@ class JobVertex(msgspec.Struct, frozen=True):
 
 
 class RestartStrategy(msgspec.Struct, frozen=True):
-    """Whether and when a failed job restarts: `none`, `fixed_delay`, `exponential_delay`, `failure_rate`; with Flink's options."""
+    """Whether and when a failed job restarts: `none`, `fixed_delay`, `exponential_delay`, `failure_rate`; with Flink's options.
+
+    Times are 100 years at most."""
 
     kind: str = "exponential_delay"
     """"none": the first failure ends the job. "fixed_delay": the same pause before each restart. "exponential_delay": a pause that
@@ -170,9 +174,27 @@ class RestartStrategy(msgspec.Struct, frozen=True):
         """Raise InvalidConfigError naming the first field out of bounds."""
         if self.kind not in RESTART_KINDS:
             raise InvalidConfigError(f"restart is {self.kind!r}, must be one of {', '.join(RESTART_KINDS)}", setting="restart")
-        for name in ("attempts_max", "delay_ms", "delay_max_ms", "attempts_before_reset_max"):
-            if getattr(self, name) < 0:
-                raise _restart_error(name, f"must not be negative, got {getattr(self, name)}")
+        self._check_types()
+        bounds = {name: NO_LIMIT for name in ("attempts_max", "attempts_before_reset_max")}
+        times = ("delay_ms", "delay_max_ms", "reset_backoff_threshold_ms", "failure_rate_interval_ms")
+        bounds.update(dict.fromkeys(times, RESTART_MS_MAX))
+        for name, highest in bounds.items():
+            value = getattr(self, name) or 0
+            if value < 0:
+                raise _restart_error(name, f"must not be negative, got {value}")
+            if value > highest:
+                raise _restart_error(name, f"must be at most {highest}")
+        self._check_backoff()
+
+    def _check_types(self) -> None:
+        """Of a strategy that is decoded they are right; Python takes any."""
+        for field in msgspec.structs.fields(self):
+            try:
+                msgspec.convert(getattr(self, field.name), field.type, strict=True)
+            except msgspec.ValidationError as error:
+                raise _restart_error(field.name, f"has the wrong type: {error}") from error
+
+    def _check_backoff(self) -> None:
         if self.kind == "exponential_delay" and self.delay_max_ms < self.delay_ms:
             raise _restart_error("delay_max_ms", f"is {self.delay_max_ms}, below delay_ms, which is {self.delay_ms}")
         if not 1 <= self.backoff_multiplier < math.inf:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from holdfast.barriers.jobgraph import JobConfig, RestartStrategy
+from holdfast.barriers.jobgraph import RESTART_MS_MAX, JobConfig, RestartStrategy
 from holdfast.barriers.messages import TaskState
 from holdfast.coordinator.ha.leadership import become_leader
 from holdfast.coordinator.ha.records import AttemptRecord, BackoffRecord, LeaderRecord, decode_record
@@ -295,9 +295,23 @@ def register_without_tasks(rig: Rig) -> None:
         ("failure_rate_interval_ms", 0),
         ("delay_max_ms", 999),
         ("delay_ms", -1),
+        ("delay_ms", RESTART_MS_MAX + 1),
+        ("delay_ms", 10**400),
+        ("delay_max_ms", 10**400),
+        ("reset_backoff_threshold_ms", 10**400),
+        ("failure_rate_interval_ms", 10**400),
+        ("attempts_max", 2**31),
+        ("attempts_before_reset_max", 2**31),
+        ("delay_ms", 1.5),
+        ("delay_ms", math.inf),
+        ("delay_ms", True),
+        ("attempts_max", None),
+        ("backoff_multiplier", "2"),
+        ("jitter_factor", None),
+        ("immediate_first", 1),
     ],
 )
-def test_values_out_of_bounds_name_their_field(field: str, value: float) -> None:
+def test_values_out_of_bounds_name_their_field(field: str, value: object) -> None:
     with pytest.raises(InvalidConfigError, match=f"restart: {field} ") as caught:
         JobConfig(restart=RestartStrategy(**{field: value})).check()  # type: ignore[arg-type]
     assert caught.value.setting == f"restart.{field}"
