@@ -554,8 +554,8 @@ class InvariantError(HoldfastError):
 
 
 class StillMovingError(HoldfastError):
-    """A job under test has not come to rest within the work that one call may take: one of its sources never ends, or an operator
-    gives work to itself for ever."""
+    """A job under test has not come to rest within the work that one call may take: one of its sources never ends, an operator
+    gives work to itself for ever, or the job fails and restarts for ever."""
 
     rounds: int
     """Of its workers, in this call."""

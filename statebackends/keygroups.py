@@ -76,7 +76,7 @@ def key_groups_of_hashes(hashes: npt.NDArray[np.uint32], max_parallelism: int) -
 def check_parallelism(max_parallelism: int, parallelism: int) -> None:
     """Refuse a pair out of bounds: 1 <= parallelism <= max_parallelism <= 32768, whole numbers. Raises InvalidConfigError."""
     for name, number in (("max parallelism", max_parallelism), ("parallelism", parallelism)):
-        if not isinstance(number, int | np.integer):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer):
             raise InvalidConfigError(f"{name} must be a whole number, not {number!r}", setting=name.replace(" ", "_"))
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidConfigError(

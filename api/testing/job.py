@@ -35,6 +35,7 @@ from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.datastream.unpicklable import check_picklable, check_pickled_states
 from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
+from holdfast.operators.functions.timestamps import TIME_MS_MAX
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sources.dataframe import DataFrameSource
 from holdfast.operators.task.chain import ChainNode
@@ -92,7 +93,7 @@ class Job:
     batch_rows: rows that are read, and handled, at once. No result may depend on it: try 1, 7 and 65,536.
     seed: of the order in which subtasks have their turns. None may matter to a result but for the order of rows.
     rounds_max, rows_max: rounds of the workers, and rows that sources read, in one call; a job that still moves then raises
-    StillMovingError.
+    StillMovingError. So does one that fails 1,000 times in one call.
 
     Raises InvalidConfigError on a setting that is unknown, of a wrong type or out of bounds."""
 
@@ -117,8 +118,12 @@ class Job:
             "restart": _RESTART,
             "batch_rows_max": batch_rows,
         }
+        _check_clock(at_ms, "at_ms")
         if at_ms < 0:
             raise InvalidConfigError(f"at_ms is a wall clock, ms since the epoch: {at_ms} is before it", setting="at_ms")
+        for setting, limit in (("rounds_max", rounds_max), ("rows_max", rows_max)):
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+                raise InvalidConfigError(f"{setting} must be a whole number, at least 1, not {limit!r}", setting=setting)
         merged: Settings = {**defaults, **settings}
         self.environment = _Environment(name, parallelism=parallelism, chaining=chaining, **merged)
         """What streams are made with; sources of other kinds, such as `from_collection`, are added to it."""
@@ -159,7 +164,7 @@ class Job:
         """An input whose rows the test gives. `name` is its uid.
 
         types: pa.Schema, {column: type} or a record type, as `returns=` of a map; None: rows of any, undeclared type."""
-        self._check_not_started("an input is made before")
+        self._check_not_started("make its inputs before start()")
         if name in self._feeds:
             raise GraphError(f"job {self.environment.name!r} has an input {name!r} already", operator=name)
         row_type = UNDECLARED if types is None else declared_type(types, name)
@@ -170,7 +175,7 @@ class Job:
 
     def output(self, stream: Stream, uid: str | None = None) -> Output:
         """What comes out of a stream. uid: of its sink; None: `output`, then `output-2` ..."""
-        self._check_not_started("an output is made before")
+        self._check_not_started("make its outputs before start()")
         if stream.environment is not self.environment:
             raise GraphError("the stream is of another job: build it from an input of this one, or from job.environment")
         count = len(self._outputs) + 1
@@ -216,7 +221,7 @@ class Job:
         outputs of another test's job lay elsewhere, so its savepoint needs sinks="fork", and a checkpoint right before it: its
         output must not wait for a commit. Raises GraphError, RestoreError and their kinds, and what the functions raise when they
         are opened."""
-        self._check_not_started("it starts once")
+        self._check_not_started("restart() starts it again")
         if not self._outputs and not self.environment.sinks:
             raise GraphError(f"job {self.environment.name!r} has no output: call job.output(stream) first")
         coordinator, storage = self._coordinator, self._storage
@@ -262,6 +267,8 @@ class Job:
         if (to_ms is None) == (by_ms is None):
             raise InvalidConfigError("advance needs to_ms= or by_ms=, one of them", setting="to_ms")
         run = self._running("advance")
+        if by_ms is not None:
+            _check_clock(by_ms, "by_ms")
         target_ms = self._later(self.now_ms + (by_ms or 0) if to_ms is None else to_ms, "to_ms")
         while (due_ms := run.workers.next_due_ms(target_ms)) is not None:
             self._move_clock(run, due_ms)
@@ -273,6 +280,7 @@ class Job:
         self._settle()
 
     def _later(self, at_ms: int, setting: str) -> int:
+        _check_clock(at_ms, setting)
         if at_ms < self.now_ms:
             message = f"{setting} is {at_ms}, and the clock is at {self.now_ms}: it never goes back"
             raise InvalidConfigError(message, setting=setting)
@@ -491,6 +499,12 @@ class Job:
         if view.failure is not None:
             raise CheckpointFailedError(view.failure, job_id=run.job_id, reason=view.failure_reason or "")
         return view
+
+
+def _check_clock(at_ms: int, setting: str) -> None:
+    """Raises InvalidConfigError for what is no time in ms, or is out of bounds: it would be in the job's records."""
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int) or abs(at_ms) > TIME_MS_MAX:
+        raise InvalidConfigError(f"{setting} must be a whole number of ms, at most {TIME_MS_MAX}, not {at_ms!r}", setting=setting)
 
 
 def _pickled(plan: JobPlan) -> bytes:

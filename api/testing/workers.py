@@ -45,6 +45,10 @@ _UNITS_MAX = 8
 """Batches in one turn of a subtask: others have theirs soon, and a source that never ends is seen before it fills the memory."""
 
 
+_FAILURES_MAX = 1_000
+"""In one call: a restart strategy without a pause may restart a job for ever, and each failure holds its traceback."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Work in which one call has to come to rest."""
@@ -225,15 +229,17 @@ class LocalWorkers:
     def settle(self) -> None:
         """Run until nothing moves, or until a subtask fails. Raises StillMovingError."""
         before, rounds, rows = self._rows_read(), 0, 0
-        while rounds < self.limits.rounds_max and rows <= self.limits.rows_max:
+        while rounds < self.limits.rounds_max and rows <= self.limits.rows_max and len(self.failures) < _FAILURES_MAX:
             if not self.rides_out_failures and any(not failure.is_ordered for failure in self.failures):
                 return
             if not self._round() and not self._flush():
                 return
             rounds, rows = rounds + 1, self._rows_read() - before
-        moving = self._moving()
+        moving, failures = self._moving(), len(self.failures)
+        del self.failures[:-1]
+        why = f"It has failed {failures:,} times" if failures >= _FAILURES_MAX else "Does a source never end?"
         raise StillMovingError(
-            f"after {rounds:,} rounds and {rows:,} rows the job still moves: {', '.join(moving)}. Does a source never end?",
+            f"after {rounds:,} rounds and {rows:,} rows the job still moves: {', '.join(moving)}. {why}",
             rounds=rounds,
             rows=rows,
             moving=moving,

@@ -82,6 +82,7 @@ def check_graph(graph: JobGraph) -> None:
         raise GraphError(f"the vertices and edges of job {graph.name!r} don't fit together")
     if not any(vertex.is_source for vertex in graph.vertices):
         raise GraphError(f"job {graph.name!r} has no source")
+    _check_edges(graph)
     seen: set[str] = set()
     for vertex in graph.vertices:
         if not 1 <= vertex.parallelism <= vertex.max_parallelism <= MAX_PARALLELISM_LIMIT:
@@ -98,6 +99,23 @@ def check_graph(graph: JobGraph) -> None:
             if operator.uid in seen:
                 raise GraphError(f"uid {operator.uid!r} is given twice", operator=operator.uid)
             seen.add(operator.uid)
+
+
+def _check_edges(graph: JobGraph) -> None:
+    """Each edge comes from an operator of its source, and the inputs of each vertex are numbered from 0 on: a worker makes as many
+    as the highest says. Raises GraphError."""
+    uids = {vertex.vertex_id: {operator.uid for operator in vertex.operators} for vertex in graph.vertices}
+    chained = all(set(vertex.chain_side_outputs or ()) <= uids[vertex.vertex_id] for vertex in graph.vertices)
+    ids = {edge.edge_id for edge in graph.edges}
+    if not chained or len(ids) < len(graph.edges) or any(edge.source_operator not in uids[edge.source] for edge in graph.edges):
+        raise GraphError(f"the operators and edges of job {graph.name!r} don't fit together")
+    inputs: dict[str, set[int]] = {}
+    for edge in graph.edges:
+        inputs.setdefault(edge.target, set()).add(edge.input_index)
+    for vertex in graph.vertices:
+        found = inputs.get(vertex.vertex_id, set())
+        if found != set(range(len(found))):
+            raise GraphError(f"vertex {vertex.name!r}: its inputs are not numbered from 0 on", operator=vertex.operators[0].uid)
 
 
 def plan_submission(job: RecordedJob, submission: Submission, *, checksums: bool = True, now_ms: int = 0) -> Flow[SubmissionPlan]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.api.testing import workers
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.schema import UNDECLARED
 from holdfast.operators.sinks.parquet import read_committed
@@ -173,6 +174,20 @@ def test_a_job_whose_source_never_ends_is_still_moving() -> None:
         with pytest.raises(hf.StillMovingError) as caught:
             job.start()
         assert 500_000 < caught.value.rows <= 500_000 + 8 * 65_536
+
+
+def test_a_job_that_restarts_for_ever_is_still_moving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_FAILURES_MAX", 20)
+
+    def broken(event: Any) -> Any:
+        raise ValueError("never")
+
+    with hf.testing.Job(restart=hf.RestartStrategy("fixed_delay", delay_ms=0), rounds_max=2_000) as job:
+        feed = job.input("events", EVENTS)
+        job.output(feed.stream.map(broken))
+        job.start()
+        with pytest.raises(hf.StillMovingError, match="It has failed 20 times"):
+            feed.add(row("a", 1))
 
 
 def test_sources_of_other_kinds_run_beside_feeds(tmp_path: Path) -> None:
@@ -550,6 +565,28 @@ def test_what_belongs_before_the_start_is_refused_behind_it(job: hf.testing.Job)
     for call in (lambda: job.input("more"), lambda: job.output(feed.stream), job.start):
         with pytest.raises(hf.InvalidConfigError, match="job 'test' has started"):
             call()
+
+
+@pytest.mark.parametrize("number", [True, 1.5, float("nan"), float("inf"), "2", None, 2**62])
+def test_what_is_no_whole_number_is_refused_and_harms_nothing(number: Any) -> None:
+    for setting in ("at_ms", "rounds_max", "rows_max"):
+        if (setting, number) not in (("rounds_max", 2**62), ("rows_max", 2**62)):
+            with pytest.raises(hf.InvalidConfigError, match=setting):
+                hf.testing.Job(**{setting: number})
+    with hf.testing.Job() as job:
+        feed, out = started(job)
+        if number is not None:
+            for refused in (
+                lambda: job.advance(by_ms=number),
+                lambda: job.advance(to_ms=number),
+                lambda: job.restart(at_ms=number),
+                lambda: job.restart(parallelism=number),
+            ):
+                with pytest.raises(hf.InvalidConfigError):
+                    refused()
+        feed.add(row("a", 1))
+        job.restart(parallelism=2)
+        assert out.rows()
 
 
 def test_unknown_names_are_refused_with_those_that_there_are(job: hf.testing.Job) -> None:

@@ -127,9 +127,21 @@ def graph_with(index: int = 1, **changes: Any) -> JobGraph:
     return replace(graph, vertices=tuple(vertices))
 
 
+def graph_with_edge(**changes: Any) -> JobGraph:
+    """word_count, its first edge changed."""
+    graph = word_count()
+    return replace(graph, edges=(replace(graph.edges[0], **changes), *graph.edges[1:]))
+
+
 @pytest.mark.parametrize(
     ("graph", "problem"),
     [
+        (graph_with_edge(input_index=1), "not numbered from 0 on"),
+        (graph_with_edge(input_index=-1), "not numbered from 0 on"),
+        (graph_with_edge(input_index=2**60), "not numbered from 0 on"),
+        (graph_with_edge(source_operator="nothing"), "operators and edges"),
+        (replace(word_count(), edges=word_count().edges[:1] * 2), "operators and edges"),
+        (graph_with(chain_side_outputs={"nothing": "late"}), "operators and edges"),
         (graph_with(operators=()), "a vertex without operators"),
         (graph_with(0, operators=()), "a vertex without operators"),
         (graph_with(vertex_id=word_count().vertices[0].vertex_id), "don't fit together"),
