@@ -175,7 +175,7 @@ class RestartStrategy(msgspec.Struct, frozen=True):
         if self.kind not in RESTART_KINDS:
             raise InvalidConfigError(f"restart is {self.kind!r}, must be one of {', '.join(RESTART_KINDS)}", setting="restart")
         self._check_types()
-        bounds = {name: NO_LIMIT for name in ("attempts_max", "attempts_before_reset_max")}
+        bounds = dict.fromkeys(("attempts_max", "attempts_before_reset_max"), NO_LIMIT)
         times = ("delay_ms", "delay_max_ms", "reset_backoff_threshold_ms", "failure_rate_interval_ms")
         bounds.update(dict.fromkeys(times, RESTART_MS_MAX))
         for name, highest in bounds.items():

@@ -386,8 +386,8 @@ class Job:
         return least_watermark(self._nodes(uid))
 
     def progress(self, uid: str) -> OperatorProgress:
-        """What an operator has counted: records, late and skipped ones, the function's own counters; each record once, however
-        often it was read. Raises NotFoundError for an operator that the job does not have."""
+        """What an operator has counted since `start` or the last `restart`: records, late and skipped ones, the function's own
+        counters; each record once, however often it was read. Raises NotFoundError for an operator that the job does not have."""
         run, kind = self._check_known(uid, "progress")
         if self._failure is None:
             run.workers.beat()

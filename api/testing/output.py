@@ -54,6 +54,8 @@ class OutputWriter(ParquetSinkWriter):
         self._record = record
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
+        if batch.schema is not None:
+            batch = batch.unshared()  # by way of columns, as to any sink: a row that does not fit them is an error here, too
         times = [None] * batch.num_rows if batch.timestamps is None else batch.timestamps.tolist()
         pickled = cloudpickle.dumps(list(zip(batch.rows(self._record), times, strict=True)))
         columns = pa.RecordBatch.from_arrays([pa.array([pickled], pa.binary())], schema=_ROWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +18,28 @@ from tests.examples import examples
 
 def row(key: str, value: int) -> dict[str, Any]:
     return {"key": key, "value": value}
+
+
+class Misfit(hf.ProcessFunction):
+    side_outputs = (hf.OutputTag("side", returns={"n": int}),)
+    returns: ClassVar[Any] = {"n": int}
+
+    def process_element(self, value: Any, ctx: hf.ProcessContext, out: hf.Collector) -> None:
+        if value["value"]:
+            ctx.output("side", {"n": "no number"})
+        else:
+            out({"n": "no number"})
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_row_that_does_not_fit_the_declared_columns_fails_as_in_any_sink(value: int) -> None:
+    with hf.testing.Job() as job:
+        feed = job.input("events", EVENTS)
+        rows = feed.stream.key_by("key").process(Misfit()).uid("misfit")
+        job.output(rows.side_output("side") if value else rows)
+        job.start()
+        with pytest.raises(hf.SchemaMismatchError, match="misfit"):
+            feed.add({"key": "a", "value": value})
 
 
 @pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
