@@ -240,6 +240,9 @@ class Operator:
     forwards_watermarks: bool = True
     """False for a watermark assigner: it swallows upstream watermarks except the maximum and emits its own."""
 
+    forwards_statuses: bool = True
+    """False for a watermark assigner: it has a status of its own, and swallows that of its inputs."""
+
     @property
     def uses_processing_time(self) -> bool:
         """False for an operator that will have no processing-time timer; read when it has been opened."""

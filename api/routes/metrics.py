@@ -152,7 +152,7 @@ class ConnectionCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         budget, bodies = self._guard.budget, self._guard.bodies
-        opened = GaugeMetricFamily("holdfast_connections", "Open connections, by what their callers proved.", labels=("caller",))
+        opened = GaugeMetricFamily("holdfast_connections", "Open connections, by what their callers proved.", labels=("standing",))
         for caller in CallerKind:
             opened.add_metric((caller.name.lower(),), budget.count(caller))
         yield opened

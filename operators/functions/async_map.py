@@ -138,6 +138,7 @@ class AsyncMapOperator(RowFunctionOperator):
     """Runs `async_map`. It is the head of its chain, so that its subtask can hold up the input when it is full."""
 
     forwards_watermarks = False
+    forwards_statuses = True
 
     def __init__(
         self,

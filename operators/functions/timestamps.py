@@ -49,6 +49,7 @@ class TimestampsOperator(SkippingOperator):
     """Gives each record its event time and emits watermarks as its strategy says; implements `RecordOutput` for the generator."""
 
     forwards_watermarks = False
+    forwards_statuses = False
 
     def __init__(
         self,

@@ -257,7 +257,7 @@ class OperatorChain:
 
     def process_status(self, *, idle: bool) -> None:
         """The head's inputs went idle, or came back."""
-        if self.head.operator.forwards_watermarks:
+        if self.head.operator.forwards_statuses:
             self.pass_status(self.head, idle=idle)
 
     def pass_status(self, node: ChainNode, *, idle: bool) -> None:
@@ -266,7 +266,7 @@ class OperatorChain:
             return
         node.idle = idle
         for child in node.children:
-            if child.operator.forwards_watermarks:
+            if child.operator.forwards_statuses:
                 self.pass_status(child, idle=idle)
         for partition in node.partitions:
             partition.broadcast(WatermarkStatus(idle))
