@@ -37,10 +37,16 @@ if TYPE_CHECKING:
     from holdfast.operators.datastream.stream import Stream as Stream
     from holdfast.operators.datastream.stream import WindowedStream as WindowedStream
     from holdfast.operators.functions.aggregates import Aggregate as Aggregate
+    from holdfast.operators.functions.aggregates import arg_max as arg_max
+    from holdfast.operators.functions.aggregates import arg_min as arg_min
     from holdfast.operators.functions.aggregates import count as count
+    from holdfast.operators.functions.aggregates import count_distinct as count_distinct
+    from holdfast.operators.functions.aggregates import first as first
+    from holdfast.operators.functions.aggregates import last as last
     from holdfast.operators.functions.aggregates import max as max
     from holdfast.operators.functions.aggregates import mean as mean
     from holdfast.operators.functions.aggregates import min as min
+    from holdfast.operators.functions.aggregates import stddev as stddev
     from holdfast.operators.functions.aggregates import sum as sum
     from holdfast.operators.functions.connected import KeyedCoProcessFunction as KeyedCoProcessFunction
     from holdfast.operators.functions.context import FunctionContext as FunctionContext
@@ -142,7 +148,20 @@ _EXPORTS = {
     "holdfast.operators.base": ("Counter",),
     "holdfast.operators.datastream.launcher": ("JobHandle", "OperatorProgress", "Progress"),
     "holdfast.operators.datastream.stream": ("ConnectedStreams", "KeyedStream", "Stream", "WindowedStream"),
-    "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "holdfast.operators.functions.aggregates": (
+        "Aggregate",
+        "arg_max",
+        "arg_min",
+        "count",
+        "count_distinct",
+        "first",
+        "last",
+        "max",
+        "mean",
+        "min",
+        "stddev",
+        "sum",
+    ),
     "holdfast.operators.functions.connected": ("KeyedCoProcessFunction",),
     "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),

@@ -95,7 +95,9 @@ class TumblingWindowOperator(Operator):
         keys = self.selector.keys(
             batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
         )
-        self._state.update(keys, windows, state_columns(self.descriptor, batch.columns()))
+        context = self.context
+        values = state_columns(self.descriptor, batch.columns(), operator=context.uid, subtask=context.subtask)
+        self._state.update(keys, windows, values, batch.timestamps)
 
     def _windows_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
         """Start of each record's window (one number when it is the same for all), and the records that are not late."""
