@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.process import ProcessContext as ProcessContext
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
     from holdfast.operators.functions.side_outputs import OutputTag as OutputTag
+    from holdfast.operators.functions.time import Sliding as Sliding
     from holdfast.operators.functions.time import Tumbling as Tumbling
     from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
@@ -166,7 +167,7 @@ _EXPORTS = {
     "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
     "holdfast.operators.functions.side_outputs": ("OutputTag",),
-    "holdfast.operators.functions.time": ("Tumbling",),
+    "holdfast.operators.functions.time": ("Sliding", "Tumbling"),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "holdfast.operators.sources.dataframe": ("DataFrameSource",),

@@ -426,6 +426,18 @@ class AppendingState(Protocol[IN, OUT]):
     def clear(self) -> None: ...
 
 
+class WindowRows(Protocol):
+    """Rows of windows over panes of a columnar state, one window after the other."""
+
+    def changed(self, namespace: int) -> None:
+        """Panes from this one on got records."""
+
+    def window(self, start: int) -> tuple[list[pa.Array], list[pa.Array]]:
+        """Key columns, and results of the aggregates, of each key with a row in any pane of the window that begins at `start`.
+
+        Raises StateOverflowError."""
+
+
 class ColumnarState(Protocol):
     """Vectorised accumulators of one descriptor, one row per (key, namespace)."""
 
@@ -455,6 +467,9 @@ class ColumnarState(Protocol):
 
     def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
         """Rows of the distinct keys among `keys`, as `read` gives them. Each key must have been updated in the namespace before."""
+
+    def panes(self, pane_ms: int, panes: int, offset_ms: int) -> WindowRows:
+        """Merge of windows that are made of `panes` namespaces each, which begin at multiples of pane_ms plus offset_ms."""
 
     def drop_front(self, namespace: int, count: int) -> None:
         """Drop the first `count` rows in read order: a window that fires in slices keeps exactly the rows it has not emitted.

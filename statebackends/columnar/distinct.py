@@ -14,7 +14,7 @@ import pyarrow as pa
 from holdfast.statebackends.columnar import decimals
 from holdfast.statebackends.columnar.column_values import from_arrow, is_temporal, is_text
 from holdfast.statebackends.columnar.key_index import EncodedKeyIndex, Int64KeyIndex, KeyIndex
-from holdfast.statebackends.columnar.parts import AccumulatorColumns, Column, Frozen, Mask, Part, Slots, Values, arrow_values
+from holdfast.statebackends.columnar.parts import AccumulatorColumns, Column, Frozen, Mask, Part, Slots, Values, arrow_values, extended
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state import ColumnAggregate
 
@@ -61,14 +61,18 @@ class DistinctAccumulator(AccumulatorColumns):
             self._add(slots, self._values.slots(_Values([_canonical(array)])))
 
     def merge(self, slots: Slots, other: DistinctAccumulator, rows: Slots, rows_before: int) -> None:
-        target = np.full(len(other.columns[0]), -1, np.int64)
+        into, values = other.values_at(slots, rows)
+        if len(into):
+            self._add(into, self._values.slots(_Values(values)))
+
+    def values_at(self, slots: Slots, rows: Slots) -> tuple[Slots, list[pa.Array]]:
+        """The values of some rows, in the form of the index, each with the slot that its row is to have."""
+        target = np.full(len(self.columns[0]), -1, np.int64)
         target[rows] = slots
-        pairs = other.pairs()
+        pairs = self.pairs()
         into = target[pairs >> _CODE_BITS]
         found = np.flatnonzero(into >= 0)
-        if len(found):
-            codes = self._values.slots(_Values(other.values_of(pairs[found] & _CODES)))
-            self._add(into[found], codes)
+        return into[found], self._values.key_arrays_of(pairs[found] & _CODES)
 
     def load(self, slots: Slots, arrays: Sequence[pa.Array], rows_before: int) -> None:
         """Raises ValueError for a null in a list."""
@@ -81,10 +85,6 @@ class DistinctAccumulator(AccumulatorColumns):
     def pairs(self) -> Slots:
         """row * 2**32 + number of the value, for each value of each row, in order of arrival."""
         return self._pairs.numbers()
-
-    def values_of(self, codes: Slots) -> list[pa.Array]:
-        """Values by their numbers, in the form of the index."""
-        return self._values.key_arrays_of(codes)
 
     def freeze(self) -> Frozen:
         pairs, values, source = self.pairs(), self._values.frozen_keys(), self._source
@@ -112,6 +112,52 @@ class DistinctAccumulator(AccumulatorColumns):
         self._pairs.slots(_Values([pa.array((slots << _CODE_BITS) | codes)]))
         if self._pairs.count > known:
             np.add.at(self.columns[0], self.pairs()[known:] >> _CODE_BITS, 1)
+
+
+class DistinctWindow:
+    """Sets of a window that moves over panes: of each pair of row and value the last pane that it is in."""
+
+    __slots__ = ("_counts", "_last", "_pairs", "_panes", "_values")
+
+    def __init__(self, aggregate: ColumnAggregate, capacity: int) -> None:
+        assert aggregate.input_type is not None
+        self._values = _value_index(aggregate.input_type)
+        self._pairs = Int64KeyIndex(pa.int64())
+        self._counts = np.zeros(capacity, np.int64)
+        self._last = np.zeros(capacity, np.int64)
+        self._panes: dict[int, tuple[Slots, Slots]] = {}
+
+    def resize(self, capacity: int) -> None:
+        """Rows."""
+        self._counts = extended(self._counts, capacity, 0)
+
+    def add(self, number: int, slots: Slots, pane: DistinctAccumulator, rows: Slots) -> None:
+        """Rows of a pane, which may lie anywhere among those that are there."""
+        into, values = pane.values_at(slots, rows)
+        codes = self._values.slots(_Values(values))
+        pairs = self._pairs.slots(_Values([pa.array((into << _CODE_BITS) | codes)]))
+        if self._pairs.count > len(self._last):
+            self._last = extended(self._last, max(self._pairs.count, 2 * len(self._last)), 0)
+        self._panes[number] = into, pairs
+        is_new = self._last[pairs] == 0
+        np.add.at(self._counts, into[is_new], 1)
+        place = _place(number)
+        self._last[pairs] = np.where(is_new, place, np.maximum(self._last[pairs], place))
+
+    def take_back(self, number: int) -> None:
+        """The first pane leaves."""
+        into, pairs = self._panes.pop(number)
+        gone = self._last[pairs] == _place(number)
+        np.subtract.at(self._counts, into[gone], 1)
+        self._last[pairs[gone]] = 0
+
+    def results(self, slots: Slots) -> pa.Array:
+        return pa.array(self._counts[slots])
+
+
+def _place(number: int) -> int:
+    """A pane's number, never 0, which means none."""
+    return number + 1 if number >= 0 else number
 
 
 class _Values:

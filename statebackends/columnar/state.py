@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, parts_of
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
+from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes
 from holdfast.statebackends.columnar.parts import Slots, Values
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
@@ -147,6 +148,23 @@ class NumpyColumnarState:
             raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
         return self._batch(rows.index.key_arrays_of(slots), [part.result(slots) for part in rows.accumulators])
 
+    def panes(self, pane_ms: int, panes: int, offset_ms: int) -> WindowPanes:
+        return WindowPanes(
+            self,
+            self.descriptor.aggregates,
+            self._new_index,
+            pane_ms=pane_ms,
+            panes=panes,
+            offset_ms=offset_ms,
+            operator=self._operator,
+        )
+
+    def pane(self, namespace: int) -> PaneRows:
+        """What a namespace holds, as it is: it must not be changed, and changes with the next update."""
+        rows = self._tables.get(namespace) or self._new_rows()
+        keys = self._column_of(rows.index.key_arrays(rows.dropped, rows.index.count))
+        return PaneRows(keys, np.arange(rows.dropped, rows.index.count), rows.accumulators)
+
     def drop_front(self, namespace: int, count: int) -> None:
         if not 0 <= count <= self.row_count(namespace):
             raise InvariantError(f"{count} rows can't be dropped from {self.row_count(namespace)}")
@@ -221,7 +239,10 @@ class NumpyColumnarState:
         return rows
 
     def _new_rows(self) -> _Rows:
-        return _Rows(self.descriptor, create_key_index(self.field_types, self._column_of), self._operator)
+        return _Rows(self.descriptor, self._new_index(), self._operator)
+
+    def _new_index(self) -> KeyIndex:
+        return create_key_index(self.field_types, self._column_of)
 
 
 def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:

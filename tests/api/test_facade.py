@@ -57,6 +57,7 @@ NAMES_SINCE = {
     "arg_max",
     "arg_min",
     "count_distinct",
+    "Sliding",
     "first",
     "last",
     "stddev",
