@@ -16,6 +16,7 @@ from holdfast.chaos.workloads import (
     random_graphs,
     restarts,
     side_outputs,
+    sliding,
     states,
     timers,
     windows,
@@ -27,7 +28,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts),
+        *(connected, side_outputs, restarts, sliding),
     )
 }
 """Workloads that run when none is named."""

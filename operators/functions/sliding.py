@@ -2,12 +2,13 @@
 window begins or ends. The panes of a window are merged when it fires.
 
 As with tumbling windows [start, end) fires when the watermark reaches end - 1, in slices of bounded size, and what has fired stays
-fired: the snapshot has the last window that fired for each range of key groups, and the rows of one window that was made and not yet
-emitted whole. A record is late when the last of its windows has fired; it enters those of its windows that have not."""
+fired: the snapshot has the last window that fired for each range of key groups, and the rows of one window that was made and not
+yet emitted whole. A record is late when the last of its windows has fired; it enters those of its windows that have not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -81,7 +82,7 @@ class SlidingWindowOperator(WindowOperator):
         super().snapshot_state(checkpoint_id)
         first = self.context.keyed_state.key_groups.start
         bounds = [0, *(np.flatnonzero(np.diff(self._own)) + 1).tolist(), len(self._own)]
-        runs = ((first + start, first + stop, int(self._own[start])) for start, stop in zip(bounds, bounds[1:], strict=False))
+        runs = ((first + start, first + stop, int(self._own[start])) for start, stop in pairwise(bounds))
         self.context.operator_state.list_state(_FIRED.name).update([msgspec.msgpack.encode(run) for run in runs])
         if self._emitting is not None:
             start, rows = self._emitting
@@ -160,11 +161,15 @@ class SlidingWindowOperator(WindowOperator):
         names = [*self.selector.names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
         rows = self._not_fired(start, pa.RecordBatch.from_arrays([*keys, *results], names=names))
         np.maximum(self._own, start, out=self._own)
+        self._clean(start)
+        yield from self._emit(start, rows)
+
+    def _clean(self, start: int) -> None:
+        """Remove the panes that no window behind this one has."""
         for pane in self._state.namespaces():
             if self._last_window(pane) > start:
                 break
             self._state.remove(pane)
-        yield from self._emit(start, rows)
 
     def _not_fired(self, start: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of key groups for which the window has not fired: after a restore they may differ."""

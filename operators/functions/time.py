@@ -65,7 +65,8 @@ class Tumbling:
         offset: timedelta | int = 0,
     ) -> None:
         """`size`: a timedelta, or ms; or any of the other units. Raises InvalidConfigError when it is not positive."""
-        self.size_ms = _size_ms(size, timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds))
+        parts = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+        self.size_ms = _size_ms(size, parts)
         self.offset_ms = duration_ms(offset, "the offset of a window") % self.size_ms
 
     def __repr__(self) -> str:
@@ -90,9 +91,10 @@ class Sliding:
     ) -> None:
         """`size`: as of Tumbling; `slide`: a timedelta, or ms.
 
-        Raises InvalidConfigError when one is not positive, and for a size that is more than PANES_MAX times the greatest common divisor
-        of both, the length of a pane: a pane of each window that is open is kept."""
-        self.size_ms = _size_ms(size, timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds))
+        Raises InvalidConfigError when one is not positive, and for a size of more than PANES_MAX panes: a pane is as long as the
+        greatest common divisor of both."""
+        parts = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+        self.size_ms = _size_ms(size, parts)
         self.slide_ms = duration_ms(slide, "the slide of a window")
         if self.slide_ms < 1:
             raise InvalidConfigError(f"the slide of a window must be at least 1 ms, not {self.slide_ms}", setting="slide")

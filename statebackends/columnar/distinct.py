@@ -14,7 +14,17 @@ import pyarrow as pa
 from holdfast.statebackends.columnar import decimals
 from holdfast.statebackends.columnar.column_values import from_arrow, is_temporal, is_text
 from holdfast.statebackends.columnar.key_index import EncodedKeyIndex, Int64KeyIndex, KeyIndex
-from holdfast.statebackends.columnar.parts import AccumulatorColumns, Column, Frozen, Mask, Part, Slots, Values, arrow_values, extended
+from holdfast.statebackends.columnar.parts import (
+    AccumulatorColumns,
+    Column,
+    Frozen,
+    Mask,
+    Part,
+    Slots,
+    Values,
+    arrow_values,
+    extended,
+)
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state import ColumnAggregate
 

@@ -1,9 +1,9 @@
 """Rows of windows that overlap, made of panes: namespaces of columnar state that lie side by side.
 
-Time is cut into blocks of as many panes as a window has, so that a window is the end of one block and the beginning of the next. The
-end of a block is merged from its last pane to its first, and what a pane changes is kept: the next window takes the pane back. So
-each row of a pane is merged twice and taken back once, however many windows it is in. Blocks lie at fixed places, so that floats are
-added up in the same order after a restore. Nothing here is stored: it is made anew of the panes at any time."""
+Time is cut into blocks of as many panes as a window has, so that a window is the end of one block and the beginning of the next.
+The end of a block is merged from its last pane to its first, and what a pane changes is kept: the next window takes the pane back.
+So each row of a pane is merged twice and taken back once, however many windows it is in. Blocks lie at fixed places, so that floats
+are added up in the same order after a restore. Nothing here is stored: it is made again from the panes at any time."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class WindowPanes:
         """Key arrays and results of the window that begins at `start`: each key with a row in any of its panes."""
         first = self._number(start)
         there = {self._number(namespace): namespace for namespace in self._store.namespaces()}
-        if self._first is None or not self._first <= first < self._first + self._panes or self._block(first) != self._block(self._first):
-            self._begin(first, there)
-        else:
+        if self._first is not None and self._first <= first and self._block(first) == self._block(self._first):
             self._go_on(first, there)
+        else:
+            self._begin(first, there)
         self._first = first
         slots = np.flatnonzero(self._counts)
         return self._index.key_arrays_of(slots), [merged.results(slots) for merged in self._merged]
