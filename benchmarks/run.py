@@ -78,6 +78,18 @@ def w1(bench: Bench, quick: bool) -> list[Row]:
     return _columnar("W1", jobs.w1, bench, quick)
 
 
+def sliding(bench: Bench, quick: bool) -> list[Row]:
+    """Sliding windows beside tumbling ones of the same length: the same records, sixty times as many windows."""
+    table = []
+    rows = 4_000_000 if quick else 20_000_000
+    for name, make in (("tumbling", jobs.tumbling), ("sliding", jobs.sliding)):
+        for interval_ms in (None, 1000):
+            measured = bench.run(make(rows, 10_000, 1, "filesystem", interval_ms), rows)
+            setting = {"keys": 10_000, "workers": 1, "backend": "filesystem", "checkpoint_ms": interval_ms or "off"}
+            table.append(throughput_row(name, measured, **setting))
+    return table
+
+
 def w1b(bench: Bench, quick: bool) -> list[Row]:
     """Keyed running aggregates, columnar."""
     return _columnar("W1b", jobs.w1b, bench, quick)
@@ -235,8 +247,8 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
-    "w0": w0, "w1": w1, "w1b": w1b, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap, "rowtable": rowtable,
-    "w3": w3, "acks": acks, "async": async_calls, "restarts": restarts, "flood": flood, "restore": restore,
+    "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap,
+    "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "restarts": restarts, "flood": flood, "restore": restore,
     "transfers": transfers, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 

@@ -39,10 +39,16 @@ if TYPE_CHECKING:
     from holdfast.operators.datastream.stream import Stream as Stream
     from holdfast.operators.datastream.stream import WindowedStream as WindowedStream
     from holdfast.operators.functions.aggregates import Aggregate as Aggregate
+    from holdfast.operators.functions.aggregates import arg_max as arg_max
+    from holdfast.operators.functions.aggregates import arg_min as arg_min
     from holdfast.operators.functions.aggregates import count as count
+    from holdfast.operators.functions.aggregates import count_distinct as count_distinct
+    from holdfast.operators.functions.aggregates import first as first
+    from holdfast.operators.functions.aggregates import last as last
     from holdfast.operators.functions.aggregates import max as max
     from holdfast.operators.functions.aggregates import mean as mean
     from holdfast.operators.functions.aggregates import min as min
+    from holdfast.operators.functions.aggregates import stddev as stddev
     from holdfast.operators.functions.aggregates import sum as sum
     from holdfast.operators.functions.async_map import RetryStrategy as RetryStrategy
     from holdfast.operators.functions.broadcast import BroadcastContext as BroadcastContext
@@ -57,6 +63,7 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.process import ProcessContext as ProcessContext
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
     from holdfast.operators.functions.side_outputs import OutputTag as OutputTag
+    from holdfast.operators.functions.time import Sliding as Sliding
     from holdfast.operators.functions.time import Tumbling as Tumbling
     from holdfast.operators.functions.watermarks import WatermarkGenerator as WatermarkGenerator
     from holdfast.operators.functions.watermarks import WatermarkOutput as WatermarkOutput
@@ -164,7 +171,20 @@ _EXPORTS = {
         "Stream",
         "WindowedStream",
     ),
-    "holdfast.operators.functions.aggregates": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "holdfast.operators.functions.aggregates": (
+        "Aggregate",
+        "arg_max",
+        "arg_min",
+        "count",
+        "count_distinct",
+        "first",
+        "last",
+        "max",
+        "mean",
+        "min",
+        "stddev",
+        "sum",
+    ),
     "holdfast.operators.functions.async_map": ("RetryStrategy",),
     "holdfast.operators.functions.broadcast": (
         "BroadcastContext",
@@ -176,7 +196,7 @@ _EXPORTS = {
     "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
     "holdfast.operators.functions.side_outputs": ("OutputTag",),
-    "holdfast.operators.functions.time": ("Tumbling",),
+    "holdfast.operators.functions.time": ("Sliding", "Tumbling"),
     "holdfast.operators.functions.watermarks": ("WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy"),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
@@ -252,13 +253,24 @@ class ColumnAggregate:
     """One columnar accumulator."""
 
     function: str
-    """count | sum | min | max | mean."""
+    """count | sum | min | max | mean | count_distinct | first | last | arg_max | arg_min | stddev."""
     column: str | None
     """Input column; None for count(*)."""
     output: str
     """Name of the result column."""
     input_type: pa.DataType | None = None
-    """Arrow type of `column` (an integer, floating or decimal128 type); None for count."""
+    """Arrow type of `column`; None for count. sum, mean and stddev take an integer, floating or decimal128 type, the others also
+    booleans, text, binary values, dates and times."""
+    by: str | None = None
+    """The column by which arg_max and arg_min compare."""
+    by_type: pa.DataType | None = None
+    where: Any = None
+    """Which rows count: a boolean column's name, or a function of the batch's columns; None: all. Not part of the stored type."""
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Of pickled state that may be older than a field."""
+        for name, value in zip_longest(self.__slots__, state):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +446,18 @@ class AppendingState(Protocol[IN, OUT]):
     def clear(self) -> None: ...
 
 
+class WindowRows(Protocol):
+    """Rows of windows over panes of a columnar state, one window after the other."""
+
+    def changed(self, namespace: int) -> None:
+        """Panes from this one on got records."""
+
+    def window(self, start: int) -> tuple[list[pa.Array], list[pa.Array]]:
+        """Key columns, and results of the aggregates, of each key with a row in any pane of the window that begins at `start`.
+
+        Raises StateOverflowError."""
+
+
 class ColumnarState(Protocol):
     """Vectorised accumulators of one descriptor, one row per (key, namespace)."""
 
@@ -441,11 +465,14 @@ class ColumnarState(Protocol):
         self,
         keys: KeyColumn,
         namespaces: npt.NDArray[np.int64] | int,
-        columns: Sequence[npt.NDArray[Any] | pa.Array | None],
+        columns: Sequence[npt.NDArray[Any] | pa.Array | tuple[pa.Array, ...] | None],
+        times: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Aggregate one batch. columns[i] is the input of aggregates[i] (None for count(*)), as long as `keys`.
 
-        A column is a numpy array, a masked numpy array or an Arrow array; masked rows and nulls are ignored.
+        A column is a numpy array, a masked numpy array or an Arrow array, or a pair of Arrow arrays (value, what it is compared
+        by) for arg_max and arg_min; masked rows and nulls are ignored. `times`: event times, ms, by which `first` and `last` go
+        and what is equal otherwise; None: order of arrival decides.
         Raises StateOverflowError."""
 
     def namespaces(self) -> list[int]:
@@ -460,6 +487,9 @@ class ColumnarState(Protocol):
 
     def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
         """Rows of the distinct keys among `keys`, as `read` gives them. Each key must have been updated in the namespace before."""
+
+    def panes(self, pane_ms: int, panes: int, offset_ms: int) -> WindowRows:
+        """Merge of windows that are made of `panes` namespaces each, which begin at multiples of pane_ms plus offset_ms."""
 
     def drop_front(self, namespace: int, count: int) -> None:
         """Drop the first `count` rows in read order: a window that fires in slices keeps exactly the rows it has not emitted.

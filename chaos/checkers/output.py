@@ -65,7 +65,7 @@ class OutputChecker(Checker):
         super().__init__(world, scenario, report, ledger)
         self._sinks = [_Sink(world, sink) for sink in scenario.sinks]
         self._sources = source_uids(scenario)
-        self._cuts = bool(self._sources) and any(sink.at_cut or sink.emitted for sink in scenario.sinks)
+        self._cuts = bool(self._sources) and any(sink.at_cut or sink.emitted or sink.after_drains for sink in scenario.sinks)
         self._descent = Descent(ledger)
         self._drains = Drains(ledger, self._sources)
         self.misjudged: SinkExpectation | None = None

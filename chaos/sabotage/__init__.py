@@ -9,6 +9,7 @@ from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
 from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
 from holdfast.chaos.sabotage.lateness import SABOTAGES as LATENESS
 from holdfast.chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
+from holdfast.chaos.sabotage.panes import SABOTAGES as PANES
 from holdfast.chaos.sabotage.restarts import SABOTAGES as RESTARTS
 from holdfast.chaos.sabotage.retention import SABOTAGES as RETENTION
 from holdfast.chaos.sabotage.rewinding import SABOTAGES as REWINDING
@@ -25,7 +26,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, SILENCE, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, SILENCE, PANES, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -19,6 +19,7 @@ from holdfast.chaos.workloads import (
     restarts,
     rules,
     side_outputs,
+    sliding,
     states,
     timers,
     windows,
@@ -30,7 +31,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts, idle, rules, async_io),
+        *(connected, side_outputs, restarts, idle, rules, async_io, sliding),
     )
 }
 """Workloads that run when none is named."""

@@ -50,7 +50,8 @@ from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_t
 from holdfast.operators.functions.selectors import Key, Selector, key_selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, declared_side_outputs, tag_name
 from holdfast.operators.functions.skipping import is_skipping
-from holdfast.operators.functions.time import Tumbling
+from holdfast.operators.functions.sliding import SlidingWindowOperator
+from holdfast.operators.functions.time import Sliding, Tumbling
 from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
 from holdfast.operators.functions.watermarks import WatermarkStrategy
 from holdfast.operators.functions.window import WINDOW_COLUMNS, TumblingWindowOperator
@@ -532,9 +533,9 @@ class KeyedStream(Stream):
             stream._own("process").properties["timers"] = True
         return stream
 
-    def window(self, windows: Tumbling) -> WindowedStream:
+    def window(self, windows: Tumbling | Sliding) -> WindowedStream:
         """Group each key's records into event-time windows."""
-        if not isinstance(windows, Tumbling):
+        if not isinstance(windows, Tumbling | Sliding):
             raise GraphError(f"operator 'window': {windows!r} is not a window such as hf.Tumbling(minutes=1)", operator="window")
         if not self._timestamped:
             raise GraphError(
@@ -794,7 +795,7 @@ class BroadcastConnectedStream:
 class WindowedStream:
     """Records of each key and window, to be aggregated."""
 
-    def __init__(self, keyed: KeyedStream, windows: Tumbling) -> None:
+    def __init__(self, keyed: KeyedStream, windows: Tumbling | Sliding) -> None:
         self._keyed = keyed
         self._windows = windows
 
@@ -809,7 +810,10 @@ class WindowedStream:
         if len(set(reserved)) != len(reserved):
             raise GraphError(f"operator 'window': a key column is called like a window's: {', '.join(reserved)}", operator="window")
         descriptor = columnar_descriptor("windows", aggregates, keyed._row_type, reserved, "window")
-        operator = TumblingWindowOperator(self._windows, descriptor, keyed._selector, keyed._row_type)
-        return keyed._add_keyed(
-            "window", operator, operator.output_type, size_ms=self._windows.size_ms, offset_ms=self._windows.offset_ms
-        )
+        windows, selector, rows = self._windows, keyed._selector, keyed._row_type
+        properties = {"size_ms": windows.size_ms, "offset_ms": windows.offset_ms}
+        if isinstance(windows, Tumbling):
+            tumbling = TumblingWindowOperator(windows, descriptor, selector, rows)
+            return keyed._add_keyed("window", tumbling, tumbling.output_type, **properties)
+        sliding = SlidingWindowOperator(windows, descriptor, selector, rows)
+        return keyed._add_keyed("window", sliding, sliding.output_type, **properties, slide_ms=windows.slide_ms)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import gcd
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.statebackends.errors import InvalidConfigError
@@ -45,6 +46,10 @@ class BoundedOutOfOrderness:
         return self.watermark_ms
 
 
+PANES_MAX = 10_000
+"""Of a sliding window."""
+
+
 class Tumbling:
     """Event-time windows of one size, side by side: [k * size + offset, (k + 1) * size + offset), UTC."""
 
@@ -61,12 +66,60 @@ class Tumbling:
     ) -> None:
         """`size`: a timedelta, or ms; or any of the other units. Raises InvalidConfigError when it is not positive."""
         parts = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
-        if size is not None and parts:
-            raise InvalidConfigError("give the size of a window once: as size, or in units", setting="size")
-        self.size_ms = duration_ms(parts if size is None else size, "the size of a window")
-        if self.size_ms < 1:
-            raise InvalidConfigError(f"the size of a window must be at least 1 ms, not {self.size_ms}", setting="size")
+        self.size_ms = _size_ms(size, parts)
         self.offset_ms = duration_ms(offset, "the offset of a window") % self.size_ms
 
     def __repr__(self) -> str:
         return f"Tumbling({self.size_ms} ms{f', offset {self.offset_ms} ms' if self.offset_ms else ''})"
+
+
+class Sliding:
+    """Event-time windows of one size that begin every `slide`: [k * slide + offset, k * slide + offset + size), UTC. A record is in
+    each that holds its time: in size / slide of them, or, where the slide is longer than the size, in one or none."""
+
+    def __init__(
+        self,
+        size: timedelta | int | None = None,
+        slide: timedelta | int = 0,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        milliseconds: float = 0,
+        offset: timedelta | int = 0,
+    ) -> None:
+        """`size`: as of Tumbling; `slide`: a timedelta, or ms.
+
+        Raises InvalidConfigError when one is not positive, and for a size of more than PANES_MAX panes: a pane is as long as the
+        greatest common divisor of both."""
+        parts = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+        self.size_ms = _size_ms(size, parts)
+        self.slide_ms = duration_ms(slide, "the slide of a window")
+        if self.slide_ms < 1:
+            raise InvalidConfigError(f"the slide of a window must be at least 1 ms, not {self.slide_ms}", setting="slide")
+        self.offset_ms = duration_ms(offset, "the offset of a window") % self.slide_ms
+        if self.size_ms // self.pane_ms > PANES_MAX:
+            raise InvalidConfigError(
+                f"a window of {self.size_ms} ms that slides by {self.slide_ms} ms has {self.size_ms // self.pane_ms} panes of "
+                f"{self.pane_ms} ms; it may have {PANES_MAX}: take a longer slide, or one that divides the size",
+                setting="slide",
+            )
+
+    @property
+    def pane_ms(self) -> int:
+        """The longest time in which no window begins or ends."""
+        return gcd(self.size_ms, self.slide_ms)
+
+    def __repr__(self) -> str:
+        offset = f", offset {self.offset_ms} ms" if self.offset_ms else ""
+        return f"Sliding({self.size_ms} ms by {self.slide_ms} ms{offset})"
+
+
+def _size_ms(size: timedelta | int | None, parts: timedelta) -> int:
+    if size is not None and parts:
+        raise InvalidConfigError("give the size of a window once: as size, or in units", setting="size")
+    size_ms = duration_ms(parts if size is None else size, "the size of a window")
+    if size_ms < 1:
+        raise InvalidConfigError(f"the size of a window must be at least 1 ms, not {size_ms}", setting="size")
+    return size_ms

@@ -6,6 +6,7 @@ cuts exactly there. The watermark is kept in the snapshot, so that no window fir
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +18,7 @@ from holdfast.operators.base import Operator
 from holdfast.operators.functions.aggregates import result_fields, state_columns
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.functions.time import Tumbling
+from holdfast.operators.functions.time import Sliding, Tumbling
 from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.state import (
     ColumnarState,
@@ -35,11 +36,13 @@ _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 """The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
 
-class TumblingWindowOperator(Operator):
-    """Keyed tumbling windows with columnar aggregates: key columns, window_start, window_end, aggregates."""
+class WindowOperator(Operator):
+    """Base of keyed event-time windows with columnar aggregates: key columns, window_start, window_end, aggregates.
+
+    It keeps the watermark, and counts what is late."""
 
     def __init__(
-        self, windows: Tumbling, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType
+        self, windows: Tumbling | Sliding, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType
     ) -> None:
         self.windows = windows
         self.descriptor = descriptor
@@ -72,14 +75,11 @@ class TumblingWindowOperator(Operator):
             # at the cut the watermark was the same on every subtask, since each channel brings it to all of them
             self._watermark = self._kept_watermark = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
 
-    def open(self) -> None:
-        self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
-
     def snapshot_state(self, checkpoint_id: int) -> None:
         entry = self._kept_watermark.to_bytes(8, "big", signed=True)
         self.context.operator_state.list_state(_WATERMARKS.name).update([entry])
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
+    def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
         if batch.timestamps is None:
             raise InvalidTimestampError(
                 f"operator {self.context.uid!r}: records reach a window without event times",
@@ -87,30 +87,7 @@ class TumblingWindowOperator(Operator):
                 subtask=self.context.subtask,
                 record=None,
             )
-        if not batch.num_rows:
-            return
-        windows, batch = self._windows_of(batch, batch.timestamps)
-        if not batch.num_rows:
-            return
-        keys = self.selector.keys(
-            batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
-        )
-        self._state.update(keys, windows, state_columns(self.descriptor, batch.columns()))
-
-    def _windows_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
-        """Start of each record's window (one number when it is the same for all), and the records that are not late."""
-        size, offset = self.windows.size_ms, self.windows.offset_ms
-        earliest, latest = int(stamps.min()), int(stamps.max())
-        first, last = (stamp - (stamp - offset) % size for stamp in (earliest, latest))
-        late_until = self._fired_until
-        if first > late_until and first == last:
-            return first, batch
-        starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % size
-        if first <= late_until:
-            in_time = starts > late_until
-            self._count_late(stamps[~in_time])
-            batch, starts = batch.filter(in_time), starts[in_time]
-        return starts, batch
+        return batch.timestamps
 
     def _count_late(self, stamps: npt.NDArray[np.int64]) -> None:
         counters = self.context.counters
@@ -130,6 +107,55 @@ class TumblingWindowOperator(Operator):
             self._kept_watermark = self._watermark
         return self._fire_due()
 
+    @abstractmethod
+    def _fire_due(self) -> Iterator[None]: ...
+
+    def _update(self, state: ColumnarState, namespaces: npt.NDArray[np.int64] | int, batch: Batch) -> None:
+        keys = self.selector.keys(
+            batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
+        )
+        context = self.context
+        values = state_columns(self.descriptor, batch.columns(), operator=context.uid, subtask=context.subtask)
+        state.update(keys, namespaces, values, batch.timestamps)
+
+    def _result(self, start: int, rows: pa.RecordBatch) -> Batch:
+        count, end = rows.num_rows, start + self.windows.size_ms
+        keys = len(self.selector.names)
+        times = [pa.array(np.full(count, moment * 1000)).view(EVENT_TIME_TYPE) for moment in (start, end)]
+        arrays = [*rows.columns[:keys], *times, *rows.columns[keys:]]
+        columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
+        return Batch(columns=columns, timestamps=np.full(count, end - 1, np.int64))
+
+
+class TumblingWindowOperator(WindowOperator):
+    """Tumbling windows: a record updates one row, which is the result when its window fires."""
+
+    def open(self) -> None:
+        self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        stamps = self._stamps(batch)
+        if not batch.num_rows:
+            return
+        windows, batch = self._windows_of(batch, stamps)
+        if batch.num_rows:
+            self._update(self._state, windows, batch)
+
+    def _windows_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
+        """Start of each record's window (one number when it is the same for all), and the records that are not late."""
+        size, offset = self.windows.size_ms, self.windows.offset_ms
+        earliest, latest = int(stamps.min()), int(stamps.max())
+        first, last = (stamp - (stamp - offset) % size for stamp in (earliest, latest))
+        late_until = self._fired_until
+        if first > late_until and first == last:
+            return first, batch
+        starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % size
+        if first <= late_until:
+            in_time = starts > late_until
+            self._count_late(stamps[~in_time])
+            batch, starts = batch.filter(in_time), starts[in_time]
+        return starts, batch
+
     def _fire_due(self) -> Iterator[None]:
         while due := [start for start in self._state.namespaces() if start <= self._fired_until]:
             for start in due:
@@ -142,11 +168,3 @@ class TumblingWindowOperator(Operator):
             self.output.collect(self._result(start, rows))
             yield
         self._state.remove(start)
-
-    def _result(self, start: int, rows: pa.RecordBatch) -> Batch:
-        count, end = rows.num_rows, start + self.windows.size_ms
-        keys = len(self.selector.names)
-        times = [pa.array(np.full(count, moment * 1000)).view(EVENT_TIME_TYPE) for moment in (start, end)]
-        arrays = [*rows.columns[:keys], *times, *rows.columns[keys:]]
-        columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
-        return Batch(columns=columns, timestamps=np.full(count, end - 1, np.int64))

@@ -1,4 +1,5 @@
-"""The accumulators of columnar state: count, sum, min, max and mean over dense slots, as numpy columns.
+"""The accumulators of columnar state: count, sum, min, max and mean over dense slots, as numpy columns, and which accumulator
+computes what.
 
 It decides how a batch is folded in and what the results are: nulls are ignored as in SQL, count(*) counts rows, sums
 of integers are exact int64 or an error, those of decimals exact with 38 digits or an error, min and max keep their type, and NaN
@@ -8,43 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.statebackends.columnar import decimals
+from holdfast.statebackends.columnar.column_values import from_arrow, is_temporal, is_text
+from holdfast.statebackends.columnar.deviation import DeviationAccumulator, parts_of_deviation
+from holdfast.statebackends.columnar.distinct import DistinctAccumulator, parts_of_distinct
+from holdfast.statebackends.columnar.parts import AccumulatorColumns, Column, Part, Slots, Values, as_arrow, part_of
+from holdfast.statebackends.columnar.picks import PICKS, PickAccumulator, parts_of_pick
 from holdfast.statebackends.errors import InvalidConfigError, StateOverflowError
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
 
-Slots = npt.NDArray[np.int64]
-Column = npt.NDArray[Any]
-Values: TypeAlias = npt.NDArray[Any] | Any | None
-"""Numpy, masked numpy or Arrow array; None for count(*)."""
-
 _INT64 = np.iinfo(np.int64)
-_AGGREGATE = re.compile(r"(?P<function>count|sum|min|max|mean)(?:\((?P<type>[a-z0-9_]+)\))?(?=,|$)")
+_FUNCTIONS = "count_distinct|count|sum|min|max|mean|first|last|arg_max|arg_min|stddev"
+_AGGREGATE = re.compile(rf"(?P<function>{_FUNCTIONS})(?:\((?P<type>[a-z0-9_]+)(?:;(?P<by>[a-z0-9_]+))?\))?(?=,|$)")
 """In the text of a columnar state, behind the name of a result and a `=`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One numpy column of an accumulator. A row's initial value is the identity of the fold."""
-
-    name: str
-    """Column name in a snapshot."""
-    dtype: np.dtype[Any]
-    initial: Any
-    nullable: bool
-    """Whether a row may have seen no value at all; it is a null in snapshots and results."""
-    decimal: pa.DataType | None = None
-    """Of a column of decimals."""
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        return pa.from_numpy_dtype(self.dtype) if self.decimal is None else self.decimal
+_SUFFIXES = (".sum", ".count", ".first", ".squares", ".by", ".time")
+"""Behind the name of a result: parts of its accumulator."""
+_NEVER_NULL = frozenset({"count", "count_distinct"})
 
 
 def parts_of(aggregate: ColumnAggregate) -> tuple[Part, ...]:
@@ -52,8 +38,16 @@ def parts_of(aggregate: ColumnAggregate) -> tuple[Part, ...]:
     output, source = aggregate.output, aggregate.input_type
     if aggregate.function == "count":
         return (Part(output, np.dtype(np.int64), 0, nullable=False),)
+    if aggregate.function in PICKS or _keeps_text(aggregate):
+        return parts_of_pick(aggregate)
+    if aggregate.function == "count_distinct":
+        return parts_of_distinct(aggregate)
+    if aggregate.function == "stddev":
+        return parts_of_deviation(aggregate)
     if decimals.is_decimal(source):
         return _parts_of_decimals(aggregate, source)
+    if source is not None and aggregate.function in ("min", "max") and (pa.types.is_boolean(source) or is_temporal(source)):
+        return (_extreme_of_integers(aggregate, source),)
     if source is None or not (pa.types.is_integer(source) or pa.types.is_floating(source)):
         raise InvalidConfigError(
             f"{aggregate.function}({aggregate.column}) needs a column of an integer, floating or decimal128 type, not {source}",
@@ -78,20 +72,47 @@ def parts_of(aggregate: ColumnAggregate) -> tuple[Part, ...]:
     raise InvalidConfigError(f"unknown aggregate function {aggregate.function!r}", function=aggregate.function)
 
 
+def _keeps_text(aggregate: ColumnAggregate) -> bool:
+    return aggregate.function in ("min", "max") and aggregate.input_type is not None and is_text(aggregate.input_type)
+
+
+def _extreme_of_integers(aggregate: ColumnAggregate, source: pa.DataType) -> Part:
+    """Of booleans, and of dates and times, which are integers here."""
+    part = part_of(aggregate.output, source, 0)
+    least, greatest = (False, True) if part.dtype == np.bool_ else (np.iinfo(part.dtype).min, np.iinfo(part.dtype).max)
+    return part_of(aggregate.output, source, least if aggregate.function == "max" else greatest)
+
+
+def create_accumulator(aggregate: ColumnAggregate, capacity: int, **where: str) -> AccumulatorColumns:
+    """An accumulator with `capacity` rows. `where` names operator and state, for errors."""
+    if aggregate.function in PICKS or _keeps_text(aggregate):
+        return PickAccumulator(aggregate, capacity, where)
+    if aggregate.function == "count_distinct":
+        return DistinctAccumulator(aggregate, capacity, where)
+    if aggregate.function == "stddev":
+        return DeviationAccumulator(aggregate, capacity, where)
+    return Accumulator(aggregate, capacity, where)
+
+
+def result_field(aggregate: ColumnAggregate) -> pa.Field:
+    """The column of an aggregate's results; all but counts may be null, when no value was seen."""
+    return pa.field(aggregate.output, create_accumulator(aggregate, 0).result_type, aggregate.function not in _NEVER_NULL)
+
+
 def _parts_of_decimals(aggregate: ColumnAggregate, source: pa.DataType) -> tuple[Part, ...]:
     output, dtype, total = aggregate.output, decimals.DECIMAL, decimals.sum_type(source)
     match aggregate.function:
         case "sum":
-            return (Part(output, dtype, decimals.ZERO, nullable=True, decimal=total),)
+            return (Part(output, dtype, decimals.ZERO, nullable=True, declared_type=total),)
         case "mean":
             return (
-                Part(f"{output}.sum", dtype, decimals.ZERO, nullable=False, decimal=total),
+                Part(f"{output}.sum", dtype, decimals.ZERO, nullable=False, declared_type=total),
                 Part(f"{output}.count", np.dtype(np.int64), 0, nullable=False),
             )
         case "max":
-            return (Part(output, dtype, decimals.LOWEST, nullable=True, decimal=source),)
+            return (Part(output, dtype, decimals.LOWEST, nullable=True, declared_type=source),)
         case "min":
-            return (Part(output, dtype, decimals.HIGHEST, nullable=True, decimal=source),)
+            return (Part(output, dtype, decimals.HIGHEST, nullable=True, declared_type=source),)
     raise InvalidConfigError(f"unknown aggregate function {aggregate.function!r}", function=aggregate.function)
 
 
@@ -99,9 +120,8 @@ def check_descriptor(descriptor: ColumnarStateDescriptor, key_names: Sequence[st
     """Raises InvalidConfigError when an aggregate is invalid or two columns of results or snapshots share a name."""
     names = ["key_group", "namespace", *key_names]
     for aggregate in descriptor.aggregates:
-        names += [part.name for part in parts_of(aggregate)]
-        if aggregate.function == "mean":
-            names.append(aggregate.output)
+        parts = [part.name for part in parts_of(aggregate)]
+        names += parts if aggregate.output in parts else [*parts, aggregate.output]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InvalidConfigError(
@@ -114,18 +134,19 @@ def check_descriptor(descriptor: ColumnarStateDescriptor, key_names: Sequence[st
 
 def value_type_text(descriptor: ColumnarStateDescriptor) -> str:
     """Canonical text of the accumulators' types, compared at restore: `columnar<n=count,total=sum(int64)>`."""
-    fields = (
-        f"{aggregate.output}={aggregate.function}" + ("" if aggregate.input_type is None else f"({aggregate.input_type})")
-        for aggregate in descriptor.aggregates
-    )
-    return f"columnar<{','.join(fields)}>"
+    return f"columnar<{','.join(map(_aggregate_text, descriptor.aggregates))}>"
+
+
+def _aggregate_text(aggregate: ColumnAggregate) -> str:
+    by = "" if aggregate.by_type is None else f";{aggregate.by_type}"
+    return f"{aggregate.output}={aggregate.function}" + ("" if aggregate.input_type is None else f"({aggregate.input_type}{by})")
 
 
 def part_columns_of_text(text: str, names: Sequence[str]) -> list[pa.Field] | None:
     """The columns of a `value_type_text`, in its order; None if it says of columns that are not among `names`, or nothing known.
 
     Names are not escaped in it, so that they are needed to read it."""
-    outputs = sorted({*names, *(name.removesuffix(".sum") for name in names)}, key=len, reverse=True)
+    outputs = sorted({*names, *(name.removesuffix(end) for name in names for end in _SUFFIXES)}, key=len, reverse=True)
     rest, fields = text.removeprefix("columnar<").removesuffix(">"), list[pa.Field]()
     while rest:
         named = ((each, _AGGREGATE.match(rest, len(each) + 1)) for each in outputs if rest.startswith(f"{each}="))
@@ -134,36 +155,25 @@ def part_columns_of_text(text: str, names: Sequence[str]) -> list[pa.Field] | No
             return None
         rest = rest[found.end() :].removeprefix(",")
         try:
-            source = None if found["type"] is None else pa.type_for_alias(found["type"])
-            parts = parts_of(ColumnAggregate(found["function"], None if source is None else output, output, source))
+            source, by = (None if found[each] is None else pa.type_for_alias(found[each]) for each in ("type", "by"))
+            column = None if source is None else output
+            parts = parts_of(ColumnAggregate(found["function"], column, output, source, by=column, by_type=by))
         except (ValueError, InvalidConfigError):
             return None
         fields += [pa.field(part.name, part.arrow_type, part.nullable) for part in parts]
     return fields if all(field.name in names for field in fields) else None
 
 
-class Accumulator:
-    """One aggregate's columns over slots [0, capacity). `seen` marks rows that got a value; None while all rows did."""
+class Accumulator(AccumulatorColumns):
+    """One aggregate's columns: count, sum, min, max or mean of numbers, dates and times."""
 
-    __slots__ = ("_bound", "_where", "aggregate", "columns", "parts", "seen")
+    __slots__ = ("_bound",)
 
-    def __init__(self, aggregate: ColumnAggregate, capacity: int, **where: str) -> None:
-        """`where` names operator and state, for errors."""
-        self.aggregate = aggregate
-        self.parts = parts_of(aggregate)
-        self.columns: list[Column] = [np.full(capacity, part.initial, part.dtype) for part in self.parts]
-        self.seen: npt.NDArray[np.bool_] | None = None
+    def __init__(self, aggregate: ColumnAggregate, capacity: int, where: dict[str, Any]) -> None:
+        super().__init__(aggregate, parts_of(aggregate), capacity, where)
         self._bound = 0  # no sum's magnitude is above this
-        self._where: dict[str, Any] = {**where}
 
-    def resize(self, capacity: int) -> None:
-        """New, larger columns; the old arrays stay as they are for whoever holds them."""
-        self.columns = [_extended(column, capacity, part.initial) for column, part in zip(self.columns, self.parts, strict=True)]
-        if self.seen is not None:
-            self.seen = _extended(self.seen, capacity, False)
-
-    def update(self, slots: Slots, values: Values, rows_before: int) -> None:
-        """Fold one value per slot in (repeats allowed). Slots from rows_before on are new in this batch."""
+    def update(self, slots: Slots, values: Values, rows_before: int, times: Slots | None = None) -> None:
         if values is None:
             np.add.at(self.columns[0], slots, 1)
             return
@@ -175,37 +185,59 @@ class Accumulator:
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinities are values, not accidents
             self._fold(slots_present, present)
 
-    def load(self, slots: Slots, arrays: Sequence[pa.Array], rows_before: int) -> None:
-        """Set rows from snapshot columns, one array per part."""
-        for column, part, array in zip(self.columns, self.parts, arrays, strict=True):
-            column[slots] = _loaded(part, array)
-        if arrays[0].null_count or self.seen is not None:
-            self._mark_seen(slots[np.asarray(arrays[0].is_valid())], rows_before)
-        if self.columns[0].dtype == np.int64:
-            self._bound = _magnitude(self.columns[0])
+    def merge(self, slots: Slots, other: Accumulator, rows: Slots, rows_before: int) -> None:
+        is_nullable = self.parts[0].nullable
+        if is_nullable and other.seen is not None and not (seen := other.seen[rows]).all():
+            if self.seen is None:
+                self._mark_seen(slots[:0], rows_before)
+            slots, rows = slots[seen], rows[seen]
+        if is_nullable and self.seen is not None:
+            self.seen[slots] = True
+        if not len(slots):
+            return
+        values = other.columns[0][rows]
+        with np.errstate(invalid="ignore", over="ignore"):
+            match self.aggregate.function:
+                case "count":
+                    self.columns[0][slots] += values
+                case "mean":
+                    self._add(slots, values)
+                    self.columns[1][slots] += other.columns[1][rows]
+                case _:
+                    self._fold(slots, values)
 
-    def snapshot_arrays(self, columns: Sequence[Column], seen: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
-        """Arrow arrays of (private copies of) this accumulator's columns, one per part."""
-        mask = None if seen is None else ~seen
-        return [_as_arrow(part, column, mask) for column, part in zip(columns, self.parts, strict=True)]
+    def load(self, slots: Slots, arrays: Sequence[pa.Array], rows_before: int) -> None:
+        super().load(slots, arrays, rows_before)
+        self._raise_bound(self.columns[0])
+
+    def put_back(self, slots: Slots, saved: Sequence[Column]) -> None:
+        super().put_back(slots, saved)
+        self._raise_bound(saved[0])
 
     def result(self, rows: slice | Slots) -> pa.Array:
-        """The aggregate's values of some slots; a copy."""
         first = self.columns[0][rows]
         if self.aggregate.function == "mean":
             counts = self.columns[1][rows]
-            if self.parts[0].decimal is not None:
+            if self._is_decimal:
                 return decimals.means(first, counts, self.aggregate.input_type)
             with np.errstate(invalid="ignore", divide="ignore"):
                 return pa.array(first / counts, pa.float64(), mask=counts == 0)
         mask = None if self.seen is None else ~self.seen[rows]
-        return _as_arrow(self.parts[0], first.copy(), mask)
+        return as_arrow(self.parts[0], first.copy(), mask)
 
     @property
     def result_type(self) -> pa.DataType:
         if self.aggregate.function != "mean":
             return self.parts[0].arrow_type
-        return pa.float64() if self.parts[0].decimal is None else decimals.mean_type(self.aggregate.input_type)
+        return decimals.mean_type(self.aggregate.input_type) if self._is_decimal else pa.float64()
+
+    @property
+    def _is_decimal(self) -> bool:
+        return self.parts[0].dtype == decimals.DECIMAL
+
+    def _raise_bound(self, totals: Column) -> None:
+        if totals.dtype == np.int64:
+            self._bound = max(self._bound, _magnitude(totals))
 
     def _fold(self, slots: Slots, values: Column) -> None:
         match self.aggregate.function:
@@ -216,24 +248,18 @@ class Accumulator:
             case "mean":
                 self._add(slots, values)
                 np.add.at(self.columns[1], slots, 1)
-            case "max" if self.parts[0].decimal is not None:
+            case "max" if self._is_decimal:
                 decimals.keep_greatest_at(self.columns[0], slots, values)
-            case "min" if self.parts[0].decimal is not None:
+            case "min" if self._is_decimal:
                 decimals.keep_least_at(self.columns[0], slots, values)
             case "max":
                 np.maximum.at(self.columns[0], slots, _as_type(values, self.parts[0].dtype))
             case "min":
                 np.fmin.at(self.columns[0], slots, _as_type(values, self.parts[0].dtype))
 
-    def _mark_seen(self, slots: Slots, rows_before: int) -> None:
-        if self.seen is None:
-            self.seen = np.zeros(len(self.columns[0]), np.bool_)
-            self.seen[:rows_before] = True
-        self.seen[slots] = True
-
     def _add(self, slots: Slots, values: Column) -> None:
         totals = self.columns[0]
-        if self.parts[0].decimal is not None:
+        if self._is_decimal:
             if not decimals.add_at(totals, slots, values):
                 raise self._overflow(f"{decimals.PRECISION_MAX} digits")
             return
@@ -256,31 +282,12 @@ class Accumulator:
             raise self._overflow("int64")
 
     def _overflow(self, limit: str) -> StateOverflowError:
-        name = f"{self.aggregate.function}({self.aggregate.column})"
-        return StateOverflowError(f"{name} is beyond {limit}", column=self.aggregate.column, **self._where)
+        return StateOverflowError(f"{self.name} is beyond {limit}", column=self.aggregate.column, **self._where)
 
 
 def _magnitude(values: Column) -> int:
     """Largest absolute value, as an exact int; 0 for no values."""
     return max(int(values.max()), -int(values.min())) if len(values) else 0
-
-
-def _loaded(part: Part, array: pa.Array) -> Column:
-    """A part's numpy column of its snapshot column."""
-    if part.decimal is None:
-        numbers: Column = array.fill_null(pa.scalar(part.initial, part.arrow_type)).to_numpy(zero_copy_only=False)
-        return numbers
-    column = decimals.from_arrow(array)
-    if array.null_count:
-        column[np.asarray(array.is_null())] = part.initial
-    return column
-
-
-def _as_arrow(part: Part, column: Column, null: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """The Arrow array of a part's column."""
-    if part.decimal is None:
-        return pa.array(column, part.arrow_type, mask=null)
-    return decimals.to_arrow(column, part.decimal, null)
 
 
 def _as_type(values: Column, dtype: np.dtype[Any]) -> Column:
@@ -298,13 +305,4 @@ def _without_nulls(slots: Slots, values: npt.NDArray[Any] | pa.Array) -> tuple[S
     if values.null_count:
         slots = slots[values.is_valid().to_numpy(zero_copy_only=False)]
         values = values.drop_null()
-    if decimals.is_decimal(values.type):
-        return slots, decimals.from_arrow(values)
-    return slots, values.to_numpy(zero_copy_only=False)
-
-
-def _extended(column: Column, capacity: int, initial: Any) -> Column:
-    bigger = np.empty(capacity, column.dtype)
-    bigger[: len(column)] = column
-    bigger[len(column) :] = initial
-    return bigger
+    return slots, from_arrow(values)

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.statebackends.columnar.key_words import has_words, key_words
-from holdfast.statebackends.state import KeyColumn
 
 Slots = npt.NDArray[np.int64]
 
@@ -140,6 +139,18 @@ _OWN_IDENTITY = (pa.string(), pa.binary())
 _INT64_COMPATIBLE = (pa.int64(), pa.date32(), pa.timestamp("us", tz="UTC"))
 
 
+class Identified(Protocol):
+    """What an index needs to know of keys, or of other values."""
+
+    @property
+    def arrays(self) -> Sequence[pa.Array]: ...
+
+    def encoded(self) -> Sequence[Any]:
+        """What tells rows apart, as dict keys."""
+
+    def __len__(self) -> int: ...
+
+
 class KeyIndex(Protocol):
     """Dense slots of the keys of one namespace."""
 
@@ -147,7 +158,7 @@ class KeyIndex(Protocol):
     def count(self) -> int:
         """Keys seen; also the next slot."""
 
-    def slots(self, keys: KeyColumn) -> Slots:
+    def slots(self, keys: Identified) -> Slots:
         """Slot of each row's key; keys not seen before get the next slots, in row order."""
 
     def frozen_keys(self) -> Callable[[], list[pa.Array]]:
@@ -160,7 +171,7 @@ class KeyIndex(Protocol):
         """Key columns of some slots, in their order."""
 
 
-def create_key_index(field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], KeyColumn]) -> KeyIndex:
+def create_key_index(field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], Identified]) -> KeyIndex:
     """The fastest index for keys with these Arrow field types; `column_of` makes a KeyColumn from such arrays."""
     if len(field_types) == 1 and field_types[0] in _INT64_COMPATIBLE:
         return Int64KeyIndex(field_types[0])
@@ -184,7 +195,7 @@ class Int64KeyIndex:
     def count(self) -> int:
         return self._count
 
-    def slots(self, keys: KeyColumn) -> Slots:
+    def slots(self, keys: Identified) -> Slots:
         return self.slots_of(_int64_view(keys.arrays[0]))
 
     def slots_of(self, numbers: Slots) -> Slots:
@@ -199,6 +210,10 @@ class Int64KeyIndex:
             if added:
                 self._table = table.grown(self._keys[: self._count])
         return slots
+
+    def numbers(self) -> Slots:
+        """All keys by slot. They stay as they are while the index goes on growing."""
+        return self._keys[: self._count]
 
     def frozen_keys(self) -> Callable[[], list[pa.Array]]:
         keys, count = self._keys, self._count  # appended to beyond `count` only; a bigger array is a new one
@@ -239,7 +254,7 @@ class EncodedKeyIndex:
 
     __slots__ = ("_column_of", "_field_types", "_pieces", "_slots")
 
-    def __init__(self, field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], KeyColumn]) -> None:
+    def __init__(self, field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], Identified]) -> None:
         self._field_types = list(field_types)
         self._column_of = column_of
         self._slots: dict[Any, int] = {}
@@ -249,7 +264,7 @@ class EncodedKeyIndex:
     def count(self) -> int:
         return len(self._slots)
 
-    def slots(self, keys: KeyColumn) -> Slots:
+    def slots(self, keys: Identified) -> Slots:
         if not len(keys):
             return np.empty(0, np.int64)
         codes, distinct = _distinct_rows(keys.arrays)
@@ -313,7 +328,7 @@ class WordsKeyIndex(EncodedKeyIndex):
 
     __slots__ = ("_pairs", "_words")
 
-    def __init__(self, field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], KeyColumn]) -> None:
+    def __init__(self, field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], Identified]) -> None:
         super().__init__(field_types, column_of)
         count = sum(2 if pa.types.is_decimal128(kind) else 1 for kind in field_types)
         self._words = [Int64KeyIndex(pa.int64()) for _ in range(count)]
@@ -323,7 +338,7 @@ class WordsKeyIndex(EncodedKeyIndex):
     def count(self) -> int:
         return (self._pairs or self._words)[-1].count
 
-    def slots(self, keys: KeyColumn) -> Slots:
+    def slots(self, keys: Identified) -> Slots:
         before = self.count
         words = [each.view(np.int64) for array in keys.arrays for each in key_words(array)]
         slots = self._words[0].slots_of(words[0])

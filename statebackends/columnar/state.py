@@ -21,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.statebackends.columnar.accumulators import Accumulator, Slots, Values, check_descriptor, parts_of
+from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, parts_of
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
+from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes
+from holdfast.statebackends.columnar.parts import Slots, Values
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
 
@@ -108,17 +110,21 @@ class NumpyColumnarState:
         self._marks: dict[int, int] = {}  # barrier -> epoch that it ended
         self._removed: dict[int, int] = {}  # namespace -> epoch in which it went
 
-    def update(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64] | int, columns: Sequence[Values]) -> None:
-        """Fold one batch in. columns[i] feeds aggregates[i] (None for count(*)): numpy, masked or Arrow, length of keys."""
+    def update(
+        self,
+        keys: KeyColumn,
+        namespaces: npt.NDArray[np.int64] | int,
+        columns: Sequence[Values],
+        times: Slots | None = None,
+    ) -> None:
         for namespace, rows in _runs(namespaces, len(keys)):
             if rows is None:
-                self._rows(namespace).update(keys, columns, self._epoch)
+                self._rows(namespace).update(keys, columns, times, self._epoch)
             else:
                 taken = pa.array(rows)
                 part = self._column_of([array.take(taken) for array in keys.arrays])
-                values = [column.take(taken if isinstance(column, pa.Array) else rows) if column is not None else None
-                          for column in columns]  # fmt: skip
-                self._rows(namespace).update(part, values, self._epoch)
+                values = [_taken(column, rows, taken) for column in columns]
+                self._rows(namespace).update(part, values, None if times is None else times[rows], self._epoch)
 
     def namespaces(self) -> list[int]:
         return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
@@ -141,6 +147,23 @@ class NumpyColumnarState:
         if rows.index.count > known:
             raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
         return self._batch(rows.index.key_arrays_of(slots), [part.result(slots) for part in rows.accumulators])
+
+    def panes(self, pane_ms: int, panes: int, offset_ms: int) -> WindowPanes:
+        return WindowPanes(
+            self,
+            self.descriptor.aggregates,
+            self._new_index,
+            pane_ms=pane_ms,
+            panes=panes,
+            offset_ms=offset_ms,
+            operator=self._operator,
+        )
+
+    def pane(self, namespace: int) -> PaneRows:
+        """What a namespace holds, as it is: it must not be changed, and changes with the next update."""
+        rows = self._tables.get(namespace) or self._new_rows()
+        keys = self._column_of(rows.index.key_arrays(rows.dropped, rows.index.count))
+        return PaneRows(keys, np.arange(rows.dropped, rows.index.count), rows.accumulators)
 
     def drop_front(self, namespace: int, count: int) -> None:
         if not 0 <= count <= self.row_count(namespace):
@@ -216,7 +239,10 @@ class NumpyColumnarState:
         return rows
 
     def _new_rows(self) -> _Rows:
-        return _Rows(self.descriptor, create_key_index(self.field_types, self._column_of), self._operator)
+        return _Rows(self.descriptor, self._new_index(), self._operator)
+
+    def _new_index(self) -> KeyIndex:
+        return create_key_index(self.field_types, self._column_of)
 
 
 def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
@@ -241,7 +267,8 @@ class _Rows:
         self._all_changed = (0, 0)  # (epoch, rows) for which every row is noted
         self._capacity = _CAPACITY_MIN
         self.accumulators = [
-            Accumulator(aggregate, _CAPACITY_MIN, operator=operator, state=descriptor.name) for aggregate in descriptor.aggregates
+            create_accumulator(aggregate, _CAPACITY_MIN, operator=operator, state=descriptor.name)
+            for aggregate in descriptor.aggregates
         ]
         self._freezes: list[FrozenColumns] = []
 
@@ -249,13 +276,13 @@ class _Rows:
     def count(self) -> int:
         return self.index.count - self.dropped
 
-    def update(self, keys: KeyColumn, columns: Sequence[Values], epoch: int | None) -> None:
+    def update(self, keys: KeyColumn, columns: Sequence[Values], times: Slots | None, epoch: int | None) -> None:
         before = self.index.count
         slots = self._slots_to_change(keys)
         if epoch is not None:
             self._note(slots, epoch)
         for accumulator, values in zip(self.accumulators, columns, strict=True):
-            accumulator.update(slots, values, before)
+            accumulator.update(slots, values, before, times)
 
     def _note(self, slots: Slots, epoch: int) -> None:
         """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""
@@ -294,8 +321,7 @@ class _Rows:
         self._freezes = [other for other in self._freezes if other is not frozen]
 
     def size(self) -> int:
-        columns = sum(column.nbytes for accumulator in self.accumulators for column in accumulator.columns)
-        return columns + self.index.count * 16
+        return sum(accumulator.size() for accumulator in self.accumulators) + self.index.count * 16
 
     def _slots_to_change(self, keys: KeyColumn) -> Slots:
         slots = self.index.slots(keys)
@@ -318,12 +344,13 @@ class _Rows:
 class _FrozenTable:
     """The rows of one namespace at one barrier."""
 
-    __slots__ = ("_columns", "_copied", "_dropped", "_keys", "_namespace", "_rows")
+    __slots__ = ("_columns", "_copied", "_dropped", "_frozen", "_keys", "_namespace", "_rows")
 
     def __init__(self, namespace: int, rows: _Rows) -> None:
         self._namespace = namespace
         self._rows = rows
         self._columns = rows.freeze()
+        self._frozen = [(len(accumulator.columns), accumulator.freeze()) for accumulator in rows.accumulators]
         self._keys = rows.index.frozen_keys()
         self._dropped = rows.dropped
         self._copied: list[Column | None] | None = None
@@ -351,10 +378,9 @@ class _FrozenTable:
 
     def _parts(self, columns: list[Column | None]) -> Iterator[pa.Array]:
         position = 0
-        for accumulator in self._rows.accumulators:
-            count = len(accumulator.parts)
+        for count, frozen in self._frozen:
             parts = [column for column in columns[position : position + count] if column is not None]
-            yield from accumulator.snapshot_arrays(parts, columns[position + count])
+            yield from frozen(parts, columns[position + count])
             position += count + 1
 
 
@@ -401,6 +427,15 @@ class FrozenState:
         """Loop thread: the frozen rows are not needed any more."""
         for table in self._tables:
             table.release()
+
+
+def _taken(column: Values, rows: Slots, taken: pa.Array) -> Values:
+    """Some rows of what feeds an aggregate; `taken`: their numbers for Arrow."""
+    if column is None:
+        return None
+    if isinstance(column, tuple):
+        return tuple(_taken(each, rows, taken) for each in column)
+    return column.take(taken if isinstance(column, pa.Array) else rows)
 
 
 def _joined(pieces: Sequence[list[pa.Array]]) -> list[pa.Array]:

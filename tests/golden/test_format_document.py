@@ -171,7 +171,12 @@ SCALAR_TEXTS = {value_type.text for value_type in SCALARS.values()}
 @pytest.mark.parametrize("kind", [pa.int32(), pa.float32(), pa.decimal128(12, 2)])
 def test_the_columns_of_aggregates_are_as_described(kind: pa.DataType) -> None:
     described = {(text, *code(row[1])) for row in table_after("| aggregate | columns") for text in code(row[0])}
-    assert described == {("count", "out"), ("sum", "out"), ("min", "out"), ("max", "out"), ("mean", "out.sum", "out.count")}
+    assert described == {
+        ("count", "out"), ("sum", "out"), ("min", "out"), ("max", "out"), ("mean", "out.sum", "out.count"),
+        ("first", "out", "out.time"), ("last", "out", "out.time"), ("arg_max", "out", "out.by", "out.time"),
+        ("arg_min", "out", "out.by", "out.time"), ("count_distinct", "out"),
+        ("stddev", "out.count", "out.first", "out.sum", "out.squares"),
+    }  # fmt: skip
     for function in ("count", "sum", "min", "max", "mean"):
         aggregate = ColumnAggregate(function, "x", "out", kind)
         wanted = ["out.sum", "out.count"] if function == "mean" else ["out"]
@@ -180,6 +185,31 @@ def test_the_columns_of_aggregates_are_as_described(kind: pa.DataType) -> None:
         assert [part.nullable for part in parts_of(aggregate)] == [nullable] * len(wanted)
         descriptor = ColumnarStateDescriptor("s", (aggregate,))
         assert value_type_text(descriptor) == f"columnar<out={function}({kind})>"
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "columns"),
+    [
+        ("first", "string", {"out": "string", "out.time": "int64"}),
+        ("last", "double", {"out": "double", "out.time": "int64"}),
+        ("arg_max", "string;int64", {"out": "string", "out.by": "int64", "out.time": "int64"}),
+        ("arg_min", "string;int64", {"out": "string", "out.by": "int64", "out.time": "int64"}),
+        ("count_distinct", "string", {"out": "list<item: string>"}),
+        ("stddev", "int64", {"out.count": "int64", "out.first": "double", "out.sum": "double", "out.squares": "double"}),
+        ("max", "string", {"out": "string"}),
+        ("min", "date32[day]", {"out": "date32[day]"}),
+        ("max", "bool", {"out": "bool"}),
+    ],
+)
+def test_the_columns_of_further_accumulators_are_as_described(function: str, text: str, columns: dict[str, str]) -> None:
+    source, by = {"date32[day]": pa.date32()}.get(text), None
+    if source is None:
+        source, by = (pa.type_for_alias(each) if each else None for each in (*text.split(";"), "")[:2])
+    aggregate = ColumnAggregate(function, "x", "out", source, by="y" if by is not None else None, by_type=by)
+    assert {part.name: str(part.arrow_type) for part in parts_of(aggregate)} == columns
+    assert value_type_text(ColumnarStateDescriptor("s", (aggregate,))) == f"columnar<out={function}({text})>"
+    described = next(row for row in table_after("### Columnar state") if function in code(row[0]))
+    assert {name for name in columns if f"`{name}`" not in described[1]} == set()
 
 
 def test_the_bound_on_deltas_is_as_described() -> None:

@@ -1,0 +1,301 @@
+"""Sliding windows against a plain model and against DuckDB, with slices, barriers, crashes and rescaling in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.operators.functions.aggregates import (
+    Aggregate,
+    arg_max,
+    columnar_descriptor,
+    count,
+    count_distinct,
+    first,
+    last,
+    max,
+    mean,
+    min,
+    stddev,
+    sum,
+)
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import key_selector
+from holdfast.operators.functions.sliding import SlidingWindowOperator
+from holdfast.operators.functions.time import PANES_MAX, Sliding
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
+from holdfast.statebackends.keygroups import subtask_of_key_group
+from tests.examples import examples
+from tests.operators.harness import HarnessSnapshot, OperatorHarness
+
+ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
+Row = tuple[str, int, int | None]
+"""Key, event time, value."""
+AGGREGATES: dict[str, Aggregate] = {"n": count(), "total": sum("v"), "different": count_distinct("v")}
+
+
+def operator(
+    windows: Sliding, aggregates: dict[str, Aggregate] | None = None, rows_per_slice_max: int = 8192
+) -> SlidingWindowOperator:
+    descriptor = columnar_descriptor("windows", aggregates or AGGREGATES, ROWS, (), "op")
+    made = SlidingWindowOperator(windows, descriptor, key_selector("k", None, ROWS, "op"), ROWS)
+    made.rows_per_slice_max = rows_per_slice_max
+    return made
+
+
+def columns(rows: list[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"k": key, "v": value} for key, _, value in rows], schema=ROWS.schema)
+
+
+def batch(rows: list[Row]) -> Batch:
+    return Batch(columns=columns(rows), timestamps=np.array([at for _, at, _ in rows], np.int64))
+
+
+def shown(harness: OperatorHarness) -> list[tuple[Any, ...]]:
+    """(key, window start in ms, results ...) of each row."""
+    return [
+        (row["k"], round(row["window_start"].timestamp() * 1000), *list(row.values())[3:]) for row in harness.output.rows()
+    ]
+
+
+def feed(harness: OperatorHarness, *rows: Row) -> None:
+    harness.operator.process_batch(batch(list(rows)), 0)
+
+
+def test_each_window_that_holds_a_record_fires_at_its_last_millisecond() -> None:
+    with OperatorHarness(operator(Sliding(10, 5)), key_type="utf8") as harness:
+        feed(harness, ("a", 7, 1), ("b", 2, 2))
+        harness.watermark(3)
+        assert harness.output.elements == []
+        harness.watermark(4)
+        assert shown(harness) == [("b", -5, 1, 2, 1)]
+        harness.watermark(9)
+        assert sorted(shown(harness)[1:]) == [("a", 0, 1, 1, 1), ("b", 0, 1, 2, 1)]
+        harness.watermark(MAX_WATERMARK)
+        assert shown(harness)[3:] == [("a", 5, 1, 1, 1)]
+        assert harness.output.timestamps() == [4, 9, 9, 14]
+        assert harness.output.batches[0].columns().schema == harness.operator.output_type.schema
+        row = harness.output.rows()[0]
+        assert (row["window_end"] - row["window_start"]).total_seconds() == 0.01
+
+
+def test_a_record_enters_those_of_its_windows_that_have_not_fired_and_is_late_when_all_have() -> None:
+    with OperatorHarness(operator(Sliding(10, 5)), key_type="utf8") as harness:
+        feed(harness, ("a", 7, 1))
+        harness.watermark(9)
+        feed(harness, ("a", 6, 10))
+        feed(harness, ("a", 4, 100))
+        assert harness.context.counters.late_dropped == 1, "windows -5 and 0 have fired"
+        assert harness.context.counters.late_ms_max == 5
+        harness.watermark(100)
+        assert shown(harness) == [("a", 0, 1, 1, 1), ("a", 5, 2, 11, 2)]
+
+
+def test_records_between_windows_are_in_none_and_not_late() -> None:
+    with OperatorHarness(operator(Sliding(4, 10, offset=3)), key_type="utf8") as harness:
+        feed(harness, ("a", 2, 1), ("a", 3, 2), ("a", 6, 3), ("a", 7, 4), ("a", -7, 5))
+        harness.watermark(100)
+        assert shown(harness) == [("a", -7, 1, 5, 1), ("a", 3, 2, 5, 2)]
+        assert harness.context.counters.late_dropped == 0
+        feed(harness, ("a", 8, 1), ("a", 6, 3))
+        assert harness.context.counters.late_dropped == 1
+
+
+def test_what_sliding_windows_refuse() -> None:
+    for size, slide, text in [
+        (0, 5, "size of a window must be at least 1 ms"),
+        (5, 0, "slide of a window must be at least 1 ms"),
+        (5, -5, "slide of a window must be at least 1 ms"),
+        (PANES_MAX + 1, 1, f"it may have {PANES_MAX}"),
+    ]:
+        with pytest.raises(InvalidConfigError, match=text):
+            Sliding(size, slide)
+    assert repr(Sliding(seconds=1, slide=500, offset=700)) == "Sliding(1000 ms by 500 ms, offset 200 ms)"
+    with pytest.raises(GraphError, match=r"operator 'window': .*more than one column named n\.time"):
+        operator(Sliding(10, 5), {"n": count(), "n.time": count()})
+    with OperatorHarness(operator(Sliding(10, 5)), key_type="utf8") as harness, pytest.raises(InvalidTimestampError, match="'op'"):
+        harness.process(columns([("a", 1, 1)]))
+
+
+# ------------------------------------------------------------------------------------------------- crashes, against a model
+
+
+class Fleet:
+    """All subtasks of the operator."""
+
+    def __init__(
+        self, windows: Sliding, parallelism: int, slice_rows: int, snapshots: list[HarnessSnapshot] | None = None
+    ) -> None:
+        self.subtasks = [
+            OperatorHarness.restored(
+                operator(windows, rows_per_slice_max=slice_rows),
+                snapshots or [],
+                parallelism=parallelism,
+                subtask=subtask,
+                key_type="utf8",
+                max_parallelism=8,
+            ).open()
+            for subtask in range(parallelism)
+        ]
+
+    def process(self, rows: list[Row]) -> None:
+        all_rows = batch(rows)
+        groups = self.subtasks[0].operator.selector.keys(all_rows, max_parallelism=8, operator="op").key_groups
+        owners = np.array([subtask_of_key_group(group, 8, len(self.subtasks)) for group in groups.tolist()])
+        for subtask, harness in enumerate(self.subtasks):
+            part = all_rows.filter(owners == subtask)
+            if part.num_rows:
+                harness.operator.process_batch(part, 0)
+
+    def output(self) -> Counter[Any]:
+        return Counter(row for harness in self.subtasks for row in shown(harness))
+
+    def clear(self) -> None:
+        for harness in self.subtasks:
+            harness.output.clear()
+
+    def close(self) -> None:
+        for harness in self.subtasks:
+            harness.close()
+
+
+class Model:
+    """What a run without failures gives."""
+
+    def __init__(self, windows: Sliding) -> None:
+        self.windows = windows
+        self.watermark = -(10**6)
+        self.rows: dict[tuple[str, int], list[int | None]] = {}
+
+    def process(self, rows: list[Row]) -> None:
+        size, slide, offset = self.windows.size_ms, self.windows.slide_ms, self.windows.offset_ms
+        for key, at, value in rows:
+            start = at - (at - offset) % slide
+            while start > at - size:
+                if start + size - 1 > self.watermark:
+                    self.rows.setdefault((key, start), []).append(value)
+                start -= slide
+
+    def output(self) -> Counter[Any]:
+        found: Counter[Any] = Counter()
+        for (key, start), values in self.rows.items():
+            there = [value for value in values if value is not None]
+            found[key, start, len(values), int(np.sum(there)) if there else None, len(set(there))] += 1
+        return found
+
+
+WINDOWS = st.sampled_from([(10, 5, 0), (10, 10, 3), (10, 4, 1), (7, 3, 0), (12, 2, 1), (3, 5, 2), (9, 6, 0)])
+RECORDS = st.lists(
+    st.tuples(st.sampled_from("abcdefgh"), st.integers(-15, 40), st.none() | st.integers(-3, 3)), min_size=1, max_size=12
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("records"), RECORDS),
+        st.tuples(st.just("watermark"), st.integers(-20, 60)),
+        st.tuples(st.just("crash"), st.integers(1, 3)),
+        st.tuples(st.just("barrier"), st.integers(0, 6), st.integers(-20, 60)),
+    ),
+    max_size=14,
+)
+
+
+@example(
+    steps=[("records", [("a", 0, 0), ("b", 1, 1)]), ("barrier", 1, 9), ("records", [("a", 6, 5)]), ("crash", 3)],
+    slice_rows=1,
+    shape=(10, 5, 0),
+)
+@settings(max_examples=examples(200), deadline=None)
+@given(steps=STEPS, slice_rows=st.integers(1, 4), shape=WINDOWS)
+def test_every_window_is_emitted_once_whatever_happens(steps: list[Any], slice_rows: int, shape: tuple[int, int, int]) -> None:
+    """`barrier` takes a snapshot in the middle of a firing: after so many slices on each subtask. A crash throws away what
+    was emitted since the last barrier, and starts again behind it, at another parallelism."""
+    windows = Sliding(shape[0], shape[1], offset=shape[2])
+    model, fleet = Model(windows), Fleet(windows, 2, slice_rows)
+    committed: Counter[Any] = Counter()
+    kept: tuple[int, list[HarnessSnapshot]] = (0, [harness.snapshot() for harness in fleet.subtasks])
+    seen = position = 0
+    crashes = Counter(index for index, step in enumerate(steps) if step[0] == "crash")
+    while position < len(steps):
+        step = steps[position]
+        position += 1
+        if step[0] == "records":
+            fleet.process(step[1])
+        elif step[0] == "crash" and crashes[position - 1]:
+            crashes[position - 1] = 0
+            fleet.close()
+            fleet = Fleet(windows, step[1], slice_rows, kept[1])
+            position = kept[0]
+            continue
+        elif step[0] != "crash":
+            running = [harness.watermark_slices(step[-1]) for harness in fleet.subtasks]
+            for index, slices in enumerate(running):
+                for _ in range(step[1] + index if step[0] == "barrier" else 0):
+                    next(slices, None)
+            if step[0] == "barrier":
+                kept = (position, [harness.snapshot() for harness in fleet.subtasks])
+                committed += fleet.output()
+                fleet.clear()
+            for slices in running:
+                for _ in slices:
+                    pass
+        if position > seen:
+            seen = position
+            if step[0] == "records":
+                model.process(step[1])
+            elif step[0] != "crash":
+                model.watermark = np.maximum(model.watermark, step[-1])
+    for harness in fleet.subtasks:
+        harness.watermark(MAX_WATERMARK)
+    assert committed + fleet.output() == model.output()
+    fleet.close()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(rows=st.lists(RECORDS, min_size=1, max_size=6), shape=WINDOWS, batch_rows=st.sampled_from([1, 7, 65_536]))
+def test_all_aggregates_over_sliding_windows_are_those_of_sql(
+    rows: list[list[Row]], shape: tuple[int, int, int], batch_rows: int
+) -> None:
+    size, slide, offset = shape
+    everything = sorted((row for some in rows for row in some), key=lambda row: row[1])
+    aggregates = {
+        "n": count(), "total": sum("v"), "least": min("v"), "most": max("v"), "different": count_distinct("v"),
+        "early": first("v"), "late": last("v"), "best": arg_max("k", "v"), "average": mean("v"), "spread": stddev("v"),
+    }  # fmt: skip
+    with OperatorHarness(operator(Sliding(size, slide, offset=offset), aggregates), key_type="utf8") as harness:
+        for start in range(0, len(everything), batch_rows):
+            some = everything[start : start + batch_rows]
+            feed(harness, *some)
+            harness.watermark(some[-1][1] - 1)  # equal times follow
+        harness.watermark(MAX_WATERMARK)
+        found = {row[:2]: row[2:] for row in shown(harness)}
+        assert len(found) == len(shown(harness))
+    table = pa.table(
+        {
+            "k": [row[0] for row in everything],
+            "t": pa.array([row[1] for row in everything], pa.int64()),
+            "v": pa.array([row[2] for row in everything], pa.int64()),
+            "i": pa.array(range(len(everything)), pa.int64()),
+        }
+    )
+    with duckdb.connect() as connection:
+        connection.register("records", table)
+        expected = connection.sql(
+            f"""SELECT k, s, count(*), sum(v), min(v), max(v), count(DISTINCT v),
+            first(v ORDER BY t, i) FILTER (WHERE v IS NOT NULL), first(v ORDER BY t DESC, i DESC) FILTER (WHERE v IS NOT NULL),
+            first(k ORDER BY v DESC, t, i) FILTER (WHERE v IS NOT NULL), avg(v), stddev_samp(v)
+            FROM records, (SELECT range * {slide} + {offset} AS s FROM range(-40, 60)) WHERE s <= t AND t < s + {size}
+            GROUP BY k, s"""
+        ).fetchall()
+    assert found.keys() == {row[:2] for row in expected}
+    for row in expected:
+        assert found[row[:2]][:-2] == row[2:-2]
+        for ours, theirs in zip(found[row[:2]][-2:], row[-2:], strict=True):
+            assert ours == (None if theirs is None else pytest.approx(theirs))
