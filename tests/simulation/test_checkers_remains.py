@@ -288,6 +288,7 @@ def subtask(watermark_ms: int = 0, **parts: Any) -> Any:
         key=key,
         attempt=1,
         _input=SimpleNamespace(watermark_ms=watermark_ms),
+        chain=SimpleNamespace(nodes=()),
         mailbox=parts.get("mailbox", []),
         _checkpoints=SimpleNamespace(_aborted=parts.get("aborted", [])),
     )

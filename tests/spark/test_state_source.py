@@ -123,7 +123,7 @@ def test_what_cant_be_read_is_named(registered: SparkSession, tmp_path: Path) ->
 
     fails(tmp_path / "none", "count", "NotFoundError: .*none holds no snapshot")
     fails(source.location, "cuont", "NotFoundError: operator 'totals' has no state 'cuont'; it has: ")
-    fails(source.location, "count", "InvalidConfigError: .*option 'colour' is not known", colour="red")
+    fails(source.location, "count", "InvalidConfigError: .*option 'colour' is unknown", colour="red")
     fails(source.location, "count", "InvalidConfigError: .*no column 'colour'", columns="key,colour")
     fails(source.location, "count", "InvalidConfigError: .*'9:3' is not a range", key_groups="9:3")
     fails(source.location, "count", "InvalidConfigError: .*is not a number of at most 9 digits", partitions="9" * 5000)
