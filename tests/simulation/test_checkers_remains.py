@@ -18,6 +18,7 @@ from holdfast.barriers.messages import (
     CheckpointKind,
     Heartbeat,
     SubtaskMetrics,
+    TaskState,
 )
 from holdfast.chaos.checkers.liveness import CHECKPOINT_MS_MAX, END_MS_MAX
 from holdfast.chaos.checkers.observations import Answered, Lifecycle, PhaseBegan, Requested, Stored
@@ -289,6 +290,7 @@ def subtask(watermark_ms: int = 0, **parts: Any) -> Any:
         attempt=1,
         _input=SimpleNamespace(watermark_ms=watermark_ms),
         chain=SimpleNamespace(nodes=()),
+        state=TaskState.CREATED,
         mailbox=parts.get("mailbox", []),
         _checkpoints=SimpleNamespace(_aborted=parts.get("aborted", [])),
     )
