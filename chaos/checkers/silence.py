@@ -71,7 +71,7 @@ class SilenceChecker(Checker):
         key = (process, subtask.attempt, subtask.key.vertex, subtask.key.subtask, node.uid)
         watched = self._measure(key, subtask, node)
         timeout_s = timeout_ms / 1000
-        since_step_s = watched.looked_s - subtask._times.last_end_s
+        since_step_s = max(0.0, watched.looked_s - subtask._times.last_end_s)
         if node.idle and watched.silent_max_s + ROUNDING_S < timeout_s:
             seen = f"{watched.silent_max_s * 1000:.0f} ms in which it could read"
             self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is idle after {seen}, before its {timeout_ms} ms")
@@ -91,7 +91,8 @@ class SilenceChecker(Checker):
         if records != watched.records:
             watched.silent_min_s, watched.silent_max_s = 0.0, gap_s
         else:
-            free = not held and not watched.was_held and subtask._times.backpressured_s == watched.backpressured_s
+            stepped = subtask._times.last_end_s <= now_s  # a long step that is under way ends ahead of the clock
+            free = stepped and not held and not watched.was_held and subtask._times.backpressured_s == watched.backpressured_s
             watched.silent_min_s += gap_s if free else 0.0
             watched.silent_max_s += 0.0 if held and watched.was_held else gap_s
         watched.looked_s, watched.records, watched.was_held = now_s, records, held
