@@ -53,11 +53,32 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.connected import KeyedCoProcessFunction as KeyedCoProcessFunction
     from holdfast.operators.functions.context import FunctionContext as FunctionContext
     from holdfast.operators.functions.context import RichFunction as RichFunction
+    from holdfast.operators.functions.evictors import CountEvictor as CountEvictor
+    from holdfast.operators.functions.evictors import DeltaEvictor as DeltaEvictor
+    from holdfast.operators.functions.evictors import Evictor as Evictor
+    from holdfast.operators.functions.evictors import TimeEvictor as TimeEvictor
+    from holdfast.operators.functions.evictors import TimestampedValue as TimestampedValue
     from holdfast.operators.functions.process import Collector as Collector
     from holdfast.operators.functions.process import ProcessContext as ProcessContext
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
+    from holdfast.operators.functions.row_window import ProcessWindowFunction as ProcessWindowFunction
+    from holdfast.operators.functions.row_window import WindowContext as WindowContext
     from holdfast.operators.functions.side_outputs import OutputTag as OutputTag
+    from holdfast.operators.functions.time import Global as Global
+    from holdfast.operators.functions.time import Session as Session
+    from holdfast.operators.functions.time import Sliding as Sliding
     from holdfast.operators.functions.time import Tumbling as Tumbling
+    from holdfast.operators.functions.time_windows import TimeWindow as TimeWindow
+    from holdfast.operators.functions.triggers import ContinuousEventTimeTrigger as ContinuousEventTimeTrigger
+    from holdfast.operators.functions.triggers import ContinuousProcessingTimeTrigger as ContinuousProcessingTimeTrigger
+    from holdfast.operators.functions.triggers import CountTrigger as CountTrigger
+    from holdfast.operators.functions.triggers import DeltaTrigger as DeltaTrigger
+    from holdfast.operators.functions.triggers import EventTimeTrigger as EventTimeTrigger
+    from holdfast.operators.functions.triggers import ProcessingTimeTrigger as ProcessingTimeTrigger
+    from holdfast.operators.functions.triggers import PurgingTrigger as PurgingTrigger
+    from holdfast.operators.functions.triggers import Trigger as Trigger
+    from holdfast.operators.functions.triggers import TriggerContext as TriggerContext
+    from holdfast.operators.functions.triggers import TriggerResult as TriggerResult
     from holdfast.operators.functions.watermarks import WatermarkGenerator as WatermarkGenerator
     from holdfast.operators.functions.watermarks import WatermarkOutput as WatermarkOutput
     from holdfast.operators.functions.watermarks import WatermarkStrategy as WatermarkStrategy
@@ -174,9 +195,24 @@ _EXPORTS = {
     ),
     "holdfast.operators.functions.connected": ("CoProcessFunction", "KeyedCoProcessFunction"),
     "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
+    "holdfast.operators.functions.evictors": ("CountEvictor", "DeltaEvictor", "Evictor", "TimeEvictor", "TimestampedValue"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
+    "holdfast.operators.functions.row_window": ("ProcessWindowFunction", "WindowContext"),
     "holdfast.operators.functions.side_outputs": ("OutputTag",),
-    "holdfast.operators.functions.time": ("Tumbling",),
+    "holdfast.operators.functions.time": ("Global", "Session", "Sliding", "Tumbling"),
+    "holdfast.operators.functions.time_windows": ("TimeWindow",),
+    "holdfast.operators.functions.triggers": (
+        "ContinuousEventTimeTrigger",
+        "ContinuousProcessingTimeTrigger",
+        "CountTrigger",
+        "DeltaTrigger",
+        "EventTimeTrigger",
+        "ProcessingTimeTrigger",
+        "PurgingTrigger",
+        "Trigger",
+        "TriggerContext",
+        "TriggerResult",
+    ),
     "holdfast.operators.functions.watermarks": ("WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy"),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
