@@ -1,8 +1,8 @@
 """CORE: the sessions of one key, and what a record does to them. Source: Flink, MergingWindowSet.
 
-A session has two numbers that name where its state is: `contents` stays while the session grows, so that its records are not moved;
-`trigger` changes with each merge, so that the state of the old windows can be read, and cleared, beside that of the new one. Numbers
-are the lowest that are free among the key's sessions: a job has as few namespaces as one key has sessions at a time, not one for each."""
+A session has two numbers that name where its state is: `contents` stays while the session grows, so that its records are not
+moved; `trigger` changes with each merge, so that the state of the old windows can be read, and cleared, beside that of the new one.
+Numbers are the lowest that are free among the key's sessions: there are as few namespaces as one key has sessions at a time."""
 
 from __future__ import annotations
 

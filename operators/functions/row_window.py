@@ -209,6 +209,7 @@ class WindowOperator(KeyedFunctionOperator):
     """Runs a ProcessWindowFunction, or `reduce` or `aggregate`, on the windows of a keyed stream."""
 
     function: ProcessWindowFunction
+    _context: WindowContext
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ def check_window_function(function: Any, *, merges: bool) -> None:
         raise GraphError(f"operator 'window': {name} defines on_timer, but timers of a window are its trigger's", operator="window")
     if merges and function.window_states:
         raise GraphError(
-            f"operator 'window': {name} declares window_states, which can't be kept for sessions, since these are merged: use states",
+            f"operator 'window': {name} declares window_states, which sessions, being merged, can't have: use states",
             operator="window",
         )
     if any(isinstance(state, ColumnarStateDescriptor) for state in function.window_states):
@@ -79,8 +79,8 @@ def stored_row_type(rows: RowType, given: Any, operator: str) -> Any:
         return rows.record
     if rows.schema is None:
         raise GraphError(
-            f"operator {operator!r} keeps rows in its state, but the rows that reach it have no declared columns: give the function "
-            "before it returns=, or give row_type=",
+            f"operator {operator!r} keeps rows in its state, but the rows that reach it have no declared columns: give the "
+            "function before it returns=, or give row_type=",
             operator=operator,
         )
     stored = pa.struct(list(rows.schema))

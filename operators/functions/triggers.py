@@ -174,7 +174,7 @@ class Trigger:
         raise InvariantError(f"{type(self).__name__} defines no on_element, which building the graph refuses")
 
     def on_event_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """An event-time timer of the window is due: one of the trigger's own, or the operator's when the state of the window goes."""
+        """An event-time timer of the window is due: one that the trigger has set, or the one at which its state goes."""
         return CONTINUE
 
     def on_processing_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
@@ -282,16 +282,20 @@ class _ContinuousTrigger(Trigger):
         self.interval_ms = _at_least_one(duration_ms(interval, "the interval of a trigger"), "interval of a trigger, ms,")
 
     def _set_next(self, now_ms: int, window: TimeWindow, ctx: TriggerContext, register: Callable[[int], None]) -> None:
-        next_ms = min(now_ms - now_ms % self.interval_ms + self.interval_ms, window.end - 1)
-        ctx.state(self.next_state).add(next_ms)
-        register(next_ms)
+        ctx.state(self.next_state).add(now_ms - now_ms % self.interval_ms + self.interval_ms)
+        self._register_next(window, ctx, register)
+
+    def _register_next(self, window: TimeWindow, ctx: TriggerContext, register: Callable[[int], None]) -> None:
+        """Unless the window ends before: it may grow, and then it is done again."""
+        next_ms = ctx.state(self.next_state).get()
+        if next_ms is not None and next_ms < window.end - 1:
+            register(next_ms)
 
     def _fired(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext, register: Callable[[int], None]) -> TriggerResult:
         state = ctx.state(self.next_state)
         if state.get() == timestamp_ms:
             state.clear()
-            if timestamp_ms < window.end - 1:
-                self._set_next(timestamp_ms, window, ctx, register)
+            self._set_next(timestamp_ms, window, ctx, register)
             return FIRE
         return FIRE if timestamp_ms == window.end - 1 else CONTINUE
 
@@ -319,8 +323,7 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger):
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         ctx.merge_state(self.next_state)
-        if (next_ms := ctx.state(self.next_state).get()) is not None:
-            ctx.register_event_time_timer(next_ms)
+        self._register_next(window, ctx, ctx.register_event_time_timer)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         self._cleared(window, ctx, ctx.delete_event_time_timer)
@@ -339,8 +342,7 @@ class ContinuousProcessingTimeTrigger(_ContinuousTrigger):
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         ctx.merge_state(self.next_state)
-        if (next_ms := ctx.state(self.next_state).get()) is not None:
-            ctx.register_processing_time_timer(next_ms)
+        self._register_next(window, ctx, ctx.register_processing_time_timer)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         self._cleared(window, ctx, ctx.delete_processing_time_timer)
