@@ -32,7 +32,7 @@ from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import SideOutputs
 from holdfast.operators.functions.time import Global, Session, WindowAssigner
 from holdfast.operators.functions.time_windows import GLOBAL_WINDOW, TimeWindow, cleanup_time, slide_of, window_of
-from holdfast.operators.functions.triggers import NamespacedStates, Trigger, TriggerContext, merge_states
+from holdfast.operators.functions.triggers import EventTimeTrigger, NamespacedStates, Trigger, TriggerContext, merge_states
 from holdfast.operators.task.user_failures import Described
 from holdfast.statebackends.errors import InvalidTimestampError, InvariantError, UndeclaredStateError
 from holdfast.statebackends.state import (
@@ -241,6 +241,8 @@ class WindowOperator(KeyedFunctionOperator):
         self._panes: dict[int, _Pane] = {}
         self._is_event_time = self.settings.assigner.is_event_time
         self._is_global = isinstance(self.settings.assigner, Global)
+        self._is_plain = self._is_event_time and type(self.settings.trigger) is EventTimeTrigger and not self.settings.lateness_ms
+        """A window fires once, at its end, and is gone: one timer is all that its trigger and its state need."""
 
     # -------------------------------------------------------------------------------------------------------- state
 
@@ -249,6 +251,7 @@ class WindowOperator(KeyedFunctionOperator):
 
     def open(self) -> None:
         self._window_states = NamespacedStates(self.context.keyed_state)
+        self._timers_at_hand = self._timers()
         self._trigger_context = TriggerContext(
             self.context.uid, tuple(self.settings.trigger.states), self._window_states, self._timers(), self._reached.current
         )
@@ -397,6 +400,12 @@ class WindowOperator(KeyedFunctionOperator):
         if not merged:
             return
         context = self._trigger_context
+        if self._is_plain:
+            for session in merged:
+                self._timers_at_hand.delete_event_time_timer(session.end - 1, session.window.namespace)
+            for session in merged[1:]:
+                merge_states(self.contents_state, self._session_pane(session).contents, pane.contents)
+            return
         old = [self._session_pane(session) for session in merged]
         context.enter(pane.namespace, pane.trigger_namespace, [one.trigger_namespace for one in old])
         self.settings.trigger.on_merge(pane.window, context)
@@ -408,6 +417,9 @@ class WindowOperator(KeyedFunctionOperator):
 
     def _add(self, pane: _Pane, row: Any, stamp: int | None) -> None:
         pane.contents.add(row if self.settings.evictor is None else self.contents.stamped(stamp, row))
+        if self._is_plain:
+            self._timers_at_hand.register_event_time_timer(pane.cleanup_ms, pane.namespace)
+            return
         context = self._trigger_context
         context.enter(pane.namespace, pane.trigger_namespace)
         result = self.settings.trigger.on_element(row, stamp, pane.window, context)

@@ -1,8 +1,8 @@
 """Scenario groups U (windows of row functions) and V (triggers, evictors), as data.
 
 Input: `a5` a record of key a at time 5; `w9` a watermark; `p20` the wall clock; `end` the maximum watermark and the end of input.
-Output: `a[0,10)2@9` the window [0, 10) of key a fired with two records, and the result has time 9; `a*2@9` a global window. Times of
-records that the function saw can be given instead of their number: `a[0,10)=1,5@9`. Late: what came out of the late output."""
+Output: `a[0,10)2@9` the window [0, 10) of key a fired with two records, and the result has time 9; `a*2@9` a global window.
+`a[0,10)=1,5@9` gives the times of the records that the function saw. Late: what came out of the late output."""
 
 from __future__ import annotations
 

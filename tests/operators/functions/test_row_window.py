@@ -258,7 +258,7 @@ def test_rows_of_undeclared_type_need_one_to_be_kept() -> None:
 
 def test_a_gap_that_is_none_fails_with_operator_and_record() -> None:
     tested = operator_of(lambda stream: stream.key_by("key").window(hf.Session(_bad_gap)).process(Seen()))
-    with harness_of(tested) as harness, pytest.raises(UserFunctionError, match="operator 'op'.*gap of a session.*at least 1"):
+    with harness_of(tested) as harness, pytest.raises(UserFunctionError, match=r"operator 'op'.*gap of a session.*at least 1"):
         take(harness, batched("a1", 1))
 
 
