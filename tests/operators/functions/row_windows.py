@@ -94,8 +94,8 @@ def take(harness: OperatorHarness, steps: list[list[str]]) -> None:
         if len(step) == 1:
             feed(harness, step[0])
         else:
-            rows = [{"key": token[0], "at": int(token[1:])} for token in step]
-            harness.process(rows, [row["at"] for row in rows], SCHEMA)
+            ats = [int(token[1:]) for token in step]
+            harness.process([{"key": token[0], "at": at} for token, at in zip(step, ats, strict=True)], ats, SCHEMA)
 
 
 def harness_of(operator: WindowOperator, snapshots: Any = None, **settings: Any) -> OperatorHarness:
@@ -112,3 +112,13 @@ def results(harness: OperatorHarness) -> tuple[list[tuple[dict[str, Any], int | 
     """(rows with their times, late records)."""
     late = [f"{row['key']}{row['at']}" for batch in harness.output.sides["late"] for row in batch.rows()]
     return list(zip(harness.output.rows(), harness.output.timestamps(), strict=True)), late
+
+
+def stored_namespaces(harness: OperatorHarness, state: str) -> list[bytes]:
+    """Namespaces that the backend has a table for."""
+    backend: Any = harness.context.keyed_state
+    return [namespace for name, namespace in backend._state_tables if name == state]
+
+
+def timers_of(harness: OperatorHarness) -> Any:
+    return harness.context.timers

@@ -17,7 +17,9 @@ from tests.operators.functions.row_windows import (
     harness_of,
     operator_of,
     results,
+    stored_namespaces,
     take,
+    timers_of,
     windowed,
 )
 from tests.scenarios.windows import TRIGGERS, WINDOWS, Case
@@ -60,13 +62,13 @@ def test_no_state_is_left_of_windows_that_are_gone(case: Case) -> None:
     with harness_of(made(case)) as harness:
         take(harness, batched(f"{case.input} end", 65_536))
         left = {
-            state.name: list(harness.context.keyed_state.keys(state.name, namespace))
+            (state.name, namespace): list(harness.context.keyed_state.keys(state.name, namespace))
             for state in harness.operator.declared_states()
             if state.kind != "operator_union"
-            for namespace in {space for name, space in harness._keyed._state_tables if name == state.name}
+            for namespace in stored_namespaces(harness, state.name)
         }
-        assert {name: keys for name, keys in left.items() if keys} == {}
-        assert (len(harness.context.timers.event), len(harness.context.timers.processing)) == (0, 0)
+        assert {place: keys for place, keys in left.items() if keys} == {}
+        assert (len(timers_of(harness).event), len(timers_of(harness).processing)) == (0, 0)
 
 
 def test_a_late_record_without_a_late_output_is_counted() -> None:
@@ -80,7 +82,7 @@ def test_a_late_record_without_a_late_output_is_counted() -> None:
 def test_what_was_due_at_the_cut_fires_before_the_first_record_behind_it() -> None:
     case = Case("", hf.Tumbling(10), "", "", lateness=100)
     with harness_of(made(case)) as first:
-        first.context.timers._fired_per_slice_max = 1
+        timers_of(first)._fired_per_slice_max = 1
         take(first, batched("a1 b1 c1", 7))
         next(first.watermark_slices(9))
         snapshot = first.snapshot()
@@ -164,7 +166,7 @@ def test_state_of_a_window_goes_with_it_and_that_of_the_key_stays() -> None:
     with harness_of(tested) as harness:
         take(harness, batched("a1 w9 a2 a11 w19", 1))
         assert harness.output.rows() == [(0, 1, 1), (0, 2, 2), (10, 1, 3)]
-        namespaces = [space for name, space in harness._keyed._state_tables if name == "here"]
+        namespaces = stored_namespaces(harness, "here")
         assert [len(list(harness.context.keyed_state.keys("here", space))) for space in namespaces] == [0, 1]
 
 
@@ -214,7 +216,7 @@ REFUSED: dict[str, Any] = {
     "size": lambda keyed: keyed.window(hf.Tumbling(0)),
     "slide": lambda keyed: keyed.window(hf.Sliding(10, slide=0)),
     "gap": lambda keyed: keyed.window(hf.Session(-1)),
-    "time": lambda keyed: keyed.window(hf.Tumbling(10, time="ingestion")),
+    "time": lambda keyed: keyed.window(hf.Tumbling(10, time="ingestion")),  # type: ignore[arg-type]
     "lateness": lambda keyed: keyed.window(hf.Tumbling(10)).allowed_lateness(-1),
     "count": lambda keyed: keyed.count_window(0),
     "window": lambda keyed: keyed.window("10 s"),

@@ -54,8 +54,8 @@ class Model:
             case "sliding":
                 return [(start, start + SIZE) for start in range(at - SIZE + 1, at + 1) if start % SLIDE == 0]
         start, end = at, at + GAP
-        while touching := [w for w in self.open if w[0] == key and w[1] <= end and w[2] >= start and not start <= w[1] <= w[2] <= end]:
-            start, end = min(start, touching[0][1]), max(end, touching[0][2])
+        while beyond := [w for w in self.open if w[0] == key and w[1] <= end and w[2] >= start and (w[1] < start or w[2] > end)]:
+            start, end = min(start, beyond[0][1]), max(end, beyond[0][2])
         return [(start, end)]
 
     def _merge(self, key: str, start: int, end: int) -> None:
