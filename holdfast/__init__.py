@@ -59,15 +59,35 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.connected import KeyedCoProcessFunction as KeyedCoProcessFunction
     from holdfast.operators.functions.context import FunctionContext as FunctionContext
     from holdfast.operators.functions.context import RichFunction as RichFunction
+    from holdfast.operators.functions.event_time.watermarks import WatermarkGenerator as WatermarkGenerator
+    from holdfast.operators.functions.event_time.watermarks import WatermarkOutput as WatermarkOutput
+    from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy as WatermarkStrategy
     from holdfast.operators.functions.process import Collector as Collector
     from holdfast.operators.functions.process import ProcessContext as ProcessContext
     from holdfast.operators.functions.process import ProcessFunction as ProcessFunction
     from holdfast.operators.functions.side_outputs import OutputTag as OutputTag
-    from holdfast.operators.functions.time import Sliding as Sliding
-    from holdfast.operators.functions.time import Tumbling as Tumbling
-    from holdfast.operators.functions.watermarks import WatermarkGenerator as WatermarkGenerator
-    from holdfast.operators.functions.watermarks import WatermarkOutput as WatermarkOutput
-    from holdfast.operators.functions.watermarks import WatermarkStrategy as WatermarkStrategy
+    from holdfast.operators.functions.windows.assigners import Global as Global
+    from holdfast.operators.functions.windows.assigners import Session as Session
+    from holdfast.operators.functions.windows.assigners import Sliding as Sliding
+    from holdfast.operators.functions.windows.assigners import Tumbling as Tumbling
+    from holdfast.operators.functions.windows.bounds import TimeWindow as TimeWindow
+    from holdfast.operators.functions.windows.evictors import CountEvictor as CountEvictor
+    from holdfast.operators.functions.windows.evictors import DeltaEvictor as DeltaEvictor
+    from holdfast.operators.functions.windows.evictors import Evictor as Evictor
+    from holdfast.operators.functions.windows.evictors import TimeEvictor as TimeEvictor
+    from holdfast.operators.functions.windows.evictors import TimestampedValue as TimestampedValue
+    from holdfast.operators.functions.windows.row_functions import ProcessWindowFunction as ProcessWindowFunction
+    from holdfast.operators.functions.windows.row_functions import WindowContext as WindowContext
+    from holdfast.operators.functions.windows.triggers import ContinuousEventTimeTrigger as ContinuousEventTimeTrigger
+    from holdfast.operators.functions.windows.triggers import ContinuousProcessingTimeTrigger as ContinuousProcessingTimeTrigger
+    from holdfast.operators.functions.windows.triggers import CountTrigger as CountTrigger
+    from holdfast.operators.functions.windows.triggers import DeltaTrigger as DeltaTrigger
+    from holdfast.operators.functions.windows.triggers import EventTimeTrigger as EventTimeTrigger
+    from holdfast.operators.functions.windows.triggers import ProcessingTimeTrigger as ProcessingTimeTrigger
+    from holdfast.operators.functions.windows.triggers import PurgingTrigger as PurgingTrigger
+    from holdfast.operators.functions.windows.triggers import Trigger as Trigger
+    from holdfast.operators.functions.windows.triggers import TriggerContext as TriggerContext
+    from holdfast.operators.functions.windows.triggers import TriggerResult as TriggerResult
     from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
     from holdfast.operators.sinks.simple import CollectSink as CollectSink
@@ -194,10 +214,25 @@ _EXPORTS = {
     ),
     "holdfast.operators.functions.connected": ("CoProcessFunction", "KeyedCoProcessFunction"),
     "holdfast.operators.functions.context": ("FunctionContext", "RichFunction"),
+    "holdfast.operators.functions.windows.evictors": ("CountEvictor", "DeltaEvictor", "Evictor", "TimeEvictor", "TimestampedValue"),
     "holdfast.operators.functions.process": ("Collector", "ProcessContext", "ProcessFunction"),
+    "holdfast.operators.functions.windows.row_functions": ("ProcessWindowFunction", "WindowContext"),
     "holdfast.operators.functions.side_outputs": ("OutputTag",),
-    "holdfast.operators.functions.time": ("Sliding", "Tumbling"),
-    "holdfast.operators.functions.watermarks": ("WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy"),
+    "holdfast.operators.functions.windows.assigners": ("Global", "Session", "Sliding", "Tumbling"),
+    "holdfast.operators.functions.windows.bounds": ("TimeWindow",),
+    "holdfast.operators.functions.windows.triggers": (
+        "ContinuousEventTimeTrigger",
+        "ContinuousProcessingTimeTrigger",
+        "CountTrigger",
+        "DeltaTrigger",
+        "EventTimeTrigger",
+        "ProcessingTimeTrigger",
+        "PurgingTrigger",
+        "Trigger",
+        "TriggerContext",
+        "TriggerResult",
+    ),
+    "holdfast.operators.functions.event_time.watermarks": ("WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy"),
     "holdfast.operators.sinks.parquet": ("ParquetSink",),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "holdfast.operators.sources.dataframe": ("DataFrameSource",),

@@ -23,9 +23,9 @@ from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.barriers.rows import rows_to_columns
 from holdfast.operators.base import OperatorContext, Poll
 from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.functions.event_time.datetimes import datetime_ms, is_naive
+from holdfast.operators.functions.event_time.timestamps import TIME_MS_MAX
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.time import datetime_ms, is_naive
-from holdfast.operators.functions.timestamps import TIME_MS_MAX
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import InvalidConfigError, SchemaMismatchError
 

@@ -34,8 +34,8 @@ from holdfast.operators.datastream.launcher import OperatorProgress
 from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.datastream.unpicklable import check_picklable, check_pickled_states
+from holdfast.operators.functions.event_time.timestamps import TIME_MS_MAX
 from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
-from holdfast.operators.functions.timestamps import TIME_MS_MAX
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sources.dataframe import DataFrameSource
 from holdfast.operators.task.chain import ChainNode

@@ -17,7 +17,7 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.observations import Delivered, Observation, Report, Requested, WorldView
 from holdfast.chaos.workloads.scenario import Scenario
-from holdfast.operators.functions.timestamps import TimestampsOperator
+from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
 from holdfast.operators.task.chain import ChainNode
 from holdfast.operators.task.subtask import Subtask
 

@@ -44,7 +44,7 @@ from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.functions.process import KeyedFunctionOperator
-from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
 from holdfast.operators.task.pool import POOL_THREADS
 from holdfast.operators.task.subtask import Subtask
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts

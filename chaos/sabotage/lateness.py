@@ -12,7 +12,7 @@ from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.totals import Totals
-from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
 from holdfast.operators.task.input import TaskInput
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 

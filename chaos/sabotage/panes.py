@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
-from holdfast.operators.functions.sliding import SlidingWindowOperator
+from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.statebackends.columnar.panes import WindowPanes
 from holdfast.statebackends.columnar.parts import AccumulatorColumns, Slots
 

@@ -9,7 +9,7 @@ from holdfast.barriers.valve import StatusWatermarkValve
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
-from holdfast.operators.functions.silence import Silence
+from holdfast.operators.functions.event_time.silence import Silence
 from holdfast.operators.task.input import SourcePhase, TaskInput
 
 

@@ -31,8 +31,8 @@ from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan, OperatorContext, Poll
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
-from holdfast.operators.functions.time import Tumbling
-from holdfast.operators.functions.watermarks import WatermarkStrategy
+from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
+from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink
 
 PATH = "/out/idle"

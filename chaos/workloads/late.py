@@ -34,7 +34,7 @@ from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
-from holdfast.operators.functions.time import Tumbling
+from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink
 
 PATH = "/out/late"

@@ -47,7 +47,7 @@ from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.connected import KeyedCoProcessFunction
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.functions.side_outputs import OutputTag
-from holdfast.operators.functions.time import Tumbling
+from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 

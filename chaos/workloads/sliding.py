@@ -25,9 +25,9 @@ from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, ti
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
-from holdfast.operators.functions.sliding import SlidingWindowOperator
-from holdfast.operators.functions.time import Sliding
-from holdfast.operators.functions.window import FIRED_ROWS_PER_SLICE_MAX
+from holdfast.operators.functions.windows.assigners import Sliding
+from holdfast.operators.functions.windows.columnar import FIRED_ROWS_PER_SLICE_MAX
+from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.operators.sinks.parquet import ParquetSink
 
 PATH = "/out/sliding"

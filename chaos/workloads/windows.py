@@ -26,8 +26,8 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
-from holdfast.operators.functions.time import Tumbling
-from holdfast.operators.functions.window import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
+from holdfast.operators.functions.windows.assigners import Tumbling
+from holdfast.operators.functions.windows.columnar import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
 from holdfast.operators.sinks.parquet import ParquetSink
 
 PATH = "/out/windows"

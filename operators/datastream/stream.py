@@ -33,6 +33,8 @@ from holdfast.operators.functions.connected import (
     KeyedCoProcessFunction,
     KeyedCoProcessOperator,
 )
+from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, check_time_column
+from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.expressions import condition_operator, select_operator
 from holdfast.operators.functions.partitioning import CustomPartitioning, custom_partitioning
 from holdfast.operators.functions.process import (
@@ -50,15 +52,28 @@ from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_t
 from holdfast.operators.functions.selectors import Key, Selector, key_selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, declared_side_outputs, tag_name
 from holdfast.operators.functions.skipping import is_skipping
-from holdfast.operators.functions.sliding import SlidingWindowOperator
-from holdfast.operators.functions.time import Sliding, Tumbling
-from holdfast.operators.functions.timestamps import TimestampsOperator, check_time_column
-from holdfast.operators.functions.watermarks import WatermarkStrategy
-from holdfast.operators.functions.window import WINDOW_COLUMNS, TumblingWindowOperator
+from holdfast.operators.functions.windows.assigners import ASSIGNERS, Global, Session, Sliding, Tumbling, WindowAssigner
+from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, TumblingWindowOperator
+from holdfast.operators.functions.windows.evictors import CountEvictor, Evictor
+from holdfast.operators.functions.windows.options import (
+    RowWindowOptions,
+    check_state_names,
+    check_window_function,
+    stored_row_type,
+)
+from holdfast.operators.functions.windows.row_functions import Contents, PassOn, ProcessWindowFunction, WindowOperator
+from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
+from holdfast.operators.functions.windows.triggers import CountTrigger, PurgingTrigger, Trigger, check_trigger
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
-from holdfast.statebackends.state import MapStateDescriptor, OperatorListStateDescriptor, StateDescriptor, duration_ms
+from holdfast.statebackends.state import (
+    AggregateFunction,
+    MapStateDescriptor,
+    OperatorListStateDescriptor,
+    StateDescriptor,
+    duration_ms,
+)
 
 DEFAULT_SLOT_SHARING_GROUP = "default"
 """Of all operators (ADR 59)."""
@@ -533,16 +548,25 @@ class KeyedStream(Stream):
             stream._own("process").properties["timers"] = True
         return stream
 
-    def window(self, windows: Tumbling | Sliding) -> WindowedStream:
-        """Group each key's records into event-time windows."""
-        if not isinstance(windows, Tumbling | Sliding):
+    def window(self, windows: WindowAssigner) -> WindowedStream:
+        """Group each key's records into windows, of event time or, with `time="processing"`, of processing time."""
+        if not isinstance(windows, ASSIGNERS):
             raise GraphError(f"operator 'window': {windows!r} is not a window such as hf.Tumbling(minutes=1)", operator="window")
-        if not self._timestamped:
+        if windows.is_event_time and not self._timestamped:
             raise GraphError(
                 "operator 'window': event-time windows need event times and watermarks: call assign_timestamps before key_by",
                 operator="window",
             )
         return WindowedStream(self, windows)
+
+    def count_window(self, count: int, slide: int | None = None) -> WindowedStream:
+        """Windows of so many records of a key: each `count`, side by side, or, every `slide` records, the last `count`.
+
+        What is left at the end of input does not fire. Raises InvalidConfigError for less than 1. Source: Flink, countWindow."""
+        windowed = WindowedStream(self, Global())
+        if slide is None:
+            return windowed.trigger(PurgingTrigger(CountTrigger(count)))
+        return windowed.evictor(CountEvictor(count)).trigger(CountTrigger(slide))
 
     def aggregate(self, *, emit: str = "changes", **aggregates: Aggregate) -> Stream:
         """Running aggregates per key. emit: `changes` (after each batch the new rows of its keys) or `none`."""
@@ -793,27 +817,159 @@ class BroadcastConnectedStream:
 
 
 class WindowedStream:
-    """Records of each key and window, to be aggregated."""
+    """Records of each key and window, to be aggregated over columns, or given to row functions."""
 
-    def __init__(self, keyed: KeyedStream, windows: Tumbling | Sliding) -> None:
+    def __init__(self, keyed: KeyedStream, windows: WindowAssigner, options: RowWindowOptions | None = None) -> None:
         self._keyed = keyed
         self._windows = windows
+        self._options = options or RowWindowOptions()
 
     def __repr__(self) -> str:
         return f"<WindowedStream of {self._windows!r} {self._keyed._told()}>"
 
-    def aggregate(self, **aggregates: Aggregate) -> Stream:
-        """One row per key and window: key columns, window_start, window_end (UTC), and the named aggregates."""
-        keyed = self._keyed
+    # ------------------------------------------------------------------------------------------------------- settings
+
+    def trigger(self, trigger: Trigger) -> WindowedStream:
+        """When the windows fire, instead of at their end. Row functions only."""
+        check_trigger(trigger, merges=isinstance(self._windows, Session))
+        return self._with(trigger=trigger)
+
+    def evictor(self, evictor: Evictor) -> WindowedStream:
+        """Which records the function sees, and which are kept behind it. Row functions only."""
+        if not isinstance(evictor, Evictor):
+            raise GraphError(f"operator 'window': {evictor!r} is not an evictor such as hf.CountEvictor(10)", operator="window")
+        return self._with(evictor=evictor)
+
+    def allowed_lateness(self, lateness: timedelta | int) -> WindowedStream:
+        """How long after its end a window takes records: a timedelta, or ms of event time; each fires it again.
+
+        Raises InvalidConfigError below 0. A window of processing time has no late records."""
+        lateness_ms = duration_ms(lateness, "the allowed lateness of a window")
+        if lateness_ms < 0:
+            raise InvalidConfigError(
+                f"the allowed lateness of a window must be at least 0 ms, not {lateness_ms}", setting="allowed_lateness"
+            )
+        return self._with(lateness_ms=lateness_ms)
+
+    def side_output_late(self, tag: OutputTag | str) -> WindowedStream:
+        """Late records go unchanged to this side output of the result, instead of being dropped and counted."""
+        return self._with(late_tag=OutputTag(tag_name(tag)).name)
+
+    def _with(self, **options: Any) -> WindowedStream:
+        return WindowedStream(self._keyed, self._windows, replace(self._options, **options))
+
+    # -------------------------------------------------------------------------------------------------- row functions
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        window_function: ProcessWindowFunction | None = None,
+        *,
+        row_type: Any = None,
+        returns: Any = None,
+    ) -> Stream:
+        """The rows of each key and window combined to one, `function(old, row)`, as a row of the same type.
+
+        `window_function` gets that row and the window, and emits instead. `row_type`: type of the rows where they have no declared
+        columns. `returns`: of what is emitted; without a window function that of the input."""
+        if not callable(function):
+            raise GraphError(f"operator 'window': {function!r} is not a function", operator="window")
+        contents = Contents("reduce", self._stored_type(row_type), reduce=function)
+        if returns is None and window_function is None:
+            returns = self._keyed._row_type
+        return self._rows(window_function or PassOn(function), contents, returns, None)
+
+    def process(
+        self,
+        function: ProcessWindowFunction,
+        *,
+        row_type: Any = None,
+        returns: Any = None,
+        side_outputs: SideOutputDeclarations | None = None,
+    ) -> Stream:
+        """Run a ProcessWindowFunction on all rows of a key and window each time that the window fires.
+
+        `row_type` as of `reduce`; `returns` and `side_outputs` as of `KeyedStream.process`."""
+        return self._rows(function, Contents("elements", self._stored_type(row_type)), returns, side_outputs)
+
+    @overload
+    def aggregate(
+        self,
+        function: AggregateFunction[Any, Any, Any],
+        /,
+        *,
+        accumulator_type: Any,
+        window_function: ProcessWindowFunction | None = None,
+        returns: Any = None,
+    ) -> Stream: ...
+    @overload
+    def aggregate(self, /, **aggregates: Aggregate) -> Stream: ...
+    def aggregate(self, function: Any = None, /, **options: Any) -> Stream:
+        """One row per key and window: key columns, window_start, window_end (UTC), and the named aggregates, over columns.
+
+        With an AggregateFunction object: what its `get_result` returns, row by row; `accumulator_type` as of a state descriptor,
+        `window_function` and `returns` as of `reduce`."""
+        if function is None:
+            return self._columns(**options)
+        unknown = sorted(set(options) - {"accumulator_type", "window_function", "returns"})
+        if unknown or "accumulator_type" not in options:
+            raise GraphError(
+                "operator 'window': aggregate(function, accumulator_type=...) takes window_function and returns beside it"
+                + (f", not {', '.join(unknown)}" if unknown else ""),
+                operator="window",
+            )
+        for method in ("create_accumulator", "add", "get_result", "merge"):
+            if not callable(getattr(function, method, None)):
+                raise GraphError(
+                    f"operator 'window': {type(function).__name__} is no AggregateFunction: it has no {method}", operator="window"
+                )
+        contents = Contents("aggregate", options["accumulator_type"], aggregate=function)
+        if self._options.evictor is not None:
+            contents = replace(contents, type=self._stored_type(None))
+        return self._rows(options.get("window_function") or PassOn(function.add), contents, options.get("returns"), None)
+
+    def _columns(self, **aggregates: Aggregate) -> Stream:
+        keyed, windows = self._keyed, self._windows
+        if not isinstance(windows, Tumbling | Sliding) or not windows.is_event_time or self._options != RowWindowOptions():
+            raise GraphError(
+                "operator 'window': aggregates over columns take tumbling and sliding windows of event time without trigger, "
+                "evictor and lateness; give row functions: reduce, process or aggregate(function)",
+                operator="window",
+            )
         keyed._need_columns("window")
         reserved = (*keyed._selector.names, *WINDOW_COLUMNS)
         if len(set(reserved)) != len(reserved):
             raise GraphError(f"operator 'window': a key column is called like a window's: {', '.join(reserved)}", operator="window")
         descriptor = columnar_descriptor("windows", aggregates, keyed._row_type, reserved, "window")
-        windows, selector, rows = self._windows, keyed._selector, keyed._row_type
+        selector, rows = keyed._selector, keyed._row_type
         properties = {"size_ms": windows.size_ms, "offset_ms": windows.offset_ms}
         if isinstance(windows, Tumbling):
             tumbling = TumblingWindowOperator(windows, descriptor, selector, rows)
             return keyed._add_keyed("window", tumbling, tumbling.output_type, **properties)
         sliding = SlidingWindowOperator(windows, descriptor, selector, rows)
         return keyed._add_keyed("window", sliding, sliding.output_type, **properties, slide_ms=windows.slide_ms)
+
+    def _stored_type(self, row_type: Any) -> Any:
+        return stored_row_type(self._keyed._row_type, row_type, "window")
+
+    def _rows(
+        self,
+        function: ProcessWindowFunction,
+        contents: Contents,
+        returns: Any,
+        side_outputs: SideOutputDeclarations | None,
+    ) -> Stream:
+        what, keyed = "window", self._keyed
+        check_window_function(function, merges=isinstance(self._windows, Session))
+        keyed._row_type.check_rows(what)
+        settings = self._options.settings(self._windows)
+        output, sides = _declared_outputs(function, returns, side_outputs, what)
+        if settings.late_tag in sides:
+            raise GraphError(f"operator {what!r}: two side outputs are called {settings.late_tag!r}", operator=what)
+        if settings.late_tag:
+            sides[settings.late_tag] = keyed._row_type
+        operator = WindowOperator(function, settings, contents, keyed._selector, keyed._row_type, output, sides)
+        check_state_names(operator.declared_states(), what)
+        stream = keyed._add_keyed("row_window", operator, output, timers=True, windows=repr(self._windows))
+        stream._own(what).side_outputs.update(sides)
+        return stream

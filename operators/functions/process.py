@@ -252,7 +252,7 @@ class FunctionOperator(Operator):
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
         self._rows: list[Any] = []
-        self._stamps: list[int] = []
+        self._stamps: list[int | None] = []
         self._sides = SideOutputs(self.side_outputs, context, output)
 
     def open(self) -> None:

@@ -33,15 +33,18 @@ _MOVED = {
     "api.snapshots.savepoints": "holdfast.api.snapshots.savepoint",
     "coordinator.preflight": "holdfast.coordinator.restore.preflight",
     "operators.functions.rich": "holdfast.operators.functions.context",
+    "operators.functions.time": "holdfast.operators.functions.windows.assigners",
+    "operators.functions.watermarks": "holdfast.operators.functions.event_time.watermarks",
     "operators.keyed": "holdfast.operators.datastream.stream",
     "operators.launcher": "holdfast.operators.datastream.launcher",
     "operators.state_source": "holdfast.operators.spark.state_source",
     "operators.stream": "holdfast.operators.datastream.stream",
-    "operators.time": "holdfast.operators.functions.time",
+    "operators.time": "holdfast.operators.functions.windows.assigners",
     "statebackends.serializers": "holdfast.statebackends.state",
     "statebackends.ttl": "holdfast.statebackends.state",
 }
-"""Old module -> today's, for all names that `hf.` exports; other modules only got the prefix `holdfast.`."""
+"""Old module -> today's, for all names that `hf.` exports; other modules only got the prefix `holdfast.`. A module that moved since
+then is here by its name behind that prefix."""
 
 
 def pickle_value(value: Any) -> bytes:
@@ -67,6 +70,8 @@ def unpickle_value(encoded: bytes) -> Any:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         package = module.partition(".")[0]
+        if package == "holdfast":
+            return super().find_class(_MOVED.get(module.removeprefix("holdfast."), module), name)
         if _OLD_NAMES.fullmatch(f"{package}.".encode()) is None:
             return super().find_class(module, name)
         if _is_the_users(package):

@@ -89,6 +89,13 @@ def test_what_is_stored_today_says_the_names_of_today() -> None:
         assert type(pickle.loads(encoded)) is type(value), name
 
 
+def test_a_class_whose_module_moved_since_is_found_by_its_former_name() -> None:
+    window = pickle.dumps(hf.Tumbling(seconds=3), protocol=2)  # writes modules as lines, without lengths
+    old = window.replace(b"holdfast.operators.functions.windows.assigners", b"holdfast.operators.functions.time")
+    assert old != window
+    assert repr(SPEC.decode(old)) == repr(hf.Tumbling(seconds=3))
+
+
 def test_a_module_that_never_was_is_corrupt_state_under_an_old_name_too() -> None:
     for module in (b"statebackends.nothing", b"nothing.at_all"):
         with pytest.raises(CorruptStateError, match="nothing"):

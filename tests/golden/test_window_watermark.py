@@ -12,8 +12,8 @@ import pytest
 from holdfast.operators.functions.aggregates import columnar_descriptor, count, sum
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
-from holdfast.operators.functions.time import Tumbling
-from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.functions.windows.assigners import Tumbling
+from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
 from holdfast.statebackends.backend import RestoredOperatorState
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.handles import OperatorSubtaskState

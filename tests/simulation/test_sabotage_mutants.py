@@ -39,7 +39,7 @@ from holdfast.statebackends.state import Ttl
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.filesystem import OsFileSystem
 from holdfast.statebackends.storage.port import PutIfAbsent, ReadFile
-from tests.operators.functions import test_window as window_tests
+from tests.operators.functions.windows import test_columnar as window_tests
 from tests.operators.harness import OperatorHarness
 from tests.operators.ports import ManualContext
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from holdfast.barriers import rows as rows_module
 from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.timestamps import TimestampsOperator
 from holdfast.statebackends.errors import GraphError, TooManyRowsSkippedError, UndeclaredStateError, UserFunctionError
 from tests.examples import examples
 from tests.operators.ends import NamedSource

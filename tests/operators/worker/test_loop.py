@@ -19,7 +19,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.aggregates import count
 from holdfast.operators.functions.process import ProcessFunction
-from holdfast.operators.functions.time import Tumbling
+from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.loop import IDLE_WAIT_MS_MAX

@@ -17,11 +17,16 @@ import pyarrow as pa
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, Watermark
 from holdfast.barriers.rows import columns_to_rows
 from holdfast.operators.base import OperatorContext, Output
+from holdfast.operators.functions.event_time.datetimes import datetime_ms, is_naive
+from holdfast.operators.functions.event_time.silence import Silence
+from holdfast.operators.functions.event_time.watermarks import (
+    CLOCK_STEP_MS,
+    IngestionTimeGenerator,
+    TimestampAssigner,
+    WatermarkStrategy,
+)
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.silence import Silence
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.functions.time import datetime_ms, is_naive
-from holdfast.operators.functions.watermarks import CLOCK_STEP_MS, IngestionTimeGenerator, TimestampAssigner, WatermarkStrategy
 from holdfast.operators.task.user_failures import NO_RECORD, raise_located, shown
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
 

@@ -18,7 +18,7 @@ from holdfast.operators.base import Operator
 from holdfast.operators.functions.aggregates import result_fields, state_columns
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.functions.time import Sliding, Tumbling
+from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.state import (
     ColumnarState,
@@ -36,7 +36,7 @@ _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 """The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
 
-class WindowOperator(Operator):
+class ColumnarWindowOperator(Operator):
     """Base of keyed event-time windows with columnar aggregates: key columns, window_start, window_end, aggregates.
 
     It keeps the watermark, and counts what is late."""
@@ -127,7 +127,7 @@ class WindowOperator(Operator):
         return Batch(columns=columns, timestamps=np.full(count, end - 1, np.int64))
 
 
-class TumblingWindowOperator(WindowOperator):
+class TumblingWindowOperator(ColumnarWindowOperator):
     """Tumbling windows: a record updates one row, which is the result when its window fires."""
 
     def open(self) -> None:

@@ -19,7 +19,6 @@ import pyarrow as pa
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.barriers.messages import TEXT_BYTES_MAX
 from holdfast.barriers.watermark_alignment import UPDATE_INTERVAL_MS_MIN, WatermarkAlignment
-from holdfast.operators.functions.time import BoundedOutOfOrderness
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state import duration_ms
 
@@ -28,6 +27,23 @@ log = logging.getLogger("holdfast.functions")
 CLOCK_STEP_MS = 200
 """How often a watermark follows the clock where `auto_watermark_interval_ms` is 0. Flink's default interval."""
 ON_VIOLATION = ("ignore", "log", "fail")
+
+
+@dataclass(slots=True)
+class BoundedOutOfOrderness:
+    """The watermark of one subtask whose records come at most `bound_ms` out of order. Never goes back."""
+
+    bound_ms: int
+    watermark_ms: int = MIN_WATERMARK
+
+    def advance(self, latest_ms: int) -> int | None:
+        """The watermark after records up to event time `latest_ms`; None when it does not rise."""
+        watermark_ms = max(latest_ms - self.bound_ms - 1, MIN_WATERMARK)
+        if watermark_ms <= self.watermark_ms:
+            return None
+        # the maximum says that the stream has ended, which no record can know
+        self.watermark_ms = min(watermark_ms, MAX_WATERMARK - 1)
+        return self.watermark_ms
 
 
 class WatermarkOutput(Protocol):

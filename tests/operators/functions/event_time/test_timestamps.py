@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.functions.event_time.timestamps import TIME_MS_MAX, TimestampsOperator
+from holdfast.operators.functions.event_time.watermarks import BoundedOutOfOrderness
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.time import BoundedOutOfOrderness, Tumbling
-from holdfast.operators.functions.timestamps import TIME_MS_MAX, TimestampsOperator
+from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.statebackends.errors import InvalidConfigError, InvalidTimestampError, UserFunctionError
 from holdfast.statebackends.state import duration_ms
 from tests.operators.harness import OperatorHarness

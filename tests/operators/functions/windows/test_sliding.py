@@ -29,8 +29,8 @@ from holdfast.operators.functions.aggregates import (
 )
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
-from holdfast.operators.functions.sliding import SlidingWindowOperator
-from holdfast.operators.functions.time import PANES_MAX, Sliding
+from holdfast.operators.functions.windows.assigners import Sliding
+from holdfast.operators.functions.windows.sliding import PANES_MAX, SlidingWindowOperator
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
 from holdfast.statebackends.keygroups import subtask_of_key_group
 from tests.examples import examples
@@ -114,10 +114,11 @@ def test_what_sliding_windows_refuse() -> None:
         (0, 5, "size of a window must be at least 1 ms"),
         (5, 0, "slide of a window must be at least 1 ms"),
         (5, -5, "slide of a window must be at least 1 ms"),
-        (PANES_MAX + 1, 1, f"it may have {PANES_MAX}"),
     ]:
         with pytest.raises(InvalidConfigError, match=text):
             Sliding(size, slide)
+    with pytest.raises(GraphError, match=f"operator 'window': .* it may have {PANES_MAX}"):
+        operator(Sliding(PANES_MAX + 1, 1))
     assert repr(Sliding(seconds=1, slide=500, offset=700)) == "Sliding(1000 ms by 500 ms, offset 200 ms)"
     with pytest.raises(GraphError, match=r"operator 'window': .*more than one column named n\.time"):
         operator(Sliding(10, 5), {"n": count(), "n.time": count()})

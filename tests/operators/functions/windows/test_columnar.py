@@ -16,8 +16,8 @@ from holdfast.barriers.elements import MAX_WATERMARK, Batch
 from holdfast.operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
-from holdfast.operators.functions.time import Tumbling
-from holdfast.operators.functions.window import TumblingWindowOperator
+from holdfast.operators.functions.windows.assigners import Tumbling
+from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
 from holdfast.statebackends.errors import InvalidKeyError, InvalidTimestampError
 from holdfast.statebackends.keygroups import subtask_of_key_group
 from tests.examples import examples

@@ -13,10 +13,10 @@ from holdfast.barriers.elements import MAX_WATERMARK, CheckpointBarrier, Waterma
 from holdfast.barriers.messages import AlignWatermarks, CheckpointKind, TriggerCheckpoint
 from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import Operator, Poll
+from holdfast.operators.functions.event_time.silence import Silence
+from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
+from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.schema import UNDECLARED
-from holdfast.operators.functions.silence import Silence
-from holdfast.operators.functions.timestamps import TimestampsOperator
-from holdfast.operators.functions.watermarks import WatermarkStrategy
 from holdfast.operators.task.source_operator import SourceOperator
 from tests.operators.runtime import Batch, Bench, Recording
 

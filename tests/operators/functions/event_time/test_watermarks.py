@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
+from holdfast.operators.functions.event_time.watermarks import WatermarkOutput, WatermarkStrategy
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.timestamps import TimestampsOperator
-from holdfast.operators.functions.watermarks import WatermarkOutput, WatermarkStrategy
 from holdfast.statebackends.errors import InvalidConfigError, InvalidTimestampError, UserFunctionError
 from tests.operators.harness import OperatorHarness
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.functions.time import Sliding
-from holdfast.operators.functions.window import WindowOperator
+from holdfast.operators.functions.windows.assigners import Sliding
+from holdfast.operators.functions.windows.columnar import ColumnarWindowOperator
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.state import (
@@ -37,7 +37,11 @@ _FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
 """Entries of a subtask: msgpack [first key group, key group behind the last one, start of the last window that fired], ms."""
 
 
-class SlidingWindowOperator(WindowOperator):
+PANES_MAX = 10_000
+"""Of a window."""
+
+
+class SlidingWindowOperator(ColumnarWindowOperator):
     """Sliding windows: one row per key and window that has records."""
 
     windows: Sliding
@@ -45,7 +49,15 @@ class SlidingWindowOperator(WindowOperator):
     def __init__(
         self, windows: Sliding, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType
     ) -> None:
-        """Raises GraphError when a column of results is called like one that state needs."""
+        """Raises GraphError when a column of results is called like one that state needs, and for a window of more than PANES_MAX
+        panes."""
+        panes = windows.size_ms // windows.pane_ms
+        if panes > PANES_MAX:
+            raise GraphError(
+                f"operator 'window': a window of {windows.size_ms} ms that slides by {windows.slide_ms} ms has {panes} panes of "
+                f"{windows.pane_ms} ms; it may have {PANES_MAX}: take a longer slide, or one that divides the size",
+                operator="window",
+            )
         super().__init__(windows, descriptor, selector, input_type)
         results = (result_field(aggregate) for aggregate in descriptor.aggregates)
         waiting = tuple(ColumnAggregate("first", field.name, field.name, field.type) for field in results)

@@ -1,0 +1,47 @@
+"""CORE: windows of row functions as values: their bounds, and how these are written as a namespace of timers and of state."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
+
+_BOUNDS = Struct(">qq")
+
+
+class TimeWindow(NamedTuple):
+    """[start, end), ms since the epoch."""
+
+    start: int
+    end: int
+
+    @property
+    def max_timestamp(self) -> int:
+        """The last ms that is in the window."""
+        return self.end - 1
+
+    @property
+    def namespace(self) -> bytes:
+        """16 bytes: start and end."""
+        return _BOUNDS.pack(self.start, self.end)
+
+
+GLOBAL_WINDOW = TimeWindow(MIN_WATERMARK, MAX_WATERMARK)
+"""That of `Global`."""
+
+
+def window_of(namespace: bytes) -> TimeWindow:
+    """Inverse of `TimeWindow.namespace`."""
+    return TimeWindow(*_BOUNDS.unpack(namespace))
+
+
+def slide_of(assigner: Tumbling | Sliding) -> int:
+    """ms from the start of one window to that of the next."""
+    return assigner.slide_ms if isinstance(assigner, Sliding) else assigner.size_ms
+
+
+def cleanup_time(window: TimeWindow, lateness_ms: int) -> int:
+    """When the state of an event-time window goes: a watermark of so much."""
+    return min(window.end - 1 + lateness_ms, MAX_WATERMARK)

@@ -1,0 +1,37 @@
+"""The event time of an operator as its snapshots keep it, so that what fired stays fired, and what was late stays late."""
+
+from __future__ import annotations
+
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.statebackends.backend import OperatorListState
+from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
+
+WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
+"""One entry a subtask: its watermark, ms, 8 bytes."""
+
+
+class KeptWatermark:
+    """Event time of one subtask. The maximum of a drain is not kept, for a resumed job has a future."""
+
+    __slots__ = ("current", "kept")
+
+    def __init__(self) -> None:
+        self.current = MIN_WATERMARK
+        self.kept = MIN_WATERMARK
+
+    def restore(self, state: OperatorListState) -> None:
+        """At a cut the watermark is the same on every subtask, since each channel brings it to all of them."""
+        if state.entries:
+            self.current = self.kept = min(int.from_bytes(entry, "big", signed=True) for entry in state.entries)
+
+    def store(self, state: OperatorListState) -> None:
+        state.update([self.kept.to_bytes(8, "big", signed=True)])
+
+    def advance(self, watermark_ms: int) -> None:
+        self.current = max(self.current, watermark_ms)
+        if watermark_ms < MAX_WATERMARK:
+            self.kept = self.current
+
+    def behind(self, timestamp_ms: int) -> int:
+        """ms by which a record is behind the watermark; the maximum of a drain is no moment."""
+        return self.kept - timestamp_ms

@@ -1,0 +1,73 @@
+"""CORE: the sessions of one key, and what a record does to them. Source: Flink, MergingWindowSet.
+
+A session has two numbers that name where its state is: `contents` stays while the session grows, so that its records are not
+moved; `trigger` changes with each merge, so that the state of the old windows can be read, and cleared, beside that of the new one.
+Numbers are the lowest that are free among the key's sessions: there are as few namespaces as one key has sessions at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from holdfast.operators.functions.windows.bounds import TimeWindow
+from holdfast.statebackends.state import ValueStateDescriptor
+
+SESSIONS = ValueStateDescriptor("window_sessions", list[int])
+"""Start, end, contents and trigger of each session of the key, by start."""
+_FIELDS = 4
+
+
+class SessionWindow(NamedTuple):
+    """One session of a key."""
+
+    start: int
+    end: int
+    contents: int
+    trigger: int
+
+    @property
+    def window(self) -> TimeWindow:
+        return TimeWindow(self.start, self.end)
+
+
+class Merge(NamedTuple):
+    """A record's window among the sessions of its key."""
+
+    session: SessionWindow
+    """The one that it is in now."""
+    merged: tuple[SessionWindow, ...]
+    """Those that became it, by start; empty if it is new, or as it was."""
+    sessions: list[SessionWindow]
+    """All of the key from now on."""
+
+
+def decode_sessions(stored: Sequence[int]) -> list[SessionWindow]:
+    return [SessionWindow(*stored[at : at + _FIELDS]) for at in range(0, len(stored), _FIELDS)]
+
+
+def encode_sessions(sessions: Iterable[SessionWindow]) -> list[int]:
+    return list(chain.from_iterable(sessions))
+
+
+def merged_window(sessions: Iterable[SessionWindow], start: int, end: int) -> TimeWindow:
+    """[start, end) with every session that overlaps or touches it."""
+    for session in sessions:
+        if session.start <= end and session.end >= start:
+            start, end = min(start, session.start), max(end, session.end)
+    return TimeWindow(start, end)
+
+
+def merge(sessions: list[SessionWindow], window: TimeWindow) -> Merge:
+    """`window`: as `merged_window` has made it."""
+    inside = tuple(session for session in sessions if session.start <= window.end and session.end >= window.start)
+    if len(inside) == 1 and inside[0].start == window.start and inside[0].end == window.end:
+        return Merge(inside[0], (), sessions)
+    contents = inside[0].contents if inside else _free({session.contents for session in sessions})
+    session = SessionWindow(window.start, window.end, contents, _free({session.trigger for session in sessions}))
+    others = [other for other in sessions if other not in inside]
+    return Merge(session, inside, sorted([*others, session]))
+
+
+def _free(taken: set[int]) -> int:
+    return next(number for number in range(len(taken) + 1) if number not in taken)

@@ -1,0 +1,589 @@
+"""Windows of row functions: tumbling, sliding, session and global ones, with triggers and evictors, record by record.
+
+What is late is decided by the watermark that the snapshot keeps. Contents, the trigger's state and timers are keyed state: contents
+and state by the namespace of the window, sessions by their numbers (merging_windows.py). The order of steps for a record and for a
+timer is that of Flink's WindowOperator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.operators.base import OperatorContext, Output
+from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator, ProcessContext
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.functions.side_outputs import SideOutputs
+from holdfast.operators.functions.windows.assigners import Global, Session, WindowAssigner
+from holdfast.operators.functions.windows.bounds import GLOBAL_WINDOW, TimeWindow, cleanup_time, slide_of, window_of
+from holdfast.operators.functions.windows.evictors import Evictor, TimestampedValue
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.operators.functions.windows.merging import (
+    SESSIONS,
+    SessionWindow,
+    decode_sessions,
+    encode_sessions,
+    merge,
+    merged_window,
+)
+from holdfast.operators.functions.windows.triggers import EventTimeTrigger, NamespacedStates, Trigger, TriggerContext, merge_states
+from holdfast.operators.task.user_failures import Described
+from holdfast.statebackends.errors import InvalidTimestampError, InvariantError, UndeclaredStateError
+from holdfast.statebackends.state import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+)
+
+CONTENTS = "window_contents"
+"""Name of the state that holds what windows have got."""
+PANES_MAX = 1_024
+"""Windows kept at hand; more in use at a time are made again and again."""
+
+
+class WindowContext(ProcessContext):
+    """What a ProcessWindowFunction sees beside the elements. `timestamp` is the time of its results."""
+
+    __slots__ = ("_namespace", "_reached", "_window_declared", "_window_states", "window")
+
+    def __init__(
+        self,
+        operator: OperatorContext,
+        function: ProcessWindowFunction,
+        sides: SideOutputs,
+        states: NamespacedStates,
+        reached: KeptWatermark,
+    ) -> None:
+        super().__init__(operator, tuple(function.states), sides, uses_timers=False)
+        self._window_states = states
+        self._window_declared = {descriptor.name: descriptor for descriptor in function.window_states}
+        self._namespace = b""
+        self._reached = reached
+        self.window = GLOBAL_WINDOW
+        """The window that fires: `start` and `end`, ms."""
+
+    def enter(self, window: TimeWindow, namespace: bytes, timestamp: int | None) -> None:
+        """For the operator: what follows is of this window."""
+        self.window = window
+        self._namespace = namespace
+        self.timestamp = timestamp
+
+    def window_state(self, descriptor: Any) -> Any:
+        """State of this key and window; it goes with the window. Raises UndeclaredStateError for what is not in `window_states`."""
+        if self._window_declared.get(descriptor.name) != descriptor:
+            raise UndeclaredStateError(
+                f"operator {self._operator.uid!r}: state {descriptor.name!r} is not among the declared states of a window "
+                f"({', '.join(self._window_declared) or 'none'}): add its descriptor to the function's `window_states`",
+                operator=self._operator.uid,
+                state=descriptor.name,
+            )
+        return self._window_states.get(descriptor, self._namespace)
+
+    def global_state(self, descriptor: Any) -> Any:
+        """State of this key, shared by its windows: that of `state`."""
+        return self.state(descriptor)
+
+    @property
+    def watermark(self) -> int:
+        return self._reached.current
+
+
+class ProcessWindowFunction(KeyedFunction):
+    """Base of functions of windows.
+
+    class Median(hf.ProcessWindowFunction):
+        returns = {"key": str, "start": int, "median": float}
+
+        def process(self, key, ctx, elements, out):
+            out({"key": key, "start": ctx.window.start, "median": statistics.median(row["price"] for row in elements)})
+    """
+
+    window_states: ClassVar[tuple[StateDescriptor, ...]] = ()
+    """Descriptors of every state of one key and window, for `ctx.window_state`. Not for sessions, which are merged.
+
+    `states` has those of a key, for `ctx.global_state`."""
+
+    def process(self, key: Any, ctx: WindowContext, elements: list[Any], out: Collector) -> None:
+        """The window fires with these elements, in the order of arrival; or with the one result of `reduce` or `aggregate`."""
+        raise InvariantError(f"{type(self).__name__} defines no process, which building the graph refuses")
+
+
+class PassOn(ProcessWindowFunction):
+    """Emits the elements as they are: the result of `reduce` or `aggregate`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        """That of the user, for errors."""
+
+    def process(self, key: Any, ctx: WindowContext, elements: list[Any], out: Collector) -> None:
+        for element in elements:
+            out(element)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a window keeps of its records, and what its function gets of it."""
+
+    kind: str
+    """elements | reduce | aggregate."""
+    type: Any
+    """Of a row, or of the accumulator."""
+    reduce: Callable[[Any, Any], Any] | None = None
+    aggregate: AggregateFunction[Any, Any, Any] | None = None
+
+    def descriptor(self, *, is_evicting: bool) -> StateDescriptor:
+        """With an evictor all records are kept, with their times, whatever is made of them in the end."""
+        if is_evicting:
+            return ListStateDescriptor(CONTENTS, self._stamped_type())
+        if self.reduce is not None:
+            return ReducingStateDescriptor(CONTENTS, self.type, self.reduce)
+        if self.aggregate is not None:
+            return AggregatingStateDescriptor(CONTENTS, self.type, self.aggregate)
+        return ListStateDescriptor(CONTENTS, self.type)
+
+    def _stamped_type(self) -> Any:
+        if isinstance(self.type, pa.DataType):
+            return pa.struct([pa.field("timestamp", pa.int64()), pa.field("value", self.type, nullable=False)])
+        return tuple[int | None, self.type]  # type: ignore[name-defined]
+
+    def stamped(self, timestamp: int | None, row: Any) -> Any:
+        """A record as it is kept for an evictor."""
+        return {"timestamp": timestamp, "value": row} if isinstance(self.type, pa.DataType) else (timestamp, row)
+
+    @staticmethod
+    def unstamped(stored: Any) -> TimestampedValue:
+        """Inverse of `stamped`."""
+        return TimestampedValue(**stored) if isinstance(stored, dict) else TimestampedValue(*stored)
+
+    def result(self, rows: list[Any]) -> list[Any]:
+        """What the function gets of the records that an evictor has left."""
+        if self.reduce is not None:
+            if not rows:
+                return []
+            found = rows[0]
+            for row in rows[1:]:
+                found = self.reduce(found, row)
+            return [found]
+        if self.aggregate is not None:
+            accumulator = self.aggregate.create_accumulator()
+            for row in rows:
+                accumulator = self.aggregate.add(row, accumulator)
+            return [self.aggregate.get_result(accumulator)]
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """Of `keyed.window(...)`."""
+
+    assigner: WindowAssigner
+    trigger: Trigger
+    evictor: Evictor | None = None
+    lateness_ms: int = 0
+    late_tag: str = ""
+
+
+class _Pane:
+    """One window at hand: where its state is, and until when."""
+
+    __slots__ = ("cleanup_ms", "contents", "namespace", "trigger_namespace", "window")
+
+    def __init__(self, window: TimeWindow, contents: Any, trigger_namespace: bytes, cleanup_ms: int) -> None:
+        self.window = window
+        self.namespace = window.namespace
+        self.contents = contents
+        self.trigger_namespace = trigger_namespace
+        self.cleanup_ms = cleanup_ms
+        """Watermark, or wall clock, ms, at which its state goes; of a global window the maximum, which is no moment."""
+
+
+class WindowOperator(KeyedFunctionOperator):
+    """Runs a ProcessWindowFunction, or `reduce` or `aggregate`, on the windows of a keyed stream."""
+
+    function: ProcessWindowFunction
+    _context: WindowContext
+
+    def __init__(
+        self,
+        function: ProcessWindowFunction,
+        settings: WindowSettings,
+        contents: Contents,
+        selector: Selector,
+        input_type: RowType,
+        output_type: RowType,
+        side_outputs: Mapping[str, RowType] | None = None,
+    ) -> None:
+        super().__init__(function, output_type, side_outputs)
+        self.settings = settings
+        self.contents = contents
+        self.contents_state = contents.descriptor(is_evicting=settings.evictor is not None)
+        self.selector = selector
+        self.input_type = input_type
+        self.uses_timers = True
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        own: list[StateDescriptor] = [self.contents_state, WATERMARKS]
+        if isinstance(self.settings.assigner, Session):
+            own.append(SESSIONS)
+        return (*own, *self.settings.trigger.states, *self.function.states, *self.function.window_states)
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._reached = KeptWatermark()
+        self._panes: dict[int, _Pane] = {}
+        self._is_event_time = self.settings.assigner.is_event_time
+        self._is_global = isinstance(self.settings.assigner, Global)
+        self._is_plain = self._is_event_time and type(self.settings.trigger) is EventTimeTrigger and not self.settings.lateness_ms
+        """A window fires once, at its end, and is gone: one timer is all that its trigger and its state need."""
+
+    # -------------------------------------------------------------------------------------------------------- state
+
+    def initialize_state(self) -> None:
+        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
+
+    def open(self) -> None:
+        self._window_states = NamespacedStates(self.context.keyed_state)
+        self._timers_at_hand = self._timers()
+        self._trigger_context = TriggerContext(
+            self.context.uid, tuple(self.settings.trigger.states), self._window_states, self._timers(), self._reached.current
+        )
+        super().open()
+
+    def _new_context(self) -> WindowContext:
+        return WindowContext(self.context, self.function, self._sides, self._window_states, self._reached)
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
+        self._panes.clear()  # what the backend finds in use it can't forget
+        self._window_states.forget()
+
+    def _contents_of(self, namespace: bytes) -> Any:
+        return self._window_states.get(self.contents_state, namespace)
+
+    def _pane(self, window: TimeWindow) -> _Pane:
+        """Of a window that is not merged, kept at hand."""
+        if len(self._panes) >= PANES_MAX:
+            self._panes.clear()
+        pane = self._panes[window.start] = self._new_pane(window)
+        return pane
+
+    def _new_pane(self, window: TimeWindow) -> _Pane:
+        namespace = window.namespace
+        return _Pane(window, self._contents_of(namespace), namespace, self._cleanup_time(window))
+
+    def _session_pane(self, session: SessionWindow) -> _Pane:
+        window = session.window
+        contents = self._contents_of(b"c%d" % session.contents)
+        return _Pane(window, contents, b"t%d" % session.trigger, self._cleanup_time(window))
+
+    def _cleanup_time(self, window: TimeWindow) -> int:
+        if self._is_global:
+            return MAX_WATERMARK
+        return cleanup_time(window, self.settings.lateness_ms if self._is_event_time else 0)
+
+    def _sessions(self) -> list[SessionWindow]:
+        return decode_sessions(self._sessions_state.value(()))
+
+    @property
+    def _sessions_state(self) -> Any:
+        return self._backend.get_state(SESSIONS)
+
+    # ------------------------------------------------------------------------------------------------------ records
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        self._catch_up()
+        if self._is_event_time and batch.timestamps is None:
+            raise InvalidTimestampError(
+                f"operator {self.context.uid!r}: records reach a window without event times",
+                operator=self.context.uid,
+                subtask=self.context.subtask,
+                record=None,
+            )
+        rows = batch.rows(self.input_type.record)
+        keys = self.selector.keys(
+            batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
+        )
+        stamps: Iterable[int | None] = repeat(None, len(rows)) if batch.timestamps is None else batch.timestamps.tolist()
+        add = self._adding()
+        set_current_key, context = self._backend.set_current_key, self._context
+        row = None
+        try:
+            for row, key, group, stamp in zip(rows, keys.encoded(), keys.key_groups.tolist(), stamps, strict=True):
+                set_current_key(key, group)
+                context.timestamp = stamp
+                if not add(row, stamp):
+                    self._take_late(row, stamp)
+        except Exception as error:
+            self._raise(error, self._blamed, row, keyed=True)
+        self._emit_fired()
+
+    @property
+    def _blamed(self) -> Callable[..., Any]:
+        """Whose line an error names."""
+        return self.function.function if isinstance(self.function, PassOn) else self.function.process
+
+    def _adding(self) -> Callable[[Any, int | None], bool]:
+        """Puts a record into its windows; False if all of them are late."""
+        if self._is_global:
+            return self._add_to_global
+        return self._add_to_session if isinstance(self.settings.assigner, Session) else self._add_to_aligned
+
+    def _add_to_global(self, row: Any, stamp: int | None) -> bool:
+        self._add(self._panes.get(GLOBAL_WINDOW.start) or self._pane(GLOBAL_WINDOW), row, stamp)
+        return True
+
+    def _time_of(self, stamp: int | None) -> int:
+        return stamp if self._is_event_time and stamp is not None else self._now_ms()
+
+    def _now_ms(self) -> int:
+        return self.context.now_ms()
+
+    def _add_to_aligned(self, row: Any, stamp: int | None) -> bool:
+        assigner, time = self.settings.assigner, self._time_of(stamp)
+        step_ms: int = slide_of(assigner)  # type: ignore[arg-type]
+        size_ms: int = assigner.size_ms  # type: ignore[union-attr]
+        start = time - (time - assigner.offset_ms) % step_ms  # type: ignore[union-attr]
+        oldest = time - size_ms
+        open_after = self._late_until - size_ms + 1
+        panes = self._panes
+        in_time = start <= oldest  # between two windows: in none, and not late
+        while start > oldest:
+            if start > open_after:
+                in_time = True
+                self._add(panes.get(start) or self._pane(TimeWindow(start, start + size_ms)), row, stamp)
+            start -= step_ms
+        return in_time
+
+    @property
+    def _late_until(self) -> int:
+        """Windows whose last ms is up to it are late."""
+        if not self._is_event_time:
+            return MIN_WATERMARK
+        passed = self._reached.current
+        return passed - self.settings.lateness_ms if passed < MAX_WATERMARK else MAX_WATERMARK
+
+    def _add_to_session(self, row: Any, stamp: int | None) -> bool:
+        start = self._time_of(stamp)
+        sessions = self._sessions()
+        window = merged_window(sessions, start, start + self._gap(row))
+        if self._is_event_time and self._cleanup_time(window) <= self._reached.current:
+            return False
+        merged = merge(sessions, window)
+        pane = self._session_pane(merged.session)
+        if merged.sessions is not sessions:
+            self._merge(pane, merged.merged)
+            self._sessions_state.update(encode_sessions(merged.sessions))
+        self._add(pane, row, stamp)
+        return True
+
+    def _gap(self, row: Any) -> int:
+        assigner = self.settings.assigner
+        if not isinstance(assigner, Session):
+            raise InvariantError(f"operator {self.context.uid!r}: {assigner!r} has no gap")
+        if assigner.gap_of is None:
+            return assigner.gap_ms
+        gap_ms = assigner.gap_of(row)
+        if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or gap_ms < 1:
+            raise ValueError(f"the gap of a session must be a whole number of ms, at least 1, not {gap_ms!r}")
+        return gap_ms
+
+    def _merge(self, pane: _Pane, merged: tuple[SessionWindow, ...]) -> None:
+        """Timers, the trigger's state and contents of the merged windows become those of the new one."""
+        if not merged:
+            return
+        context = self._trigger_context
+        if self._is_plain:
+            for session in merged:
+                self._timers_at_hand.delete_event_time_timer(session.end - 1, session.window.namespace)
+            for session in merged[1:]:
+                merge_states(self.contents_state, self._session_pane(session).contents, pane.contents)
+            return
+        old = [self._session_pane(session) for session in merged]
+        context.enter(pane.namespace, pane.trigger_namespace, [one.trigger_namespace for one in old])
+        self.settings.trigger.on_merge(pane.window, context)
+        for one in old:
+            self._clear_trigger(one)
+            self._delete_cleanup_timer(one)
+        for one in old[1:]:  # the contents of the first stay where they are
+            merge_states(self.contents_state, one.contents, pane.contents)
+
+    def _add(self, pane: _Pane, row: Any, stamp: int | None) -> None:
+        pane.contents.add(row if self.settings.evictor is None else self.contents.stamped(stamp, row))
+        if self._is_plain:
+            self._timers_at_hand.register_event_time_timer(pane.cleanup_ms, pane.namespace)
+            return
+        context = self._trigger_context
+        context.enter(pane.namespace, pane.trigger_namespace)
+        result = self.settings.trigger.on_element(row, stamp, pane.window, context)
+        if result.fires:
+            self._fire_window(pane, stamp)
+        if result.purges:
+            pane.contents.clear()
+        self._register_cleanup_timer(pane)
+
+    def _take_late(self, row: Any, stamp: int | None) -> None:
+        if stamp is None:
+            raise InvariantError(f"operator {self.context.uid!r}: a record without a time can't be late")
+        if self.settings.late_tag and self.output.has_readers(self.settings.late_tag):
+            self._sides.add(self.settings.late_tag, row, stamp)
+            return
+        counters = self.context.counters
+        counters.late_dropped += 1
+        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(stamp))
+
+    # ------------------------------------------------------------------------------------------------------- timers
+
+    def _register_cleanup_timer(self, pane: _Pane) -> None:
+        if self._is_global:
+            return
+        timers = self.context.timers
+        if self._is_event_time:
+            timers.register_event_time_timer(pane.cleanup_ms, pane.namespace)
+        else:
+            timers.register_processing_time_timer(pane.cleanup_ms, pane.namespace)
+
+    def _delete_cleanup_timer(self, pane: _Pane) -> None:
+        timers = self.context.timers
+        if self._is_event_time:
+            timers.delete_event_time_timer(pane.cleanup_ms, pane.namespace)
+        else:
+            timers.delete_processing_time_timer(pane.cleanup_ms, pane.namespace)
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        self._reached.advance(watermark_ms)
+        self._trigger_context.current_watermark = self._reached.current
+        return self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_time))
+
+    def _catch_up(self) -> None:
+        """What was due at the cut fires before the first record behind it, as it did before the failure."""
+        if self._timers().current_watermark < self._reached.current:
+            for _ in self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_time)):
+                pass
+
+    def process_processing_time(self, now_ms: int) -> Iterator[None]:
+        return self._fire(self._timers().advance_processing_time(now_ms, self._on_processing_time))
+
+    def finish(self) -> Iterator[None]:
+        """Windows of processing time that are open at the end of input fire once; timers of triggers don't."""
+        if self._is_event_time or self._is_global:
+            return iter(())
+        return self._fire(self._timers().advance_processing_time(MAX_WATERMARK, self._on_end))
+
+    def _on_event_time(self, timestamp_ms: int, namespace: bytes) -> None:
+        self._on_window_timer(timestamp_ms, namespace, self.settings.trigger.on_event_time, is_event_time=True)
+
+    def _on_processing_time(self, timestamp_ms: int, namespace: bytes) -> None:
+        self._on_window_timer(timestamp_ms, namespace, self.settings.trigger.on_processing_time, is_event_time=False)
+
+    def _on_window_timer(
+        self, timestamp_ms: int, namespace: bytes, ask: Callable[[int, TimeWindow, TriggerContext], Any], *, is_event_time: bool
+    ) -> None:
+        pane = self._pane_of(namespace)
+        if pane is None:
+            return
+        try:
+            self._trigger_context.enter(pane.namespace, pane.trigger_namespace)
+            result = ask(timestamp_ms, pane.window, self._trigger_context)
+            if result.fires:
+                self._fire_window(pane, timestamp_ms)
+            if result.purges:
+                pane.contents.clear()
+            if is_event_time == self._is_event_time and timestamp_ms == pane.cleanup_ms and not self._is_global:
+                self._clear(pane)
+        except Exception as error:
+            self._raise(error, self._blamed, self._described(timestamp_ms))
+
+    def _on_end(self, timestamp_ms: int, namespace: bytes) -> None:
+        pane = self._pane_of(namespace)
+        if pane is None or timestamp_ms != pane.cleanup_ms:
+            return
+        try:
+            self._fire_window(pane, timestamp_ms)
+            self._clear(pane)
+        except Exception as error:
+            self._raise(error, self._blamed, self._described(timestamp_ms))
+
+    def _described(self, timestamp_ms: int) -> Described:
+        return Described(f"timer {timestamp_ms} of key {self._context.key!r}")
+
+    def _pane_of(self, namespace: bytes) -> _Pane | None:
+        """The window of a timer; None if it is gone."""
+        window = window_of(namespace)
+        if not isinstance(self.settings.assigner, Session):
+            pane = self._panes.get(window.start)
+            return pane if pane is not None and pane.window == window else self._new_pane(window)
+        for session in self._sessions():
+            if session.window == window:
+                return self._session_pane(session)
+        return None
+
+    def _clear(self, pane: _Pane) -> None:
+        """The state of a window goes."""
+        pane.contents.clear()
+        self._clear_trigger(pane)
+        for descriptor in self.function.window_states:
+            self._window_states.get(descriptor, pane.namespace).clear()
+        if isinstance(self.settings.assigner, Session):
+            left = [session for session in self._sessions() if session.window != pane.window]
+            if left:
+                self._sessions_state.update(encode_sessions(left))
+            else:
+                self._sessions_state.clear()
+
+    def _clear_trigger(self, pane: _Pane) -> None:
+        """Its own `clear`, and then its state, whose namespace another session may get."""
+        trigger, context = self.settings.trigger, self._trigger_context
+        context.enter(pane.namespace, pane.trigger_namespace)
+        trigger.clear(pane.window, context)
+        for descriptor in trigger.states:
+            context.state(descriptor).clear()
+
+    # ------------------------------------------------------------------------------------------------------- firing
+
+    def _fire_window(self, pane: _Pane, moment_ms: int | None) -> None:
+        """`moment_ms`: time of the record or timer, which the results of a global window have."""
+        stamp = moment_ms if self._is_global else pane.window.end - 1
+        self._context.enter(pane.window, pane.namespace, stamp)
+        if self.settings.evictor is not None:
+            self._fire_evicting(pane, self.settings.evictor)
+        else:
+            found = pane.contents.get()
+            if isinstance(self.contents_state, ListStateDescriptor):
+                if found:
+                    self._call(found)
+            elif found is not None:
+                self._call([found])
+        missing = len(self._rows) - len(self._stamps)
+        if missing:
+            self._stamps.extend(repeat(stamp, missing))
+
+    def _fire_evicting(self, pane: _Pane, evictor: Evictor) -> None:
+        stored = pane.contents.get()
+        if not stored:
+            return
+        kept = evictor.evict_before([self.contents.unstamped(element) for element in stored], pane.window)
+        result = self.contents.result([element.value for element in kept])
+        if result or self.contents.reduce is None:
+            self._call(result)
+        kept = evictor.evict_after(kept, pane.window)
+        if len(kept) < len(stored):
+            pane.contents.update([self.contents.stamped(*element) for element in kept])
+
+    def _call(self, elements: list[Any]) -> None:
+        if isinstance(self.function, PassOn):
+            self._rows.extend(elements)
+        else:
+            self.function.process(self._context.key, self._context, elements, self._rows.append)
+
+    def _emit_fired(self) -> None:
+        stamps, self._stamps = self._stamps, []
+        self._emit(None if stamps and stamps[0] is None else np.array(stamps, np.int64))
+        self._sides.flush()
