@@ -88,7 +88,7 @@ _RETRYING = tenacity.Retrying()
 class _Request:
     """One call: rows of one batch, for which results are awaited."""
 
-    __slots__ = ("alarm", "attempt", "batch", "call", "count", "is_done", "results", "segment", "start")
+    __slots__ = ("attempt", "batch", "call", "count", "error", "is_done", "results", "segment", "start", "timer")
 
     def __init__(self, batch: Batch, start: int, count: int, segment: _Segment) -> None:
         self.batch = batch
@@ -97,11 +97,14 @@ class _Request:
         self.segment = segment
         self.attempt = 0
         """0: not sent yet."""
-        self.alarm = 0
-        """Number of the alarm that counts; older ones are stale."""
+        self.timer = 0
+        """Number of the timer that counts; older ones are stale."""
         self.call: UserCall | None = None
         """Under way; None before, behind, and between two attempts."""
-        self.results: list[Any] = []
+        self.results: Any = []
+        """What the call gave; of one without `batch_rows` a list of that."""
+        self.error: BaseException | None = None
+        """What the last attempt raised, if it did."""
         self.is_done = False
 
 
@@ -170,9 +173,9 @@ class AsyncMapOperator(RowFunctionOperator):
         self._unsent: deque[_Request] = deque()
         self._sent = 0
         """Requests whose results are not emitted, of those that were sent: at most `capacity`."""
-        self._alarms: list[tuple[int, int, _Request]] = []
+        self._timers: list[tuple[int, int, _Request]] = []
         """(monotonic ms, number, request): when its attempt is over, or, in a pause, when the next one begins."""
-        self._alarm_count = 0
+        self._timer_count = 0
         self._is_due = False
         """Something was answered since the last slice."""
         self._is_open = False
@@ -203,16 +206,16 @@ class AsyncMapOperator(RowFunctionOperator):
     def next_processing_time_ms(self) -> int | None:
         if self._is_due:
             return 0
-        while self._alarms and self._is_stale(self._alarms[0]):
-            heappop(self._alarms)
-        if not self._alarms:
+        while self._timers and self._is_stale(self._timers[0]):
+            heappop(self._timers)
+        if not self._timers:
             return None
-        return self.context.now_ms() + max(0, self._alarms[0][0] - self.context.monotonic_ms())
+        return self.context.now_ms() + max(0, self._timers[0][0] - self.context.monotonic_ms())
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         """One segment at most: its watermark leaves before what is behind it."""
         self._is_due = False
-        self._ring()
+        self._fire_timers()
         self._emit_answered(self._segments[0])
         if not self._segments[0].requests and len(self._segments) > 1:
             watermark_ms = self._segments.popleft().watermark_ms
@@ -259,7 +262,7 @@ class AsyncMapOperator(RowFunctionOperator):
         attempt = request.attempt
         rows = self._rows_of(request)
         request.call = UserCall(self.function, rows[0] if self.batch_rows is None else rows, is_coroutine=self.is_coroutine)
-        self._set_alarm(request, self.timeout_ms)
+        self._set_timer(request, self.timeout_ms)
         self.context.submit_call(request.call, lambda result, error: self._answered(request, attempt, result, error))
 
     def _rows_of(self, request: _Request) -> list[Any]:
@@ -277,32 +280,33 @@ class AsyncMapOperator(RowFunctionOperator):
         except Exception as raised:
             again, error = False, raised
         if again:
-            self._set_alarm(request, self.retry.pause_ms(attempt))
+            self._set_timer(request, self.retry.pause_ms(attempt))
             return
         request.is_done = True
-        request.results = [error] if error is not None else [result] if self.batch_rows is None else result
+        request.error = error
+        request.results = [result] if self.batch_rows is None else result
         if not self.ordered:
             request.segment.answered.append(request)
 
-    # ----------------------------------------------------------------------------------------------------------- alarms
+    # ----------------------------------------------------------------------------------------------------------- timers
 
-    def _set_alarm(self, request: _Request, delay_ms: int) -> None:
-        self._alarm_count += 1
-        request.alarm = self._alarm_count
-        heappush(self._alarms, (self.context.monotonic_ms() + delay_ms, self._alarm_count, request))
+    def _set_timer(self, request: _Request, delay_ms: int) -> None:
+        self._timer_count += 1
+        request.timer = self._timer_count
+        heappush(self._timers, (self.context.monotonic_ms() + delay_ms, self._timer_count, request))
 
     @staticmethod
-    def _is_stale(alarm: tuple[int, int, _Request]) -> bool:
-        _, number, request = alarm
-        return request.is_done or request.alarm != number
+    def _is_stale(timer: tuple[int, int, _Request]) -> bool:
+        _, number, request = timer
+        return request.is_done or request.timer != number
 
-    def _ring(self) -> None:
+    def _fire_timers(self) -> None:
         now_ms = self.context.monotonic_ms()
-        while self._alarms and self._alarms[0][0] <= now_ms:
-            alarm = heappop(self._alarms)
-            if self._is_stale(alarm):
+        while self._timers and self._timers[0][0] <= now_ms:
+            timer = heappop(self._timers)
+            if self._is_stale(timer):
                 continue
-            request = alarm[2]
+            request = timer[2]
             if request.call is None:  # its pause is over
                 self._call(request)
                 continue
@@ -353,9 +357,9 @@ class AsyncMapOperator(RowFunctionOperator):
 
     def _results_of(self, request: _Request) -> list[Any]:
         """A result for each row; none at all if they are left out. Raises what the call raised, naming operator and row."""
-        results: Any = request.results
-        if len(results) == 1 and isinstance(results, list) and isinstance(results[0], BaseException):
-            self._failed_call(results[0], request)
+        results = request.results
+        if request.error is not None:
+            self._failed_call(request.error, request)
             return []
         if not isinstance(results, list | tuple) or len(results) != request.count:
             found = f"{len(results)} results" if isinstance(results, list | tuple) else shown(results)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.functions.sql import Expression, Judge, connect, refusal
+from holdfast.operators.functions.sql import Expression, ExpressionChecker, connect, refusal
 from holdfast.operators.task.user_failures import NO_RECORD, shown
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvariantError, UserFunctionError
 
@@ -79,8 +79,8 @@ class Expressions:
         operator = self._operator
         connection = connect(operator)
         try:
-            judge = Judge(connection, schema, operator)
-            self.expressions = [judge.judge(name, text) for name, text in texts.items()]
+            checker = ExpressionChecker(connection, schema, operator)
+            self.expressions = [checker.check(name, text) for name, text in texts.items()]
             used = {name for each in self.expressions for name in each.columns}
             self._input = pa.schema([field for field in schema if field.name in used])
             self.columns = tuple(self._input.names)

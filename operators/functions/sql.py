@@ -1,7 +1,7 @@
 """Which SQL expressions are taken: scalar ones over the columns of one row, whose value follows from these alone.
 
-DuckDB parses the text and its catalog says of each function what it is; the tree that it gives is judged here, class by class, and
-what is not known is refused. It refuses to know rows: `expressions.py` evaluates."""
+DuckDB parses the text and its catalog says of each function what it is; the tree that it gives is checked here, class by class, and
+what is not known is refused. It knows no rows: `expressions.py` evaluates."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _needs_duckdb(operator: str, version: str) -> InvalidConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A text that was judged."""
+    """A text that was checked."""
 
     name: str
     """Column of the result; empty: a condition."""
@@ -114,15 +114,15 @@ def refusal(operator: str, shown: str, reason: str, **fields: Any) -> GraphError
     return GraphError(f"operator {operator!r}: {shown}: {reason}", operator=operator, expression=shown, **fields)
 
 
-class Judge:
-    """Judges the expressions of one operator over the columns of one schema."""
+class ExpressionChecker:
+    """Checks the expressions of one operator over the columns of one schema."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, schema: pa.Schema, operator: str) -> None:
         self._connection = connection
         self._schema = schema
         self._operator = operator
 
-    def judge(self, name: str, text: str) -> Expression:
+    def check(self, name: str, text: str) -> Expression:
         """Raises GraphError with the reason, UnknownColumnError."""
         written = Expression(name, text, text, ())
         if not isinstance(text, str) or not 0 < len(text) <= EXPRESSION_CHARACTERS_MAX:
@@ -266,7 +266,7 @@ def _macro_reason(connection: duckdb.DuckDBPyConnection, macro: _Function, seen:
     reply = _serialized(connection, macro.definition)
     tree = None if reply["error"] else _single(connection, reply)
     if tree is None:
-        return "it can't be judged"
+        return "what it does is not known"
     for node, bound in _walk(tree):
         if node["class"] == "COLUMN_REF":
             name = node["column_names"][0].lower()
