@@ -398,13 +398,23 @@ class SparkJobHandle:
         return outcome.result()
 
     def close(self) -> None:
-        """Let the workers go and release the coordinator. An interrupt ends the wait for the workers, which were asked to leave;
-        another call waits again."""
+        """Release the coordinator and let the workers go. An interrupt ends the wait for the workers, which were asked to leave;
+        another call waits again.
+
+        Of a job that is not over the coordinator goes first, if it is ours alone: it would take the first worker that leaves for a
+        failure, and one that may not restart would have failed for good."""
+        is_over = self._terminal.is_set()
         with self._lock:
             is_left, self._is_left = self._is_left, True
-        if not is_left and self._runner is not None and not self._terminal.is_set():
+        if not is_left and self._runner is not None and not is_over:
             self._line.say(describe_left(self._graph.name, self._progress))
+        if not is_over:
+            self._end_watch()
+            self._let_coordinator_go()
         self._let_workers_go()
+        self._let_coordinator_go()
+
+    def _let_coordinator_go(self) -> None:
         with self._lock:
             is_released, self._is_released = self._is_released, True
         if not is_released:
@@ -417,11 +427,14 @@ class SparkJobHandle:
             self._runner.ended.wait(WORKERS_LEAVE_S)
             if self._runner.abandoned:
                 log.warning("workers %s did not leave; they end with Spark", self._runner.abandoned)
-        self._closing.set()
+        self._end_watch()
         self._unsilence()
+        self._line.close()
+
+    def _end_watch(self) -> None:
+        self._closing.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
-        self._line.close()
 
     # ---------------------------------------------------------------------------------------------------------- thread
 
