@@ -16,17 +16,8 @@ from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import JobExistsError, UnclaimedStateError
 from holdfast.statebackends.factory import BackendKind
-from tests.integration.test_two_processes import (
-    KEYS,
-    SCHEMA,
-    Cluster,
-    CountPerKey,
-    PaddedCountPerKey,
-    cluster,
-    committed,
-    expected,
-    make_batch,
-)
+from tests.integration.counting import KEYS, SCHEMA, CountPerKey, PaddedCountPerKey, make_batch
+from tests.integration.test_two_processes import Cluster, cluster, committed, expected
 
 __all__ = ["cluster"]
 

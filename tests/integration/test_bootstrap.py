@@ -11,15 +11,8 @@ import pytest
 import holdfast as hf
 from holdfast.statebackends.errors import MaxParallelismError, UnclaimedStateError
 from holdfast.statebackends.factory import BackendKind
-from tests.integration.test_two_processes import (
-    KEYS,
-    Cluster,
-    CountPerKey,
-    cluster,
-    committed,
-    counting_plan,
-    eventually,
-)
+from tests.integration.counting import KEYS, CountPerKey
+from tests.integration.test_two_processes import Cluster, cluster, committed, counting_plan, eventually
 
 __all__ = ["cluster"]
 

@@ -20,7 +20,8 @@ from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.s3 import S3Storage
 from holdfast.statebackends.storage.s3_connection import S3Connection
 from tests.api.test_serve import ROOT, Process
-from tests.integration.test_two_processes import KEYS, Cluster, CountPerKey, committed, counting_plan, eventually, expected
+from tests.integration.counting import KEYS, CountPerKey
+from tests.integration.test_two_processes import Cluster, committed, counting_plan, eventually, expected
 from tests.s3_server import S3Server
 from tests.s3_server import connection as connection
 from tests.s3_server import server as server

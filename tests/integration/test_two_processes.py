@@ -13,10 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import psutil
-import pyarrow as pa
 import pytest
 
 from holdfast.api.client import RestClient
@@ -25,51 +22,16 @@ from holdfast.api.settings import ServerSettings
 from holdfast.barriers.jobgraph import RestartStrategy, Submission, SubmissionAccepted
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.main import WorkerSpec, pickle_plan
 from holdfast.statebackends.factory import BackendKind
-from holdfast.statebackends.state import ValueStateDescriptor
 from tests.harness.slots import LocalProcessSlots
+from tests.integration.counting import KEYS, SCHEMA, CountPerKey, PaddedCountPerKey, make_batch
 
 TOKEN = "integration-token-0123456789"
 DEADLINE_S = 60.0
-KEYS = 13
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("key", pa.int64(), nullable=False)])
-COUNTS = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("count", pa.int64(), nullable=False)])
-
-
-def make_batch(indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(indices.tolist(), pa.int64()), pa.array((indices % KEYS).tolist())], schema=SCHEMA)
-
-
-class CountPerKey(ProcessFunction):
-    """Emits the running count of each key: a loss or a repetition anywhere shows in the output."""
-
-    count = ValueStateDescriptor("count", int)
-    states = (count,)
-    returns = COUNTS
-
-    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
-        state = ctx.state(self.count)
-        count = state.value(0) + 1
-        state.update(count)
-        out({"key": value["key"], "count": count})
-
-
-class PaddedCountPerKey(CountPerKey):
-    """With so much state that it is stored in files, not within messages."""
-
-    pad = ValueStateDescriptor("pad", bytes)
-    states = (CountPerKey.count, pad)  # type: ignore[assignment]
-
-    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
-        state = ctx.state(self.pad)
-        if state.value() is None:
-            state.update(os.urandom(20_000))
-        super().process_element(value, ctx, out)
 
 
 def counting_plan(
