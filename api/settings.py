@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.api.http.auth import check_exposure, check_token, load_or_create_token, read_token
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
+from holdfast.api.tokens import check_exposure, check_token, load_or_create_token, read_token
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import TOKEN_FILE
 from holdfast.statebackends.storage.directory import folder_of

@@ -15,12 +15,12 @@ from types import FrameType
 
 import uvicorn
 
-from holdfast.api.http.auth import is_loopback
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
 from holdfast.api.run_record import read_run_record
 from holdfast.api.server.app import create_app
 from holdfast.api.settings import ServerSettings
+from holdfast.api.tokens import is_loopback
 from holdfast.barriers.descriptors import sockets_allowed
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvalidConfigError
