@@ -79,6 +79,7 @@ class Environment(BaseEnvironment):
     cancellation_timeout_ms (30000): a subtask that can't be cancelled in this time ends its worker.
     row_table_bytes_max (268435456): rows of a row table (joins, top-N, window buffers) in memory; more are in mapped files.
     auto_watermark_interval_ms (0): time between two watermarks of a strategy; 0: behind each batch that raises it.
+    latency_tracking_interval_ms (0): time between two latency markers of a source's subtask; 0: none.
 
     Raises InvalidConfigError on a setting that is unknown, of a wrong type or out of bounds."""
 

@@ -12,7 +12,7 @@ from typing import cast
 
 from holdfast.barriers.coalesce import Coalescer
 from holdfast.barriers.credits import CreditAnnouncement, SenderCredit
-from holdfast.barriers.elements import Batch, Element, ElementEvent, Watermark
+from holdfast.barriers.elements import Batch, Element, ElementEvent, LatencyMarker, Watermark
 from holdfast.barriers.frames import AnyFrame, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameKind, LastSequence
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.partition import Partitioner
@@ -198,6 +198,7 @@ class OutputGate:
             OutputChannel(ChannelId(edge_id, producer, consumer), attempt=attempt, settings=settings) for consumer in consumers
         ]
         self._by_consumer = {channel.channel.consumer: channel for channel in self._channels}
+        self._markers = 0
         self.records_out = 0
         self.bytes_out = 0
 
@@ -211,6 +212,13 @@ class OutputGate:
         """An event to every channel, behind all that was emitted before."""
         for channel in self._channels:
             channel.add_event(event)
+
+    def forward_marker(self, marker: LatencyMarker) -> None:
+        """A marker to one channel, each in turn, behind all that was emitted to it before.
+
+        To all of them each exchange would multiply it by the parallelism. Source: Flink, RecordWriter.randomEmit."""
+        self._channels[self._markers % len(self._channels)].add_event(marker)
+        self._markers += 1
 
     def announced(self, frame: AnyFrame) -> None:
         """A credit frame came for one of the channels. Raises ProtocolError."""

@@ -188,9 +188,12 @@ class CancelMarker(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class LatencyMarker(msgspec.Struct, frozen=True, tag="latency"):
-    """Travels beside records to measure latency; not aligned, not visible to user code."""
+    """Travels among the records to measure latency: it overtakes none of its channel, and user code does not see it.
+
+    It waits behind a barrier as they do, and belongs to no snapshot."""
 
     marked_ms: int
+    """ms since the epoch, by the clock of the source."""
     vertex: str
     subtask: int
 

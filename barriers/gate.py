@@ -43,6 +43,8 @@ from holdfast.barriers.elements import (
 )
 from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
+MARKERS_QUEUED_MAX = 16
+"""Latency markers that wait on one channel; further ones are dropped, so that they don't fill the queue of a slow channel."""
 QUEUED_ELEMENTS_MAX = 100_000
 """Elements queued on one channel. Batches are bounded by credit long before; this bounds events, which need none."""
 
@@ -81,6 +83,7 @@ class InputGate:
         self._credits = credits
         self._queues: list[deque[_Queued]] = [deque() for _ in range(handler.channel_count)]
         self._queued_bytes = [0] * handler.channel_count
+        self._queued_markers = [0] * handler.channel_count
         self._blocked: set[int] = set()
         self._ready: list[tuple[int, int]] = []
         """Heap of (arrival, channel): the head of every unblocked, non-empty queue, once."""
@@ -99,6 +102,10 @@ class InputGate:
             # Only the last of a run of watermarks matters, and a blocked channel must not grow by the others.
             queue[-1] = queue[-1]._replace(element=element)
             return
+        if isinstance(element, LatencyMarker):
+            if self._queued_markers[channel] >= MARKERS_QUEUED_MAX:
+                return
+            self._queued_markers[channel] += 1
         if len(queue) >= QUEUED_ELEMENTS_MAX:
             raise ProtocolError(f"more than {QUEUED_ELEMENTS_MAX} elements wait on channel {channel}", channel=channel)
         if self._credits and isinstance(element, Batch):
@@ -136,7 +143,10 @@ class InputGate:
             case EndOfPartition():
                 self._outputs.append(Delivered(channel, element))
                 self._handle(ChannelEnded(channel), now_ms, wall_ms)
-            case Watermark() | WatermarkStatus() | LatencyMarker() | EndOfData():
+            case LatencyMarker():
+                self._queued_markers[channel] -= 1
+                self._outputs.append(Delivered(channel, element))
+            case Watermark() | WatermarkStatus() | EndOfData():
                 self._outputs.append(Delivered(channel, element))
             case _:
                 assert_never(element)
@@ -216,4 +226,4 @@ class InputGate:
         self._blocked.clear()
         for channel, queue in enumerate(self._queues):
             queue.clear()
-            self._queued_bytes[channel] = 0
+            self._queued_bytes[channel] = self._queued_markers[channel] = 0

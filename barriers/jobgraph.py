@@ -339,6 +339,8 @@ class JobConfig(msgspec.Struct, frozen=True):
     files on the worker's local disk, which are mapped. 1 MiB..1 TiB."""
     auto_watermark_interval_ms: int = 0
     """Time between two watermarks of a watermark strategy. 0: behind each batch that raises it."""
+    latency_tracking_interval_ms: int = 0
+    """Time between two latency markers of a source's subtask; the subtasks behind it measure how long they took. 0: no markers."""
 
     @property
     def is_incremental(self) -> bool:
@@ -353,7 +355,7 @@ class JobConfig(msgspec.Struct, frozen=True):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
         at_least_zero = ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms", "reconcile_timeout_ms")
-        for name in (*at_least_zero, "auto_watermark_interval_ms"):
+        for name in (*at_least_zero, "auto_watermark_interval_ms", "latency_tracking_interval_ms"):
             if getattr(self, name) < 0:
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
         if not 0 <= self.cancellation_timeout_ms <= CANCELLATION_TIMEOUT_MS_MAX:

@@ -13,6 +13,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.latency import Latencies
 from holdfast.statebackends.handles import OperatorSubtaskState
 
 TEXT_BYTES_MAX = 1024
@@ -255,6 +256,18 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Of each operator of the chain."""
     aligned: AlignedWatermarks | msgspec.UnsetType = msgspec.UNSET
     """Operator in a watermark group -> its watermark; None: it has none, is idle or has ended, and holds nobody."""
+    output_watermark_ms: _Int | msgspec.UnsetType = msgspec.UNSET
+    """The least of what the last operators of the chain have passed on; absent before the first and behind the last."""
+    watermark_lag_ms: _Int | msgspec.UnsetType = msgspec.UNSET
+    """Wall clock less event time: the watermark of the input, of a source its own (Flink's watermarkLag)."""
+    emit_lag_ms: _Int | msgspec.UnsetType = msgspec.UNSET
+    """Of a source: wall clock less event time of its last record, when that was emitted (Flink's currentEmitEventTimeLag)."""
+    source_idle_ms: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Of a source: time since its last record (Flink's sourceIdleTime)."""
+    idle: bool | msgspec.UnsetType = msgspec.UNSET
+    """Of a source: it has told those behind it that it is idle, and holds nobody's event time."""
+    latencies: Latencies | msgspec.UnsetType = msgspec.UNSET
+    """By the markers that came, of each source vertex; absent in a job that does not track latency."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):

@@ -76,6 +76,11 @@ class Tally:
                 self._sums[entry.operator].change(self._reported.get(key), entry)
                 self._reported[key] = entry
 
+    def reported(self, vertex: str, subtask: int) -> tuple[OperatorMetrics, ...]:
+        """The newest counts of a subtask's operators, in the order of the graph."""
+        uids = (uid for uid, home in self._home.items() if home == vertex)
+        return tuple(entry for uid in uids if (entry := self._reported.get((uid, subtask))) is not None)
+
     def totals(self) -> Totals:
         totals = {uid: total.totals() for uid, total in self._sums.items()}
         return {uid: entry for uid, entry in totals.items() if entry != NOTHING}

@@ -264,8 +264,12 @@ class CheckpointStatsView(msgspec.Struct, frozen=True):
     latest_restored: RestoredView | None
 
 
+SUBTASKS_SHOWN_MAX = 1_000
+"""Subtasks of one job whose own numbers a scrape of metrics shows."""
+
+
 class JobNumbersView(msgspec.Struct, frozen=True):
-    """Numbers of one job for metrics, updated with each event: the cost of reading them does not depend on the number of tasks."""
+    """Numbers of one job for metrics, updated with each event: the cost of reading them has a bound, whatever the tasks are."""
 
     overview: JobOverviewView
     attempt: int
@@ -282,6 +286,8 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     much again."""
     restarts_at_ms: int = -1
     """As in JobView."""
+    subtasks: tuple[SubtaskMetrics, ...] = ()
+    """Of running subtasks that tell event time or latency, as of their last heartbeats; SUBTASKS_SHOWN_MAX at most."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):

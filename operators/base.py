@@ -81,6 +81,8 @@ class OperatorCounters:
     """An operator's own, such as a sink's commits; not reported."""
     user: dict[str, Counter] = field(default_factory=dict)
     """Those of the user's function, by name."""
+    emit_lag_ms: int | None = None
+    """Wall clock less event time of the last record that a source, or what gives records their event times, emitted."""
 
     def metrics(self, operator: str) -> OperatorMetrics:
         counters = {name: counter.count for name, counter in self.user.items()}

@@ -4,10 +4,13 @@ This module and schemas.py decide spelling, letter case and the place of each ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import UNSET
 
 from holdfast.api.flink import schemas
 from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.latency import LatencyHistogram
 from holdfast.barriers.messages import SubtaskMetrics, TaskState
 from holdfast.coordinator.views import ExceptionView, JobOverviewView, JobView, VertexView
 from holdfast.statebackends.errors import NotFoundError
@@ -116,15 +119,75 @@ def job_plan(view: JobView) -> schemas.JobPlan:
 
 def vertex_watermarks(view: JobView, vertex_id: str) -> list[schemas.Metric]:
     """Of each subtask that has told one, in order. Raises NotFoundError for a vertex that the job doesn't have."""
-    vertex = next((each for each in view.vertices if each.vertex_id == vertex_id), None)
-    if vertex is None:
-        raise NotFoundError(f"job {view.overview.job_id} has no vertex {vertex_id!r}", job=view.overview.job_id, vertex=vertex_id)
+    vertex = _vertex_of(view, vertex_id)
     told = ((each.subtask, each.metrics.watermark_ms) for each in vertex.subtasks)
     return [
         schemas.Metric(id=f"{subtask}.currentInputWatermark", value=str(watermark_ms))
         for subtask, watermark_ms in sorted(told)
         if watermark_ms is not None
     ]
+
+
+def _vertex_of(view: JobView, vertex_id: str) -> VertexView:
+    vertex = next((each for each in view.vertices if each.vertex_id == vertex_id), None)
+    if vertex is None:
+        raise NotFoundError(f"job {view.overview.job_id} has no vertex {vertex_id!r}", job=view.overview.job_id, vertex=vertex_id)
+    return vertex
+
+
+_ALWAYS = {
+    "records_in": "numRecordsIn",
+    "records_out": "numRecordsOut",
+    "bytes_in": "numBytesIn",
+    "bytes_out": "numBytesOut",
+    "busy_ms": "accumulateBusyTimeMs",
+    "idle_ms": "accumulateIdleTimeMs",
+    "backpressured_ms": "accumulateBackPressuredTimeMs",
+}
+_IF_TOLD = {
+    "watermark_ms": "currentInputWatermark",
+    "output_watermark_ms": "currentOutputWatermark",
+    "watermark_lag_ms": "watermarkLag",
+    "emit_lag_ms": "currentEmitEventTimeLag",
+    "source_idle_ms": "sourceIdleTime",
+    "idle": "isIdle",
+}
+"""Field of SubtaskMetrics -> Flink's name (`isIdle` is ours)."""
+_OF_OPERATORS = {"records_in": "numRecordsIn", "records_out": "numRecordsOut", "late_dropped": "numLateRecordsDropped"}
+_QUANTILES = {"median": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p98": 0.98, "p99": 0.99, "p999": 0.999}
+
+
+def vertex_metrics(view: JobView, vertex_id: str) -> dict[str, str]:
+    """The numbers of each subtask of a vertex by their names; a number that a subtask has not told is left out.
+
+    Raises NotFoundError for a vertex that the job doesn't have."""
+    vertex = _vertex_of(view, vertex_id)
+    head = view.graph.vertex(vertex_id).operators[0].operator_id
+    found: dict[str, str] = {}
+    for subtask in sorted(vertex.subtasks, key=lambda each: each.subtask):
+        metrics, number = subtask.metrics, subtask.subtask
+        for field, name in _ALWAYS.items():
+            found[f"{number}.{name}"] = str(getattr(metrics, field))
+        for field, name in _IF_TOLD.items():
+            value = getattr(metrics, field)
+            if value is not None and value is not UNSET:
+                found[f"{number}.{name}"] = str(int(value))
+        for operator in metrics.operators:
+            for field, name in _OF_OPERATORS.items():
+                found[f"{number}.{operator.operator}.{name}"] = str(getattr(operator, field))
+        for latency in metrics.latencies or ():
+            place = f"latency.source_id.{latency.source}.operator_id.{head}.operator_subtask_index.{number}.latency"
+            found |= {f"{number}.{place}_{name}": text for name, text in _latency(latency)}
+    return found
+
+
+def _latency(histogram: LatencyHistogram) -> Iterator[tuple[str, str]]:
+    """Numbers of a histogram in ms, under the names that Flink gives them."""
+    yield "count", str(histogram.count)
+    yield "max", str(histogram.max_ms)
+    yield "mean", f"{histogram.sum_ms / max(1, histogram.count):.3f}"
+    for name, share in _QUANTILES.items():
+        yield name, f"{histogram.quantile(share):.3f}"
 
 
 def _plan(job_id: str, graph: JobGraph) -> schemas.Plan:

@@ -187,6 +187,12 @@ class Metric(Record):
     value: str
 
 
+class MetricName(Record):
+    """A number that can be asked for."""
+
+    id: str
+
+
 class JobDetails(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

@@ -33,6 +33,9 @@ REFRESH_INTERVAL_MS = 3_000
 
 EXCEPTIONS_DEFAULT, EXCEPTIONS_MAX = 20, 1_000
 
+METRIC_NAMES_CHARS_MAX = 16_384
+"""Of the names in one request."""
+
 
 @router.get("/overview")
 def overview(service: Service) -> schemas.Overview:
@@ -107,6 +110,22 @@ def job_plan(service: Service, job_id: JobId) -> schemas.JobPlan:
 def vertex_watermarks(service: Service, job_id: JobId, vertex_id: VertexId) -> list[schemas.Metric]:
     """Watermark of each subtask of a vertex, as of its last heartbeat; a subtask without one is left out."""
     return render_jobs.vertex_watermarks(service.job(job_id), vertex_id)
+
+
+@router.get("/jobs/{jobid}/vertices/{vertexid}/metrics")
+def vertex_metrics(
+    service: Service,
+    job_id: JobId,
+    vertex_id: VertexId,
+    get: Annotated[str | None, Query(max_length=METRIC_NAMES_CHARS_MAX)] = None,
+) -> list[schemas.Metric] | list[schemas.MetricName]:
+    """Numbers of each subtask of a vertex, as of its last heartbeat: their names, or with `get=name,name` their values.
+
+    A name that no subtask has told a number of is left out."""
+    found = render_jobs.vertex_metrics(service.job(job_id), vertex_id)
+    if get is None:
+        return [schemas.MetricName(id=name) for name in found]
+    return [schemas.Metric(id=name, value=found[name]) for name in dict.fromkeys(get.split(",")) if name in found]
 
 
 @router.get("/jobs/{jobid}/exceptions")

@@ -6,16 +6,19 @@ coordinator, as Prometheus expects."""
 from __future__ import annotations
 
 import collections
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 
+from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.barriers.latency import BOUNDS_MS, LatencyHistogram, merge
 from holdfast.barriers.messages import AckStatus
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.totals import NOTHING, derive_job_totals
@@ -25,6 +28,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 JOBS_MAX = 1_000
 """Jobs in one scrape, at most, live ones first: labels by job must stay bounded."""
+
+SUBTASKS_MAX = 10_000
+"""Subtasks with gauges of their own in one scrape, at most."""
 
 USER_COUNTERS_MAX = 10_000
 """Counters of users' functions in one scrape, at most."""
@@ -64,6 +70,24 @@ class JobMetrics:
             "Counters of the user's functions.",
             labels=(*labels, "operator", "counter"),
         )
+        of_subtasks = (*labels, "vertex", "subtask")
+        self.lag = GaugeMetricFamily(
+            "holdfast_subtask_watermark_lag_seconds", "Wall clock less event time of the subtask.", labels=of_subtasks
+        )
+        self.emit_lag = GaugeMetricFamily(
+            "holdfast_source_emit_event_time_lag_seconds",
+            "Wall clock less event time of the source's last record, when it was emitted.",
+            labels=of_subtasks,
+        )
+        self.silence = GaugeMetricFamily("holdfast_source_idle_seconds", "Since the source's last record.", labels=of_subtasks)
+        self.idle = GaugeMetricFamily(
+            "holdfast_source_idle", "1 for a source that is idle and holds nobody's event time, else 0.", labels=of_subtasks
+        )
+        self.latency = HistogramMetricFamily(
+            "holdfast_latency_seconds",
+            "How long latency markers of a source were under way to a vertex.",
+            labels=(*labels, "source", "vertex"),
+        )
         self.frames_refused = CounterMetricFamily(
             "holdfast_job_frames_refused",
             "Frames that data ports dropped because their sender had no reason to send them.",
@@ -93,6 +117,7 @@ class JobMetrics:
         self.restarts.add_metric(labels, job.restarts)
         self.attempt.add_metric(labels, job.attempt)
         self._add_totals(job, labels)
+        self._add_subtasks(job, labels)
         self.frames_refused.add_metric(labels, job.frames_refused)
         self.checkpoints.add_metric((*labels, "completed"), job.counts.completed)
         self.checkpoints.add_metric((*labels, "failed"), job.counts.failed)
@@ -117,6 +142,30 @@ class JobMetrics:
             for name, count in sorted(entry.counters.items()):
                 if len(self.user.samples) < USER_COUNTERS_MAX:
                     self.user.add_metric((*labels, operator.uid, name), count)
+
+    def _add_subtasks(self, job: JobNumbersView, labels: tuple[str, str]) -> None:
+        """Gauges of subtasks; latencies are added up over the subtasks of a vertex."""
+        latencies: dict[str, list[LatencyHistogram]] = {}
+        for metrics in job.subtasks:
+            if metrics.latencies:
+                latencies.setdefault(metrics.vertex, []).extend(metrics.latencies)
+            if len(self.lag.samples) >= SUBTASKS_MAX or len(self.silence.samples) >= SUBTASKS_MAX:
+                continue
+            place = (*labels, metrics.vertex, str(metrics.subtask))
+            for family, told_ms in (
+                (self.lag, metrics.watermark_lag_ms),
+                (self.emit_lag, metrics.emit_lag_ms),
+                (self.silence, metrics.source_idle_ms),
+            ):
+                if told_ms is not UNSET:
+                    family.add_metric(place, told_ms / 1000)
+            if metrics.idle is not UNSET:
+                self.idle.add_metric(place, int(metrics.idle))
+        for vertex, found in latencies.items():
+            for source, histogram in merge(found).items():
+                bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
+                buckets = list(zip(bounds, map(float, itertools.accumulate(histogram.counts)), strict=True))
+                self.latency.add_metric((*labels, source, vertex), buckets, histogram.sum_ms / 1000)
 
     def families(self) -> Iterator[Metric]:
         yield from vars(self).values()

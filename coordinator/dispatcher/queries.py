@@ -18,6 +18,7 @@ from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.views import (
+    SUBTASKS_SHOWN_MAX,
     CheckpointConfigView,
     CheckpointCounts,
     CheckpointStatsView,
@@ -65,6 +66,7 @@ def view_numbers(master: JobMaster) -> JobNumbersView:
         totals=lifecycle.totals(),
         reached=lifecycle.reached(),
         restarts_at_ms=lifecycle.restarts_at_ms,
+        subtasks=lifecycle.execution.timeliness(SUBTASKS_SHOWN_MAX) if lifecycle.execution is not None else (),
     )
 
 

@@ -5,6 +5,7 @@ prepared once and deployed once. Both know nothing of processes: a slot is a num
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -61,6 +62,9 @@ class Execution:
             for subtask in range(vertex.parallelism)
         }
         self._counts = Counter({TaskState.CREATED: len(self._tasks)})
+        self._timed: dict[SubtaskKey, _Task] = {}
+        """Tasks that tell event time or latency."""
+        self._vertices = frozenset(vertex.vertex_id for vertex in graph.vertices)
 
     @property
     def tasks(self) -> frozenset[SubtaskKey]:
@@ -102,10 +106,20 @@ class Execution:
     def _measure(self, task: _Task, metrics: SubtaskMetrics) -> None:
         self._tally.count(metrics.vertex, metrics.subtask, metrics.operators)
         task.metrics = msgspec.structs.replace(metrics, operators=())  # the tally has the operators' counts
+        if metrics.latencies:
+            own = tuple(each for each in metrics.latencies if each.source in self._vertices)
+            task.metrics = msgspec.structs.replace(task.metrics, latencies=own)
+        if _tells_time(metrics):
+            self._timed[SubtaskKey(metrics.vertex, metrics.subtask)] = task
 
     def totals(self) -> Totals:
         """Totals of the submission, as far as its workers have reported."""
         return self._tally.totals()
+
+    def timeliness(self, count_max: int) -> tuple[SubtaskMetrics, ...]:
+        """Newest metrics of subtasks that tell event time or latency, of `count_max` at most: those that told it first."""
+        timed = itertools.islice(self._timed.values(), count_max)
+        return tuple(task.metrics for task in timed if task.state is TaskState.RUNNING and not task.drained)
 
     def metrics(self) -> tuple[SubtaskMetrics, ...]:
         return tuple(task.metrics for _, task in sorted(self._tasks.items()))
@@ -170,7 +184,7 @@ class Execution:
             end_ms=max((at for state, at in task.timestamps.items() if state in _TERMINAL), default=-1),
             timestamps=dict(task.timestamps),
             drained=task.drained,
-            metrics=task.metrics,
+            metrics=msgspec.structs.replace(task.metrics, operators=self._tally.reported(key.vertex, key.subtask)),
         )
 
     def _enter(self, task: _Task, state: TaskState, wall_ms: int) -> bool:
@@ -181,6 +195,11 @@ class Execution:
         task.state = state
         task.timestamps[state] = wall_ms
         return True
+
+
+def _tells_time(metrics: SubtaskMetrics) -> bool:
+    told = (metrics.watermark_lag_ms, metrics.emit_lag_ms, metrics.source_idle_ms, metrics.latencies)
+    return any(entry is not msgspec.UNSET for entry in told)
 
 
 PREPARE_RETRY_MS = 500

@@ -48,6 +48,7 @@ class Settings(TypedDict, total=False):
     cancellation_timeout_ms: int
     row_table_bytes_max: int
     auto_watermark_interval_ms: int
+    latency_tracking_interval_ms: int
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:

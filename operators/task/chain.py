@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, ElementEvent, Watermark, WatermarkStatus
+from holdfast.barriers.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    Batch,
+    ElementEvent,
+    LatencyMarker,
+    Watermark,
+    WatermarkStatus,
+)
 from holdfast.barriers.messages import OPERATORS_MAX, OperatorMetrics
 from holdfast.barriers.watermark_alignment import alignment_of
 from holdfast.operators.base import Operator
@@ -26,6 +34,9 @@ class ResultPort(Protocol):
 
     def broadcast(self, event: ElementEvent) -> None:
         """Flush what is buffered, then the event, to every channel."""
+
+    def forward_marker(self, marker: LatencyMarker) -> None:
+        """The marker to one channel, behind what is buffered for it."""
 
     @property
     def is_available(self) -> bool:
@@ -184,6 +195,20 @@ class OperatorChain:
         """Counters of each operator, now."""
         return tuple(node.context.counters.metrics(node.uid) for node in self.nodes[:OPERATORS_MAX])
 
+    @property
+    def output_watermark_ms(self) -> int:
+        """The least watermark that the last operators have passed on."""
+        return min(node.watermark_ms for node in self._last())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that the last operators have passed on last is that they are idle."""
+        return all(node.idle for node in self._last())
+
+    def _last(self) -> list[ChainNode]:
+        """Those behind which the chain ends, or has an output edge."""
+        return [node for node in self.nodes if node.partitions or not node.children]
+
     def partitions(self) -> tuple[ResultPort, ...]:
         return tuple(partition for node in self.nodes for partition in node.partitions)
 
@@ -304,6 +329,12 @@ class OperatorChain:
         for node in self.nodes:
             for partition in node.partitions:
                 partition.broadcast(event)
+
+    def forward_marker(self, marker: LatencyMarker) -> None:
+        """A latency marker to one channel of every partition."""
+        for node in self.nodes:
+            for partition in node.partitions:
+                partition.forward_marker(marker)
 
     # --------------------------------------------------------------------------------------------- processing time
 

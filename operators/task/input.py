@@ -37,6 +37,7 @@ from holdfast.barriers.elements import (
     WatermarkStatus,
 )
 from holdfast.barriers.gate import Delivered, GateOutput
+from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.task.chain import OperatorChain, overrides
 from holdfast.operators.task.context import Clock
@@ -165,11 +166,17 @@ class TaskInput:
         self.is_drained = False
         self.watermark_ms = MIN_WATERMARK
         self.bytes_in = 0
+        self.latencies = LatencyStats()
 
     @property
     def has_work(self) -> bool:
         """Slices are left of something that has begun."""
         return bool(self._work) or self._remainder is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """A source is not polled any more."""
+        return self._phase is SourcePhase.ENDED
 
     @property
     def is_full(self) -> bool:
@@ -366,7 +373,8 @@ class TaskInput:
                 elif self._unended_inputs and self._drains and not self._stopped:
                     self._end_input_of(channel)
             case LatencyMarker():
-                self._chain.broadcast(event)
+                self.latencies.record(event.vertex, self._clock.wall_ms() - event.marked_ms)
+                self._chain.forward_marker(event)
             case EndOfPartition():
                 if channel not in self._ended_channels:
                     raise InvariantError(f"channel {channel} of {self._chain.head.uid} ended before its data did")

@@ -22,6 +22,8 @@ class SourceOperator(Operator):
         """Set by the deployment: the snapshot contains this operator, so that no split may be read from its start."""
         self._reader: SourceReader | None = None
         self._watermark_ms = MIN_WATERMARK
+        self._last_record_ms = 0
+        """Monotonic: of the last record, or of the beginning."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (SOURCE_POSITIONS,)
@@ -31,16 +33,25 @@ class SourceOperator(Operator):
         entries = context.operator_state.list_state(SOURCE_POSITIONS.name).entries
         self._reader = self.source.create_reader(context.subtask, context.parallelism, context.max_parallelism)
         self._reader.open(context, list(entries) if self.is_restored else None)
+        self._last_record_ms = context.monotonic_ms()
 
     def poll(self, rows_max: int, now_ms: int) -> Poll:
         """Take up to rows_max records and emit them; the reader's answer is returned for its times."""
         polled = self.reader.poll(rows_max, now_ms)
         if polled.batch is not None:
+            self._last_record_ms = now_ms
+            stamps = polled.batch.timestamps
+            if stamps is not None and len(stamps):
+                self.context.counters.emit_lag_ms = self.context.now_ms() - int(stamps[-1])
             self.output.collect(polled.batch)
         if polled.watermark_ms is not None and polled.watermark_ms > self._watermark_ms:
             self._watermark_ms = polled.watermark_ms
             self.output.emit_watermark(polled.watermark_ms)
         return polled
+
+    def idle_ms(self) -> int:
+        """Time since the last record."""
+        return max(0, self.context.monotonic_ms() - self._last_record_ms)
 
     @property
     def reader(self) -> SourceReader:

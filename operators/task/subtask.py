@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, assert_never
+from typing import Any, NamedTuple, TypeAlias, assert_never
 
 from msgspec import UNSET
 
 from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
-from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition
+from holdfast.barriers.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+)
 from holdfast.barriers.messages import (
+    INT_MAX,
     TRACEBACK_BYTES_MAX,
     AlignWatermarks,
     Answerable,
@@ -33,6 +41,7 @@ from holdfast.operators.task.chain import OperatorChain, ResultPort
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SourceReady, SubtaskPool
 from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
+from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.user_failures import error_line, stack_trace
 from holdfast.statebackends.local_recovery.storage import RestoredBytes
 from holdfast.statebackends.rocksdb.database import failure_of
@@ -107,7 +116,9 @@ class Subtask:
         batch_rows_max: int = 65_536,
         proven_rows: int = 0,
         units_max: int = UNITS_MAX,
+        latency_interval_ms: int = 0,
     ) -> None:
+        """`latency_interval_ms`: a source sends a latency marker so often; 0: never."""
         self.key = key
         self.attempt = attempt
         self.state = TaskState.CREATED
@@ -134,6 +145,9 @@ class Subtask:
         self._finish_id = 0
         self._early: list[Notice] = []
         self._disposed = False
+        self._latency_interval_ms = latency_interval_ms if ports.inputs is None else 0
+        self._next_marker_ms = 0
+        """Monotonic."""
         self._times = _Times(ports.clock.seconds())
         for node in ports.chain.nodes:
             node.context.reading = self._reading_ms
@@ -174,7 +188,9 @@ class Subtask:
     def metrics(self) -> SubtaskMetrics:
         """Counters since the attempt began."""
         nodes = self.chain.nodes
-        watermark_ms = self._input.watermark_ms
+        watermark_ms = _told(self._input.watermark_ms)
+        output_ms = _told(self.chain.output_watermark_ms)
+        reached_ms = output_ms if self.is_source else watermark_ms
         return SubtaskMetrics(
             self.key.vertex,
             self.key.subtask,
@@ -186,11 +202,28 @@ class Subtask:
             busy_ms=max(0, int(self._times.busy_s * 1000)),
             idle_ms=max(0, int(self._times.idle_s * 1000)),
             backpressured_ms=max(0, int(self._times.backpressured_s * 1000)),
-            watermark_ms=None if watermark_ms in (MIN_WATERMARK, MAX_WATERMARK) else watermark_ms,
+            watermark_ms=watermark_ms,
             restored_local_bytes=self._ports.restored.local,
             restored_remote_bytes=self._ports.restored.remote,
             aligned=self._input.aligned_watermarks() or UNSET,
+            output_watermark_ms=UNSET if output_ms is None else output_ms,
+            watermark_lag_ms=UNSET if reached_ms is None else _fit(self._clock.wall_ms() - reached_ms),
+            latencies=self._input.latencies.histograms() or UNSET,
+            **self._source_metrics(),
         )
+
+    def _source_metrics(self) -> dict[str, Any]:
+        """How a source that still reads keeps up."""
+        head = self.chain.head.operator
+        if not isinstance(head, SourceOperator) or self.state is not TaskState.RUNNING or self._input.has_ended:
+            return {}
+        lags = [node.context.counters.emit_lag_ms for node in self.chain.nodes]
+        lag_ms = next((lag for lag in reversed(lags) if lag is not None), None)
+        return {
+            "emit_lag_ms": UNSET if lag_ms is None else _fit(lag_ms),
+            "source_idle_ms": head.idle_ms(),
+            "idle": self.chain.is_idle,
+        }
 
     # ---------------------------------------------------------------------------------------------------------- life
 
@@ -299,7 +332,7 @@ class Subtask:
         times.was_backpressured = backpressured or (self.state is TaskState.RUNNING and self._input.is_full)
         times.busy_s += times.last_end_s - began
         is_running = self.state is TaskState.RUNNING
-        wakeup_ms = self._input.next_wakeup_ms(self._reading_ms()) if is_running and not backpressured else None
+        wakeup_ms = self._next_wakeup_ms() if is_running and not backpressured else None
         found_nothing = is_running and not backpressured and not has_more
         times.was_silent = found_nothing and self.chain.watches_silence and self._input.is_listening
         self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
@@ -320,7 +353,7 @@ class Subtask:
 
     def _run_input(self, now_ms: int, deadline_s: float) -> tuple[bool, bool, bool]:
         """Units of work until the budget is spent, mail waits, or nothing can move: (moved, has_more, backpressured)."""
-        moved = False
+        moved = self._latency_interval_ms > 0 and self._mark_latency(now_ms)
         for _ in range(self._units_max):
             for output in self._outputs:
                 if not output.is_available:
@@ -332,6 +365,20 @@ class Subtask:
             if self.mailbox or self._clock.seconds() >= deadline_s:
                 break
         return moved, True, False
+
+    def _mark_latency(self, now_ms: int) -> bool:
+        """A source that can emit sends its next marker. Whether it was due."""
+        if now_ms < self._next_marker_ms or self._input.has_ended or not all(output.is_available for output in self._outputs):
+            return False
+        self._next_marker_ms = now_ms + self._latency_interval_ms
+        self.chain.forward_marker(LatencyMarker(self._clock.wall_ms(), self.key.vertex, self.key.subtask))
+        return True
+
+    def _next_wakeup_ms(self) -> int | None:
+        wakeup_ms = self._input.next_wakeup_ms(self._reading_ms())
+        if not self._latency_interval_ms or self._input.has_ended:
+            return wakeup_ms
+        return self._next_marker_ms if wakeup_ms is None else min(wakeup_ms, self._next_marker_ms)
 
     def _reading_ms(self) -> int:
         """See `OperatorContext.reading_ms`."""
@@ -448,3 +495,13 @@ class Subtask:
             self._checkpoints.abandon(item.checkpoint_id, item.why.decline_reason, item.why.value)
         elif self._checkpoints.admits(item.barrier.checkpoint_id):
             self._checkpoints.perform(item.barrier, item.metrics)
+
+
+def _told(watermark_ms: int) -> int | None:
+    """None before the first watermark, and at the end of event time."""
+    return None if watermark_ms in (MIN_WATERMARK, MAX_WATERMARK) else watermark_ms
+
+
+def _fit(lag_ms: int) -> int:
+    """What a record can hold."""
+    return max(-INT_MAX, min(INT_MAX, lag_ms))

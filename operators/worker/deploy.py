@@ -13,7 +13,7 @@ import cloudpickle
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
 from holdfast.barriers.credits import ReceiverCredit
-from holdfast.barriers.elements import Batch, ElementEvent
+from holdfast.barriers.elements import Batch, ElementEvent, LatencyMarker
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
@@ -49,6 +49,9 @@ class EdgeOutput:
 
     def broadcast(self, event: ElementEvent) -> None:
         self.gate.broadcast_event(event)
+
+    def forward_marker(self, marker: LatencyMarker) -> None:
+        self.gate.forward_marker(marker)
 
     @property
     def is_available(self) -> bool:
@@ -152,6 +155,7 @@ class SubtaskBuilder:
             batch_rows_max=graph.config.batch_rows_max,
             proven_rows=ports.proven_rows,
             units_max=ports.units_max,
+            latency_interval_ms=graph.config.latency_tracking_interval_ms,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from holdfast.api.flink import checkpoint_schemas
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
-from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.latency import LatencyStats
+from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SubtaskMetrics
 from holdfast.coordinator.views import RestoredView, TriggerView
 from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served
 
@@ -59,6 +60,16 @@ JOB_STATES = {
     "SUSPENDED",
     "RECONCILING",
 }
+
+ALWAYS_TOLD = (
+    "numRecordsIn",
+    "numRecordsOut",
+    "numBytesIn",
+    "numBytesOut",
+    "accumulateBusyTimeMs",
+    "accumulateIdleTimeMs",
+    "accumulateBackPressuredTimeMs",
+)
 
 
 @pytest.fixture(params=["", "/v1"])
@@ -174,6 +185,48 @@ def test_the_plan_of_a_job_alone(served: Served, prefix: str) -> None:
     assert set(sink) == {"id", "parallelism", "operator", "operator_strategy", "description", "inputs", "optimizer_properties"}
     assert (sink["id"], source["id"], source["inputs"]) == (SINK, SOURCE, [])
     served.json("GET", f"{prefix}/jobs/{'0' * 32}/plan", status=404)
+
+
+def test_metrics_of_a_vertex(
+    served: Served, coordinator: FakeCoordinator, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{prefix}/jobs/{JOB}/vertices/{SINK}/metrics"
+    names = [each["id"] for each in served.json("GET", path)]
+    assert names == [f"0.{name}" for name in ALWAYS_TOLD], "names alone"
+    view = coordinator.job(JOB)
+    vertex = view.vertices[1]
+    stats = LatencyStats()
+    for latency_ms in (0, 4, 4, 90):
+        stats.record(SOURCE, latency_ms)
+    metrics = SubtaskMetrics(
+        SINK, 0, records_in=5, watermark_ms=7, output_watermark_ms=6, watermark_lag_ms=12, emit_lag_ms=-3, source_idle_ms=40,
+        idle=True, operators=(OperatorMetrics("out", 5, 4, 3),), latencies=stats.histograms(),
+    )  # fmt: skip
+    other = replace(vertex.subtasks[0], subtask=1)
+    told = replace(vertex, subtasks=(other, replace(vertex.subtasks[0], metrics=metrics)))
+    monkeypatch.setattr(coordinator, "job", lambda job_id: replace(view, vertices=(view.vertices[0], told)))
+    latency = f"0.latency.source_id.{SOURCE}.operator_id.{SINK}.operator_subtask_index.0.latency"
+    expected = {
+        "0.currentInputWatermark": "7",
+        "0.currentOutputWatermark": "6",
+        "0.watermarkLag": "12",
+        "0.currentEmitEventTimeLag": "-3",
+        "0.sourceIdleTime": "40",
+        "0.isIdle": "1",
+        "0.out.numLateRecordsDropped": "3",
+        "0.out.numRecordsOut": "4",
+        f"{latency}_count": "4",
+        f"{latency}_max": "90",
+        f"{latency}_mean": "24.500",
+        f"{latency}_p99": "90.000",
+        "1.numRecordsIn": "5",
+    }
+    assert set(expected) <= {each["id"] for each in served.json("GET", path)}
+    asked = f"{path}?get={','.join([*expected, 'nothing', '1.watermarkLag', '1.numRecordsIn'])}"
+    assert served.json("GET", asked) == [{"id": name, "value": value} for name, value in expected.items()]
+    assert served.json("GET", f"{path}?get=") == []
+    served.json("GET", f"{prefix}/jobs/{JOB}/vertices/{'f' * 32}/metrics", status=404)
+    served.json("GET", f"{path}?get={'x' * 20_000}", status=400)
 
 
 def test_watermarks_of_a_vertex(

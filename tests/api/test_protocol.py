@@ -18,6 +18,7 @@ from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import server_settings
 from holdfast.barriers import codec
 from holdfast.barriers.jobgraph import JobConfig, Submission, SubmissionAccepted
+from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
@@ -419,10 +420,19 @@ def test_cancel(worker: Worker, client: RestClient) -> None:
 
 def _counters() -> tuple[SubtaskMetrics, ...]:
     late = OperatorMetrics("out", 7, 0, 3, 4_500, {"shop.refunds": 2}, 4, "no number")
+    stats = LatencyStats()
+    for source in (SOURCE, "forged"):
+        stats.record(source, 3)
+        stats.record(source, 600_000)
     return (
-        SubtaskMetrics(SOURCE, 0, operators=(OperatorMetrics("in", records_out=7),)),
-        SubtaskMetrics(SINK, 0, operators=(late, OperatorMetrics("nobody's", counters={"forged": 1}))),
-    )
+        SubtaskMetrics(
+            SOURCE, 0, operators=(OperatorMetrics("in", records_out=7),), watermark_lag_ms=1_500, emit_lag_ms=-250,
+            source_idle_ms=4_000, idle=True,
+        ),
+        SubtaskMetrics(
+            SINK, 0, operators=(late, OperatorMetrics("nobody's", counters={"forged": 1})), latencies=stats.histograms()
+        ),
+    )  # fmt: skip
 
 
 def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,6 +459,14 @@ def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient
         f'holdfast_user_counter_total{{counter="shop.refunds",{label},operator="out"}} 2.0',
         f'holdfast_checkpoints_total{{{label},outcome="completed"}} 1.0',
         f"holdfast_last_checkpoint_id{{{label}}} 1.0",
+        f'holdfast_subtask_watermark_lag_seconds{{{label},subtask="0",vertex="{SOURCE}"}} 1.5',
+        f'holdfast_source_emit_event_time_lag_seconds{{{label},subtask="0",vertex="{SOURCE}"}} -0.25',
+        f'holdfast_source_idle_seconds{{{label},subtask="0",vertex="{SOURCE}"}} 4.0',
+        f'holdfast_source_idle{{{label},subtask="0",vertex="{SOURCE}"}} 1.0',
+        f'holdfast_latency_seconds_bucket{{{label},le="0.002",source="{SOURCE}",vertex="{SINK}"}} 0.0',
+        f'holdfast_latency_seconds_bucket{{{label},le="0.005",source="{SOURCE}",vertex="{SINK}"}} 1.0',
+        f'holdfast_latency_seconds_bucket{{{label},le="+Inf",source="{SOURCE}",vertex="{SINK}"}} 2.0',
+        f'holdfast_latency_seconds_sum{{{label},source="{SOURCE}",vertex="{SINK}"}} 600.003',
         f"holdfast_last_checkpoint_state_bytes{{{label}}} 40.0",
         f"holdfast_job_workers{{{label}}} 1.0",
         'holdfast_jobs{state="RUNNING"} 1.0',

@@ -66,10 +66,26 @@ def test_one_batch_of_any_size_may_come() -> None:
 def test_events_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_module, "QUEUED_ELEMENTS_MAX", 3)
     gate = InputGate(Aligner(1))
-    for marked_ms in range(3):
-        gate.offer(0, LatencyMarker(marked_ms, "v", 0))
+    for idle in (True, False, True):
+        gate.offer(0, WatermarkStatus(idle))
     with pytest.raises(ProtocolError, match="more than 3 elements"):
-        gate.offer(0, LatencyMarker(3, "v", 0))
+        gate.offer(0, WatermarkStatus(False))
+
+
+def test_few_latency_markers_wait_on_a_channel() -> None:
+    gate = InputGate(Aligner(2))
+    gate.offer(0, barrier(1))
+    assert drain(gate) == [], "channel 0 is blocked"
+    for marked_ms in range(100):
+        gate.offer(0, LatencyMarker(marked_ms, "v", 0))
+        gate.offer(1, LatencyMarker(marked_ms, "w", 0))
+        assert drain(gate) == [Delivered(1, LatencyMarker(marked_ms, "w", 0))], "a channel that is read loses none"
+    held = [Delivered(0, LatencyMarker(marked_ms, "v", 0)) for marked_ms in range(gate_module.MARKERS_QUEUED_MAX)]
+    assert list(gate.held()) == held, "the oldest, which have waited longest"
+    gate.offer(1, barrier(1))
+    assert drain(gate) == [TriggerSnapshot(barrier(1)), *held], "they wait behind the barrier, as records do"
+    gate.offer(0, LatencyMarker(7, "v", 0))
+    assert drain(gate) == [Delivered(0, LatencyMarker(7, "v", 0))]
 
 
 def test_nothing_comes_of_nothing() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.elements import Batch, ElementEvent
+from holdfast.barriers.elements import Batch, ElementEvent, LatencyMarker
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
 from holdfast.barriers.valve import MultiInputValve
@@ -109,6 +109,9 @@ class Port:
 
     def broadcast(self, event: ElementEvent) -> None:
         self.elements.append(event)
+
+    def forward_marker(self, marker: LatencyMarker) -> None:
+        self.elements.append(marker)
 
     def take(self) -> list[Any]:
         taken, self.elements = self.elements, []
@@ -309,6 +312,7 @@ class Bench:
     copies: LocalCopies | None = None
     properties: dict[str, Any] = field(default_factory=dict)
     """Of the last operator."""
+    latency_interval_ms: int = 0
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox()
@@ -346,7 +350,7 @@ class Bench:
             indexes = self.inputs or (0,) * self.channels
             inputs = GateInputs(self.gate, MultiInputValve(indexes), indexes)
         ports = SubtaskPorts(self.chain, self.mailbox, pool, self.clock, self.snapshots, self.reports.append, inputs)
-        self.subtask = Subtask(KEY, 1, ports, batch_rows_max=self.rows_max)
+        self.subtask = Subtask(KEY, 1, ports, batch_rows_max=self.rows_max, latency_interval_ms=self.latency_interval_ms)
 
     def started(self) -> Bench:
         self.subtask.start()

@@ -117,6 +117,8 @@ class TimestampsOperator(SkippingOperator):
         if self._is_idle:
             self._is_idle = False
             self.output.emit_status(idle=False)
+        if batch.timestamps is not None and batch.num_rows:
+            self.context.counters.emit_lag_ms = self.context.now_ms() - int(batch.timestamps[-1])
         self.output.collect(batch)
 
     def emit_watermark(self, timestamp_ms: int) -> None:

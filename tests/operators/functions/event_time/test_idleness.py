@@ -287,3 +287,49 @@ def test_an_idle_source_and_one_without_a_watermark_hold_nobody() -> None:
     assert bench.subtask.metrics().aligned == {"op1": 9}
     pass_time(bench, 60)
     assert bench.subtask.metrics().aligned == {"op1": None}
+
+
+def test_the_metrics_of_a_source_tell_how_it_keeps_up() -> None:
+    bench, tap = source(strategy().with_idleness(500))
+    bench.clock.now_ms = 10_000
+    bench.run()
+    before = bench.subtask.metrics()
+    assert (before.output_watermark_ms, before.watermark_lag_ms, before.emit_lag_ms) == (msgspec.UNSET,) * 3
+    assert (before.source_idle_ms, before.idle, before.watermark_ms) == (9_000, False, None)
+    tap.waiting += [9_000, 9_400]
+    bench.clock.now_ms = 10_001
+    bench.run()
+    now = bench.subtask.metrics()
+    assert (now.emit_lag_ms, now.output_watermark_ms, now.watermark_lag_ms) == (601, 9_399, 602)
+    assert (now.source_idle_ms, now.idle) == (0, False)
+    assert now.watermark_ms is None, "a source has no input"
+    pass_time(bench, 600)
+    silent = bench.subtask.metrics()
+    assert (silent.source_idle_ms, silent.idle) == (600, True)
+    assert (silent.emit_lag_ms, silent.watermark_lag_ms) == (601, 1_202), "of its last record; of the clock"
+    tap.waiting.append(20_000)
+    pass_time(bench, 1)
+    assert bench.subtask.metrics().emit_lag_ms == -9_398, "event times may be ahead of the clock"
+    tap.finished = True
+    bench.clock.now_ms = 11_600
+    bench.run()
+    ended = bench.subtask.metrics()
+    told = (ended.emit_lag_ms, ended.source_idle_ms, ended.idle, ended.watermark_lag_ms, ended.output_watermark_ms)
+    assert told == (msgspec.UNSET,) * 5, "event time has ended"
+
+
+def test_the_lag_of_a_reader_is_that_of_its_input() -> None:
+    bench = Bench([Recording("a", [])], channels=2).started()
+    bench.clock.now_ms = 5_000
+    bench.events(0, Watermark(4_500))
+    bench.events(1, Watermark(3_000))
+    bench.run()
+    metrics = bench.subtask.metrics()
+    assert (metrics.watermark_ms, metrics.output_watermark_ms, metrics.watermark_lag_ms) == (3_000, 3_000, 2_000)
+    assert (metrics.emit_lag_ms, metrics.source_idle_ms, metrics.idle) == (msgspec.UNSET,) * 3
+    assert not {b"source_idle_ms", b"idle\"", b"latencies"} & set(msgspec.json.encode(metrics).split(b'"'))
+    bench.events(0, Watermark(MAX_WATERMARK))
+    bench.events(1, Watermark(-(2**63) + 5))
+    bench.events(1, Watermark(MAX_WATERMARK))
+    bench.run()
+    assert bench.subtask.metrics().watermark_lag_ms is msgspec.UNSET
