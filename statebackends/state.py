@@ -572,8 +572,10 @@ class RowTable(Protocol):
 
         A number is the same for all keys. A key that is asked for twice has its rows twice."""
 
-    def scan(self, namespace: int | None = None) -> RowScan:
-        """A pass over the rows of a namespace, or all rows, by key and for each key by order; begins before the first."""
+    def scan(self, namespace: int | None = None, times: tuple[int, int] | None = None) -> RowScan:
+        """A pass over the rows of a namespace, or all rows, by key and for each key by order; begins before the first.
+
+        `times`: of the rows, lowest and highest, both inclusive."""
 
     def delete(self, rows: RowMatches) -> int:
         """Delete rows that this table gave; how many of them were still there."""

@@ -19,6 +19,7 @@ from holdfast.chaos.sabotage.sources import SABOTAGES as SOURCES
 from holdfast.chaos.sabotage.state import SABOTAGES as STATE
 from holdfast.chaos.sabotage.stores import SABOTAGES as STORES
 from holdfast.chaos.sabotage.tasks import SABOTAGES as TASKS
+from holdfast.chaos.sabotage.versions import SABOTAGES as VERSIONS
 from holdfast.statebackends.errors import InvalidConfigError
 
 __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
@@ -26,7 +27,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, SILENCE, PANES, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, SILENCE, PANES, VERSIONS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -22,6 +22,7 @@ from holdfast.chaos.workloads import (
     sliding,
     states,
     timers,
+    versions,
     windows,
 )
 from holdfast.chaos.workloads.scenario import Workload
@@ -31,7 +32,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts, idle, rules, async_io, sliding),
+        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions),
     )
 }
 """Workloads that run when none is named."""

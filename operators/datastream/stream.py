@@ -36,6 +36,8 @@ from holdfast.operators.functions.connected import (
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, check_time_column
 from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.expressions import condition_operator, select_operator
+from holdfast.operators.functions.joins.output import JoinSide, On, Suffixes
+from holdfast.operators.functions.joins.temporal import temporal_join
 from holdfast.operators.functions.partitioning import CustomPartitioning, custom_partitioning
 from holdfast.operators.functions.process import (
     CallableProcessFunction,
@@ -385,6 +387,18 @@ class Stream(Stage):
         if other.environment is not self.environment:
             raise GraphError("connect takes streams of one environment")
         return BroadcastConnectedStream(self, other) if isinstance(other, BroadcastStream) else ConnectedStreams(self, other)
+
+    def temporal_join(
+        self, versions: Stream, on: On, *, how: Literal["inner", "left"] = "inner", suffixes: Suffixes | None = None
+    ) -> Stream:
+        """Each row with the version of its key that was valid at its event time: the last one up to then.
+
+        Rows of `versions` hold from their event time until the next one of their key; of equal times the later arrival holds. A
+        result leaves when the watermark passes its row's time. `on`, `suffixes` and the columns as of the other joins."""
+        what = "temporal_join"
+        _check_timed(what, self, versions)
+        operator = temporal_join(self._row_type, versions._row_type, on, how, suffixes, what)
+        return _add_join(self, versions, what, operator, (operator.left.side, operator.right.side), operator.result.row_type)
 
     def side_output(self, tag: OutputTag | str) -> Stream:
         """The rows that the operator emits with this tag (`ctx.output(tag, row)`), as a stream like any other.
@@ -750,6 +764,29 @@ def _add_connected(first: Stream, second: Stream, kind: str, operator: Operator,
     graph = first.environment.graph
     node = graph.add(kind, kind, inputs, operator=operator, output_type=output, timestamped=timestamped, **settings)
     return Stream(first.environment, (StreamEdge(node.index),), output, node)
+
+
+def _check_timed(kind: str, left: Stream, right: Stream) -> None:
+    """Raise GraphError for what is no two streams of one environment with event times."""
+    if not isinstance(right, Stream) or right.environment is not left.environment:
+        raise GraphError(f"operator {kind!r} takes two streams of one environment, not {right!r}", operator=kind)
+    for name, stream in (("left", left), ("right", right)):
+        if not stream._timestamped:
+            raise GraphError(
+                f"operator {kind!r}: the rows of its {name} side have no event times: call assign_timestamps before it",
+                operator=kind,
+            )
+
+
+def _add_join(
+    left: Stream, right: Stream, kind: str, operator: Operator, sides: tuple[JoinSide, JoinSide], output: RowType
+) -> Stream:
+    """An operator that brings rows of equal keys of two streams together."""
+    keyed = []
+    for stream, side in zip((left, right), sides, strict=True):
+        inputs = tuple(edge.partitioned(Partitioning.HASH, selector=side.selector) for edge in stream._inputs)
+        keyed.append(Stream(stream.environment, inputs, stream._row_type))
+    return _add_connected(keyed[0], keyed[1], kind, operator, output, selector=sides[0].selector)
 
 
 class BroadcastStream:

@@ -17,7 +17,7 @@ from holdfast.statebackends.row_tables.key_codes import (
     merged_order,
 )
 from holdfast.statebackends.row_tables.run import Matches, RowColumns, Run
-from holdfast.statebackends.state import KeyColumn
+from holdfast.statebackends.state import NO_TIME, KeyColumn
 
 _SCANNED_MAX = 1 << 18
 """Rows that one slice looks at without finding enough."""
@@ -33,17 +33,19 @@ class Scan:
         namespace: int | None,
         columns: RowColumns,
         column_of: Callable[[list[pa.Array]], KeyColumn],
+        times: tuple[int, int] | None = None,
     ) -> None:
-        """`sealed`: the table's runs as they are now, with all rows in them."""
+        """`sealed`: the table's runs as they are now, with all rows in them. `times`: lowest and highest, both inclusive."""
         self._sealed = sealed
         self._namespace = namespace
         self._columns = columns
         self._column_of = column_of
+        self._times = times
         self._from: int | None = 0
         """The least code that was not given yet; None: there is none."""
 
     def next(self, rows_max: int) -> Matches | None:
-        runs = [run for run in self._sealed() if self._namespace is None or run.holds(self._namespace)]
+        runs = [run for run in self._sealed() if self._may_want(run)]
         pieces: list[tuple[int, Positions]] = []
         found = scanned = 0
         window = max(1, rows_max // max(1, len(runs)))
@@ -62,6 +64,12 @@ class Scan:
         if self._from is None and not found:
             return None
         return self._grouped(runs, pieces)
+
+    def _may_want(self, run: Run) -> bool:
+        """By what the run keeps of all of its rows."""
+        if self._namespace is not None and not run.holds(self._namespace):
+            return False
+        return self._times is None or (run.time_min <= self._times[1] and run.time_max >= self._times[0])
 
     def _bounds(self, runs: Sequence[Run], window: int) -> tuple[list[int], list[int]]:
         """Rows of the next codes in each run, all rows of a code."""
@@ -82,6 +90,10 @@ class Scan:
         rows = slice(start, stop)
         dead = run.dead_among(rows)
         wanted = None if self._namespace is None else run.namespaces[rows] == self._namespace
+        if self._times is not None:
+            times = run.times[rows]
+            within = (times >= self._times[0]) & (times <= self._times[1]) & (times != NO_TIME)
+            wanted = within if wanted is None else wanted & within
         if dead is not None:
             wanted = ~dead if wanted is None else wanted & ~dead
         return np.arange(start, stop) if wanted is None else np.flatnonzero(wanted) + start

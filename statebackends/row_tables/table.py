@@ -190,8 +190,8 @@ class SortedRowTable:
         self._seal()
         return matches_in(self._runs, keys, MatchFilter(namespaces, times), self._columns)
 
-    def scan(self, namespace: int | None = None) -> Scan:
-        return Scan(self._sealed, namespace, self._columns, self._column_of)
+    def scan(self, namespace: int | None = None, times: tuple[int, int] | None = None) -> Scan:
+        return Scan(self._sealed, namespace, self._columns, self._column_of, times)
 
     def _sealed(self) -> Sequence[Run]:
         self._seal()

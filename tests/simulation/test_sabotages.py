@@ -79,6 +79,8 @@ SCENES = {
     "left_out_pane": Scene("sliding"),
     "forgetful_merge": Scene("sliding"),
     "hasty_cleaning": Scene("sliding"),
+    "needed_version_dropped": Scene("versions"),
+    "stale_version": Scene("versions"),
     "uncounted_late": Scene("late"),
     "counted_again": Scene("late", (at(900, "user_error", "window"),)),
     "forgotten_counts": Scene("late", (at(900, "user_error", "window"),)),

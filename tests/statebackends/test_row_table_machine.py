@@ -111,6 +111,7 @@ class RowTableMachine(RuleBasedStateMachine):
         self.backend = backend
         self.rows = backend.row_table(ROWS, ["name", "part"])
         self.scanning: Any = None
+        self.scanned: tuple[int | None, tuple[int, int] | None] = (None, None)
         self.held = []
 
     def teardown(self) -> None:
@@ -156,15 +157,22 @@ class RowTableMachine(RuleBasedStateMachine):
         self.model = [row for row in self.model if row.number not in gone]
         assert self.rows.delete(matches) == before - len(self.model)
 
-    @rule(namespace=st.integers(-1, 2), rows_max=st.integers(1, 6))
-    def fire(self, namespace: int, rows_max: int) -> None:
+    @rule(
+        namespace=st.none() | st.integers(-1, 2),
+        times=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)),
+        rows_max=st.integers(1, 6),
+    )
+    def fire(self, namespace: int | None, times: tuple[int, int] | None, rows_max: int) -> None:
         """A slice of a pass is given and deleted; others go on between."""
         if self.scanning is None:
-            self.scanning = self.rows.scan(namespace)
+            self.scanning, self.scanned = self.rows.scan(namespace, times), (namespace, times)
         some = self.scanning.next(rows_max)
         if some is None:
             self.scanning = None
             return
+        namespace, times = self.scanned
+        assert all(row.namespace == namespace for row in rows_in(some)) or namespace is None
+        assert times is None or all(row.time is not None and times[0] <= row.time <= times[1] for row in rows_in(some))
         gone = {row.number for row in rows_in(some)}
         assert self.rows.delete(some) == len(gone)
         self.model = [row for row in self.model if row.number not in gone]

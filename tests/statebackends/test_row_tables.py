@@ -386,3 +386,8 @@ def test_runs_without_the_namespace_or_the_times_are_passed_over(cluster: Cluste
     assert some.namespaces.tolist() == [2, 2, 2]
     assert table.scan(7).next(10) is None
     assert asked == [1, 0, 1, 2, 2]
+    some = table.scan(times=(5, 10)).next(10)
+    assert some is not None
+    assert sorted(some.times.tolist()) == [5, 10]
+    assert asked[5:] == [0, 1]
+    assert table.scan(0, (6, 30)).next(10) is None

@@ -1,0 +1,81 @@
+"""One side of a join whose rows wait in a row table: what is put there, and what is made of rows that it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import OperatorContext
+from holdfast.operators.functions.joins.output import JoinSide
+from holdfast.statebackends.errors import InvalidTimestampError
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
+from holdfast.statebackends.state import RowMatches, RowTable, RowTableStateDescriptor
+
+Positions = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSide:
+    """One input, and the state that keeps its rows."""
+
+    side: JoinSide
+    table: RowTableStateDescriptor
+
+    @staticmethod
+    def of(side: JoinSide, state: str) -> StoredSide:
+        fields = [pa.field(field.name, field.type) for field in side.columns]
+        return StoredSide(side, RowTableStateDescriptor(state, pa.schema(fields)))
+
+    def opened(self, context: OperatorContext) -> RowTable:
+        return context.keyed_state.row_table(self.table, self.side.selector.names)
+
+    def keys(self, batch: Batch, context: OperatorContext) -> ArrowKeyColumn:
+        return self.side.selector.keys(
+            batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
+        )
+
+    def keys_of(self, arrays: Sequence[pa.Array], context: OperatorContext) -> ArrowKeyColumn:
+        """Keys of rows that the table gave."""
+        return self.side.selector.key_type.column(arrays, max_parallelism=context.max_parallelism, operator=context.uid)
+
+    def append(self, table: RowTable, batch: Batch, namespaces: Positions | int, context: OperatorContext) -> None:
+        """Put records into the table, with their event times."""
+        table.append(self.keys(batch, context), namespaces, self.side.values(batch.columns()), batch.timestamps)
+
+    def values(self, rows: RowMatches) -> list[pa.Array]:
+        """The columns beside the key."""
+        names = self.table.schema.names
+        return list(rows.take(names).columns) if names else []
+
+    def values_at(self, rows: RowMatches, places: Positions, found: Mask) -> list[pa.Array]:
+        """Those of the rows at these places; null where none was found."""
+        if found.all():
+            return self.values(rows.select(places))
+        wanted = np.unique(places[found])
+        taken = pa.array(np.searchsorted(wanted, places), mask=~found)
+        return [column.take(taken) for column in self.values(rows.select(wanted))]
+
+    def distinct_keys(self, rows: RowMatches, context: OperatorContext) -> tuple[ArrowKeyColumn, Positions]:
+        """(the keys of rows that are grouped by key, and which of them each row has)."""
+        queries = rows.queries
+        begins = np.ones(len(rows), np.bool_)
+        np.not_equal(queries[1:], queries[:-1], out=begins[1:])
+        return self.keys_of(rows.select(begins).keys(), context), np.cumsum(begins) - 1
+
+
+def event_times(batch: Batch, context: OperatorContext) -> Positions:
+    """Raises InvalidTimestampError for records without event times."""
+    if batch.timestamps is None:
+        raise InvalidTimestampError(
+            f"operator {context.uid!r}: records reach a join without event times",
+            operator=context.uid,
+            subtask=context.subtask,
+            record=None,
+        )
+    return batch.timestamps

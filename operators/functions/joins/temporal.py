@@ -1,0 +1,230 @@
+"""Temporal joins: each record of the left side with the version of its key that was valid at its event time.
+
+The right side's records are versions: each holds from its event time on, until the next one of its key. A left record waits until
+the watermark has passed its time, since a version with an earlier time may come until then. Both sides are row tables. What was
+emitted has left the state, so that a barrier may cut between two slices, and the snapshot keeps the watermark: what has fired stays
+fired. Source: Flink, TemporalRowTimeJoinOperator; what differs is in ADR 66."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.functions.joins.output import JoinOutput, JoinSide, On, Suffixes, join_output, join_sides
+from holdfast.operators.functions.joins.sides import Mask, Positions, StoredSide, event_times
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.row_tables.key_codes import distinct_keys as numbers_of
+from holdfast.statebackends.state import KeyColumn, RowMatches, RowTable, StateDescriptor
+
+ROWS_PER_SLICE_MAX = 8192
+"""Left rows that are joined at once."""
+_NAMESPACE = 0
+_MIN_TIME = MIN_WATERMARK + 1
+
+
+class TemporalJoinOperator(Operator):
+    """Left records, input 0, with versions, input 1."""
+
+    def __init__(self, left: JoinSide, right: JoinSide, result: JoinOutput, *, keeps_unmatched: bool) -> None:
+        self.left = StoredSide.of(left, "waiting")
+        self.right = StoredSide.of(right, "versions")
+        self.result = result
+        self.keeps_unmatched = keeps_unmatched
+        self.rows_per_slice_max = ROWS_PER_SLICE_MAX
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (self.left.table, self.right.table, WATERMARKS)
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._reached = KeptWatermark()
+
+    def initialize_state(self) -> None:
+        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
+        self._is_restored = self._reached.kept > MIN_WATERMARK
+
+    def open(self) -> None:
+        self._waiting: RowTable = self.left.opened(self.context)
+        self._versions: RowTable = self.right.opened(self.context)
+        self._earliest_waiting = MIN_WATERMARK if self._waiting.count() else MAX_WATERMARK
+        """No left row waits for an earlier watermark."""
+        self._next_version = MIN_WATERMARK if self._versions.count() else MAX_WATERMARK
+        """No version before it takes the place of another one that is still kept."""
+        self._last_version = MAX_WATERMARK if self._versions.count() else MIN_WATERMARK
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
+
+    # ------------------------------------------------------------------------------------------------------------ records
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        stamps = event_times(batch, self.context)
+        if not batch.num_rows:
+            return
+        self._catch_up()
+        if input_index == 0:
+            self._wait(batch, stamps)
+        else:
+            self._take_versions(batch, stamps)
+
+    def _catch_up(self) -> None:
+        """After a restore, what was due at the barrier fires before a record comes: it must not meet that record."""
+        if self._is_restored:
+            for _ in self._fire_due():
+                pass
+
+    def _wait(self, batch: Batch, stamps: Positions) -> None:
+        late = stamps <= self._reached.current
+        if late.any():
+            self._count_late(stamps[late])
+            batch, stamps = batch.filter(~late), stamps[~late]
+        keyless = self.left.side.selector.without_key(batch)
+        if keyless is not None:
+            self._emit_keyless(batch.filter(keyless))
+            batch, stamps = batch.filter(~keyless), stamps[~keyless]
+        if batch.num_rows:
+            self.left.append(self._waiting, batch, _NAMESPACE, self.context)
+            self._earliest_waiting = min(self._earliest_waiting, int(stamps.min()))
+
+    def _emit_keyless(self, batch: Batch) -> None:
+        """A null is equal to nothing: no version can follow."""
+        if self.keeps_unmatched and batch.timestamps is not None:
+            columns, left = batch.columns(), self.left.side
+            self.output.collect(self.result.batch(left.key_values(columns), left.values(columns), None, batch.timestamps))
+
+    def _take_versions(self, batch: Batch, stamps: Positions) -> None:
+        keyless = self.right.side.selector.without_key(batch)
+        if keyless is not None:
+            batch, stamps = batch.filter(~keyless), stamps[~keyless]
+        late = stamps <= self._reached.kept
+        if late.any():
+            self._take_late_versions(batch.filter(late), stamps[late])
+            batch, stamps = batch.filter(~late), stamps[~late]
+        if batch.num_rows:
+            self.right.append(self._versions, batch, _NAMESPACE, self.context)
+            self._next_version = min(self._next_version, int(stamps.min()))
+            self._last_version = max(self._last_version, int(stamps.max()))
+
+    def _take_late_versions(self, late: Batch, stamps: Positions) -> None:
+        """One that nothing has taken the place of holds for the left records behind the watermark; no left record can need the
+        others. One by one, as if each came in a batch of its own."""
+        keys, passed = self.right.keys(late, self.context), self._reached.kept
+        _, first, numbers = np.unique(numbers_of(keys), return_index=True, return_inverse=True)
+        distinct = keys.take(first)
+        known = self._versions.rows_of(distinct, times=(_MIN_TIME, passed))
+        newest = np.full(len(first), MIN_WATERMARK)
+        np.maximum.at(newest, known.queries, known.times)
+        valid = np.zeros(len(stamps), np.bool_)
+        for row, (key, stamp) in enumerate(zip(numbers.tolist(), stamps.tolist(), strict=True)):
+            if stamp >= newest[key]:
+                newest[key], valid[row] = stamp, True
+        if not valid.all():
+            self._count_late(stamps[~valid])
+        if valid.any():
+            self.right.append(self._versions, late.filter(valid), _NAMESPACE, self.context)
+            self._drop_superseded(distinct, passed)
+
+    def _count_late(self, stamps: Positions) -> None:
+        counters = self.context.counters
+        counters.late_dropped += len(stamps)
+        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(int(stamps.min())))
+
+    # ------------------------------------------------------------------------------------------------------------- firing
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        """What is late is decided at once; what waited until now is joined in slices."""
+        self._reached.advance(watermark_ms)
+        return self._fire_due()
+
+    def _fire_due(self) -> Iterator[None]:
+        self._is_restored = False
+        due = self._reached.current
+        if self._earliest_waiting <= due:
+            scan = self._waiting.scan(times=(_MIN_TIME, due))
+            while (rows := scan.next(self.rows_per_slice_max)) is not None:
+                rows = rows.select(np.lexsort((rows.times, rows.queries)))
+                for start in range(0, len(rows), self.rows_per_slice_max):
+                    some = rows.select(np.arange(start, min(start + self.rows_per_slice_max, len(rows))))
+                    self._waiting.delete(some)
+                    self._emit(some)
+                    yield
+                if not len(rows):
+                    yield
+            self._earliest_waiting = due + 1 if self._waiting.count() else MAX_WATERMARK
+        yield from self._clean()
+
+    def _emit(self, rows: RowMatches) -> None:
+        keys, numbers = self.left.distinct_keys(rows, self.context)
+        times = rows.times
+        versions = self._versions.rows_of(keys, times=(_MIN_TIME, int(times.max())))
+        places, found = valid_at(numbers, times, versions)
+        if not self.keeps_unmatched and not found.all():
+            rows, places, times, found = rows.select(found), places[found], times[found], found[found]
+        if not len(rows):
+            return
+        right = self.right.values_at(versions, places, found)
+        self.output.collect(self.result.batch(rows.keys(), self.left.values(rows), right, times))
+
+    # ----------------------------------------------------------------------------------------------------------- cleaning
+
+    def _clean(self) -> Iterator[None]:
+        """Of each key the version that is valid at the watermark stays, and those behind it.
+
+        The maximum of a drain is no moment: a job that goes on may have records between it and the last one."""
+        passed = self._reached.kept
+        if self._next_version > passed:
+            return
+        since = max(_MIN_TIME, self._next_version)
+        scan = self._versions.scan(times=(since, passed))
+        while (rows := scan.next(self.rows_per_slice_max)) is not None:
+            if len(rows):
+                keys, _ = self.right.distinct_keys(rows, self.context)
+                self._drop_superseded(keys, passed)
+            yield
+        self._next_version = passed + 1 if self._last_version > passed else MAX_WATERMARK
+
+    def _drop_superseded(self, keys: KeyColumn, passed: int) -> None:
+        """Versions of these keys that another one with a time up to `passed` has taken the place of."""
+        rows = self._versions.rows_of(keys, times=(_MIN_TIME, passed))
+        order = np.lexsort((rows.times, rows.queries))  # stable: of equal times by arrival
+        queries = rows.queries[order]
+        old = np.zeros(len(order), np.bool_)
+        np.equal(queries[1:], queries[:-1], out=old[:-1])
+        if old.any():
+            self._versions.delete(rows.select(order[old]))
+
+
+def valid_at(keys: Positions, times: Positions, versions: RowMatches) -> tuple[Positions, Mask]:
+    """Of each row: the place of the version of its key that is valid at its time, and whether there is one.
+
+    `keys`: the query whose versions are those of the row. Of equal times the version that came later is valid."""
+    if not len(versions):
+        return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+    moments, ranks = np.unique(versions.times, return_inverse=True)
+    width = len(moments) + 1
+    numbers = versions.queries * width + ranks + 1
+    order = np.argsort(numbers, kind="stable")
+    wanted = keys * width + np.searchsorted(moments, times, side="right")
+    before = np.searchsorted(numbers[order], wanted, side="right") - 1
+    places = order[np.maximum(before, 0)]
+    return places, (before >= 0) & (versions.queries[places] == keys)
+
+
+def temporal_join(
+    left: RowType, right: RowType, on: On, how: Any, suffixes: Suffixes | None, operator: str
+) -> TemporalJoinOperator:
+    """The operator of `stream.temporal_join(versions, on)`. Raises GraphError naming the operator."""
+    if how not in ("inner", "left"):
+        raise GraphError(
+            f"operator {operator!r}: how is 'inner' or 'left', not {how!r}: a version waits for no record, so that there is no "
+            "time at which it is without one",
+            operator=operator,
+        )
+    sides = join_sides(on, left, right, operator)
+    return TemporalJoinOperator(*sides, join_output(*sides, how, suffixes, operator), keeps_unmatched=how == "left")
