@@ -23,7 +23,7 @@ from holdfast.statebackends.columnar.key_index import create_key_index
 from holdfast.statebackends.columnar.ordering import comes_before
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
-from holdfast.statebackends.state import ColumnAggregate, ColumnarState, ColumnarStateDescriptor, StateDescriptor
+from holdfast.statebackends.state import NO_TIME, ColumnAggregate, ColumnarState, ColumnarStateDescriptor, StateDescriptor
 
 Rows = npt.NDArray[np.int64]
 
@@ -136,8 +136,8 @@ class OneRowOperator(Operator):
         namespace = 0
         if self._stretches is not None:
             namespace = self._stretches.at(now_ms)
-            for earlier in self._stretches.before(namespace):
-                rows = self._unbeaten(rows, keys, columns, earlier, now_ms)
+            for other in self._stretches.others(namespace):
+                rows = self._unbeaten(rows, keys, columns, other, now_ms)
             if not len(rows):
                 return rows
         if len(rows) < batch.num_rows:
@@ -154,8 +154,8 @@ class OneRowOperator(Operator):
                 case "by":
                     found.append(plain(batch.columns().column(self.place.by)))
                 case "time":
-                    assert batch.timestamps is not None
-                    found.append(pa.array(batch.timestamps))
+                    times = np.full(batch.num_rows, NO_TIME) if batch.timestamps is None else batch.timestamps
+                    found.append(pa.array(times))
                 case "written":
                     found.append(pa.array(np.full(batch.num_rows, now_ms)))
                 case _:
@@ -165,7 +165,7 @@ class OneRowOperator(Operator):
     def _unbeaten(
         self, rows: Rows, keys: ArrowKeyColumn, columns: Sequence[pa.Array], namespace: int, now_ms: int
     ) -> Rows:
-        """Without the rows that don't come before what an earlier namespace has of their keys, and has not expired."""
+        """Without the rows that don't come before what another namespace has of their keys, and has not expired."""
         assert self.place.ttl_ms is not None
         if not len(rows):
             return rows

@@ -1,8 +1,8 @@
 """Time to live of columnar rows: each is in the namespace of the stretch of processing time in which it was written.
 
-A namespace is called by the first moment of its stretch, ms, and goes as a whole once all that is in it has expired; whether a
-single row has expired is told by its own stamp. Stretches are one TTL long, so that two or three of them hold all that has not
-expired; only where the TTL was changed they are cut at the restore."""
+A stretch is one TTL long, and called by its first moment, ms. So no row expires in the stretch in which it was written, two
+stretches hold all that has not expired, and a namespace goes as a whole. Whether a row of another stretch has expired is told by
+its own stamp, also when the TTL was changed at a restore or the clock went back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from holdfast.statebackends.state import ColumnarState, OperatorListStateDescriptor, Redistribution
 
 TTLS = OperatorListStateDescriptor("ttl", Redistribution.UNION)
-"""One entry a subtask: the TTL with which it wrote last, ms, 8 bytes."""
+"""The TTLs, ms, 8 bytes each, with which rows of the state were written."""
 
 
 class Stretches:
@@ -22,29 +22,31 @@ class Stretches:
         self._state = state
         self._ttl_ms = ttl_ms
         self._ttls_ms = {int.from_bytes(entry, "big") for entry in stored}
-        """With which the newest rows were written."""
-        self._is_changed = bool(self._ttls_ms - {ttl_ms})
+        self._older = set(state.namespaces() if self._ttls_ms - {ttl_ms} else ())
+        """Namespaces of another length: they end at the restore."""
         self._opened_ms = now_ms
 
     def at(self, now_ms: int) -> int:
         """The namespace to write to."""
         self.forget(now_ms)
-        self._ttls_ms = {self._ttl_ms}
-        begun = self._opened_ms if self._is_changed else 0
-        return max([begun, now_ms - now_ms % self._ttl_ms, *self._state.namespaces()[-1:]])
+        self._ttls_ms.add(self._ttl_ms)
+        return now_ms - now_ms % self._ttl_ms
 
-    def before(self, namespace: int) -> list[int]:
-        """Older namespaces that may hold what has not expired."""
-        return [other for other in self._state.namespaces() if other < namespace]
+    def others(self, namespace: int) -> list[int]:
+        """Namespaces that may hold what has not expired, but for this one."""
+        return [other for other in self._state.namespaces() if other != namespace]
 
     def forget(self, now_ms: int) -> None:
         """Drop the namespaces in which all has expired."""
-        found = self._state.namespaces()
-        for namespace, following in zip(found, [*found[1:], None], strict=False):
-            if following is None:  # its last row was written before this
-                following = max(namespace + self._ttl_ms, self._opened_ms + 1 if self._is_changed else 0)
-            if following <= now_ms - self._ttl_ms:
+        for namespace in self._state.namespaces():
+            end_ms = namespace + self._ttl_ms
+            if namespace in self._older:
+                end_ms = max(end_ms, self._opened_ms + 1)
+            if end_ms <= now_ms - self._ttl_ms:
                 self._state.remove(namespace)
+                self._older.discard(namespace)
+        if not self._older:
+            self._ttls_ms &= {self._ttl_ms}
 
     def entries(self) -> list[bytes]:
         """Of TTLS, as they are now."""
