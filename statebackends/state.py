@@ -475,6 +475,24 @@ class ColumnarState(Protocol):
         and what is equal otherwise; None: order of arrival decides.
         Raises StateOverflowError."""
 
+    def keep_first(
+        self,
+        keys: KeyColumn,
+        namespace: int,
+        columns: Sequence[pa.Array],
+        greatest: Sequence[bool],
+        *,
+        latest: bool,
+    ) -> npt.NDArray[np.int64]:
+        """Instead of `update`: keep of each key the record that comes first. Rows that are kept now and were not before, ascending.
+
+        columns[i] becomes the value of aggregates[i], whatever its function, which has one column in a snapshot. Records are
+        compared by as many of the columns as `greatest` has entries: from the greatest value or from the least, null last. Of
+        equals the one that came last comes first if `latest`, else the one that came first."""
+
+    def find(self, keys: KeyColumn, namespace: int) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
+        """Rows of those keys, ascending, that have a row in the namespace, and the results of each aggregate for them."""
+
     def namespaces(self) -> list[int]:
         """Namespaces that hold rows, ascending."""
 

@@ -54,6 +54,9 @@ from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_t
 from holdfast.operators.functions.selectors import Key, Selector, key_selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, declared_side_outputs, tag_name
 from holdfast.operators.functions.skipping import is_skipping
+from holdfast.operators.functions.tables.carried import map_with_state_operator, reduce_operator
+from holdfast.operators.functions.tables.one_row import Place, deduplication, one_row_operator
+from holdfast.operators.functions.tables.top import ranking, top_operator
 from holdfast.operators.functions.windows.assigners import ASSIGNERS, Global, Session, Sliding, Tumbling, WindowAssigner
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, TumblingWindowOperator
 from holdfast.operators.functions.windows.evictors import CountEvictor, Evictor
@@ -590,6 +593,73 @@ class KeyedStream(Stream):
         descriptor = columnar_descriptor("aggregates", aggregates, self._row_type, self._selector.names, "aggregate")
         operator = RunningAggregateOperator(descriptor, self._selector, self._row_type, emits_changes=emit == "changes")
         return self._add_keyed("aggregate", operator, operator.output_type)
+
+    # -------------------------------------------------------------------------------------------------------- tables
+
+    def top(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = True,
+        ties: str = "earlier",
+        rank_column: str = "rank",
+    ) -> Stream:
+        """The first n rows of each key by one or several columns: updates, each the row that a rank (1 .. n) now has.
+
+        The last update of (key, rank) counts; a rank never loses its row. `descending`: from the greatest value (NaN) on;
+        of all columns, or one for each. Null comes last. `ties`: of equals the "earlier" or the "later" comes first, by
+        event time, then by arrival. Event time of an update: the latest of the rows up to its rank. Raises GraphError,
+        UnknownColumnError."""
+        operator = top_operator(ranking(n, by, descending, ties, rank_column), self._selector, self._row_type)
+        return self._add_keyed("top", operator, operator.output_type, n=n)
+
+    def deduplicate(self, *, keep: str = "first", by: str | None = None, ttl: timedelta | int | None = None) -> Stream:
+        """One row of each key: the "first" or the "last" by a column such as the event time, or (None) by arrival.
+
+        Rows pass that are the first, or the last, so far: the last one of a key counts, and without `by` the first is final.
+        Null is behind all others. `ttl`: a timedelta, or ms of processing time after which a key is forgotten, from the row that
+        passed last. Raises GraphError, UnknownColumnError, InvalidConfigError."""
+        return self._one_row("deduplicate", deduplication(keep, by, ttl))
+
+    def max_by(self, column: str) -> Stream:
+        """Each row with a greater value than all earlier ones of its key; of equals the earliest, by event time, then by arrival.
+
+        The last row of a key counts. NaN is the greatest number, null the least of all. Source: Flink, maxBy, which emits for
+        every record."""
+        return self._one_row("max_by", Place(column, greatest=True, latest=False))
+
+    def min_by(self, column: str) -> Stream:
+        """As `max_by`, of the least value; null comes behind all others."""
+        return self._one_row("min_by", Place(column, greatest=False, latest=False))
+
+    def _one_row(self, kind: str, place: Place) -> Stream:
+        operator = one_row_operator(kind, place, self._selector, self._row_type, is_timed=self._timestamped)
+        return self._add_keyed(kind, operator, self._row_type)
+
+    def reduce(
+        self, function: Callable[[Any, Any], Any], *, row_type: Any = None, ttl: timedelta | int | None = None
+    ) -> Stream:
+        """The rows of each key combined to one, `function(old, row)`, which is emitted for every row. Source: Flink, reduce.
+
+        `row_type`: type of the rows where they have no declared columns. `ttl`: as of a state (hf.Ttl), ms or a timedelta."""
+        operator = reduce_operator(function, self._selector, self._row_type, row_type, ttl)
+        return self._add_keyed("reduce", operator, operator.output_type)
+
+    def map_with_state(
+        self,
+        function: Callable[[Any, Any], tuple[Any, Any]],
+        state_type: Any,
+        *,
+        returns: Any = None,
+        ttl: timedelta | int | None = None,
+    ) -> Stream:
+        """`function(row, value)` returns (row to emit or None, the key's new value or None to forget it).
+
+        It gets None where the key has no value. `state_type`: of the value, as of a state descriptor. `returns` as in `map`; `ttl`
+        as of `reduce`. Source: Flink's Scala API, mapWithState."""
+        operator = map_with_state_operator(function, self._selector, self._row_type, state_type, returns, ttl)
+        return self._add_keyed("map_with_state", operator, operator.output_type)
 
     def union(self, *others: Stream) -> Stream:
         """Refused: unite the streams first, then key the union."""

@@ -161,6 +161,9 @@ class KeyIndex(Protocol):
     def slots(self, keys: Identified) -> Slots:
         """Slot of each row's key; keys not seen before get the next slots, in row order."""
 
+    def find(self, keys: Identified) -> Slots:
+        """Slot of each row's key, -1 for one that was not seen before."""
+
     def frozen_keys(self) -> Callable[[], list[pa.Array]]:
         """O(1): the key columns of the slots known now, one array per key field, made when called (on any thread)."""
 
@@ -210,6 +213,13 @@ class Int64KeyIndex:
             if added:
                 self._table = table.grown(self._keys[: self._count])
         return slots
+
+    def find(self, keys: Identified) -> Slots:
+        return self.find_of(_int64_view(keys.arrays[0]))
+
+    def find_of(self, numbers: Slots) -> Slots:
+        """As `find`, of the numbers themselves."""
+        return self._table_for(numbers).find(numbers) if len(numbers) else np.empty(0, np.int64)
 
     def numbers(self) -> Slots:
         """All keys by slot. They stay as they are while the index goes on growing."""
@@ -277,6 +287,13 @@ class EncodedKeyIndex:
             self._append_new(distinct, np.array(found, np.int64), count, len(known))
         slots_of_distinct: Slots = np.array(found, np.int64)
         return slots_of_distinct[codes]
+
+    def find(self, keys: Identified) -> Slots:
+        if not len(keys):
+            return np.empty(0, np.int64)
+        codes, distinct = _distinct_rows(keys.arrays)
+        found: Slots = np.array([self._slots.get(identity, -1) for identity in self._identities(distinct)], np.int64)
+        return found[codes]
 
     def frozen_keys(self) -> Callable[[], list[pa.Array]]:
         pieces = list(self._pieces)  # O(log count) of them
@@ -346,6 +363,17 @@ class WordsKeyIndex(EncodedKeyIndex):
             slots = pairs.slots_of((slots << _PAIR_SHIFT) | index.slots_of(numbers))
         if self.count > before:
             self._append_new(keys.arrays, slots, before, self.count)
+        return slots
+
+    def find(self, keys: Identified) -> Slots:
+        words = [each.view(np.int64) for array in keys.arrays for each in key_words(array)]
+        slots = self._words[0].find_of(words[0])
+        for index, pairs, numbers in zip(self._words[1:], self._pairs, words[1:], strict=True):
+            seconds = index.find_of(numbers)
+            known = np.flatnonzero((slots >= 0) & (seconds >= 0))
+            found = np.full(len(slots), -1, np.int64)
+            found[known] = pairs.find_of((slots[known] << _PAIR_SHIFT) | seconds[known])
+            slots = found
         return slots
 
 

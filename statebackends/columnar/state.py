@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, parts_of
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
+from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
 from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes
 from holdfast.statebackends.columnar.parts import Slots, Values
 from holdfast.statebackends.errors import InvariantError
@@ -125,6 +126,17 @@ class NumpyColumnarState:
                 part = self._column_of([array.take(taken) for array in keys.arrays])
                 values = [_taken(column, rows, taken) for column in columns]
                 self._rows(namespace).update(part, values, None if times is None else times[rows], self._epoch)
+
+    def keep_first(
+        self, keys: KeyColumn, namespace: int, columns: Sequence[pa.Array], greatest: Sequence[bool], *, latest: bool
+    ) -> Slots:
+        return self._rows(namespace).keep_first(keys, columns, greatest, self._epoch, latest=latest)
+
+    def find(self, keys: KeyColumn, namespace: int) -> tuple[Slots, list[pa.Array]]:
+        rows = self._tables.get(namespace) or self._new_rows()
+        slots = rows.index.find(keys)
+        found = np.flatnonzero(slots >= rows.dropped)
+        return found, [part.result(slots[found]) for part in rows.accumulators]
 
     def namespaces(self) -> list[int]:
         return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
@@ -284,6 +296,31 @@ class _Rows:
         for accumulator, values in zip(self.accumulators, columns, strict=True):
             accumulator.update(slots, values, before, times)
 
+    def keep_first(
+        self, keys: KeyColumn, columns: Sequence[pa.Array], greatest: Sequence[bool], epoch: int | None, *, latest: bool
+    ) -> Slots:
+        before = self.index.count
+        slots = self.index.slots(keys)
+        compared = columns[: len(greatest)]
+        numbers = [each for array, first in zip(compared, greatest, strict=True) for each in sort_numbers(array, greatest=first)]
+        rows = first_of_each(slots, numbers, latest=latest)
+        known = slots[rows] < before
+        if known.any():
+            again = rows[known]
+            held = [accumulator.result(slots[again]) for accumulator in self.accumulators[: len(greatest)]]
+            offered = [array.take(pa.array(again)) for array in compared]
+            won = ~known
+            won[known] = comes_before(len(again), offered, held, greatest, latest=latest)
+            rows = rows[won]
+        slots = slots[rows]
+        self._make_room(slots)
+        if epoch is not None:
+            self._note(slots, epoch)
+        taken = pa.array(rows)
+        for accumulator, column in zip(self.accumulators, columns, strict=True):
+            accumulator.load(slots, [column.take(taken)], before)
+        return rows
+
     def _note(self, slots: Slots, epoch: int) -> None:
         """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""
         count = self.index.count
@@ -325,6 +362,11 @@ class _Rows:
 
     def _slots_to_change(self, keys: KeyColumn) -> Slots:
         slots = self.index.slots(keys)
+        self._make_room(slots)
+        return slots
+
+    def _make_room(self, slots: Slots) -> None:
+        """These rows are about to change."""
         if self.index.count > self._capacity:
             self._capacity = max(self.index.count, 2 * self._capacity)
             for accumulator in self.accumulators:
@@ -338,7 +380,6 @@ class _Rows:
             for frozen in self._freezes:
                 frozen.protect(slots)
             self._freezes = [frozen for frozen in self._freezes if not frozen.settled]
-        return slots
 
 
 class _FrozenTable:

@@ -27,6 +27,8 @@ def _check(key_type: KeyType, batches: list[list[Any]]) -> KeyIndex:
     firsts: list[Any] = []
     for batch in batches:
         expected = []
+        known = [model.get(key_type.encode(key), -1) for key in batch]
+        assert index.find(key_type.column_of_values(batch, max_parallelism=128)).tolist() == known
         for key in batch:
             encoded = key_type.encode(key)
             if encoded not in model:

@@ -1,0 +1,140 @@
+"""Row functions that carry a value of the key from row to row: running `reduce`, and `map_with_state`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from holdfast.barriers.elements import Batch
+from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator
+from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
+from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.functions.windows.options import stored_row_type
+from holdfast.operators.task.user_failures import check_returns, raise_located, returned_none
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.state import Ttl, ValueState, ValueStateDescriptor
+
+_STATE = "value"
+
+
+def expiring(ttl: timedelta | int | None, operator: str) -> Ttl | None:
+    """The TTL that a table is given. Raises InvalidConfigError, naming the operator."""
+    if ttl is None:
+        return None
+    try:
+        return Ttl(ttl)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"operator {operator!r}: {error}", operator=operator, setting="ttl") from error
+
+
+def reduce_operator(
+    function: Callable[[Any, Any], Any], selector: Selector, rows: RowType, row_type: Any, ttl: timedelta | int | None
+) -> ReduceOperator:
+    """Raises GraphError, InvalidConfigError."""
+    _check(function, "reduce", rows)
+    stored = stored_row_type(rows, row_type, "reduce")
+    state: ValueStateDescriptor[Any] = ValueStateDescriptor(_STATE, stored, expiring(ttl, "reduce"))
+    return ReduceOperator(function, state, selector, rows, rows)
+
+
+def map_with_state_operator(
+    function: Callable[[Any, Any], Any],
+    selector: Selector,
+    rows: RowType,
+    state_type: Any,
+    returns: Any,
+    ttl: timedelta | int | None,
+) -> MapWithStateOperator:
+    """Raises GraphError, InvalidConfigError."""
+    what = "map_with_state"
+    _check(function, what, rows)
+    output = UNDECLARED if returns is None else declared_type(returns, what)
+    state: ValueStateDescriptor[Any] = ValueStateDescriptor(_STATE, state_type, expiring(ttl, what))
+    return MapWithStateOperator(function, state, selector, rows, output)
+
+
+def _check(function: Any, operator: str, rows: RowType) -> None:
+    if not callable(function):
+        raise GraphError(f"operator {operator!r}: {function!r} is not a function", operator=operator)
+    check_returns(function, operator)
+    rows.check_rows(operator)
+
+
+class _Carries(KeyedFunction):
+    """What the runtime opens: it declares the value."""
+
+    def __init__(self, state: ValueStateDescriptor[Any]) -> None:
+        self.states = (state,)  # type: ignore[misc]
+
+
+class CarryingOperator(KeyedFunctionOperator):
+    """Base: calls a function of the row and of the key's value."""
+
+    def __init__(
+        self,
+        call: Callable[[Any, Any], Any],
+        state: ValueStateDescriptor[Any],
+        selector: Selector,
+        input_type: RowType,
+        output_type: RowType,
+    ) -> None:
+        super().__init__(_Carries(state), output_type)
+        self.call = call
+        self.descriptor = state
+        self.selector = selector
+        self.input_type = input_type
+
+    def open(self) -> None:
+        super().open()
+        self._value: ValueState[Any] = self._context.state(self.descriptor)
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        self._take(batch, self.selector, self.input_type, self._row)
+
+    def _row(self, row: Any, context: Any, collect: Collector) -> None:
+        raise NotImplementedError
+
+    def _raise(self, error: Exception, function: Callable[..., Any], record: Any, *, keyed: bool = False) -> NoReturn:
+        """What an error names is the user's own function."""
+        super()._raise(error, self.call, record, keyed=keyed)
+
+
+class ReduceOperator(CarryingOperator):
+    """Emits, for each record, what the records of its key come to so far."""
+
+    def _row(self, row: Any, context: Any, collect: Collector) -> None:
+        value = self._value.value()
+        if value is not None:
+            row = self._not_none(self.call(value, row), row)
+        self._value.update(row)
+        collect(copy(row))  # a function that changes its first argument must not change what was emitted
+
+    def _not_none(self, result: Any, record: Any) -> Any:
+        if result is None:
+            context = self.context
+            raise returned_none(operator=context.uid, subtask=context.subtask, function=self.call, record=record, wanted="a row")
+        return result
+
+
+class MapWithStateOperator(CarryingOperator):
+    """Emits the row that the function returns, if it is not None, and keeps the value that it returns with it."""
+
+    def _row(self, row: Any, context: Any, collect: Collector) -> None:
+        result = self.call(row, self._value.value())
+        if type(result) is not tuple or len(result) != 2:
+            raise_located(
+                TypeError(f"it must return a pair, (row or None, value or None), and returned {result!r}"),
+                operator=self.context.uid,
+                subtask=self.context.subtask,
+                function=self.call,
+                record=row,
+            )
+        emitted, value = result
+        if value is None:
+            self._value.clear()
+        else:
+            self._value.update(value)
+        if emitted is not None:
+            collect(emitted)

@@ -1,0 +1,323 @@
+"""The n first rows of each key: `keyed.top(10, by="price")`. Rows are in a row table; updates of ranks are emitted.
+
+A batch is sorted together with what the table holds of its keys. A row that can't be among the first of its key is dropped before
+that, by the key's *threshold*: what its n-th row is compared by. Thresholds are no state: without one a row is compared with the
+table, so that a restore needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import Operator
+from holdfast.operators.functions.schema import RowType, undeclared_error
+from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.functions.tables.ordering import ordered_column, plain, plain_type
+from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index
+from holdfast.statebackends.columnar.ordering import LAST, is_lasting, sort_numbers
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
+from holdfast.statebackends.state import NO_TIME, RowMatches, RowTable, RowTableStateDescriptor, StateDescriptor
+
+Numbers = npt.NDArray[np.int64]
+
+ROWS_MAX = 1 << 20
+"""Largest n of `top`."""
+THRESHOLDS_MAX = 1 << 21
+"""Keys of one subtask whose thresholds are known: beyond, all are forgotten, and learned again. 24 bytes of each, and its index."""
+_STATE = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How the rows of a key are ranked."""
+
+    count: int
+    columns: tuple[str, ...]
+    greatest: tuple[bool, ...]
+    """Of each column: the greatest value first, else the least; null last."""
+    latest: bool
+    """Of equals the latest first, by event time and then by arrival, else the earliest."""
+    rank_column: str
+
+
+def ranking(n: int, by: str | Sequence[str], descending: bool | Sequence[bool], ties: str, rank_column: str) -> Ranking:
+    """What `top` is given. Raises GraphError."""
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= ROWS_MAX:
+        raise _refused(f"n must be 1 .. {ROWS_MAX:,}, not {n!r}")
+    columns = (by,) if isinstance(by, str) else tuple(by)
+    if not columns or len(set(columns)) != len(columns):
+        raise _refused(f"by must name distinct columns, not {list(columns)}")
+    greatest = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
+    if len(greatest) != len(columns) or any(not isinstance(each, bool) for each in greatest):
+        raise _refused(f"descending must be a boolean, or one for each column of by, not {descending!r}")
+    if ties not in ("earlier", "later"):
+        raise _refused(f"ties must be 'earlier' or 'later', not {ties!r}")
+    if not isinstance(rank_column, str) or not rank_column:
+        raise _refused(f"rank_column must be the name of a column, not {rank_column!r}")
+    return Ranking(n, columns, greatest, ties == "later", rank_column)
+
+
+def top_operator(ranking: Ranking, selector: Selector, input_type: RowType) -> TopOperator:
+    """Raises GraphError, UnknownColumnError."""
+    if input_type.schema is None:
+        raise undeclared_error("top", "columns")
+    for column in ranking.columns:
+        ordered_column(column, input_type, "top")
+    operator = TopOperator(ranking, selector, input_type)
+    assert operator.output_type.schema is not None
+    names = operator.output_type.schema.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise _refused(f"two columns of its rows are called {', '.join(map(repr, repeated))}: give rank_column=, or rename them")
+    return operator
+
+
+def _refused(reason: str) -> GraphError:
+    return GraphError(f"operator 'top': {reason}", operator="top")
+
+
+class TopOperator(Operator):
+    """Emits, after each batch, the row of each rank that changed: the key if it is computed, the row's columns, the rank."""
+
+    def __init__(self, ranking: Ranking, selector: Selector, input_type: RowType) -> None:
+        assert input_type.schema is not None
+        self.ranking = ranking
+        self.selector = selector
+        self.input_type = input_type
+        keys = list(zip(selector.names, selector.key_type.arrow_types, strict=True))
+        fields = [pa.field(field.name, plain_type(field.type), field.nullable) for field in input_type.schema]
+        self._from_key = {
+            name: place
+            for place, (name, data_type) in enumerate(keys)
+            if selector.columns is not None and _is_exact(data_type) and pa.field(name, data_type, False) in _not_null(fields)
+        }
+        """Columns that the table has as its key -> field of the key."""
+        self.descriptor = RowTableStateDescriptor(
+            _STATE, pa.schema([field.with_nullable(True) for field in fields if field.name not in self._from_key])
+        )
+        computed = [] if selector.columns is not None else [pa.field(name, data_type, nullable=False) for name, data_type in keys]
+        self._is_computed = bool(computed)
+        self._fields = fields
+        self.output_type = RowType(pa.schema([*computed, *fields, pa.field(ranking.rank_column, pa.int64(), nullable=False)]))
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (self.descriptor,)
+
+    def open(self) -> None:
+        names = [f"key_{place}" for place in range(len(self.selector.key_type.fields))]
+        self._table: RowTable = self.context.keyed_state.row_table(self.descriptor, names)
+        self._thresholds = Thresholds(self.ranking, self._new_index, self._is_lasting())
+
+    def _is_lasting(self) -> bool:
+        first = self.ranking.columns[0]
+        return is_lasting(next(field.type for field in self._fields if field.name == first))
+
+    def _new_index(self) -> KeyIndex:
+        return create_key_index(self.selector.key_type.arrow_types, self._column_of)
+
+    def _column_of(self, arrays: list[pa.Array]) -> ArrowKeyColumn:
+        context = self.context
+        return self.selector.key_type.column(arrays, max_parallelism=context.max_parallelism, operator=context.uid)
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        if not batch.num_rows:
+            return
+        context = self.context
+        keys = self.selector.keys(
+            batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
+        )
+        columns = {name: plain(array) for name, array in zip(batch.columns().schema.names, batch.columns().columns, strict=True)}
+        slots = self._thresholds.slots(keys)
+        rows = self._thresholds.candidates(slots, columns[self.ranking.columns[0]], batch.timestamps)
+        if not len(rows):
+            return
+        if len(rows) < batch.num_rows:
+            taken = pa.array(rows)
+            slots, keys = slots[rows], keys.take(taken)
+            columns = {name: array.take(taken) for name, array in columns.items()}
+        times = None if batch.timestamps is None else batch.timestamps[rows]
+        self._rank(_Offered(slots, keys, columns, times))
+
+    def _rank(self, offered: _Offered) -> None:
+        owners, first_rows, numbers = np.unique(offered.slots, return_index=True, return_inverse=True)
+        held = self._table.rows_of(offered.keys.take(first_rows))
+        ranked = _Ranked(self.ranking, offered, numbers, held, self._compared(offered, held))
+        self._thresholds.learn(owners, ranked)
+        if not ranked.changed.any():
+            return
+        self._table.delete(held.select(ranked.removed))
+        added = ranked.added
+        taken = pa.array(added)
+        stored = [offered.columns[field.name].take(taken) for field in self.descriptor.schema]
+        times = None if offered.times is None else offered.times[added]
+        self._table.append(offered.keys.take(taken), 0, stored, times)
+        self.output.collect(self._updates(offered, held, ranked))
+
+    def _compared(self, offered: _Offered, held: RowMatches) -> list[pa.Array]:
+        """What rows are compared by, those that are held first."""
+        stored = held.take([name for name in self.ranking.columns if name not in self._from_key])
+        keys = held.keys() if self._from_key.keys() & set(self.ranking.columns) else []
+        return [
+            pa.concat_arrays(
+                [keys[self._from_key[name]] if name in self._from_key else stored.column(name), offered.columns[name]]
+            )
+            for name in self.ranking.columns
+        ]
+
+    def _updates(self, offered: _Offered, held: RowMatches, ranked: _Ranked) -> Batch:
+        """The rows of the ranks that changed, by key and rank."""
+        rows = ranked.order[ranked.changed]
+        again = np.flatnonzero(rows < len(held))
+        # of the rows held only those are made that are emitted
+        places = rows - len(held) + len(again)
+        places[again] = np.arange(len(again))
+        taken, emitted = pa.array(places), held.select(rows[again])
+        stored, keys = emitted.take(self.descriptor.schema.names), emitted.keys()
+        arrays: list[pa.Array] = []
+        if self._is_computed:
+            arrays += [pa.concat_arrays(both).take(taken) for both in zip(keys, offered.keys.arrays, strict=True)]
+        for field in self._fields:
+            place = self._from_key.get(field.name)
+            before = stored.column(field.name) if place is None else keys[place]
+            arrays.append(pa.concat_arrays([before, offered.columns[field.name]]).take(taken))
+        arrays.append(pa.array(ranked.positions[ranked.changed] + 1))
+        return Batch(
+            columns=pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema), timestamps=ranked.changed_times
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """Rows of a batch that may be among the first of their keys."""
+
+    slots: Numbers
+    keys: ArrowKeyColumn
+    columns: dict[str, pa.Array]
+    times: Numbers | None
+
+
+class _Ranked:
+    """Rows that are held and rows that are offered, sorted together: `order` has their numbers, those held first."""
+
+    def __init__(
+        self, ranking: Ranking, offered: _Offered, owners: Numbers, held: RowMatches, compared: Sequence[pa.Array]
+    ) -> None:
+        """`owners`: number of the key of each row that is offered, as the queries of what is held."""
+        held_count = len(held)
+        self.times: Numbers | None = None
+        all_owners = np.concatenate([held.queries, owners])
+        self.numbers = [
+            each
+            for array, greatest in zip(compared, ranking.greatest, strict=True)
+            for each in sort_numbers(array, greatest=greatest)
+        ]
+        is_null = len(self.numbers) > 1 and compared[0].null_count
+        self.primary: Numbers = np.where(self.numbers[0] == 1, LAST, self.numbers[1]) if is_null else self.numbers[0]
+        arrival = np.arange(len(all_owners))
+        least_last: list[Any] = [~arrival if ranking.latest else arrival]
+        if offered.times is not None:
+            self.times = np.concatenate([held.times, offered.times])
+            least_last.append(~self.times if ranking.latest else self.times)
+        self.order: Numbers = np.lexsort([*least_last, *reversed(self.numbers), all_owners])
+        self.owners: Numbers = all_owners[self.order]
+        is_first = np.append(True, self.owners[1:] != self.owners[:-1])
+        starts = np.flatnonzero(is_first)
+        counts = np.diff(starts, append=len(self.owners))
+        self.positions: Numbers = arrival - np.repeat(starts, counts)
+        """From 0, within the key."""
+        self._starts, self._counts = starts, counts
+        is_held = self.order < held_count
+        kept = self.positions < ranking.count
+        before: Numbers = np.cumsum(is_held) - is_held
+        was: Numbers = before - np.repeat(before[starts], counts)
+        self.changed: npt.NDArray[np.bool_] = kept & (~is_held | (was != self.positions))
+        self.removed: Numbers = self.order[is_held & ~kept]
+        self.added: Numbers = self.order[~is_held & kept] - held_count
+        self.added.sort()  # the table's order is that of arrival
+        self._limit = ranking.count
+
+    def last_rows(self) -> tuple[Numbers, Numbers]:
+        """(keys with as many rows as there are ranks, their row of the last rank)."""
+        full = self._counts >= self._limit
+        places = self._starts[full] + self._limit - 1
+        return self.owners[places], self.order[places]
+
+    @property
+    def changed_times(self) -> Numbers | None:
+        """Event time of each update: the latest of the rows up to its rank, of which one brought it."""
+        if self.times is None:
+            return None
+        values, places = np.unique(self.times[self.order], return_inverse=True)
+        highest = np.maximum.accumulate(places + self.owners * len(values)) - self.owners * len(values)
+        found: Numbers = values[highest][self.changed]
+        return found
+
+
+class Thresholds:
+    """What the last of the first n rows of a key is compared by, of keys that have so many."""
+
+    def __init__(self, ranking: Ranking, new_index: Any, is_lasting: bool) -> None:
+        """`is_lasting`: numbers of one batch compare with those of another; else nothing is learned."""
+        self._greatest = ranking.greatest[0]
+        self._breaks_ties = len(ranking.columns) == 1 and not ranking.latest
+        self._new_index = new_index
+        self._is_lasting = is_lasting
+        self._forget()
+
+    def _forget(self) -> None:
+        self._index: KeyIndex = self._new_index()
+        self._numbers: Numbers = np.full(1024, LAST)
+        self._times: Numbers = np.full(1024, LAST)
+
+    def slots(self, keys: ArrowKeyColumn) -> Numbers:
+        """A number for each key, until the next call."""
+        if self._index.count > THRESHOLDS_MAX or not self._is_lasting:
+            self._forget()
+        slots = self._index.slots(keys)
+        if self._index.count > len(self._numbers):
+            size = max(self._index.count, 2 * len(self._numbers))
+            self._numbers, self._times = (_extended(array, size) for array in (self._numbers, self._times))
+        return slots
+
+    def candidates(self, slots: Numbers, column: pa.Array, times: Numbers | None) -> Numbers:
+        """Rows that are not known to be behind the last rank of their key."""
+        if not self._is_lasting:
+            return np.arange(len(slots))
+        *nulls, numbers = sort_numbers(column, greatest=self._greatest)
+        for is_null in nulls:
+            numbers = np.where(is_null == 1, LAST, numbers)
+        limits = self._numbers[slots]
+        behind = numbers > limits
+        if self._breaks_ties:  # what is held came earlier
+            is_later = True if times is None else times >= self._times[slots]
+            behind |= (numbers == limits) & (limits != LAST) & is_later
+        return np.flatnonzero(~behind)
+
+    def learn(self, slots: Numbers, ranked: _Ranked) -> None:
+        """`slots` of the keys that were ranked."""
+        if self._is_lasting:
+            owners, rows = ranked.last_rows()
+            self._numbers[slots[owners]] = ranked.primary[rows]
+            self._times[slots[owners]] = NO_TIME if ranked.times is None else ranked.times[rows]
+
+
+def _extended(array: Numbers, size: int) -> Numbers:
+    bigger = np.full(size, LAST)
+    bigger[: len(array)] = array
+    return bigger
+
+
+def _is_exact(data_type: pa.DataType) -> bool:
+    """Whether a key's field has the very value of its column: of floats -0.0 and 0.0 are one key."""
+    return not pa.types.is_floating(data_type)
+
+
+def _not_null(fields: Sequence[pa.Field]) -> list[pa.Field]:
+    return [field.with_nullable(False) for field in fields]
