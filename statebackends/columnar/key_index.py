@@ -54,6 +54,10 @@ class DirectTable:
         found: Slots = self._cells[keys]
         return found
 
+    def holds(self, keys: Slots) -> npt.NDArray[np.bool_]:
+        """Which keys have a cell; `find` takes no others."""
+        return keys.view(np.uint64) < np.uint64(len(self._cells))
+
     def add(self, keys: Slots, first_slot: int, slots: Slots, rows: Slots) -> Slots:
         """Give absent keys (repeats allowed) the slots from first_slot on; fills slots[rows]; returns the distinct keys."""
         cells = self._cells
@@ -161,6 +165,9 @@ class KeyIndex(Protocol):
     def slots(self, keys: Identified) -> Slots:
         """Slot of each row's key; keys not seen before get the next slots, in row order."""
 
+    def find(self, keys: Identified) -> Slots:
+        """Slot of each row's key; -1 for one not seen before, which stays so."""
+
     def frozen_keys(self) -> Callable[[], list[pa.Array]]:
         """O(1): the key columns of the slots known now, one array per key field, made when called (on any thread)."""
 
@@ -197,6 +204,18 @@ class Int64KeyIndex:
 
     def slots(self, keys: Identified) -> Slots:
         return self.slots_of(_int64_view(keys.arrays[0]))
+
+    def find(self, keys: Identified) -> Slots:
+        return self.find_numbers(_int64_view(keys.arrays[0]))
+
+    def find_numbers(self, numbers: Slots) -> Slots:
+        """As `find`, of the numbers themselves."""
+        if isinstance(self._table, HashTable):
+            return self._table.find(numbers)
+        found = np.full(len(numbers), -1, np.int64)
+        within = self._table.holds(numbers)
+        found[within] = self._table.find(numbers[within])
+        return found
 
     def slots_of(self, numbers: Slots) -> Slots:
         """As `slots`, of the numbers themselves."""
@@ -278,6 +297,14 @@ class EncodedKeyIndex:
         slots_of_distinct: Slots = np.array(found, np.int64)
         return slots_of_distinct[codes]
 
+    def find(self, keys: Identified) -> Slots:
+        if not len(keys):
+            return np.empty(0, np.int64)
+        codes, distinct = _distinct_rows(keys.arrays)
+        found = np.array([self._slots.get(identity, -1) for identity in self._identities(distinct)], np.int64)
+        slots: Slots = found[codes]
+        return slots
+
     def frozen_keys(self) -> Callable[[], list[pa.Array]]:
         pieces = list(self._pieces)  # O(log count) of them
         return lambda: self._joined(pieces)
@@ -346,6 +373,15 @@ class WordsKeyIndex(EncodedKeyIndex):
             slots = pairs.slots_of((slots << _PAIR_SHIFT) | index.slots_of(numbers))
         if self.count > before:
             self._append_new(keys.arrays, slots, before, self.count)
+        return slots
+
+    def find(self, keys: Identified) -> Slots:
+        words = [each.view(np.int64) for array in keys.arrays for each in key_words(array)]
+        slots = self._words[0].find_numbers(words[0])
+        for index, pairs, numbers in zip(self._words[1:], self._pairs, words[1:], strict=True):
+            found = index.find_numbers(numbers)
+            known = (slots >= 0) & (found >= 0)
+            slots = np.where(known, pairs.find_numbers((slots << _PAIR_SHIFT) | found), -1)
         return slots
 
 
