@@ -452,10 +452,10 @@ class WindowRows(Protocol):
     def changed(self, namespace: int) -> None:
         """Panes from this one on got records."""
 
-    def window(self, start: int) -> tuple[list[pa.Array], list[pa.Array]]:
+    def window(self, start: int, keys: KeyColumn | None = None) -> tuple[list[pa.Array], list[pa.Array]]:
         """Key columns, and results of the aggregates, of each key with a row in any pane of the window that begins at `start`.
 
-        Raises StateOverflowError."""
+        `keys`: of the distinct keys among these alone, each of which has such a row. Raises StateOverflowError."""
 
 
 class ColumnarState(Protocol):
@@ -506,8 +506,17 @@ class ColumnarState(Protocol):
     def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
         """Rows of the distinct keys among `keys`, as `read` gives them. Each key must have been updated in the namespace before."""
 
-    def panes(self, pane_ms: int, panes: int, offset_ms: int) -> WindowRows:
-        """Merge of windows that are made of `panes` namespaces each, which begin at multiples of pane_ms plus offset_ms."""
+    def panes(
+        self,
+        pane_ms: int,
+        panes: int,
+        offset_ms: int,
+        keys: KeyColumn | None = None,
+        between: tuple[int, int] | None = None,
+    ) -> WindowRows:
+        """Merge of windows that are made of `panes` namespaces each, which begin at multiples of pane_ms plus offset_ms.
+
+        `keys`, `between`: of the rows of these keys in namespaces of this range alone."""
 
     def drop_front(self, namespace: int, count: int) -> None:
         """Drop the first `count` rows in read order: a window that fires in slices keeps exactly the rows it has not emitted.

@@ -7,6 +7,7 @@ from holdfast.chaos.sabotage.channels import SABOTAGES as CHANNELS
 from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
 from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
+from holdfast.chaos.sabotage.late_windows import SABOTAGES as LATE_WINDOWS
 from holdfast.chaos.sabotage.lateness import SABOTAGES as LATENESS
 from holdfast.chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
 from holdfast.chaos.sabotage.panes import SABOTAGES as PANES
@@ -27,7 +28,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, SILENCE, PANES, VERSIONS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

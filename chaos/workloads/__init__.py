@@ -14,6 +14,7 @@ from holdfast.chaos.workloads import (
     idle,
     keys,
     late,
+    late_windows,
     long,
     random_graphs,
     restarts,
@@ -32,7 +33,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions),
+        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows),
     )
 }
 """Workloads that run when none is named."""

@@ -61,7 +61,12 @@ class LateFeed(Feed):
 
     @property
     def lag_ms(self) -> int:
-        """Distance of a late record from its turn: the watermark of so many batches before lies behind the end of its window."""
+        """Distance of a late record from its turn."""
+        return self.fired_lag_ms
+
+    @property
+    def fired_lag_ms(self) -> int:
+        """So far behind its turn a record's window has fired: the watermark of so many batches before lies behind its end."""
         behind = LOST_BATCHES_MAX * self.batch_rows + LATE_EVERY + TARDY_EVERY
         return behind * self.step_ms + 2 * self.disorder_ms + 2 * self.size_ms
 

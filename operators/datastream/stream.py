@@ -57,8 +57,8 @@ from holdfast.operators.functions.skipping import is_skipping
 from holdfast.operators.functions.tables.carried import map_with_state_operator, reduce_operator
 from holdfast.operators.functions.tables.one_row import Place, deduplication, one_row_operator
 from holdfast.operators.functions.tables.top import ranking, top_operator
-from holdfast.operators.functions.windows.assigners import ASSIGNERS, Global, Session, Sliding, Tumbling, WindowAssigner
-from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, TumblingWindowOperator
+from holdfast.operators.functions.windows.assigners import ASSIGNERS, Global, Session, WindowAssigner
+from holdfast.operators.functions.windows.columnar_operators import columnar_window
 from holdfast.operators.functions.windows.evictors import CountEvictor, Evictor
 from holdfast.operators.functions.windows.options import (
     RowWindowOptions,
@@ -67,7 +67,6 @@ from holdfast.operators.functions.windows.options import (
     stored_row_type,
 )
 from holdfast.operators.functions.windows.row_functions import Contents, PassOn, ProcessWindowFunction, WindowOperator
-from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.operators.functions.windows.triggers import CountTrigger, PurgingTrigger, Trigger, check_trigger
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
@@ -948,7 +947,8 @@ class WindowedStream:
         return self._with(evictor=evictor)
 
     def allowed_lateness(self, lateness: timedelta | int) -> WindowedStream:
-        """How long after its end a window takes records: a timedelta, or ms of event time; each fires it again.
+        """How long after its end a window takes records: a timedelta, or ms of event time. Each fires it again; of aggregates over
+        columns each batch does, for the keys that it has records of.
 
         Raises InvalidConfigError below 0. A window of processing time has no late records."""
         lateness_ms = duration_ms(lateness, "the allowed lateness of a window")
@@ -1036,25 +1036,11 @@ class WindowedStream:
         return self._rows(options.get("window_function") or PassOn(function.add), contents, options.get("returns"), None)
 
     def _columns(self, **aggregates: Aggregate) -> Stream:
-        keyed, windows = self._keyed, self._windows
-        if not isinstance(windows, Tumbling | Sliding) or not windows.is_event_time or self._options != RowWindowOptions():
-            raise GraphError(
-                "operator 'window': aggregates over columns take tumbling and sliding windows of event time without trigger, "
-                "evictor and lateness; give row functions: reduce, process or aggregate(function)",
-                operator="window",
-            )
-        keyed._need_columns("window")
-        reserved = (*keyed._selector.names, *WINDOW_COLUMNS)
-        if len(set(reserved)) != len(reserved):
-            raise GraphError(f"operator 'window': a key column is called like a window's: {', '.join(reserved)}", operator="window")
-        descriptor = columnar_descriptor("windows", aggregates, keyed._row_type, reserved, "window")
-        selector, rows = keyed._selector, keyed._row_type
-        properties = {"size_ms": windows.size_ms, "offset_ms": windows.offset_ms}
-        if isinstance(windows, Tumbling):
-            tumbling = TumblingWindowOperator(windows, descriptor, selector, rows)
-            return keyed._add_keyed("window", tumbling, tumbling.output_type, **properties)
-        sliding = SlidingWindowOperator(windows, descriptor, selector, rows)
-        return keyed._add_keyed("window", sliding, sliding.output_type, **properties, slide_ms=windows.slide_ms)
+        keyed = self._keyed
+        made = columnar_window(self._windows, self._options, aggregates, keyed._selector, keyed._row_type)
+        stream = keyed._add_keyed("window", made.operator, made.operator.output_type, **made.properties)
+        stream._own("window").side_outputs.update(made.side_outputs)
+        return stream
 
     def _stored_type(self, row_type: Any) -> Any:
         return stored_row_type(self._keyed._row_type, row_type, "window")

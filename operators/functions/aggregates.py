@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator
-from holdfast.operators.functions.predicates import Where, check_where, rows_where
+from holdfast.operators.functions import expressions
+from holdfast.operators.functions.predicates import Selection, Where, rows_where, selection
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
@@ -29,8 +30,9 @@ from holdfast.statebackends.state import ColumnAggregate, ColumnarState, Columna
 class Aggregate:
     """A columnar aggregate that has no name yet. Nulls are ignored, as in SQL.
 
-    `where`, of each: which rows it takes; the name of a boolean column (null counts as false), or a function of a batch's columns
-    (a pa.RecordBatch) that returns a boolean for each row. A key of which it takes none has a result all the same: 0 or null."""
+    `where`, of each: which rows it takes; the name of a boolean column, a condition in SQL ("price < 10000", with the extra
+    holdfast[sql]), of both null counts as false, or a function of a batch's columns (a pa.RecordBatch) that returns a boolean for
+    each row. A key of which it takes none has a result all the same: 0 or null."""
 
     function: str
     column: str | None = None
@@ -111,6 +113,7 @@ def columnar_descriptor(
     if not aggregates:
         raise GraphError(f"operator {operator!r}: name at least one aggregate, such as rows=hf.count()", operator=operator)
     columns = []
+    texts: dict[str, Selection | None] = {}  # of each condition one, which is then evaluated once for a batch
     for output, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise GraphError(
@@ -121,9 +124,13 @@ def columnar_descriptor(
                 f"operator {operator!r}: the result already has a column {output!r}; name the aggregate otherwise",
                 operator=operator,
             )
-        check_where(aggregate.where, input_type, operator)
+        where = texts.get(aggregate.where) if isinstance(aggregate.where, str) else None
+        if where is None:
+            where = selection(aggregate.where, input_type, operator)
+        if isinstance(aggregate.where, str):
+            texts[aggregate.where] = where
         source, by = (_value_type(column, input_type, operator) for column in (aggregate.column, aggregate.by))
-        columns.append(ColumnAggregate(aggregate.function, aggregate.column, output, source, aggregate.by, by, aggregate.where))
+        columns.append(ColumnAggregate(aggregate.function, aggregate.column, output, source, aggregate.by, by, where))
     descriptor = ColumnarStateDescriptor(name, tuple(columns))
     try:
         check_descriptor(descriptor)
@@ -158,6 +165,13 @@ def state_columns(
                 mask = masks[id(aggregate.where)] = rows_where(aggregate.where, columns, operator=operator, subtask=subtask)
         found.append(_values(aggregate, columns, mask))
     return found
+
+
+def close_selections(descriptor: ColumnarStateDescriptor) -> None:
+    """Let go of what the conditions of the aggregates are evaluated with."""
+    for aggregate in descriptor.aggregates:
+        if isinstance(aggregate.where, expressions.Predicate):
+            aggregate.where.close()
 
 
 def _values(aggregate: ColumnAggregate, columns: pa.RecordBatch, mask: npt.NDArray[np.bool_] | None) -> Values:
@@ -195,6 +209,9 @@ class RunningAggregateOperator(Operator):
 
     def open(self) -> None:
         self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
+
+    def close(self) -> None:
+        close_selections(self.descriptor)
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:

@@ -9,20 +9,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.operators.functions import expressions
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.task.user_failures import check_returns, function_name, raise_located
 from holdfast.statebackends.errors import GraphError, SchemaMismatchError
 
 Where: TypeAlias = str | Callable[[pa.RecordBatch], Any]
-"""A boolean column's name, or a function of a batch's columns that returns a boolean for each row, as a NumPy or Arrow array."""
+"""A boolean column's name, a condition in SQL, or a function of a batch's columns that returns a boolean for each row, as a NumPy
+or Arrow array."""
 Predicate: TypeAlias = Callable[[pa.RecordBatch], Any]
+Selection: TypeAlias = Where | expressions.Predicate
+"""`Where` as an operator has it: a condition in SQL is compiled."""
 
 
-def check_where(where: Where | None, input_type: RowType, operator: str) -> None:
-    """Raises GraphError and UnknownColumnError, naming the operator, for what selects no rows of this type."""
+def selection(where: Where | None, input_type: RowType, operator: str) -> Selection | None:
+    """What an operator is given. Text that is no name of a column, and could be none, is SQL.
+
+    Raises GraphError and UnknownColumnError, naming the operator, for what selects no rows of this type; InvalidConfigError for SQL
+    without DuckDB."""
     if where is None:
-        return
+        return None
     if isinstance(where, str):
+        if input_type.schema is not None and where not in input_type.schema.names and not where.isidentifier():
+            return expressions.predicate_of(where, input_type.schema, operator)
         found = input_type.column(where, operator).type
         if not pa.types.is_boolean(found):
             raise GraphError(f"operator {operator!r}: where={where!r} must be a boolean column, not {found}", operator=operator)
@@ -30,9 +39,11 @@ def check_where(where: Where | None, input_type: RowType, operator: str) -> None
         check_returns(where, operator)
     else:
         raise GraphError(
-            f"operator {operator!r}: where={where!r} is neither the name of a boolean column nor a function of the columns",
+            f"operator {operator!r}: where={where!r} is neither the name of a boolean column, nor a condition in SQL, nor a "
+            "function of the columns",
             operator=operator,
         )
+    return where
 
 
 def predicate_of(where: Where) -> Predicate:
@@ -40,10 +51,13 @@ def predicate_of(where: Where) -> Predicate:
     return where if callable(where) else lambda columns: columns.column(where)
 
 
-def rows_where(where: Where, columns: pa.RecordBatch, *, operator: str, subtask: int | None) -> npt.NDArray[np.bool_]:
+def rows_where(where: Selection, columns: pa.RecordBatch, *, operator: str, subtask: int | None) -> npt.NDArray[np.bool_]:
     """Which rows of a batch are taken; null counts as false.
 
     Raises UserFunctionError and SchemaMismatchError, naming the operator, for a function that raises or returns something else."""
+    if isinstance(where, expressions.Predicate):
+        where.expressions.named(operator)
+        return where.mask(columns, subtask=subtask)
     try:
         found = predicate_of(where)(columns)
     except Exception as error:

@@ -54,6 +54,10 @@ class DirectTable:
         found: Slots = self._cells[keys]
         return found
 
+    def holds(self, keys: Slots) -> npt.NDArray[np.bool_]:
+        """Which keys have a cell; `find` takes no others."""
+        return keys.view(np.uint64) < np.uint64(len(self._cells))
+
     def add(self, keys: Slots, first_slot: int, slots: Slots, rows: Slots) -> Slots:
         """Give absent keys (repeats allowed) the slots from first_slot on; fills slots[rows]; returns the distinct keys."""
         cells = self._cells
@@ -201,6 +205,20 @@ class Int64KeyIndex:
     def slots(self, keys: Identified) -> Slots:
         return self.slots_of(_int64_view(keys.arrays[0]))
 
+    def find(self, keys: Identified) -> Slots:
+        return self.find_numbers(_int64_view(keys.arrays[0]))
+
+    def find_numbers(self, numbers: Slots) -> Slots:
+        """As `find`, of the numbers themselves."""
+        if not len(numbers):
+            return np.empty(0, np.int64)
+        if isinstance(self._table, HashTable):
+            return self._table.find(numbers)
+        found = np.full(len(numbers), -1, np.int64)
+        within = self._table.holds(numbers)
+        found[within] = self._table.find(numbers[within])
+        return found
+
     def slots_of(self, numbers: Slots) -> Slots:
         """As `slots`, of the numbers themselves."""
         if not len(numbers):
@@ -213,13 +231,6 @@ class Int64KeyIndex:
             if added:
                 self._table = table.grown(self._keys[: self._count])
         return slots
-
-    def find(self, keys: Identified) -> Slots:
-        return self.find_of(_int64_view(keys.arrays[0]))
-
-    def find_of(self, numbers: Slots) -> Slots:
-        """As `find`, of the numbers themselves."""
-        return self._table_for(numbers).find(numbers) if len(numbers) else np.empty(0, np.int64)
 
     def numbers(self) -> Slots:
         """All keys by slot. They stay as they are while the index goes on growing."""
@@ -367,12 +378,12 @@ class WordsKeyIndex(EncodedKeyIndex):
 
     def find(self, keys: Identified) -> Slots:
         words = [each.view(np.int64) for array in keys.arrays for each in key_words(array)]
-        slots = self._words[0].find_of(words[0])
+        slots = self._words[0].find_numbers(words[0])
         for index, pairs, numbers in zip(self._words[1:], self._pairs, words[1:], strict=True):
-            seconds = index.find_of(numbers)
+            seconds = index.find_numbers(numbers)
             known = np.flatnonzero((slots >= 0) & (seconds >= 0))
             found = np.full(len(slots), -1, np.int64)
-            found[known] = pairs.find_of((slots[known] << _PAIR_SHIFT) | seconds[known])
+            found[known] = pairs.find_numbers((slots[known] << _PAIR_SHIFT) | seconds[known])
             slots = found
         return slots
 

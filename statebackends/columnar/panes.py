@@ -80,8 +80,9 @@ class WindowPanes:
         if self._first is not None and self._number(namespace) < self._first + self._panes:
             self._first = None
 
-    def window(self, start: int) -> tuple[list[pa.Array], list[pa.Array]]:
-        """Key arrays and results of the window that begins at `start`: each key with a row in any of its panes."""
+    def window(self, start: int, keys: Any = None) -> tuple[list[pa.Array], list[pa.Array]]:
+        """Key arrays and results of the window that begins at `start`: each key with a row in any of its panes, or those of `keys`
+        alone, which have one."""
         first = self._number(start)
         there = {self._number(namespace): namespace for namespace in self._store.namespaces()}
         if self._first is not None and self._first <= first and self._block(first) == self._block(self._first):
@@ -89,7 +90,7 @@ class WindowPanes:
         else:
             self._begin(first, there)
         self._first = first
-        slots = np.flatnonzero(self._counts)
+        slots = np.flatnonzero(self._counts) if keys is None else distinct_slots(self._index.slots(keys))
         return self._index.key_arrays_of(slots), [merged.results(slots) for merged in self._merged]
 
     def _begin(self, first: int, there: dict[int, int]) -> None:
@@ -133,6 +134,13 @@ class WindowPanes:
 
     def _block(self, number: int) -> int:
         return number // self._panes
+
+
+def distinct_slots(slots: Slots) -> Slots:
+    """Ascending. np.unique hashes, which is far slower on slots spread over a large table."""
+    ordered = np.sort(slots)
+    found: Slots = ordered[np.diff(ordered, prepend=-1) != 0]
+    return found
 
 
 class _Ends:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, parts_of
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
 from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
-from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes
+from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes, distinct_slots
 from holdfast.statebackends.columnar.parts import Slots, Values
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
@@ -154,15 +154,21 @@ class NumpyColumnarState:
     def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
         rows = self._rows(namespace)
         known = rows.index.count
-        slots = np.sort(rows.index.slots(keys))  # np.unique hashes, which is far slower on slots spread over a large table
-        slots = slots[np.diff(slots, prepend=-1) != 0]
+        slots = distinct_slots(rows.index.slots(keys))
         if rows.index.count > known:
             raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
         return self._batch(rows.index.key_arrays_of(slots), [part.result(slots) for part in rows.accumulators])
 
-    def panes(self, pane_ms: int, panes: int, offset_ms: int) -> WindowPanes:
+    def panes(
+        self,
+        pane_ms: int,
+        panes: int,
+        offset_ms: int,
+        keys: KeyColumn | None = None,
+        between: tuple[int, int] | None = None,
+    ) -> WindowPanes:
         return WindowPanes(
-            self,
+            self if keys is None else _PanesOfKeys(self, keys, between),
             self.descriptor.aggregates,
             self._new_index,
             pane_ms=pane_ms,
@@ -176,6 +182,20 @@ class NumpyColumnarState:
         rows = self._tables.get(namespace) or self._new_rows()
         keys = self._column_of(rows.index.key_arrays(rows.dropped, rows.index.count))
         return PaneRows(keys, np.arange(rows.dropped, rows.index.count), rows.accumulators)
+
+    def rows_of_keys(self, namespace: int, keys: KeyColumn) -> tuple[Slots, PaneRows]:
+        """Which of some distinct keys have a row in a namespace, and these rows, as of `pane`."""
+        rows = self._tables.get(namespace) or self._new_rows()
+        slots = rows.index.find(keys)
+        there = np.flatnonzero(slots >= rows.dropped)
+        taken = pa.array(there)
+        return there, PaneRows(self._column_of([array.take(taken) for array in keys.arrays]), slots[there], rows.accumulators)
+
+    def distinct_keys(self, keys: KeyColumn) -> KeyColumn:
+        """Each of some keys once, in order of first arrival."""
+        index = self._new_index()
+        index.slots(keys)
+        return self._column_of(index.key_arrays(0, index.count))
 
     def drop_front(self, namespace: int, count: int) -> None:
         if not 0 <= count <= self.row_count(namespace):
@@ -255,6 +275,22 @@ class NumpyColumnarState:
 
     def _new_index(self) -> KeyIndex:
         return create_key_index(self.field_types, self._column_of)
+
+
+class _PanesOfKeys:
+    """The rows of some keys, in namespaces of a range."""
+
+    def __init__(self, state: NumpyColumnarState, keys: KeyColumn, between: tuple[int, int] | None) -> None:
+        self._state = state
+        self._keys = state.distinct_keys(keys)
+        there = state.namespaces()
+        self._namespaces = there if between is None else [each for each in there if between[0] <= each < between[1]]
+
+    def namespaces(self) -> list[int]:
+        return self._namespaces
+
+    def pane(self, namespace: int) -> PaneRows:
+        return self._state.rows_of_keys(namespace, self._keys)[1]
 
 
 def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator
-from holdfast.operators.functions.aggregates import result_fields, state_columns
+from holdfast.operators.functions.aggregates import close_selections, result_fields, state_columns
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
@@ -23,6 +23,7 @@ from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.state import (
     ColumnarState,
     ColumnarStateDescriptor,
+    KeyColumn,
     OperatorListStateDescriptor,
     Redistribution,
     StateDescriptor,
@@ -39,11 +40,24 @@ _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 class ColumnarWindowOperator(Operator):
     """Base of keyed event-time windows with columnar aggregates: key columns, window_start, window_end, aggregates.
 
-    It keeps the watermark, and counts what is late."""
+    It keeps the watermark. Late records go to the late output, or are counted."""
+
+    lateness_ms = 0  # these two, of one pickled before windows could take late records
+    late_tag = ""
 
     def __init__(
-        self, windows: Tumbling | Sliding, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType
+        self,
+        windows: Tumbling | Sliding,
+        descriptor: ColumnarStateDescriptor,
+        selector: Selector,
+        input_type: RowType,
+        *,
+        lateness_ms: int = 0,
+        late_tag: str = "",
     ) -> None:
+        """`late_tag`: the side output for late records; empty: there is none."""
+        self.lateness_ms = lateness_ms
+        self.late_tag = late_tag
         self.windows = windows
         self.descriptor = descriptor
         self.selector = selector
@@ -75,6 +89,9 @@ class ColumnarWindowOperator(Operator):
             # at the cut the watermark was the same on every subtask, since each channel brings it to all of them
             self._watermark = self._kept_watermark = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
 
+    def close(self) -> None:
+        close_selections(self.descriptor)
+
     def snapshot_state(self, checkpoint_id: int) -> None:
         entry = self._kept_watermark.to_bytes(8, "big", signed=True)
         self.context.operator_state.list_state(_WATERMARKS.name).update([entry])
@@ -88,6 +105,14 @@ class ColumnarWindowOperator(Operator):
                 record=None,
             )
         return batch.timestamps
+
+    def _take_late(self, batch: Batch, is_late: npt.NDArray[np.bool_]) -> None:
+        """Some records of a batch go to the late output as they are, or, where the job does not read it, are counted."""
+        late = batch.filter(is_late)
+        if self.late_tag and self.output.has_readers(self.late_tag):
+            self.output.collect_side(self.late_tag, late)
+        else:
+            self._count_late(self._stamps(late))
 
     def _count_late(self, stamps: npt.NDArray[np.int64]) -> None:
         counters = self.context.counters
@@ -110,13 +135,14 @@ class ColumnarWindowOperator(Operator):
     @abstractmethod
     def _fire_due(self) -> Iterator[None]: ...
 
-    def _update(self, state: ColumnarState, namespaces: npt.NDArray[np.int64] | int, batch: Batch) -> None:
+    def _update(self, state: ColumnarState, namespaces: npt.NDArray[np.int64] | int, batch: Batch) -> KeyColumn:
         keys = self.selector.keys(
             batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
         )
         context = self.context
         values = state_columns(self.descriptor, batch.columns(), operator=context.uid, subtask=context.subtask)
         state.update(keys, namespaces, values, batch.timestamps)
+        return keys
 
     def _result(self, start: int, rows: pa.RecordBatch) -> Batch:
         count, end = rows.num_rows, start + self.windows.size_ms
@@ -128,7 +154,7 @@ class ColumnarWindowOperator(Operator):
 
 
 class TumblingWindowOperator(ColumnarWindowOperator):
-    """Tumbling windows: a record updates one row, which is the result when its window fires."""
+    """Tumbling windows without allowed lateness: a record updates one row, which is the result when its window fires."""
 
     def open(self) -> None:
         self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
@@ -152,7 +178,7 @@ class TumblingWindowOperator(ColumnarWindowOperator):
         starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % size
         if first <= late_until:
             in_time = starts > late_until
-            self._count_late(stamps[~in_time])
+            self._take_late(batch, ~in_time)
             batch, starts = batch.filter(in_time), starts[in_time]
         return starts, batch
 

@@ -1,15 +1,15 @@
-"""Sliding event-time windows over columns. A record updates one row, that of its key in its pane: the longest time in which no
-window begins or ends. The panes of a window are merged when it fires.
+"""Sliding event-time windows over columns, and tumbling ones with allowed lateness. A record updates one row, that of its key in
+its pane: the longest time in which no window begins or ends. The panes of a window are merged when it fires.
 
 As with tumbling windows [start, end) fires when the watermark reaches end - 1, in slices of bounded size, and what has fired stays
 fired: the snapshot has the last window that fired for each range of key groups, and the rows of one window that was made and not
-yet emitted whole. A record is late when the last of its windows has fired; it enters those of its windows that have not."""
+yet emitted whole. A record is late when the last of its windows has fired and its lateness has passed; it enters those of its
+windows for which that is not so. Those among them that have fired fire again for its key, once for a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarState,
     ColumnarStateDescriptor,
+    KeyColumn,
     OperatorListStateDescriptor,
     Redistribution,
     StateDescriptor,
@@ -35,7 +36,8 @@ from holdfast.statebackends.state import (
 
 _FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
 """Entries of a subtask: msgpack [first key group, key group behind the last one, start of the last window that fired], ms."""
-
+_LATE = OperatorListStateDescriptor("late_until", Redistribution.UNION)
+"""One entry a subtask: start of the last window that was late, ms, 8 bytes. What was late stays late if the lateness grows."""
 
 PANES_MAX = 10_000
 """Of a window."""
@@ -47,7 +49,14 @@ class SlidingWindowOperator(ColumnarWindowOperator):
     windows: Sliding
 
     def __init__(
-        self, windows: Sliding, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType
+        self,
+        windows: Sliding,
+        descriptor: ColumnarStateDescriptor,
+        selector: Selector,
+        input_type: RowType,
+        *,
+        lateness_ms: int = 0,
+        late_tag: str = "",
     ) -> None:
         """Raises GraphError when a column of results is called like one that state needs, and for a window of more than PANES_MAX
         panes."""
@@ -58,7 +67,7 @@ class SlidingWindowOperator(ColumnarWindowOperator):
                 f"{windows.pane_ms} ms; it may have {PANES_MAX}: take a longer slide, or one that divides the size",
                 operator="window",
             )
-        super().__init__(windows, descriptor, selector, input_type)
+        super().__init__(windows, descriptor, selector, input_type, lateness_ms=lateness_ms, late_tag=late_tag)
         results = (result_field(aggregate) for aggregate in descriptor.aggregates)
         waiting = tuple(ColumnAggregate("first", field.name, field.name, field.type) for field in results)
         self.waiting = ColumnarStateDescriptor(f"{descriptor.name}_waiting", waiting)
@@ -69,7 +78,7 @@ class SlidingWindowOperator(ColumnarWindowOperator):
             raise GraphError(f"operator 'window': {error}", operator="window") from error
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (*super().declared_states(), self.waiting, _FIRED)
+        return (*super().declared_states(), self.waiting, _FIRED, _LATE)
 
     def initialize_state(self) -> None:
         super().initialize_state()
@@ -77,14 +86,16 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         for entry in self.context.operator_state.list_state(_FIRED.name).entries:
             start, stop, fired = msgspec.msgpack.decode(entry)
             self._fired[start:stop] = fired
+        kept = [int.from_bytes(entry, "big", signed=True) for entry in self.context.operator_state.list_state(_LATE.name).entries]
+        self._restored_late_until = min(kept) if kept else self._late_at(self._watermark, 0)
         self._is_restored = self._watermark > MIN_WATERMARK
 
     def open(self) -> None:
         windows, context = self.windows, self.context
         self._state: ColumnarState = context.keyed_state.columnar_state(self.descriptor, self.selector.names)
         self._waiting: ColumnarState = context.keyed_state.columnar_state(self.waiting, self.selector.names)
-        panes = windows.size_ms // windows.pane_ms
-        self._merged: WindowRows = self._state.panes(windows.pane_ms, panes, windows.offset_ms % windows.pane_ms)
+        self._panes = windows.size_ms // windows.pane_ms
+        self._merged: WindowRows = self._state.panes(windows.pane_ms, self._panes, windows.offset_ms % windows.pane_ms)
         groups = context.keyed_state.key_groups
         self._own = self._fired[groups.start : groups.stop]
         """Of each key group of ours: start of the last window that fired."""
@@ -96,6 +107,8 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         bounds = [0, *(np.flatnonzero(np.diff(self._own)) + 1).tolist(), len(self._own)]
         runs = ((first + start, first + stop, int(self._own[start])) for start, stop in pairwise(bounds))
         self.context.operator_state.list_state(_FIRED.name).update([msgspec.msgpack.encode(run) for run in runs])
+        late_until = max(self._restored_late_until, self._late_at(self._kept_watermark, self.lateness_ms))
+        self.context.operator_state.list_state(_LATE.name).update([late_until.to_bytes(8, "big", signed=True)])
         if self._emitting is not None:
             start, rows = self._emitting
             self._waiting.remove(start)
@@ -110,14 +123,17 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         self._go_on()
         panes, batch = self._panes_of(batch, stamps)
         if batch.num_rows:
-            self._update(self._state, panes, batch)
-            self._merged.changed(panes if isinstance(panes, int) else int(panes.min()))
+            keys = self._update(self._state, panes, batch)
+            earliest = panes if isinstance(panes, int) else int(panes.min())
+            self._merged.changed(earliest)
+            if self.lateness_ms and self._first_window_of(earliest) <= self._passed(self._watermark):
+                self._fire_again(keys, np.full(batch.num_rows, panes) if isinstance(panes, int) else panes)
 
     def _panes_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
         """Start of each record's pane (one number when it is the same for all), and the records that are not late."""
         pane, offset = self.windows.pane_ms, self.windows.offset_ms
         earliest, latest = int(stamps.min()), int(stamps.max())
-        late_until, is_gapless = self._fired_until, self.windows.slide_ms <= self.windows.size_ms
+        late_until, is_gapless = self._late_until, self.windows.slide_ms <= self.windows.size_ms
         is_in_time = self._last_window(earliest) > late_until
         first = earliest - (earliest - offset) % pane
         if is_in_time and is_gapless and first == latest - (latest - offset) % pane:
@@ -127,12 +143,22 @@ class SlidingWindowOperator(ColumnarWindowOperator):
             since = (stamps - offset) % self.windows.slide_ms
             in_time, in_window = stamps - since > late_until, since < self.windows.size_ms
             if (late := in_window & ~in_time).any():
-                self._count_late(stamps[late])
+                self._take_late(batch, late)
             taken = in_time & in_window
         if not taken.all():
             batch, stamps = batch.filter(taken), stamps[taken]
         starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % pane
         return starts, batch
+
+    @property
+    def _late_until(self) -> int:
+        """Start of the last window that is late: its state is gone."""
+        if self._watermark == MAX_WATERMARK:
+            return MAX_WATERMARK
+        return max(self._restored_late_until, self._late_at(self._watermark, self.lateness_ms))
+
+    def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:
+        return max(MIN_WATERMARK, watermark_ms - lateness_ms - self.windows.size_ms + 1)
 
     def _last_window(self, moment: int) -> int:
         """Start of the last window that begins at this moment or before it."""
@@ -141,6 +167,10 @@ class SlidingWindowOperator(ColumnarWindowOperator):
     def _first_window(self, moment: int) -> int:
         """Start of the first window that begins at this moment or behind it."""
         return moment + (self.windows.offset_ms - moment) % self.windows.slide_ms
+
+    def _first_window_of(self, pane: int) -> int:
+        """Start of the first window that has a pane."""
+        return self._first_window(pane + self.windows.pane_ms - self.windows.size_ms)
 
     # ------------------------------------------------------------------------------------------------------------ firing
 
@@ -160,21 +190,47 @@ class SlidingWindowOperator(ColumnarWindowOperator):
 
     def _next_window(self) -> int | None:
         """Start of the next window that has records."""
-        panes = self._state.namespaces()
-        if not panes:
-            return None
-        slide, pane = self.windows.slide_ms, self.windows.pane_ms
-        first = self._first_window(panes[0] + pane - self.windows.size_ms)
         fired = int(self._own.min())
-        return first if fired == MIN_WATERMARK else max(first, fired + slide)
+        pane = next((pane for pane in self._state.namespaces() if self._last_window(pane) > fired), None)
+        if pane is None:
+            return None
+        first = self._first_window_of(pane)
+        return first if fired == MIN_WATERMARK else max(first, fired + self.windows.slide_ms)
 
     def _fire(self, start: int) -> Iterator[None]:
-        keys, results = self._merged.window(start)
-        names = [*self.selector.names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
-        rows = self._not_fired(start, pa.RecordBatch.from_arrays([*keys, *results], names=names))
+        rows = self._not_fired(start, self._state.read(start) if self._panes == 1 else self._named(*self._merged.window(start)))
         np.maximum(self._own, start, out=self._own)
-        self._clean(start)
+        self._clean(min(start, self._late_until))
         yield from self._emit(start, rows)
+
+    def _named(self, keys: list[pa.Array], results: list[pa.Array]) -> pa.RecordBatch:
+        names = [*self.selector.names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
+        return pa.RecordBatch.from_arrays([*keys, *results], names=names)
+
+    def _fire_again(self, keys: KeyColumn, panes: npt.NDArray[np.int64]) -> None:
+        """Windows that have fired, and are not late, for the keys that got a record: each row once, as it is behind the batch.
+
+        `panes`: of each record."""
+        windows, fired, late = self.windows, self._passed(self._watermark), self._late_until
+        rows = np.flatnonzero(panes <= fired + windows.size_ms - windows.pane_ms)
+        keys, panes = self._taken(keys, rows), panes[rows]
+        changed: set[int] = set()
+        for pane in np.unique(panes).tolist():
+            last = min(fired, self._last_window(pane))
+            changed.update(start for start in range(self._first_window_of(pane), last + 1, windows.slide_ms) if start > late)
+        if not changed:
+            return
+        merged = self._state.panes(
+            windows.pane_ms, self._panes, windows.offset_ms % windows.pane_ms, keys, (min(changed), max(changed) + windows.size_ms)
+        )
+        for start in sorted(changed):
+            some = self._taken(keys, np.flatnonzero((panes >= start) & (panes < start + windows.size_ms)))
+            found = self._state.rows_of(some, start) if self._panes == 1 else self._named(*merged.window(start, some))
+            for offset in range(0, found.num_rows, self.rows_per_slice_max):
+                self.output.collect(self._result(start, found.slice(offset, self.rows_per_slice_max)))
+
+    def _taken(self, keys: KeyColumn, rows: npt.NDArray[np.int64]) -> KeyColumn:
+        return self._keys([array.take(pa.array(rows)) for array in keys.arrays])
 
     def _clean(self, start: int) -> None:
         """Remove the panes that no window behind this one has."""
@@ -215,6 +271,8 @@ class SlidingWindowOperator(ColumnarWindowOperator):
             np.maximum(self._own, self._passed(self._watermark), out=self._own)
         else:
             self._own[:] = self._passed(self._kept_watermark)
+        if self.lateness_ms:
+            self._clean(self._late_until)
 
     def _passed(self, watermark_ms: int) -> int:
         """Start of the last window that a watermark has passed."""
@@ -222,6 +280,6 @@ class SlidingWindowOperator(ColumnarWindowOperator):
             return MIN_WATERMARK
         return max(MIN_WATERMARK, self._last_window(watermark_ms - self.windows.size_ms + 1))
 
-    def _keys(self, arrays: list[pa.Array]) -> Any:
+    def _keys(self, arrays: Sequence[pa.Array]) -> KeyColumn:
         count, context = len(self.selector.names), self.context
         return self.selector.key_type.column(arrays[:count], max_parallelism=context.max_parallelism, operator=context.uid)

@@ -238,6 +238,25 @@ def test_dictionaries_are_read_as_their_values() -> None:
         assert harness.output.rows() == [{"k": 1, "most": "b", "different": 2}]
 
 
+def test_where_may_be_a_condition_in_sql_which_is_evaluated_once_for_all_that_have_it() -> None:
+    rows = row_type("int64", "text")
+    dear = max("v", where="v >= 10 and b = 'x'")
+    aggregates = {"cheap": count(where="v < 10"), "of_cheap": sum("v", where="v < 10"), "dear": dear}
+    cheap, of_cheap, other = operator(rows, aggregates).descriptor.aggregates
+    assert cheap.where is of_cheap.where is not other.where
+    batches: list[list[Row]] = [[(1, 5, "x", None, 0), (1, 50, "x", None, 0)], [(1, 70, None, None, 0), (2, None, "x", None, 0)]]
+    assert results(rows, aggregates, batches) == {
+        1: {"cheap": 1, "of_cheap": 5, "dear": 50}, 2: {"cheap": 0, "of_cheap": None, "dear": None}
+    }  # fmt: skip
+
+
+def test_a_condition_in_sql_that_fails_names_the_operator_and_the_row() -> None:
+    rows = row_type("int64", "text")
+    made = operator(rows, {"n": count(where="cast(b AS BIGINT) > 1")})
+    with OperatorHarness(made, key_type="int64") as harness, pytest.raises(UserFunctionError, match=r"operator 'op'.*cast.*abc"):
+        harness.process(columns(rows, [(1, 1, "7", True, 0), (1, 1, "abc", True, 0)]))
+
+
 @pytest.mark.parametrize("returned", [None, "text", np.zeros(1, np.bool_), np.zeros(2, np.int64), pa.array([1, 2])])
 def test_a_where_that_returns_no_booleans_fails_with_the_operator_s_name(returned: Any) -> None:
     rows = row_type("int64", "int64")
@@ -261,6 +280,9 @@ def test_a_wrong_aggregate_is_refused_when_the_graph_is_built() -> None:
         (count(where="v"), GraphError, "where='v' must be a boolean column, not int64"),
         (count(where="no"), UnknownColumnError, "no"),
         (count(where=3), GraphError, "where=3 is neither"),  # type: ignore[arg-type]
+        (count(where="v + 1"), GraphError, "a condition is BOOLEAN"),
+        (count(where="v < missing"), UnknownColumnError, "missing"),
+        (count(where="sum(v) > 3"), GraphError, "sum"),
         (arg_max("v", "no"), UnknownColumnError, "no"),
         (arg_max("v", "many"), GraphError, "'many' of type list"),
         (first("many"), GraphError, "'many' of type list"),

@@ -43,10 +43,11 @@ AGGREGATES: dict[str, Aggregate] = {"n": count(), "total": sum("v"), "different"
 
 
 def operator(
-    windows: Sliding, aggregates: dict[str, Aggregate] | None = None, rows_per_slice_max: int = 8192
+    windows: Sliding, aggregates: dict[str, Aggregate] | None = None, rows_per_slice_max: int = 8192, lateness_ms: int = 0
 ) -> SlidingWindowOperator:
     descriptor = columnar_descriptor("windows", aggregates or AGGREGATES, ROWS, (), "op")
-    made = SlidingWindowOperator(windows, descriptor, key_selector("k", None, ROWS, "op"), ROWS)
+    selector = key_selector("k", None, ROWS, "op")
+    made = SlidingWindowOperator(windows, descriptor, selector, ROWS, lateness_ms=lateness_ms, late_tag="late")
     made.rows_per_slice_max = rows_per_slice_max
     return made
 
@@ -133,11 +134,16 @@ class Fleet:
     """All subtasks of the operator."""
 
     def __init__(
-        self, windows: Sliding, parallelism: int, slice_rows: int, snapshots: list[HarnessSnapshot] | None = None
+        self,
+        windows: Sliding,
+        parallelism: int,
+        slice_rows: int,
+        lateness_ms: int,
+        snapshots: list[HarnessSnapshot] | None = None,
     ) -> None:
         self.subtasks = [
             OperatorHarness.restored(
-                operator(windows, rows_per_slice_max=slice_rows),
+                operator(windows, rows_per_slice_max=slice_rows, lateness_ms=lateness_ms),
                 snapshots or [],
                 parallelism=parallelism,
                 subtask=subtask,
@@ -146,6 +152,8 @@ class Fleet:
             ).open()
             for subtask in range(parallelism)
         ]
+        for harness in self.subtasks:
+            harness.output.sides["late"] = []
 
     def process(self, rows: list[Row]) -> None:
         all_rows = batch(rows)
@@ -157,11 +165,17 @@ class Fleet:
                 harness.operator.process_batch(part, 0)
 
     def output(self) -> Counter[Any]:
-        return Counter(row for harness in self.subtasks for row in shown(harness))
+        """Rows, and late records: (key, time, value)."""
+        found = Counter(row for harness in self.subtasks for row in shown(harness))
+        for some in (some for harness in self.subtasks for some in harness.output.sides["late"]):
+            assert some.timestamps is not None
+            found.update((row["k"], at, row["v"]) for row, at in zip(some.rows(), some.timestamps.tolist(), strict=True))
+        return found
 
     def clear(self) -> None:
         for harness in self.subtasks:
             harness.output.clear()
+            harness.output.sides["late"] = []
 
     def close(self) -> None:
         for harness in self.subtasks:
@@ -171,26 +185,38 @@ class Fleet:
 class Model:
     """What a run without failures gives."""
 
-    def __init__(self, windows: Sliding) -> None:
+    def __init__(self, windows: Sliding, lateness_ms: int) -> None:
         self.windows = windows
+        self.lateness_ms = lateness_ms
         self.watermark = -(10**6)
         self.rows: dict[tuple[str, int], list[int | None]] = {}
+        self.output: Counter[Any] = Counter()
 
     def process(self, rows: list[Row]) -> None:
         size, slide, offset = self.windows.size_ms, self.windows.slide_ms, self.windows.offset_ms
+        again = set()
         for key, at, value in rows:
-            start = at - (at - offset) % slide
-            while start > at - size:
-                if start + size - 1 > self.watermark:
-                    self.rows.setdefault((key, start), []).append(value)
-                start -= slide
+            starts = list(range(at - (at - offset) % slide, at - size, -slide))
+            in_time = [start for start in starts if start + size - 1 + self.lateness_ms > self.watermark]
+            for start in in_time:
+                self.rows.setdefault((key, start), []).append(value)
+                if start + size - 1 <= self.watermark:
+                    again.add((key, start))
+            if starts and not in_time:
+                self.output[key, at, value] += 1
+        for key, start in again:
+            self._fire(key, start)
 
-    def output(self) -> Counter[Any]:
-        found: Counter[Any] = Counter()
-        for (key, start), values in self.rows.items():
-            there = [value for value in values if value is not None]
-            found[key, start, len(values), int(np.sum(there)) if there else None, len(set(there))] += 1
-        return found
+    def advance(self, watermark: int) -> None:
+        for key, start in self.rows:
+            if self.watermark < start + self.windows.size_ms - 1 <= watermark:
+                self._fire(key, start)
+        self.watermark = np.maximum(self.watermark, watermark)
+
+    def _fire(self, key: str, start: int) -> None:
+        values = self.rows[key, start]
+        there = [value for value in values if value is not None]
+        self.output[key, start, len(values), int(np.sum(there)) if there else None, len(set(there))] += 1
 
 
 WINDOWS = st.sampled_from([(10, 5, 0), (10, 10, 3), (10, 4, 1), (7, 3, 0), (12, 2, 1), (3, 5, 2), (9, 6, 0)])
@@ -212,14 +238,26 @@ STEPS = st.lists(
     steps=[("records", [("a", 0, 0), ("b", 1, 1)]), ("barrier", 1, 9), ("records", [("a", 6, 5)]), ("crash", 3)],
     slice_rows=1,
     shape=(10, 5, 0),
+    lateness=0,
 )
+@example(
+    steps=[
+        ("records", [("a", 0, 0), ("b", 1, 1), ("c", 2, 1)]), ("barrier", 1, 14), ("records", [("a", 7, 1), ("b", 3, 1)]),
+        ("crash", 3), ("watermark", 20), ("records", [("c", 1, 1), ("c", 9, 2)]),
+    ],
+    slice_rows=1,
+    shape=(10, 5, 0),
+    lateness=8,
+)  # fmt: skip
 @settings(max_examples=examples(200), deadline=None)
-@given(steps=STEPS, slice_rows=st.integers(1, 4), shape=WINDOWS)
-def test_every_window_is_emitted_once_whatever_happens(steps: list[Any], slice_rows: int, shape: tuple[int, int, int]) -> None:
+@given(steps=STEPS, slice_rows=st.integers(1, 4), shape=WINDOWS, lateness=st.sampled_from([0, 0, 4, 25]))
+def test_every_window_is_emitted_once_and_again_for_late_records_whatever_happens(
+    steps: list[Any], slice_rows: int, shape: tuple[int, int, int], lateness: int
+) -> None:
     """`barrier` takes a snapshot in the middle of a firing: after so many slices on each subtask. A crash throws away what
     was emitted since the last barrier, and starts again behind it, at another parallelism."""
     windows = Sliding(shape[0], shape[1], offset=shape[2])
-    model, fleet = Model(windows), Fleet(windows, 2, slice_rows)
+    model, fleet = Model(windows, lateness), Fleet(windows, 2, slice_rows, lateness)
     committed: Counter[Any] = Counter()
     kept: tuple[int, list[HarnessSnapshot]] = (0, [harness.snapshot() for harness in fleet.subtasks])
     seen = position = 0
@@ -232,7 +270,7 @@ def test_every_window_is_emitted_once_whatever_happens(steps: list[Any], slice_r
         elif step[0] == "crash" and crashes[position - 1]:
             crashes[position - 1] = 0
             fleet.close()
-            fleet = Fleet(windows, step[1], slice_rows, kept[1])
+            fleet = Fleet(windows, step[1], slice_rows, lateness, kept[1])
             position = kept[0]
             continue
         elif step[0] != "crash":
@@ -252,10 +290,12 @@ def test_every_window_is_emitted_once_whatever_happens(steps: list[Any], slice_r
             if step[0] == "records":
                 model.process(step[1])
             elif step[0] != "crash":
-                model.watermark = np.maximum(model.watermark, step[-1])
+                model.advance(step[-1])
     for harness in fleet.subtasks:
         harness.watermark(MAX_WATERMARK)
-    assert committed + fleet.output() == model.output()
+        assert harness.operator._state.namespaces() == [], "at the end no state is left"
+    model.advance(MAX_WATERMARK)
+    assert committed + fleet.output() == model.output
     fleet.close()
 
 

@@ -1,0 +1,73 @@
+"""Which operator aggregates windows over columns, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from holdfast.operators.functions.aggregates import Aggregate, columnar_descriptor
+from holdfast.operators.functions.schema import RowType, undeclared_error
+from holdfast.operators.functions.selectors import Selector
+from holdfast.operators.functions.windows.assigners import Sliding, Tumbling, WindowAssigner
+from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, ColumnarWindowOperator, TumblingWindowOperator
+from holdfast.operators.functions.windows.options import RowWindowOptions
+from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
+from holdfast.statebackends.errors import GraphError
+
+
+class ColumnarWindow(NamedTuple):
+    """What the graph gets."""
+
+    operator: ColumnarWindowOperator
+    properties: Mapping[str, Any]
+    side_outputs: Mapping[str, RowType]
+
+
+def columnar_window(
+    windows: WindowAssigner, options: RowWindowOptions, aggregates: Mapping[str, Aggregate], selector: Selector, rows: RowType
+) -> ColumnarWindow:
+    """The operator of `window(...).aggregate(n=hf.count())`. Raises GraphError and UnknownColumnError, naming the operator."""
+    windows = _checked(windows, options)
+    if rows.schema is None:
+        raise undeclared_error("window", "columns")
+    reserved = (*selector.names, *WINDOW_COLUMNS)
+    if len(set(reserved)) != len(reserved):
+        raise GraphError(f"operator 'window': a key column is called like a window's: {', '.join(reserved)}", operator="window")
+    descriptor = columnar_descriptor("windows", aggregates, rows, reserved, "window")
+    late: dict[str, Any] = {"lateness_ms": options.lateness_ms, "late_tag": options.late_tag}
+    operator: ColumnarWindowOperator
+    if isinstance(windows, Tumbling) and not options.lateness_ms:
+        operator = TumblingWindowOperator(windows, descriptor, selector, rows, late_tag=options.late_tag)
+    else:
+        operator = SlidingWindowOperator(_sliding(windows), descriptor, selector, rows, **late)
+    return ColumnarWindow(operator, _properties(windows, options), {options.late_tag: rows} if options.late_tag else {})
+
+
+def _checked(windows: WindowAssigner, options: RowWindowOptions) -> Tumbling | Sliding:
+    rows = "give row functions: reduce, process or aggregate(function)"
+    if not isinstance(windows, Tumbling | Sliding) or not windows.is_event_time:
+        raise GraphError(
+            f"operator 'window': aggregates over columns take tumbling and sliding windows of event time, not {windows!r}; {rows}",
+            operator="window",
+        )
+    for what, given in (("trigger", options.trigger), ("evictor", options.evictor)):
+        if given is not None:
+            raise GraphError(
+                f"operator 'window': aggregates over columns take no {what} of their own, such as {given!r}; {rows}",
+                operator="window",
+            )
+    return windows
+
+
+def _sliding(windows: Tumbling | Sliding) -> Sliding:
+    """A tumbling window that takes late records keeps its rows when it has fired: it is one that slides by its own size."""
+    return windows if isinstance(windows, Sliding) else Sliding(windows.size_ms, windows.size_ms, offset=windows.offset_ms)
+
+
+def _properties(windows: Tumbling | Sliding, options: RowWindowOptions) -> dict[str, Any]:
+    properties = {"size_ms": windows.size_ms, "offset_ms": windows.offset_ms}
+    if isinstance(windows, Sliding):
+        properties["slide_ms"] = windows.slide_ms
+    if options.lateness_ms:
+        properties["lateness_ms"] = options.lateness_ms
+    return properties
