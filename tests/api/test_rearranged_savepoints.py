@@ -119,7 +119,7 @@ def taken(tmp_path: Path, kind: BackendKind = "memory", *, canonical: bool = Tru
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("canonical", [False, True])
-@pytest.mark.parametrize("maximum", [3, 8, 16, 1_000])
+@pytest.mark.parametrize("maximum", [3, *(pytest.param(each, marks=pytest.mark.endurance) for each in (8, 16)), 1_000])
 def test_every_backend_restores_another_max_parallelism(tmp_path: Path, kind: Any, canonical: bool, maximum: int) -> None:
     source = taken(tmp_path, kind, canonical=canonical)
     before = files_below(Path(source.location))

@@ -43,7 +43,7 @@ def run(cluster: Cluster, plan: JobPlan, **options: Any) -> str:
     return job
 
 
-@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("backend", [pytest.param("filesystem", marks=pytest.mark.endurance), "rocksdb"])
 def test_a_live_run_goes_on_from_the_final_checkpoint_of_a_backfill(cluster: Cluster, tmp_path: Path, backend: BackendKind) -> None:
     out = tmp_path / "out"
     job = run(cluster, plan_of("backfill", BACKFILL, out, backend))

@@ -76,7 +76,7 @@ def quick_to_miss(plan: JobPlan) -> JobPlan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_reach", [True, False], ids=["killed", "wakes"])
+@pytest.mark.parametrize("in_reach", [pytest.param(True, marks=pytest.mark.endurance), False], ids=["killed", "wakes"])
 def test_a_stopped_worker_gets_a_successor(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_reach: bool
 ) -> None:

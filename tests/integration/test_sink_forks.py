@@ -46,7 +46,7 @@ def finished(cluster: Cluster, job: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job_id", [None, FORK], ids=["the job itself", "another job"])
+@pytest.mark.parametrize("job_id", [pytest.param(None, marks=pytest.mark.endurance), FORK], ids=["the job itself", "another job"])
 def test_a_stopped_job_goes_on_elsewhere_and_both_outputs_together_are_exact(
     cluster: Cluster, tmp_path: Path, job_id: str | None
 ) -> None:

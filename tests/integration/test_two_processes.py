@@ -188,7 +188,7 @@ def _damage_copies(shared: Path, local: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harm", [_spoil_storage, _damage_copies])
+@pytest.mark.parametrize("harm", [pytest.param(_spoil_storage, marks=pytest.mark.endurance), _damage_copies])
 def test_a_restart_reads_this_hosts_copies_and_storage_where_they_are_damaged(
     cluster: Cluster, tmp_path: Path, harm: Callable[[Path, Path], None]
 ) -> None:

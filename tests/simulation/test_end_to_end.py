@@ -47,6 +47,7 @@ def call(*arguments: str, code: int) -> str:
     return result.stdout
 
 
+@pytest.mark.endurance
 def test_a_campaign_over_all_workloads_holds() -> None:
     seeds = str(len(WORKLOADS))
     found = json.loads(call("sim", "--seeds", seeds, "--jobs", "2", "--no-coverage", "--json", code=0))

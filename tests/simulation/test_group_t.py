@@ -53,7 +53,7 @@ T01 = {
 
 
 @pytest.mark.parametrize("moment", T01)
-@pytest.mark.parametrize("job", [COUNTER, WINDOWS], ids=str)
+@pytest.mark.parametrize("job", [COUNTER, pytest.param(WINDOWS, marks=pytest.mark.endurance)], ids=str)
 def test_t01_worker_dies(job: tuple[str, int], moment: str) -> None:
     result = survive(job, T01[moment])
     assert result.crashes >= 1
@@ -70,7 +70,7 @@ T02 = {
 
 
 @pytest.mark.parametrize("moment", T02)
-@pytest.mark.parametrize("job", [COUNTER, WINDOWS], ids=str)
+@pytest.mark.parametrize("job", [COUNTER, pytest.param(WINDOWS, marks=pytest.mark.endurance)], ids=str)
 def test_t02_coordinator_dies(job: tuple[str, int], moment: str) -> None:
     fault = T02[moment]
     assert survive(job, fault).crash_points == (fault.on,)

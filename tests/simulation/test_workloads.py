@@ -38,7 +38,7 @@ from holdfast.statebackends.errors import InvalidConfigError
 from tests.simulation.workload_runs import Run
 
 FAMILIES = tuple(WORKLOADS)
-SEEDS = (1, 2, 3)
+SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.endurance) for seed in (2, 3)))
 PLAN_BYTES_MAX = 16_000
 
 

@@ -132,7 +132,7 @@ def jobs(draw: st.DrawFn) -> tuple[RowType, list[list[Row]]]:
     return row_type(value, by), draw(st.lists(st.lists(rows, min_size=1, max_size=12), min_size=1, max_size=5))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(jobs(), st.booleans())
 def test_what_is_kept_and_counted_is_what_sql_keeps_and_counts(job: tuple[RowType, list[list[Row]]], filtered: bool) -> None:
     rows, batches = job
@@ -170,7 +170,7 @@ def test_what_is_kept_and_counted_is_what_sql_keeps_and_counts(job: tuple[RowTyp
     )
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(
         st.lists(

@@ -249,7 +249,7 @@ STEPS = st.lists(
     shape=(10, 5, 0),
     lateness=8,
 )  # fmt: skip
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps=STEPS, slice_rows=st.integers(1, 4), shape=WINDOWS, lateness=st.sampled_from([0, 0, 4, 25]))
 def test_every_window_is_emitted_once_and_again_for_late_records_whatever_happens(
     steps: list[Any], slice_rows: int, shape: tuple[int, int, int], lateness: int
@@ -299,7 +299,7 @@ def test_every_window_is_emitted_once_and_again_for_late_records_whatever_happen
     fleet.close()
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(rows=st.lists(RECORDS, min_size=1, max_size=6), shape=WINDOWS, batch_rows=st.sampled_from([1, 7, 65_536]))
 def test_all_aggregates_over_sliding_windows_are_those_of_sql(
     rows: list[list[Row]], shape: tuple[int, int, int], batch_rows: int
