@@ -223,6 +223,13 @@ class Operator:
         """Handle one slice of input; emit through `self.output`. A source operator is never called here."""
         raise InvariantError(f"{type(self).__name__} takes no input")
 
+    def remaining_output(self) -> Iterator[None] | None:
+        """Output of the batches so far that `process_batch` did not get to, in slices that leave nothing; None: nothing is left.
+
+        Asked for behind each call of it, of the head of a chain. The operator then gets the rest of its batch, too, before the
+        first slice, so that a barrier may fall between two: its state must cover what it has not emitted."""
+        return None
+
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
         """Event time advanced (all inputs combined). Each `yield` ends a slice, so that mail and barriers get in.
 

@@ -286,6 +286,8 @@ class ColumnarStateDescriptor:
 
 NO_TIME = -(2**63)
 """Of a row of a row table that has no event time."""
+NO_ORDER = -1
+"""Below the orders of all rows of row tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,6 +570,23 @@ class RowScan(Protocol):
         is deleted. A row that is appended is given if its key's turn has not come yet."""
 
 
+class RowProbe(Protocol):
+    """The rows of a batch of keys, in bounded slices: a key may have any number of them.
+
+    It gives what was in the table when it began; of that it may leave out what was deleted since."""
+
+    def next(self, rows_max: int) -> RowMatches | None:
+        """The wanted ones among the next rows of the keys, `rows_max` at most: maybe none. None: it is over."""
+
+    @property
+    def complete(self) -> int:
+        """How many of the keys, from the first on, are done."""
+
+    @property
+    def last_order(self) -> int:
+        """Of key number `complete`: the order up to which its rows were looked at; NO_ORDER if none was."""
+
+
 class RowTable(Protocol):
     """Rows of one descriptor, by key, namespace and order of arrival.
 
@@ -579,9 +598,13 @@ class RowTable(Protocol):
         namespaces: npt.NDArray[np.int64] | int,
         columns: Sequence[pa.Array],
         times: npt.NDArray[np.int64] | None = None,
-    ) -> None:
+        orders: npt.NDArray[np.int64] | None = None,
+    ) -> npt.NDArray[np.int64]:
         """Add one batch: columns[i] is that of the schema's field i; all have the length of `keys`. The arrays are kept: they must
-        not change. `times`: event times in ms, NO_TIME for none. Raises StateValueError for a column of another type."""
+        not change. `times`: event times in ms, NO_TIME for none. Raises StateValueError for a column of another type.
+
+        Returns the orders of the rows. `orders`: those of another table's rows with these keys, ascending and above all that this
+        table had: by them `counterparts` finds rows of one table in the other."""
 
     def count(self, namespace: int | None = None) -> int:
         """Rows, of one namespace or all. O(1)."""
@@ -598,6 +621,22 @@ class RowTable(Protocol):
         """All rows of each key: of its namespace, if any is given, and with times from the first to the second, both inclusive.
 
         A number is the same for all keys. A key that is asked for twice has its rows twice."""
+
+    def probe(
+        self,
+        keys: KeyColumn,
+        times: tuple[npt.NDArray[np.int64] | int, npt.NDArray[np.int64] | int],
+        after: npt.NDArray[np.int64] | None = None,
+    ) -> RowProbe:
+        """As `rows_of`, with times, in slices. `after`: of each key the rows of orders above this alone."""
+
+    def until(self, moment: int, rows_max: int) -> RowMatches:
+        """The earliest rows with a time up to `moment`. Meant for tables whose rows are deleted in order of time: O(rows up to it,
+        and those that have been deleted since the last call)."""
+
+    def counterparts(self, rows: RowMatches) -> RowMatches:
+        """The rows of this table that have the key and the order of some rows of another table of the same subtask; `queries` has
+        the places of those."""
 
     def scan(self, namespace: int | None = None, times: tuple[int, int] | None = None) -> RowScan:
         """A pass over the rows of a namespace, or all rows, by key and for each key by order; begins before the first.

@@ -36,7 +36,10 @@ from holdfast.operators.functions.connected import (
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, check_time_column
 from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.expressions import condition_operator, select_operator
-from holdfast.operators.functions.joins.output import JoinSide, On, Suffixes
+from holdfast.operators.functions.joins.buffers import JoinInterval
+from holdfast.operators.functions.joins.interval import join_interval, planned_join
+from holdfast.operators.functions.joins.output import How, JoinSide, On, Suffixes
+from holdfast.operators.functions.joins.regular import retained_interval
 from holdfast.operators.functions.joins.temporal import temporal_join
 from holdfast.operators.functions.partitioning import CustomPartitioning, custom_partitioning
 from holdfast.operators.functions.process import (
@@ -390,6 +393,62 @@ class Stream(Stage):
             raise GraphError("connect takes streams of one environment")
         return BroadcastConnectedStream(self, other) if isinstance(other, BroadcastStream) else ConnectedStreams(self, other)
 
+    def interval_join(
+        self,
+        right: Stream,
+        *,
+        on: On,
+        lower: timedelta | int | None = None,
+        upper: timedelta | int | None = None,
+        how: How = "inner",
+        lower_exclusive: bool = False,
+        upper_exclusive: bool = False,
+        late_left: OutputTag | str | None = None,
+        late_right: OutputTag | str | None = None,
+        suffixes: Suffixes | None = None,
+    ) -> Stream:
+        """Pairs of rows with equal keys, of which the right one's event time is `lower` to `upper` (ms, or timedeltas) behind the
+        left one's. A pair comes out once, with the later time.
+
+        `on`: a column, a pair (left, right), or several. `how`: "inner", "left", "right" or "full"; a row without a partner comes
+        out when none can follow, with that time: t + upper of the left, t - lower of the right. `late_left`, `late_right`: side
+        outputs of late rows, which else are dropped and counted. `suffixes` part columns of one name. Raises GraphError."""
+        interval = join_interval(
+            lower, upper, "interval_join", lower_exclusive=lower_exclusive, upper_exclusive=upper_exclusive
+        )
+        return self._timed_join("interval_join", right, (late_left, late_right), on, how, suffixes, interval)
+
+    def join(
+        self,
+        right: Stream,
+        *,
+        on: On,
+        retain: timedelta | int | tuple[timedelta | int, timedelta | int] | None = None,
+        how: How = "inner",
+        late_left: OutputTag | str | None = None,
+        late_right: OutputTag | str | None = None,
+        suffixes: Suffixes | None = None,
+    ) -> Stream:
+        """Pairs of rows with equal keys, whichever came first, as long as rows are retained: `retain` ms of event time, or a
+        timedelta, or a pair for left and right. The same as an `interval_join` from -right to left, where the rest is said."""
+        interval = retained_interval(retain, "join")
+        return self._timed_join("join", right, (late_left, late_right), on, how, suffixes, interval)
+
+    def _timed_join(
+        self,
+        what: str,
+        right: Stream,
+        late: tuple[OutputTag | str | None, OutputTag | str | None],
+        on: On,
+        how: How,
+        suffixes: Suffixes | None,
+        interval: JoinInterval,
+    ) -> Stream:
+        _check_timed(what, self, right)
+        plan = planned_join((self._row_type, right._row_type), late, on, how, suffixes, interval, what)
+        settings = {"properties": plan.properties, "side_outputs": plan.side_outputs}
+        return _add_join(self, right, what, plan.operator, plan.sides, plan.operator.output_type, **settings)
+
     def temporal_join(
         self, versions: Stream, on: On, *, how: Literal["inner", "left"] = "inner", suffixes: Suffixes | None = None
     ) -> Stream:
@@ -497,9 +556,14 @@ class Stream(Stage):
         return Stream(self.environment, (StreamEdge(node.index),), output, node)
 
     def _partitioned(
-        self, partitioning: Partitioning, *, seed: int | None = None, custom: CustomPartitioning | None = None
+        self,
+        partitioning: Partitioning,
+        *,
+        selector: Selector | None = None,
+        seed: int | None = None,
+        custom: CustomPartitioning | None = None,
     ) -> Stream:
-        inputs = tuple(edge.partitioned(partitioning, seed=seed, custom=custom) for edge in self._inputs)
+        inputs = tuple(edge.partitioned(partitioning, selector=selector, seed=seed, custom=custom) for edge in self._inputs)
         return Stream(self.environment, inputs, self._row_type)
 
     @property
@@ -848,14 +912,20 @@ def _check_timed(kind: str, left: Stream, right: Stream) -> None:
 
 
 def _add_join(
-    left: Stream, right: Stream, kind: str, operator: Operator, sides: tuple[JoinSide, JoinSide], output: RowType
+    left: Stream,
+    right: Stream,
+    kind: str,
+    operator: Operator,
+    sides: tuple[JoinSide, JoinSide],
+    output: RowType,
+    **settings: Any,
 ) -> Stream:
     """An operator that brings rows of equal keys of two streams together."""
     keyed = []
     for stream, side in zip((left, right), sides, strict=True):
         inputs = tuple(edge.partitioned(Partitioning.HASH, selector=side.selector) for edge in stream._inputs)
         keyed.append(Stream(stream.environment, inputs, stream._row_type))
-    return _add_connected(keyed[0], keyed[1], kind, operator, output, selector=sides[0].selector)
+    return _add_connected(keyed[0], keyed[1], kind, operator, output, selector=sides[0].selector, **settings)
 
 
 class BroadcastStream:

@@ -159,6 +159,7 @@ class TaskInput:
         if len(self._unended_inputs) == 1:
             self._unended_inputs.clear()  # of a single one the end is `finish`
         self._holds_requests = overrides(head, "takes_input")
+        self._leaves_output = overrides(head, "remaining_output")
         self._settling = False
         """The oldest work waits for answers."""
         self._drains = True
@@ -356,7 +357,19 @@ class TaskInput:
         began = self._clock.seconds()
         self._chain.process(part, remainder.input_index)
         self._rows.measured(count, self._clock.seconds() - began)
+        if self._leaves_output:
+            self._queue_remaining_output()
         self.collect_own_watermarks()
+
+    def _queue_remaining_output(self) -> None:
+        """What the head did not get to is work; it takes over the rest of the batch, which would keep barriers out."""
+        slices = self._chain.head.operator.remaining_output()
+        if slices is None:
+            return
+        if self._remainder is not None:
+            rest, self._remainder = self._remainder, None
+            self._chain.process(rest.batch.slice(rest.offset), rest.input_index)
+        self._work.append(slices)
 
     def _event(self, channel: int, event: ElementEvent) -> None:
         assert self._inputs is not None

@@ -1,4 +1,6 @@
-"""Which rows of some runs are of given keys: a bisection of all keys in each run, and a look at the keys themselves."""
+"""Which rows of some runs are of given keys: a bisection of all keys in each run, and a look at the keys themselves.
+
+All at once, or in slices of bounded size: a key may have any number of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pyarrow as pa
 
 from holdfast.statebackends.row_tables.key_codes import Codes, Positions, equal_rows, key_codes, stable_order
 from holdfast.statebackends.row_tables.run import Mask, Matches, Numbers, RowColumns, Run
-from holdfast.statebackends.state import NO_TIME, KeyColumn
+from holdfast.statebackends.state import NO_ORDER, NO_TIME, KeyColumn
 
 _SMALL = 1 << 16
 
@@ -45,6 +47,96 @@ class MatchFilter:
         return wanted
 
 
+class Probe:
+    """`state.RowProbe`: what was there when it began, whatever the table does meanwhile."""
+
+    def __init__(
+        self, runs: Sequence[Run], keys: KeyColumn, asked: MatchFilter, after: Numbers | None, columns: RowColumns
+    ) -> None:
+        """`after`: for each key, the order behind which rows are wanted; None: all."""
+        self._runs = runs
+        self._keys = keys
+        self._asked = asked
+        self._after = after
+        self._columns = columns
+        origins, self._first, counts, self._queries, self._is_shared = self._found()
+        order = np.argsort(self._queries, kind="stable")  # of one key the older run's rows come first
+        self._origins, self._first, self._counts = origins[order], self._first[order], counts[order]
+        self._queries, self._is_shared = self._queries[order], self._is_shared[order]
+        self._ends = np.cumsum(self._counts)
+        self._total = int(self._ends[-1]) if len(self._ends) else 0
+        self._at = 0
+        self._last = (-1, NO_ORDER)
+
+    def _found(self) -> tuple[Positions, Positions, Positions, Positions, Mask]:
+        """(run, first row, rows, query, whether keys share the code) of each key and run that has it."""
+        codes = key_codes(self._keys)
+        by_code = stable_order(codes)
+        codes = codes[by_code]
+        none = np.empty(0, np.int64)
+        found: list[tuple[Positions, Positions, Positions, Positions, Mask]] = [(none, none, none, none, none.astype(np.bool_))]
+        for number, run in enumerate(self._runs if len(codes) else ()):
+            if self._asked.is_beside(run) or (self._after is not None and run.order_max <= self._after.min()):
+                continue
+            first = np.searchsorted(run.codes, codes, side="left")
+            hits = np.flatnonzero(run.codes[np.minimum(first, len(run) - 1)] == codes)
+            if len(hits):
+                first, counts, queries, shared = _ranges(
+                    run, self._keys, self._columns, codes[hits], first[hits], by_code[hits]
+                )
+                is_shared = np.zeros(len(first), np.bool_) if shared is None else shared
+                found.append((np.full(len(first), number), first, counts, queries, is_shared))
+        origins, first, counts, queries, is_shared = (np.concatenate(pieces) for pieces in zip(*found, strict=True))
+        return origins, first, counts, queries, is_shared
+
+    @property
+    def complete(self) -> int:
+        return len(self._keys) if self._at >= self._total else int(self._queries[self._segment])
+
+    @property
+    def last_order(self) -> int:
+        return self._last[1] if self._last[0] == self.complete else NO_ORDER
+
+    @property
+    def _segment(self) -> int:
+        """Where the next row is."""
+        return int(np.searchsorted(self._ends, self._at, side="right"))
+
+    def next(self, rows_max: int) -> Matches | None:
+        if self._at >= self._total:
+            return None
+        until = min(self._at + rows_max, self._total)
+        rows = slice(self._segment, int(np.searchsorted(self._ends, until, side="left")) + 1)
+        begins = self._ends[rows] - self._counts[rows]
+        low, high = np.maximum(self._at - begins, 0), np.minimum(until - begins, self._counts[rows])
+        counts = high - low
+        starts = np.cumsum(counts) - counts
+        positions = np.arange(until - self._at) + np.repeat(self._first[rows] + low - starts, counts)
+        origins, queries = np.repeat(self._origins[rows], counts), np.repeat(self._queries[rows], counts)
+        self._at = until
+        self._last = int(queries[-1]), int(self._runs[origins[-1]].orders[positions[-1]])
+        found = Matches(self._runs, origins, positions, queries, self._columns)
+        return self._wanted(found, np.repeat(self._is_shared[rows], counts))
+
+    def _wanted(self, found: Matches, is_shared: Mask) -> Matches:
+        wanted = np.ones(len(found), np.bool_)
+        for run, rows in found.by_run():
+            positions, queries = found.positions[rows], found.queries[rows]
+            dead = run.dead_among(positions)
+            if dead is not None:
+                wanted[rows] &= ~dead
+            admitted = self._asked.admits(run, positions, queries)
+            if admitted is not None:
+                wanted[rows] &= admitted
+            if self._after is not None:
+                wanted[rows] &= run.orders[positions] > self._after[queries]
+            suspects = np.flatnonzero(is_shared[rows])
+            if len(suspects):
+                equal = _are_equal(run, positions[suspects], self._keys, queries[suspects], self._columns)
+                wanted[rows[suspects]] &= equal
+        return found if wanted.all() else found.select(wanted)
+
+
 def matches_in(runs: Sequence[Run], keys: KeyColumn, asked: MatchFilter, columns: RowColumns) -> Matches:
     """The living rows of the keys: by query, and for each by order. Runs are given oldest first."""
     if not len(keys):
@@ -72,10 +164,10 @@ def matches_in(runs: Sequence[Run], keys: KeyColumn, asked: MatchFilter, columns
     return _joined(runs, found, len(keys), columns)
 
 
-def _expanded(
+def _ranges(
     run: Run, keys: KeyColumn, columns: RowColumns, codes: Codes, first: Positions, queries: Positions
-) -> tuple[Positions, Positions]:
-    """(positions, queries) of all rows whose key is that of the query. Of most codes all rows are of one key."""
+) -> tuple[Positions, Positions, Positions, Mask | None]:
+    """(first row, rows, query) of each query whose key the run has, and for which of them each row is to be compared."""
     stop = np.searchsorted(run.codes, codes, side="right")
     is_shared = np.isin(codes, run.shared_codes) if len(run.shared_codes) else None
     equal = _are_equal(run, first, keys, queries, columns)
@@ -84,7 +176,14 @@ def _expanded(
     if not equal.all():
         first, stop, queries = first[equal], stop[equal], queries[equal]
         is_shared = None if is_shared is None else is_shared[equal]
-    counts = stop - first
+    return first, stop - first, queries, is_shared
+
+
+def _expanded(
+    run: Run, keys: KeyColumn, columns: RowColumns, codes: Codes, first: Positions, queries: Positions
+) -> tuple[Positions, Positions]:
+    """(positions, queries) of all rows whose key is that of the query. Of most codes all rows are of one key."""
+    first, counts, queries, is_shared = _ranges(run, keys, columns, codes, first, queries)
     starts = np.cumsum(counts) - counts
     positions = np.arange(int(counts.sum())) + np.repeat(first - starts, counts)
     queries = np.repeat(queries, counts)

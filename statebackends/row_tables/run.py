@@ -28,6 +28,7 @@ RunNumbers: TypeAlias = tuple[Codes, Numbers, Numbers, Numbers]
 NUMBERS_BYTES = 32
 """Of a row beside its columns."""
 _TIME_MAX = 2**63 - 1
+_UNTIL_ROWS = 1 << 14
 
 
 class RunReader(Protocol):
@@ -102,6 +103,8 @@ class Run:
         """Whether its table still has it."""
         self.merge: RunReader | None = None
         """What is reading the run to write it again."""
+        self._by_time: Positions | None = None
+        self._until_from = 0
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -155,6 +158,29 @@ class Run:
             return dead
         dropped: Mask = self._is_dropped[np.searchsorted(self._namespaces, self.namespaces[rows])]
         return dropped if dead is None else dead | dropped
+
+    def until(self, moment: int, rows_max: int) -> Positions:
+        """Loop thread: living rows with a time up to `moment`, the earliest first; of equal times the first of the run.
+
+        O(rows up to it that are not known to be dead); the first call sorts."""
+        if self.time_min > moment:
+            return np.empty(0, np.int64)
+        if self._by_time is None:
+            self._by_time = np.argsort(self.times, kind="stable")
+            self._until_from = int(np.searchsorted(self.times, NO_TIME, side="right", sorter=self._by_time))
+        stop = int(np.searchsorted(self.times, moment, side="right", sorter=self._by_time))
+        found: list[Positions] = [np.empty(0, np.int64)]
+        count, at = 0, self._until_from
+        while at < stop and count < rows_max:
+            rows = self._by_time[at : min(stop, at + _UNTIL_ROWS)]
+            at += len(rows)
+            dead = self.dead_among(rows)
+            alive = rows if dead is None else rows[~dead]
+            if not count and not len(alive):
+                self._until_from = at  # rows once dead stay so
+            found.append(alive)
+            count += len(alive)
+        return np.concatenate(found)[:rows_max]
 
     def alive_at(self, log_length: int, dropped_length: int) -> Positions | None:
         """Any thread: the rows that were alive when log and `dropped` had these lengths; None: all."""

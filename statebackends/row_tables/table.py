@@ -18,7 +18,7 @@ from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError,
 from holdfast.statebackends.row_tables.frozen import FrozenRows, RowChanges, Rows, Tombstones, head_alive
 from holdfast.statebackends.row_tables.key_codes import Codes, Positions, key_codes, stable_order
 from holdfast.statebackends.row_tables.merge import Merge, places_of
-from holdfast.statebackends.row_tables.probe import MatchFilter, matches_in
+from holdfast.statebackends.row_tables.probe import MatchFilter, Probe, matches_in
 from holdfast.statebackends.row_tables.run import Mask, Matches, Numbers, RowColumns, Run, RunContents, namespaces_of
 from holdfast.statebackends.row_tables.scan import Scan
 from holdfast.statebackends.state import NO_TIME, KeyColumn, RowMatches, RowTableStateDescriptor
@@ -100,18 +100,19 @@ class SortedRowTable:
         namespaces: Numbers | int,
         columns: Sequence[pa.Array],
         times: Numbers | None = None,
-    ) -> None:
+        orders: Numbers | None = None,
+    ) -> Numbers:
         count = len(keys)
         if not count:
-            return
+            return np.empty(0, np.int64)
         batch = pa.RecordBatch.from_arrays([*keys.arrays, *self._checked(columns, count)], schema=self._schema)
-        orders = np.arange(self._next_order, self._next_order + count)
+        orders = self._orders(orders, count)
         if isinstance(namespaces, int):
             numbers = np.full(count, namespaces, np.int64)
         else:
             numbers = self._whole(namespaces, count, "namespaces")
         stamps = np.full(count, NO_TIME) if times is None else self._whole(times, count, "times")
-        self._next_order += count
+        self._next_order = int(orders[-1]) + 1
         self._count(numbers, orders)
         self._head.append(Rows(key_codes(keys), orders, numbers, stamps, batch))
         self._head_rows += count
@@ -119,6 +120,15 @@ class SortedRowTable:
         if self._head_rows >= HEAD_ROWS_MAX or self._head_bytes >= HEAD_BYTES_MAX:
             self._seal()
         self._work(_WORK_PER_ROW * count * len(self._merges))
+        return orders
+
+    def _orders(self, orders: Numbers | None, count: int) -> Numbers:
+        if orders is None:
+            return np.arange(self._next_order, self._next_order + count)
+        orders = self._whole(orders, count, "orders")
+        if orders[0] < self._next_order or not bool((orders[1:] > orders[:-1]).all()):
+            raise InvariantError(f"orders of rows ascend, and begin at {self._next_order}: they can't be {orders[:3]} ...")
+        return orders
 
     def drop(self, namespace: int) -> None:
         count = self._counts.pop(namespace, 0)
@@ -189,6 +199,36 @@ class SortedRowTable:
     ) -> Matches:
         self._seal()
         return matches_in(self._runs, keys, MatchFilter(namespaces, times), self._columns)
+
+    def probe(self, keys: KeyColumn, times: tuple[Numbers | int, Numbers | int], after: Numbers | None = None) -> Probe:
+        self._seal()
+        return Probe(list(self._runs), keys, MatchFilter(None, times), after, self._columns)
+
+    def until(self, moment: int, rows_max: int) -> Matches:
+        self._seal()
+        found = [(number, run.until(moment, rows_max)) for number, run in enumerate(self._runs)]
+        origins = np.repeat([number for number, _ in found], [len(rows) for _, rows in found]).astype(np.int64)
+        positions = np.concatenate([np.empty(0, np.int64), *(rows for _, rows in found)])
+        rows = Matches(list(self._runs), origins, positions, positions, self._columns)
+        rows = rows.select(np.argsort(rows.times, kind="stable")[:rows_max])
+        return Matches(rows.runs, rows.origins, rows.positions, np.arange(len(rows)), self._columns)
+
+    def counterparts(self, rows: RowMatches) -> Matches:
+        if not isinstance(rows, Matches):
+            raise InvariantError(f"{type(rows).__name__}: rows are compared with those of a row table")
+        self._seal()
+        codes, orders = rows.codes, rows.orders
+        found: list[tuple[Positions, Positions]] = []
+        for run in self._runs:
+            positions, is_there = places_of(run.codes, run.orders, codes, orders)
+            queries = np.flatnonzero(is_there)
+            dead = run.dead_among(positions)
+            found.append((positions, queries) if dead is None else (positions[~dead], queries[~dead]))
+        origins = np.repeat(np.arange(len(found)), [len(queries) for _, queries in found])
+        positions = np.concatenate([np.empty(0, np.int64), *(positions for positions, _ in found)])
+        queries = np.concatenate([np.empty(0, np.int64), *(queries for _, queries in found)])
+        order = np.argsort(queries, kind="stable")
+        return Matches(list(self._runs), origins[order], positions[order], queries[order], self._columns)
 
     def scan(self, namespace: int | None = None, times: tuple[int, int] | None = None) -> Scan:
         return Scan(self._sealed, namespace, self._columns, self._column_of, times)

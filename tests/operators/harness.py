@@ -211,7 +211,18 @@ class OperatorHarness:
         schema: pa.Schema | None = None,
         input_index: int = 0,
     ) -> None:
-        """One batch, of rows or of columns."""
+        """One batch, of rows or of columns, with all of its output."""
+        for _ in self.process_slices(data, timestamps, schema, input_index):
+            pass
+
+    def process_slices(
+        self,
+        data: Sequence[Any] | pa.RecordBatch,
+        timestamps: Sequence[int] | None = None,
+        schema: pa.Schema | None = None,
+        input_index: int = 0,
+    ) -> Iterator[None]:
+        """One batch; what it leaves of its output comes slice by slice, and a barrier may fall between two."""
         stamps = None if timestamps is None else np.array(timestamps, np.int64)
         if isinstance(data, pa.RecordBatch):
             batch = Batch(columns=data, timestamps=stamps)
@@ -219,6 +230,7 @@ class OperatorHarness:
             batch = Batch(rows=list(copy.deepcopy(data)), schema=schema, timestamps=stamps)
         self._set_processing_time()
         self.operator.process_batch(batch, input_index)
+        return self.operator.remaining_output() or iter(())
 
     def _set_processing_time(self) -> None:
         """As the runtime does before each unit of work."""

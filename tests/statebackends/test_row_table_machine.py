@@ -28,7 +28,7 @@ from holdfast.statebackends.row_tables.table import SortedRowTable
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.snapshot import increments
 from holdfast.statebackends.snapshot.deltas import state_parts
-from holdfast.statebackends.state import NO_TIME, RowTableStateDescriptor
+from holdfast.statebackends.state import NO_ORDER, NO_TIME, RowTableStateDescriptor
 from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.statebackends.backend_harness import MAX_PARALLELISM, Cluster
@@ -203,6 +203,44 @@ class RowTableMachine(RuleBasedStateMachine):
             and (times is None or (row.time is not None and times[0] <= row.time <= times[1]))
         ]
         assert list(zip(matches.queries.tolist(), rows_in(matches), strict=True)) == wanted
+
+    @rule(
+        keys=st.lists(st.sampled_from(KEYS), max_size=5),
+        times=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+        rows_max=st.integers(1, 9),
+        slices=st.integers(0, 4),
+    )
+    def probe(self, keys: list[tuple[str, int]], times: tuple[int, int], rows_max: int, slices: int) -> None:
+        """Some slices, and then the rest by a new probe, which is given the place of the first."""
+        probe = self.rows.probe(key_column(keys), (np.full(len(keys), times[0]), times[1]))
+        found: list[tuple[int, Row]] = []
+        while slices and (some := probe.next(rows_max)) is not None:
+            assert len(some) <= rows_max
+            found += zip(some.queries.tolist(), rows_in(some), strict=True)
+            assert {query for query, _ in found} <= set(range(probe.complete + 1))
+            slices -= 1
+        done = probe.complete
+        after = np.full(len(keys) - done, NO_ORDER)
+        after[:1] = probe.last_order
+        rest = self.rows.probe(key_column(keys[done:]), (times[0], np.full(len(keys) - done, times[1])), after)
+        while (some := rest.next(rows_max)) is not None:
+            found += zip((some.queries + done).tolist(), rows_in(some), strict=True)
+        assert rest.complete == len(keys) - done
+        within = [row for row in self.model if row.time is not None and times[0] <= row.time <= times[1]]
+        assert found == [(query, row) for query, key in enumerate(keys) for row in within if row.key == key]
+
+    @rule(moment=st.integers(-1, 9), rows_max=st.integers(1, 20), deletes=st.booleans())
+    def until(self, moment: int, rows_max: int, deletes: bool) -> None:
+        matches = self.rows.until(moment, rows_max)
+        found = rows_in(matches)
+        due = [row for row in self.model if row.time is not None and row.time <= moment]
+        times = sorted(row.time for row in due if row.time is not None)
+        assert [row.time for row in found] == times[:rows_max]
+        assert set(found) <= set(due)
+        assert len(set(found)) == len(found)
+        if deletes:
+            assert self.rows.delete(matches) == len(found)
+            self.model = [row for row in self.model if row not in found]
 
     # --------------------------------------------------------------------------------------------------------- checkpoints
 

@@ -20,6 +20,7 @@ from holdfast.statebackends.errors import (
     IncompatibleStateError,
     InvalidConfigError,
     InvalidKeyError,
+    InvariantError,
     OutOfSpaceError,
     StateValueError,
     UndeclaredStateError,
@@ -391,3 +392,32 @@ def test_runs_without_the_namespace_or_the_times_are_passed_over(cluster: Cluste
     assert sorted(some.times.tolist()) == [5, 10]
     assert asked[5:] == [0, 1]
     assert table.scan(0, (6, 30)).next(10) is None
+
+
+SOME = RowTableStateDescriptor("some", pa.schema([]))
+
+
+def test_rows_of_two_tables_are_found_in_each_other_by_key_and_order(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "filesystem")
+    backend = cluster.backend((ROWS, SOME), key_type=KEY)
+    rows, some = backend.row_table(ROWS, ["id"]), backend.row_table(SOME, ["id"])
+    for first in (0, 100):
+        numbers = np.arange(first, first + 100)
+        keys = keys_of((numbers % 7).tolist())
+        texts = pa.array([str(number) for number in numbers.tolist()])
+        orders = rows.append(keys, 0, [pa.array(numbers), texts], numbers)
+        picked = np.flatnonzero(numbers % 3 == 0)
+        some.append(keys.take(picked), 0, [], numbers[picked], orders[picked])
+    with pytest.raises(InvariantError, match="orders of rows ascend, and begin at 199"):
+        some.append(keys_of([1]), 0, [], None, np.array([198]))
+    snapshot = cluster.take(backend, canonical=True)
+    for kind in KINDS:
+        restored = cluster.restored(snapshot, (ROWS, SOME), kind=kind)
+        whole, part = restored.row_table(ROWS, ["id"]), restored.row_table(SOME, ["id"])
+        found = whole.counterparts(part.until(50, 1_000))
+        assert found.take(["v"]).column(0).to_pylist() == list(range(0, 51, 3))
+        assert found.queries.tolist() == list(range(17))
+        matched = whole.rows_of(keys_of([3]))
+        assert part.delete(part.counterparts(matched)) == len([n for n in range(200) if n % 7 == 3 and n % 3 == 0])
+        assert len(part.counterparts(matched)) == 0
+    cluster.close()
