@@ -52,9 +52,8 @@ def in_duckdb(kept: list[list[tuple[Any, ...]]], lower: int, upper: int, how: st
     """Rows that were not late, joined at once, with the time of each result."""
     connection = duckdb.connect()
     for side, rows in zip(SIDES, kept, strict=True):
-        columns = [[row[at] for row in rows] for at in range(4)]
-        table = pa.table([pa.array(column, kind) for column, (_, kind) in zip(columns, COLUMNS, strict=True)], [n for n, _ in COLUMNS])
-        connection.register(side, table)
+        columns = {name: pa.array([row[at] for row in rows], kind) for at, (name, kind) in enumerate(COLUMNS)}
+        connection.register(side, pa.table(columns))
     condition = f"l.k = r.k and l.text = r.text and r.t between l.t + ({lower}) and l.t + ({upper})"
     parts = [f"select l.k, l.text, l.v, r.v, greatest(l.t, r.t) from l join r on {condition}"]
     if how in ("left", "full"):
