@@ -39,7 +39,7 @@ def both(left: Any = None, right: Any = None, **settings: Any) -> tuple[Stream, 
         ({"lower": 0, "upper": 10**16}, "upper may be 1000000000000000 ms at most"),
         ({"lower": 0, "upper": 1, "how": "outer"}, "how is inner, left, right, full, not 'outer'"),
         ({"lower": 0, "upper": 1}, "two columns of one name: at"),
-        ({"lower": 0, "upper": 1, "suffixes": ("", "_2"), "late_left": "late", "late_right": "late"}, "two side outputs are called"),
+        ({"lower": 0, "upper": 1, "suffixes": ("", "_2"), "late_left": "late", "late_right": "late"}, "two side outputs"),
     ],
 )
 def test_an_interval_join_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -69,7 +69,7 @@ def test_a_regular_join_without_a_bound_is_refused(retain: Any, message: str) ->
         (lambda: both(timed=False), "no event times"),
         (lambda: both(left={"id": str, "at": int}), "keys have different types: id of the left is utf8, id of the right int64"),
         (lambda: (both()[0], both()[1]), "one environment"),
-        (lambda: both(left=pa.schema([("id", pa.int64()), ("at", pa.int64()), ("d", pa.month_day_nano_interval())])), "column 'd' is"),
+        (lambda: both(left={**TYPES, "d": pa.month_day_nano_interval()}), "column 'd' is"),
     ],
 )
 def test_streams_that_can_not_be_joined_are_refused(make: Callable[[], tuple[Stream, Stream]], message: str) -> None:
