@@ -38,9 +38,10 @@ from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.expressions import condition_operator, select_operator
 from holdfast.operators.functions.joins.buffers import JoinInterval
 from holdfast.operators.functions.joins.interval import join_interval, planned_join
-from holdfast.operators.functions.joins.output import How, JoinSide, On, Suffixes
+from holdfast.operators.functions.joins.output import How, On, Suffixes
 from holdfast.operators.functions.joins.regular import retained_interval
 from holdfast.operators.functions.joins.temporal import temporal_join
+from holdfast.operators.functions.joins.windowed import CoGroupFunction, JoinWindows, cogroup, window_join
 from holdfast.operators.functions.partitioning import CustomPartitioning, custom_partitioning
 from holdfast.operators.functions.process import (
     CallableProcessFunction,
@@ -447,7 +448,8 @@ class Stream(Stage):
         _check_timed(what, self, right)
         plan = planned_join((self._row_type, right._row_type), late, on, how, suffixes, interval, what)
         settings = {"properties": plan.properties, "side_outputs": plan.side_outputs}
-        return _add_join(self, right, what, plan.operator, plan.sides, plan.operator.output_type, **settings)
+        selectors = plan.sides[0].selector, plan.sides[1].selector
+        return _add_join(self, right, what, plan.operator, selectors, plan.operator.output_type, **settings)
 
     def temporal_join(
         self, versions: Stream, on: On, *, how: Literal["inner", "left"] = "inner", suffixes: Suffixes | None = None
@@ -459,7 +461,32 @@ class Stream(Stage):
         what = "temporal_join"
         _check_timed(what, self, versions)
         operator = temporal_join(self._row_type, versions._row_type, on, how, suffixes, what)
-        return _add_join(self, versions, what, operator, (operator.left.side, operator.right.side), operator.result.row_type)
+        selectors = operator.left.side.selector, operator.right.side.selector
+        return _add_join(self, versions, what, operator, selectors, operator.result.row_type)
+
+    def window_join(
+        self, other: Stream, on: On, window: JoinWindows, *, how: How = "inner", suffixes: Suffixes | None = None
+    ) -> Stream:
+        """All pairs of rows of one key and one window of event time, when the window fires; their time is its last millisecond.
+
+        `window`: Tumbling, Sliding or Session, whose records are those of both sides. `how`: also rows of a window without a
+        partner. A row is late when all of its windows have fired. `on`, `suffixes` and the columns as of the other joins."""
+        what = "window_join"
+        _check_timed(what, self, other)
+        operator = window_join(self._row_type, other._row_type, on, window, how, suffixes, what)
+        left, right = operator.sides
+        return _add_join(self, other, what, operator, (left.side.selector, right.side.selector), operator.result.row_type)
+
+    def cogroup(
+        self, other: Stream, function: CoGroupFunction, *, on: On, window: JoinWindows, returns: Any = None
+    ) -> Stream:
+        """`function(key, window, left rows, right rows)` of each key and window that has rows, when the window fires: it returns
+        or yields rows. One of the lists may be empty. `window` as of `window_join`; `returns` as of `flat_map`."""
+        what = "cogroup"
+        _check_timed(what, self, other)
+        output = self._declared(function, returns, what, each=True)
+        operator = cogroup(self._row_type, other._row_type, on, window, function, output, what)
+        return _add_join(self, other, what, operator, operator.selectors, output)
 
     def side_output(self, tag: OutputTag | str) -> Stream:
         """The rows that the operator emits with this tag (`ctx.output(tag, row)`), as a stream like any other.
@@ -916,16 +943,16 @@ def _add_join(
     right: Stream,
     kind: str,
     operator: Operator,
-    sides: tuple[JoinSide, JoinSide],
+    selectors: tuple[Selector, Selector],
     output: RowType,
     **settings: Any,
 ) -> Stream:
     """An operator that brings rows of equal keys of two streams together."""
     keyed = []
-    for stream, side in zip((left, right), sides, strict=True):
-        inputs = tuple(edge.partitioned(Partitioning.HASH, selector=side.selector) for edge in stream._inputs)
+    for stream, selector in zip((left, right), selectors, strict=True):
+        inputs = tuple(edge.partitioned(Partitioning.HASH, selector=selector) for edge in stream._inputs)
         keyed.append(Stream(stream.environment, inputs, stream._row_type))
-    return _add_connected(keyed[0], keyed[1], kind, operator, output, selector=sides[0].selector, **settings)
+    return _add_connected(keyed[0], keyed[1], kind, operator, output, selector=selectors[0], **settings)
 
 
 class BroadcastStream:

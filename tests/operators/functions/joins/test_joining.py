@@ -54,6 +54,40 @@ def shown(out: Any) -> list[tuple[Any, ...]]:
     return sorted((row["id"], time, row["rate"]) for row, time in out.take())
 
 
+@pytest.mark.parametrize("batch_rows", [1, 65_536])
+@pytest.mark.parametrize("window", [hf.Tumbling(10), hf.Session(5)])
+def test_a_window_join_and_a_cogroup_go_on_anywhere(window: Any, batch_rows: int) -> None:
+    with hf.testing.Job(parallelism=2, state_backend="filesystem", batch_rows=batch_rows) as job:
+        orders, rates = job.input("orders", ORDERS), job.input("rates", RATES)
+        on = ("currency", "code")
+        joined = orders.stream.window_join(rates.stream, on, window, how="full").uid("joined")
+        counted = orders.stream.cogroup(rates.stream, counts, on=on, window=window, returns=COUNTS).uid("counted")
+        out, groups = job.output(joined), job.output(counted)
+        job.start()
+        orders.add([order(1, "EUR"), order(2, "CHF")], at=[2, 3])
+        job.checkpoint()
+        job.restart(parallelism=3, state_backend="rocksdb")
+        rates.add([{"code": "EUR", "rate": 1.5, "note": "x"}, {"code": "USD", "rate": 2.5, "note": None}], at=4)
+        orders.end()
+        rates.end()
+        ends = {"EUR": 9, "CHF": 8, "USD": 9} if isinstance(window, hf.Session) else dict.fromkeys(("EUR", "CHF", "USD"), 10)
+        rows = sorted((row["currency"], time, row["id"], row["rate"], row["note"]) for row, time in out.take())
+        assert rows == [
+            ("CHF", ends["CHF"] - 1, 2, None, None),
+            ("EUR", ends["EUR"] - 1, 1, 1.5, "x"),
+            ("USD", ends["USD"] - 1, None, 2.5, None),
+        ]
+        found = sorted((row["currency"], row["end"], row["orders"], row["rates"]) for row, _ in groups.take())
+        assert found == [("CHF", ends["CHF"], [2], 0), ("EUR", ends["EUR"], [1], 1), ("USD", ends["USD"], [], 1)]
+
+
+COUNTS = {"currency": str, "end": int, "orders": list[int], "rates": int}
+
+
+def counts(key: str, window: hf.TimeWindow, left: list[Any], right: list[Any]) -> Any:
+    yield {"currency": key, "end": window.end, "orders": [row["id"] for row in left], "rates": len(right)}
+
+
 # --------------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -82,6 +116,34 @@ def test_a_bad_temporal_join_is_refused_when_the_graph_is_built(join: Callable[[
     with pytest.raises(hf.GraphError, match=told) as raised:
         join(*streams())
     assert "temporal_join" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        (hf.Global(), "window is one of event time"),
+        (hf.Tumbling(10, time="processing"), "window is one of event time"),
+        (10, "window is one of event time"),
+        (hf.Session(lambda row: 10), "the gap of its sessions is a number of ms"),
+        (hf.Sliding(10_000, 1), "kept in 10000 windows; it may be in 1000"),
+    ],
+)
+def test_a_bad_window_is_refused_when_the_graph_is_built(window: Any, told: str) -> None:
+    orders, rates = streams()
+    with pytest.raises(hf.GraphError, match=f"'window_join'.*{told}"):
+        orders.window_join(rates, "id", window, suffixes=("", "_rate"))
+    with pytest.raises(hf.GraphError, match=f"'cogroup'.*{told}"):
+        orders.cogroup(rates, counts, on="id", window=window)
+
+
+def test_bad_arguments_of_window_join_and_cogroup_are_refused() -> None:
+    orders, rates = streams()
+    with pytest.raises(hf.GraphError, match="'window_join': how is inner, left, right, full, not 'outer'"):
+        orders.window_join(rates, "id", hf.Tumbling(10), how="outer")  # type: ignore[arg-type]
+    with pytest.raises(hf.GraphError, match=r"'window_join'.*two columns of one name: at"):
+        orders.window_join(rates, "id", hf.Tumbling(10))
+    with pytest.raises(hf.GraphError, match="'cogroup': 5 is not a function"):
+        orders.cogroup(rates, 5, on="id", window=hf.Tumbling(10))  # type: ignore[arg-type]
 
 
 def test_a_temporal_join_needs_event_times_on_both_sides() -> None:

@@ -1,0 +1,554 @@
+"""Window joins and cogroups: the records of two streams that have one key and one window.
+
+Both sides are row tables. A record of a tumbling or sliding window is kept in each of its windows, in the namespace of the window's
+end; one of a session in one namespace for all, since which window it is in is only known when the session has ended. A window fires
+when the watermark reaches its last millisecond, in slices of bounded size; what is emitted leaves the state, so that a barrier may
+cut between two slices. Source: Flink, JoinedStreams and CoGroupedStreams; what differs is in ADR 66."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.functions.joins.output import (
+    How,
+    JoinOutput,
+    JoinSide,
+    On,
+    Suffixes,
+    check_how,
+    join_output,
+    join_sides,
+)
+from holdfast.operators.functions.joins.sides import Mask, Positions, StoredSide, event_times
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import ColumnKeySelector
+from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.operators.functions.windows.bounds import TimeWindow, slide_of
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.operators.task.user_failures import Described, check_returns, raise_located, shown
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.row_tables.key_codes import distinct_keys as numbers_of
+from holdfast.statebackends.state import KeyColumn, RowMatches, RowTable, StateDescriptor
+
+ROWS_PER_SLICE_MAX = 8192
+"""Rows that are emitted at once."""
+EMITTED_ROWS_MAX = 1 << 16
+"""Rows that were emitted and are still in the state: they go with their window, or when a barrier comes."""
+WINDOWS_OF_A_RECORD_MAX = 1_000
+_OPEN = MIN_WATERMARK
+"""Namespace of the records of sessions; no window ends there."""
+_MIN_TIME = MIN_WATERMARK + 1
+JoinWindows: TypeAlias = Tumbling | Sliding | Session
+CoGroupFunction: TypeAlias = Callable[[Any, TimeWindow, list[Any], list[Any]], Iterable[Any]]
+"""(key, window, left rows, right rows) -> rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows of both sides by group, which is a key and a window."""
+
+    left: RowMatches
+    left_groups: Positions
+    """Of each row, ascending."""
+    right: RowMatches
+    right_groups: Positions
+    ends: Positions
+    """Of each group."""
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def counts(self) -> tuple[Positions, Positions]:
+        """Left and right rows of each group."""
+        return np.bincount(self.left_groups, minlength=len(self)), np.bincount(self.right_groups, minlength=len(self))
+
+    def between(self, start: int, stop: int) -> Groups:
+        """Groups start .. stop - 1."""
+        lefts, rights = (np.searchsorted(groups, (start, stop)) for groups in (self.left_groups, self.right_groups))
+        left, right = np.arange(*lefts), np.arange(*rights)
+        return Groups(
+            self.left.select(left),
+            self.left_groups[left] - start,
+            self.right.select(right),
+            self.right_groups[right] - start,
+            self.ends[start:stop],
+        )
+
+    def of(self, wanted: Mask) -> Groups:
+        """Some groups."""
+        numbers = np.cumsum(wanted) - 1
+        left, right = wanted[self.left_groups], wanted[self.right_groups]
+        return Groups(
+            self.left.select(left),
+            numbers[self.left_groups[left]],
+            self.right.select(right),
+            numbers[self.right_groups[right]],
+            self.ends[wanted],
+        )
+
+
+class WindowedOperator(Operator):
+    """Base: records of two inputs by key and window of event time."""
+
+    keeps_right: bool
+    """Whether a window without left rows has results."""
+    splits_groups: bool
+    """Whether the results of one group may be made in several slices."""
+
+    def __init__(self, windows: JoinWindows, left: JoinSide, right: JoinSide) -> None:
+        self.windows = windows
+        self.sides = (StoredSide.of(left, "left"), StoredSide.of(right, "right"))
+        self.rows_per_slice_max = ROWS_PER_SLICE_MAX
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (*(side.table for side in self.sides), WATERMARKS)
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._reached = KeptWatermark()
+        self._emitted: list[tuple[RowTable, RowMatches]] = []
+        self._emitted_rows = 0
+        self._ended_until = MIN_WATERMARK
+        """Of sessions: no record up to this time is the last one of a session that is kept."""
+
+    def initialize_state(self) -> None:
+        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
+        self._is_restored = self._reached.kept > MIN_WATERMARK
+
+    def open(self) -> None:
+        self._left: RowTable = self.sides[0].opened(self.context)
+        self._right: RowTable = self.sides[1].opened(self.context)
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
+        self._forget_emitted()
+
+    # ------------------------------------------------------------------------------------------------------------ records
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        stamps = event_times(batch, self.context)
+        if not batch.num_rows:
+            return
+        self._catch_up()
+        if isinstance(self.windows, Session):
+            self._add_to_sessions(batch, stamps, self.windows.gap_ms, input_index)
+        else:
+            self._add_to_windows(batch, stamps, self.windows, input_index)
+
+    def _catch_up(self) -> None:
+        """After a restore, what was due at the barrier fires before a record comes: it must not meet that record."""
+        if self._is_restored:
+            for _ in self._fire_due():
+                pass
+
+    def _table(self, input_index: int) -> RowTable:
+        return self._right if input_index else self._left
+
+    def _add_to_windows(self, batch: Batch, stamps: Positions, windows: Tumbling | Sliding, input_index: int) -> None:
+        size, slide, passed = windows.size_ms, slide_of(windows), self._reached.current
+        ends = stamps - (stamps - windows.offset_ms) % slide + size
+        """Of the last window of each record; before it, where the slide is longer than the size, the record is in none."""
+        in_window = ends > stamps
+        late = in_window & (ends - 1 <= passed)
+        if late.any():
+            self._count_late(stamps[late])
+        taken = in_window & ~late
+        while taken.any():
+            some = batch if taken.all() else batch.filter(taken)
+            self._keep(some, ends[taken], input_index)
+            ends = ends - slide
+            taken &= (ends > stamps) & (ends - 1 > passed)
+
+    def _keep(self, batch: Batch, ends: Positions, input_index: int) -> None:
+        """Each record until its window fires; one without a key is in no group."""
+        side = self.sides[input_index]
+        keyless = side.side.selector.without_key(batch)
+        if keyless is not None:
+            self._take_keyless(batch.filter(keyless), ends[keyless], side)
+            batch, ends = batch.filter(~keyless), ends[~keyless]
+        if batch.num_rows:
+            side.append(self._table(input_index), batch, ends, self.context)
+
+    def _add_to_sessions(self, batch: Batch, stamps: Positions, gap_ms: int, input_index: int) -> None:
+        side = self.sides[input_index]
+        is_past = stamps + (gap_ms - 1) <= self._reached.current
+        keyless = side.side.selector.without_key(batch)
+        late = np.zeros(len(stamps), np.bool_) if keyless is None else keyless & is_past
+        if keyless is not None:
+            alone = keyless & ~late
+            self._take_keyless(batch.filter(alone), stamps[alone] + gap_ms, side)
+            is_past = is_past & ~keyless
+        if is_past.any():
+            late |= self._late_in_sessions(batch, stamps, is_past, gap_ms, input_index)
+        if late.any():
+            self._count_late(stamps[late])
+        taken = ~late if keyless is None else ~(late | keyless)
+        if taken.any():
+            side.append(self._table(input_index), batch if taken.all() else batch.filter(taken), _OPEN, self.context)
+
+    def _late_in_sessions(
+        self, batch: Batch, stamps: Positions, is_past: Mask, gap_ms: int, input_index: int
+    ) -> Mask:
+        """A record whose own window has passed is late unless it belongs to a session that is open, one by one as they came."""
+        keys = self.sides[input_index].keys(batch, self.context)
+        near = np.zeros(len(stamps), np.bool_)
+        past = np.flatnonzero(is_past)
+        asked, around = keys.take(past), (stamps[past] - gap_ms, stamps[past] + gap_ms)
+        for table in (self._left, self._right):
+            near[past[table.rows_of(asked, _OPEN, around).queries]] = True
+        late = np.zeros(len(stamps), np.bool_)
+        taken: dict[int, list[int]] = {}
+        rows = zip(numbers_of(keys).tolist(), stamps.tolist(), (is_past & ~near).tolist(), strict=True)
+        for row, (key, stamp, is_alone) in enumerate(rows):
+            times = taken.setdefault(key, [])
+            at = bisect_left(times, stamp - gap_ms)
+            if is_alone and (at == len(times) or times[at] > stamp + gap_ms):
+                late[row] = True
+            else:
+                insort(times, stamp)
+        return late
+
+    def _count_late(self, stamps: Positions) -> None:
+        counters = self.context.counters
+        counters.late_dropped += len(stamps)
+        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(int(stamps.min())))
+
+    # ------------------------------------------------------------------------------------------------------------- firing
+
+    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        """What is late is decided at once; what is due fires in slices."""
+        self._reached.advance(watermark_ms)
+        return self._fire_due()
+
+    def _fire_due(self) -> Iterator[None]:
+        self._is_restored = False
+        if isinstance(self.windows, Session):
+            yield from self._fire_sessions(self.windows.gap_ms)
+        ends = {*self._left.namespaces(), *self._right.namespaces()} - {_OPEN}
+        for end in sorted(ends):
+            if end - 1 > self._reached.current:
+                break
+            yield from self._fire(end)
+
+    def _fire(self, end: int) -> Iterator[None]:
+        """The window of each key that ends then."""
+        scan = self._left.scan(end)
+        while (rows := scan.next(self.rows_per_slice_max)) is not None:
+            if len(rows):
+                keys, groups = self.sides[0].distinct_keys(rows, self.context)
+                others = self._right.rows_of(keys, end)
+                yield from self._emit_groups(Groups(rows, groups, others, others.queries, np.full(len(keys), end)))
+            yield
+        if self.keeps_right:
+            yield from self._fire_right(end)
+        for table in (self._left, self._right):
+            table.drop(end)
+        self._emitted, self._emitted_rows = [], 0
+
+    def _fire_right(self, end: int) -> Iterator[None]:
+        """Keys without left rows: those of the others have been emitted."""
+        scan = self._right.scan(end)
+        while (rows := scan.next(self.rows_per_slice_max)) is not None:
+            if len(rows):
+                keys, groups = self.sides[1].distinct_keys(rows, self.context)
+                others = self._left.rows_of(keys, end)
+                found = Groups(others, others.queries, rows, groups, np.full(len(keys), end))
+                yield from self._emit_groups(found.of(found.counts()[0] == 0))
+            yield
+
+    def _emit_groups(self, found: Groups) -> Iterator[None]:
+        """In slices of about as many results as one may have; groups without results only leave the state."""
+        sizes = self._sizes(found)
+        start = 0
+        while start < len(found):
+            total = np.cumsum(sizes[start:])
+            stop = start + max(1, int(np.searchsorted(total, self.rows_per_slice_max, side="right")))
+            some = found.between(start, stop)
+            if self.splits_groups and stop == start + 1 and int(total[0]) > self.rows_per_slice_max:
+                yield from self._emit_large(some)
+            else:
+                for batch in self._results(some):
+                    self.output.collect(batch)
+                self._forget(some.left, some.right)
+                yield
+            start = stop
+
+    def _emit_large(self, group: Groups) -> Iterator[None]:
+        """Some left rows with all right rows at a time: they leave the state, and the right rows with the last of them."""
+        step = max(1, self.rows_per_slice_max // max(1, len(group.right)))
+        nothing = group.right.select(np.zeros(len(group.right), np.bool_))
+        for start in range(0, len(group.left), step):
+            rows = np.arange(start, min(start + step, len(group.left)))
+            some = replace(group, left=group.left.select(rows), left_groups=group.left_groups[rows])
+            for batch in self._results(some):
+                self.output.collect(batch)
+            self._forget(some.left, nothing if start + step < len(group.left) else group.right)
+            yield
+
+    def _forget(self, left: RowMatches, right: RowMatches) -> None:
+        """These rows are emitted."""
+        self._emitted += [(self._left, left), (self._right, right)]
+        self._emitted_rows += len(left) + len(right)
+        if self._emitted_rows >= EMITTED_ROWS_MAX or isinstance(self.windows, Session):
+            self._forget_emitted()
+
+    def _forget_emitted(self) -> None:
+        for table, rows in self._emitted:
+            table.delete(rows)
+        self._emitted, self._emitted_rows = [], 0
+
+    # ----------------------------------------------------------------------------------------------------------- sessions
+
+    def _fire_sessions(self, gap_ms: int) -> Iterator[None]:
+        """A session has ended with its last record when the watermark is gap - 1 behind it: of the records that the watermark has
+        come to be so far behind since the last time, some are the last of their sessions."""
+        passed = self._reached.current
+        until = passed if passed == MAX_WATERMARK else passed - gap_ms + 1
+        since = max(_MIN_TIME, self._ended_until + 1)
+        if passed == MIN_WATERMARK or until < since:
+            return
+        for table, side in zip((self._left, self._right), self.sides, strict=True):
+            scan = table.scan(_OPEN, times=(since, until))
+            while (rows := scan.next(self.rows_per_slice_max)) is not None:
+                if len(rows):
+                    keys, _ = side.distinct_keys(rows, self.context)
+                    yield from self._fire_ended(keys, until, gap_ms)
+                yield
+        self._ended_until = until if passed < MAX_WATERMARK else self._reached.kept - gap_ms + 1
+
+    def _fire_ended(self, keys: KeyColumn, until: int, gap_ms: int) -> Iterator[None]:
+        found = self._ended_sessions(keys, until, gap_ms)
+        large = self._sizes(found) > self.rows_per_slice_max
+        if self.splits_groups and large.any():
+            self._move(found.of(large))
+            found = found.of(~large)
+        yield from self._emit_groups(found)
+
+    def _move(self, found: Groups) -> None:
+        """Sessions that take several slices get windows of their own: of what is left of them they could not be told any more."""
+        sides = ((self._left, found.left, found.left_groups), (self._right, found.right, found.right_groups))
+        for (table, rows, groups), side in zip(sides, self.sides, strict=True):
+            table.append(side.keys_of(rows.keys(), self.context), found.ends[groups], side.values(rows), rows.times)
+            table.delete(rows)
+
+    def _ended_sessions(self, keys: KeyColumn, until: int, gap_ms: int) -> Groups:
+        """Of these keys the sessions whose last record is not behind `until`."""
+        within = (_MIN_TIME, min(until + gap_ms, MAX_WATERMARK))
+        left, right = (self._by_time(table.rows_of(keys, _OPEN, within)) for table in (self._left, self._right))
+        queries = np.concatenate([left.queries, right.queries])
+        times = np.concatenate([left.times, right.times])
+        order = np.lexsort((times, queries))
+        queries, times = queries[order], times[order]
+        begins = np.ones(len(order), np.bool_)
+        begins[1:] = (queries[1:] != queries[:-1]) | (times[1:] - times[:-1] > gap_ms)
+        sessions = np.empty(len(order), np.int64)
+        sessions[order] = np.cumsum(begins) - 1
+        last = times[np.append(np.flatnonzero(begins)[1:], len(order)) - 1] if len(order) else times
+        found = Groups(left, sessions[: len(left)], right, sessions[len(left) :], last + gap_ms)
+        return found.of(last <= until)
+
+    @staticmethod
+    def _by_time(rows: RowMatches) -> RowMatches:
+        """Rows by key and time, of one time by arrival."""
+        return rows.select(np.lexsort((rows.times, rows.queries)))
+
+    # ------------------------------------------------------------------------------------------------------------ results
+
+    def _take_keyless(self, batch: Batch, ends: Positions, side: StoredSide) -> None:
+        """Records with a null in their key: a null is equal to nothing, so that no partner can follow."""
+
+    @abstractmethod
+    def _sizes(self, found: Groups) -> Positions:
+        """Results of each group, or what stands for their number."""
+
+    @abstractmethod
+    def _results(self, found: Groups) -> Iterator[Batch]: ...
+
+
+class WindowJoinOperator(WindowedOperator):
+    """All pairs of left and right rows of one key and window."""
+
+    splits_groups = True
+
+    def __init__(self, windows: JoinWindows, left: JoinSide, right: JoinSide, result: JoinOutput, how: How) -> None:
+        super().__init__(windows, left, right)
+        self.result = result
+        self.keeps_left = how in ("left", "full")
+        self.keeps_right = how in ("right", "full")
+
+    def _take_keyless(self, batch: Batch, ends: Positions, side: StoredSide) -> None:
+        is_left = side is self.sides[0]
+        if batch.num_rows and (self.keeps_left if is_left else self.keeps_right):
+            columns = batch.columns()
+            keys, values = side.side.key_values(columns), side.side.values(columns)
+            self.output.collect(
+                self.result.batch(keys, values if is_left else None, None if is_left else values, ends - 1)
+            )
+
+    def _sizes(self, found: Groups) -> Positions:
+        left, right = found.counts()
+        pairs = left * right
+        if self.keeps_left:
+            pairs = np.where(right == 0, left, pairs)
+        if self.keeps_right:
+            pairs = np.where(left == 0, right, pairs)
+        return pairs
+
+    def _results(self, found: Groups) -> Iterator[Batch]:
+        lefts, rights = found.counts()
+        each = rights[found.left_groups]
+        """Right rows of each left row."""
+        starts = np.cumsum(rights) - rights
+        rows = np.repeat(np.arange(len(found.left)), each)
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each) + np.repeat(starts[found.left_groups], each)
+        ends = found.ends[found.left_groups[rows]]
+        for start in range(0, len(rows), self.rows_per_slice_max):
+            some = slice(start, start + self.rows_per_slice_max)
+            yield self._pairs(found, rows[some], places[some], ends[some])
+        if self.keeps_left and (alone := np.flatnonzero(each == 0)).size:
+            ends = found.ends[found.left_groups[alone]]
+            yield self._pairs(found, alone, None, ends)
+        if self.keeps_right and (alone := np.flatnonzero(lefts[found.right_groups] == 0)).size:
+            ends = found.ends[found.right_groups[alone]]
+            yield self._pairs(found, None, alone, ends)
+
+    def _pairs(self, found: Groups, left: Positions | None, right: Positions | None, ends: Positions) -> Batch:
+        """Rows of both sides, side by side; None: they are without a partner there."""
+        lefts = found.left.select(left) if left is not None else None
+        rights = found.right.select(right) if right is not None else None
+        one = None if lefts is None else self.sides[0].values(lefts)
+        other = None if rights is None else self.sides[1].values(rights)
+        keyed = rights if lefts is None else lefts
+        assert keyed is not None
+        return self.result.batch(keyed.keys(), one, other, ends - 1)
+
+
+class CoGroupOperator(WindowedOperator):
+    """A row function of the left and right rows of each key and window."""
+
+    keeps_right = True
+    splits_groups = False
+
+    def __init__(
+        self, windows: JoinWindows, left: JoinSide, right: JoinSide, function: CoGroupFunction, output_type: RowType
+    ) -> None:
+        super().__init__(windows, left, right)
+        self.function = function
+        self.output_type = output_type
+        one, other = (ColumnKeySelector(side.selector.names, side.selector.key_type) for side in (left, right))
+        self.selectors = (one, other)
+        """Of its inputs: a null in a key is an error, as of `key_by`."""
+
+    def _take_keyless(self, batch: Batch, ends: Positions, side: StoredSide) -> None:
+        context, selector = self.context, self.selectors[self.sides.index(side)]
+        selector.keys(batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask)
+
+    def _sizes(self, found: Groups) -> Positions:
+        left, right = found.counts()
+        return left + right
+
+    def _results(self, found: Groups) -> Iterator[Batch]:
+        lefts, rights = (self._rows(side, rows) for side, rows in zip(self.sides, (found.left, found.right), strict=True))
+        counts = zip(*(count.tolist() for count in found.counts()), strict=True)
+        results: list[Any] = []
+        made: list[int] = []
+        groups = zip(self._keys(found), self._starts(found), found.ends.tolist(), counts, strict=True)
+        left = right = 0
+        for key, start, end, (left_count, right_count) in groups:
+            before = len(results)
+            window = TimeWindow(start, end)
+            results += self._call(key, window, lefts[left : left + left_count], rights[right : right + right_count])
+            left, right = left + left_count, right + right_count
+            made.append(len(results) - before)
+        if results:
+            yield Batch(
+                rows=results,
+                schema=self.output_type.schema,
+                timestamps=np.repeat(found.ends - 1, made),
+                row_factory=self.output_type.record,
+                producer=self.context.uid,
+            )
+
+    @staticmethod
+    def _rows(side: StoredSide, rows: RowMatches) -> Sequence[Any]:
+        """Rows as they came: dicts by column name, or the declared record type."""
+        row_type = side.side.row_type
+        return Batch(columns=rows.take(row_type.names)).rows(row_type.record)
+
+    def _keys(self, found: Groups) -> list[Any]:
+        """Of each group: of its first left row, or else its first right one."""
+        keys: list[Any] = [None] * len(found)
+        sides = ((found.right, found.right_groups), (found.left, found.left_groups))
+        for (rows, groups), side in zip(sides, reversed(self.sides), strict=True):
+            numbers, first = np.unique(groups, return_index=True)
+            values = side.keys_of(rows.select(first).keys(), self.context).values()
+            for number, value in zip(numbers.tolist(), values, strict=True):
+                keys[number] = value
+        return keys
+
+    def _starts(self, found: Groups) -> list[int]:
+        if not isinstance(self.windows, Session):
+            return [end - self.windows.size_ms for end in found.ends.tolist()]
+        starts = found.ends.copy()
+        np.minimum.at(starts, found.left_groups, found.left.times)
+        np.minimum.at(starts, found.right_groups, found.right.times)
+        return list(starts.tolist())
+
+    def _call(self, key: Any, window: TimeWindow, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        context = self.context
+        try:
+            found = self.function(key, window, list(left), list(right))
+            if found is None:
+                raise TypeError("it returned None, and must return rows, or yield them; an empty list for none")
+            return list(found)
+        except Exception as error:
+            record = Described(f"window {window.start}..{window.end}, {len(left)} left and {len(right)} right rows")
+            raise_located(
+                error, operator=context.uid, subtask=context.subtask, function=self.function, record=record, key=shown(key)
+            )
+
+
+def window_join(
+    left: RowType, right: RowType, on: On, window: Any, how: Any, suffixes: Suffixes | None, operator: str
+) -> WindowJoinOperator:
+    """The operator of `stream.window_join(other, on, window)`. Raises GraphError naming the operator."""
+    windows, how = check_windows(window, operator), check_how(how, operator)
+    sides = join_sides(on, left, right, operator)
+    return WindowJoinOperator(windows, *sides, join_output(*sides, how, suffixes, operator), how)
+
+
+def cogroup(
+    left: RowType, right: RowType, on: On, window: Any, function: Any, output_type: RowType, operator: str
+) -> CoGroupOperator:
+    """The operator of `stream.cogroup(other, function, on, window)`. Raises GraphError naming the operator."""
+    windows = check_windows(window, operator)
+    check_returns(function, operator)
+    for row_type in (left, right):
+        row_type.check_rows(operator)
+    return CoGroupOperator(windows, *join_sides(on, left, right, operator), function, output_type)
+
+
+def check_windows(window: Any, operator: str) -> JoinWindows:
+    """Raises GraphError naming the operator for what joins have no windows of."""
+    if not isinstance(window, Tumbling | Sliding | Session) or not window.is_event_time:
+        raise GraphError(
+            f"operator {operator!r}: window is one of event time, hf.Tumbling, hf.Sliding or hf.Session, not {window!r}",
+            operator=operator,
+        )
+    if isinstance(window, Session) and window.gap_of is not None:
+        raise GraphError(f"operator {operator!r}: the gap of its sessions is a number of ms, not a function", operator=operator)
+    if isinstance(window, Sliding) and window.size_ms > window.slide_ms * WINDOWS_OF_A_RECORD_MAX:
+        raise GraphError(
+            f"operator {operator!r}: a record of {window!r} is kept in {window.size_ms // window.slide_ms} windows; it may be in "
+            f"{WINDOWS_OF_A_RECORD_MAX}: take a longer slide",
+            operator=operator,
+        )
+    return window

@@ -1,0 +1,290 @@
+"""Window joins and cogroups against DuckDB and against plain rules, with slices, barriers and rescaling in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.operators.functions.joins import windowed
+from holdfast.operators.functions.joins.output import How
+from holdfast.operators.functions.joins.windowed import JoinWindows, WindowedOperator, cogroup, window_join
+from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import key_selector
+from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.operators.functions.windows.bounds import slide_of
+from holdfast.statebackends.errors import InvalidKeyError, UserFunctionError
+from holdfast.statebackends.keygroups import subtask_of_key_group
+from tests.examples import examples
+from tests.operators.harness import HarnessSnapshot, OperatorHarness
+
+LEFT = RowType(pa.schema([("k", pa.string()), ("n", pa.int64())]))
+RIGHT = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
+GROUPED = RowType(pa.schema([("k", pa.string()), ("start", pa.int64()), ("n", pa.list_(pa.int64())), ("v", pa.list_(pa.int64()))]))
+Record = tuple[int, str | None, int, int]
+"""Side, key, event time, value."""
+
+
+def joining(window: JoinWindows, how: How = "inner", rows_per_slice_max: int = 8192) -> WindowedOperator:
+    made = window_join(LEFT, RIGHT, "k", window, how, None, "op")
+    made.rows_per_slice_max = rows_per_slice_max
+    return made
+
+
+def grouped(key: str, window: Any, left: list[Any], right: list[Any]) -> list[dict[str, Any]]:
+    numbers = sorted(row["n"] for row in left), sorted(row["v"] for row in right)
+    return [{"k": key, "start": window.start, "n": numbers[0], "v": numbers[1]}]
+
+
+def grouping(window: JoinWindows, rows_per_slice_max: int = 8192) -> WindowedOperator:
+    made = cogroup(LEFT, RIGHT, "k", window, grouped, GROUPED, "op")
+    made.rows_per_slice_max = rows_per_slice_max
+    return made
+
+
+def feed(harness: OperatorHarness, *records: Record) -> None:
+    """Runs of one side are one batch."""
+    for side, schema, name in ((0, LEFT.schema, "n"), (1, RIGHT.schema, "v")):
+        some = [record for record in records if record[0] == side]
+        if some:
+            columns = pa.RecordBatch.from_pylist([{"k": key, name: value} for _, key, _, value in some], schema=schema)
+            stamps = np.array([at for _, _, at, _ in some], np.int64)
+            harness.operator.process_batch(Batch(columns=columns, timestamps=stamps), side)
+
+
+def taken(harness: OperatorHarness) -> list[tuple[Any, ...]]:
+    """(event time, values ...) of each row since the last call, sorted."""
+    pairs = zip(harness.output.rows(), harness.output.timestamps(), strict=True)
+    found = [(at, *row.values()) for row, at in pairs]
+    harness.output.clear()
+    return sorted(found, key=str)
+
+
+def rows_kept(harness: OperatorHarness) -> int:
+    return int(harness.operator._left.count() + harness.operator._right.count())
+
+
+def test_all_pairs_of_a_key_and_window_come_with_its_last_millisecond() -> None:
+    with OperatorHarness(joining(Tumbling(10)), key_type="utf8") as harness:
+        feed(harness, (0, "a", 1, 1), (0, "a", 9, 2), (0, "b", 3, 3), (0, "a", 10, 4))
+        feed(harness, (1, "a", 5, 50), (1, "a", 0, 60), (1, "c", 2, 70))
+        harness.watermark(8)
+        assert taken(harness) == []
+        harness.watermark(9)
+        assert taken(harness) == [(9, "a", 1, 50), (9, "a", 1, 60), (9, "a", 2, 50), (9, "a", 2, 60)]
+        assert rows_kept(harness) == 1
+        harness.watermark(100)
+        assert taken(harness) == []
+        assert rows_kept(harness) == 0
+
+
+@pytest.mark.parametrize("rows_per_slice_max", [1, 3, 8192])
+def test_a_record_enters_those_of_its_windows_that_have_not_fired(rows_per_slice_max: int) -> None:
+    with OperatorHarness(joining(Sliding(10, 5), "full", rows_per_slice_max), key_type="utf8") as harness:
+        feed(harness, (0, "a", 7, 1))
+        harness.watermark(9)  # [0, 10) fires
+        assert taken(harness) == [(9, "a", 1, None)]
+        feed(harness, (1, "a", 8, 80), (1, "a", 4, 40))  # the second is late in both of its windows
+        assert harness.context.counters.late_dropped == 1
+        harness.watermark(14)
+        assert taken(harness) == [(14, "a", 1, 80)]
+
+
+def test_between_two_windows_a_record_is_in_none_and_not_late() -> None:
+    with OperatorHarness(joining(Sliding(2, 10), "full"), key_type="utf8") as harness:
+        feed(harness, (0, "a", 5, 1), (0, "a", 1, 2))
+        harness.watermark(50)
+        assert taken(harness) == [(1, "a", 2, None)]
+        assert harness.context.counters.late_dropped == 0
+
+
+def test_records_of_both_sides_make_a_session_and_those_that_touch_are_one() -> None:
+    with OperatorHarness(joining(Session(10)), key_type="utf8") as harness:
+        feed(harness, (0, "a", 0, 1), (1, "a", 10, 100), (0, "a", 20, 2), (0, "a", 31, 3), (1, "a", 31, 300))
+        harness.watermark(28)
+        assert taken(harness) == []
+        harness.watermark(29)
+        assert taken(harness) == [(29, "a", 1, 100), (29, "a", 2, 100)]
+        harness.watermark(40)
+        assert taken(harness) == [(40, "a", 3, 300)]
+        assert rows_kept(harness) == 0
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_a_session_the_merged_window_counts_for_lateness(at_once: bool) -> None:
+    with OperatorHarness(grouping(Session(10)), key_type="utf8") as harness:
+        feed(harness, (1, "a", 25, 1))
+        harness.watermark(30)
+        late = [(0, "a", 20, 2), (0, "a", 11, 3), (0, "a", 5, 4), (0, "a", 0, 5), (0, "b", 20, 6), (0, "b", 25, 7), (0, "b", 20, 8)]
+        for records in [late] if at_once else [[record] for record in late]:
+            feed(harness, *records)
+        # of a all but none: 20 touches 25, 11 touches 20, 5 touches 11, 0 touches 5; of b the first 20 came before 25
+        assert harness.context.counters.late_dropped == 1
+        harness.watermark(100)
+        assert taken(harness) == [(34, "a", 0, [2, 3, 4, 5], [1]), (34, "b", 20, [7, 8], [])]
+
+
+@pytest.mark.parametrize("window", [Tumbling(10), Sliding(10, 5), Session(10)])
+def test_a_null_in_the_key_is_equal_to_nothing(window: JoinWindows) -> None:
+    with OperatorHarness(joining(window, "left"), key_type="utf8") as harness:
+        feed(harness, (0, None, 12, 1), (1, None, 12, 2), (0, "", 12, 3))
+        ends = {"Tumbling": [19], "Sliding": [14, 19], "Session": [21]}[type(window).__name__]
+        feed(harness, (0, None, 12, 4))
+        assert taken(harness) == sorted([(end, None, n, None) for n in (1, 4) for end in ends], key=str)
+        harness.watermark(40)
+        assert taken(harness) == [(end, "", 3, None) for end in ends]
+        feed(harness, (0, None, 12, 5))
+        assert harness.context.counters.late_dropped == 1
+    with OperatorHarness(grouping(window), key_type="utf8") as harness, pytest.raises(InvalidKeyError, match="op"):
+        feed(harness, (0, None, 12, 1))
+
+
+def test_what_a_cogroup_raises_names_operator_key_and_window() -> None:
+    def bad(key: Any, window: Any, left: Any, right: Any) -> Any:
+        return None if left else []
+
+    with OperatorHarness(cogroup(LEFT, RIGHT, "k", Tumbling(10), bad, GROUPED, "op"), key_type="utf8") as harness:
+        feed(harness, (0, "a", 1, 1))
+        with pytest.raises(UserFunctionError, match=r"window 0\.\.10, 1 left and 0 right rows") as raised:
+            harness.watermark(10)
+        assert raised.value.operator == "op"
+        assert "'a'" in str(raised.value)
+
+
+def test_a_key_with_more_pairs_than_a_slice_is_cut_anywhere() -> None:
+    made = joining(Session(10), "full", rows_per_slice_max=4)
+    lefts = [(0, "a", at, at) for at in range(7)]
+    rights = [(1, "a", at, 100 + at) for at in range(3)]
+    with OperatorHarness(made, key_type="utf8") as harness:
+        feed(harness, *lefts, *rights, (0, "b", 0, 9))
+        emitted, steps = [], 0
+        snapshot = None
+        slices = harness.watermark_slices(100)
+        for _ in slices:
+            steps += 1
+            emitted += taken(harness)
+            if len(emitted) > 8:
+                snapshot = harness.snapshot()
+                break
+        assert snapshot is not None
+        assert steps > 2
+    with OperatorHarness.restored(made, [snapshot], key_type="utf8") as harness:
+        feed(harness, (0, "a", 3, 1_000))  # late: what was due fires before it
+        emitted += taken(harness)
+        assert harness.context.counters.late_dropped == 1
+        assert rows_kept(harness) == 0
+    expected = [(15, "a", left, 100 + right) for left in range(7) for right in range(3)] + [(9, "b", 9, None)]
+    assert sorted(emitted, key=str) == sorted(expected, key=str)
+
+
+# ------------------------------------------------------------------------------------------------------- against DuckDB
+
+RECORDS = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from(("a", "b", "c", None)), st.integers(-12, 40)), min_size=1, max_size=24
+)
+WINDOWS = st.sampled_from((Tumbling(10), Tumbling(7, offset=3), Sliding(10, 4), Sliding(4, 6), Session(3), Session(8)))
+
+
+@settings(max_examples=examples(35), deadline=None)
+@given(RECORDS, WINDOWS, st.sampled_from(get_args(How)), st.sampled_from(("join", "cogroup")), st.data())
+def test_results_are_those_of_a_join_by_key_and_window(
+    drawn: list[tuple[int, str | None, int]], window: JoinWindows, how: How, kind: Literal["join", "cogroup"], data: Any
+) -> None:
+    """Whatever comes first, wherever batches end, and though the job goes on at another parallelism in the middle."""
+    records: list[Record] = [(*record, number) for number, record in enumerate(drawn) if kind == "join" or record[1] is not None]
+    order = data.draw(st.permutations(records), "arrival")
+    cut, size = data.draw(st.integers(0, len(order)), "cut"), data.draw(st.sampled_from((1, 3, 100)), "batch")
+    slice_rows = data.draw(st.sampled_from((1, 2, 8192)), "slice")
+    made = joining(window, how, slice_rows) if kind == "join" else grouping(window, slice_rows)
+    emitted, snapshots = run(made, order[:cut], order[cut:], size, parallelism=1, restored=[])
+    again, _ = run(made, order[cut:], [], size, parallelism=2, restored=snapshots)
+    expected = of_duckdb(how, records, window) if kind == "join" else of_groups(records, window)
+    assert Counter(map(str, emitted + again)) == Counter(map(str, expected))
+
+
+def run(
+    made: WindowedOperator,
+    order: list[Record],
+    behind: list[Record],
+    size: int,
+    *,
+    parallelism: int,
+    restored: list[HarnessSnapshot],
+) -> tuple[list[Any], list[HarnessSnapshot]]:
+    """(what is emitted, what is stored): records in this order, and after each batch a watermark before all that follow."""
+    emitted: list[Any] = []
+    snapshots = []
+    for subtask in range(parallelism):
+        with OperatorHarness.restored(made, restored, key_type="utf8", parallelism=parallelism, subtask=subtask) as harness:
+            for start in range(0, len(order), size):
+                feed(harness, *(each for each in order[start : start + size] if owner(each[1], parallelism) == subtask))
+                harness.watermark(min([each[2] for each in order[start + size :] + behind], default=1_000) - 1)
+            if not behind:
+                harness.watermark(MAX_WATERMARK)
+                assert rows_kept(harness) == 0
+            assert harness.context.counters.late_dropped == 0
+            emitted += taken(harness)
+            snapshots.append(harness.snapshot())
+    return emitted, snapshots
+
+
+def owner(key: str | None, parallelism: int) -> int:
+    groups = key_selector("k", None, LEFT, "op").key_type.column([pa.array([key or ""])], max_parallelism=128).key_groups
+    return subtask_of_key_group(int(groups[0]), 128, parallelism)
+
+
+def windows_of(records: list[Record], window: JoinWindows) -> list[tuple[Record, int, int]]:
+    """Each record with the start and the end of each of its windows."""
+    if not isinstance(window, Session):
+        slide, size, offset = slide_of(window), window.size_ms, window.offset_ms
+        starts = {at: range(at - (at - offset) % slide, at - size, -slide) for _, _, at, _ in records}
+        return [(record, start, start + size) for record in records for start in starts[record[2]]]
+    found: list[tuple[Record, int, int]] = []
+    for key in {record[1] for record in records}:
+        session: list[Record] = []
+        for record in sorted((each for each in records if each[1] == key), key=lambda each: each[2]):
+            if session and (key is None or record[2] - session[-1][2] > window.gap_ms):
+                found += _closed(session, window)
+                session = []
+            session.append(record)
+        found += _closed(session, window)
+    return found
+
+
+def _closed(session: list[Record], window: Session) -> Iterable[tuple[Record, int, int]]:
+    return [(record, session[0][2], session[-1][2] + window.gap_ms) for record in session]
+
+
+def of_duckdb(how: How, records: list[Record], window: JoinWindows) -> list[Any]:
+    in_windows = windows_of(records, window)
+    sides = []
+    for side in (0, 1):
+        rows = [(record[1], end, record[3]) for record, _, end in in_windows if record[0] == side]
+        kinds = (pa.string(), pa.int64(), pa.int64())
+        sides.append(pa.table([pa.array([row[at] for row in rows], kinds[at]) for at in range(3)], names=["k", "e", "n"]))
+    lefts, rights = sides  # noqa: RUF059
+    result = "coalesce(l.e, r.e) - 1, coalesce(l.k, r.k), l.n, r.n"
+    return duckdb.sql(f"SELECT {result} FROM lefts l {how} JOIN rights r ON l.k = r.k AND l.e = r.e").fetchall()
+
+
+def of_groups(records: list[Record], window: JoinWindows) -> list[Any]:
+    groups: dict[tuple[str | None, int, int], tuple[list[int], list[int]]] = {}
+    for (side, key, _, number), start, end in windows_of(records, window):
+        groups.setdefault((key, start, end), ([], []))[side].append(number)
+    return [(end - 1, key, start, sorted(left), sorted(right)) for (key, start, end), (left, right) in groups.items()]
+
+
+def test_rows_that_are_emitted_go_with_their_window_or_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windowed, "EMITTED_ROWS_MAX", 4)
+    with OperatorHarness(joining(Tumbling(10), "full", rows_per_slice_max=1), key_type="utf8") as harness:
+        feed(harness, *((side, str(n), n, n) for n in range(10) for side in (0, 1)), (1, "x", 5, 5))
+        harness.watermark(9)
+        assert taken(harness) == sorted([(9, str(n), n, n) for n in range(10)] + [(9, "x", None, 5)], key=str)
