@@ -283,6 +283,9 @@ class WindowedOperator(Operator):
 
     def _emit_large(self, group: Groups) -> Iterator[None]:
         """Some left rows with all right rows at a time: they leave the state, and the right rows with the last of them."""
+        if not len(group.left):
+            yield from self._emit_alone(group)
+            return
         step = max(1, self.rows_per_slice_max // max(1, len(group.right)))
         nothing = group.right.select(np.zeros(len(group.right), np.bool_))
         for start in range(0, len(group.left), step):
@@ -291,6 +294,16 @@ class WindowedOperator(Operator):
             for batch in self._results(some):
                 self.output.collect(batch)
             self._forget(some.left, nothing if start + step < len(group.left) else group.right)
+            yield
+
+    def _emit_alone(self, group: Groups) -> Iterator[None]:
+        """Right rows without left ones."""
+        for start in range(0, len(group.right), self.rows_per_slice_max):
+            rows = np.arange(start, min(start + self.rows_per_slice_max, len(group.right)))
+            some = replace(group, right=group.right.select(rows), right_groups=group.right_groups[rows])
+            for batch in self._results(some):
+                self.output.collect(batch)
+            self._forget(some.left, some.right)
             yield
 
     def _forget(self, left: RowMatches, right: RowMatches) -> None:

@@ -159,6 +159,16 @@ def test_what_a_cogroup_raises_names_operator_key_and_window() -> None:
         assert "'a'" in str(raised.value)
 
 
+@pytest.mark.parametrize("window", [Tumbling(10), Session(10)])
+def test_a_key_with_more_rows_of_one_side_than_a_slice_loses_none(window: JoinWindows) -> None:
+    with OperatorHarness(joining(window, "full", rows_per_slice_max=2), key_type="utf8") as harness:
+        feed(harness, *((0, "left", 0, n) for n in range(5)), *((1, "right", 0, n) for n in range(5)))
+        harness.watermark(10)
+        expected = [(9, "left", n, None) for n in range(5)] + [(9, "right", None, n) for n in range(5)]
+        assert taken(harness) == sorted(expected, key=str)
+        assert rows_kept(harness) == 0
+
+
 def test_a_key_with_more_pairs_than_a_slice_is_cut_anywhere() -> None:
     made = joining(Session(10), "full", rows_per_slice_max=4)
     lefts = [(0, "a", at, at) for at in range(7)]
