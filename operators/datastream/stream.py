@@ -38,6 +38,7 @@ from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.expressions import condition_operator, select_operator
 from holdfast.operators.functions.joins.buffers import JoinInterval
 from holdfast.operators.functions.joins.interval import join_interval, planned_join
+from holdfast.operators.functions.joins.lookup import check_lookup, function_lookup, table_lookup
 from holdfast.operators.functions.joins.output import How, On, Suffixes
 from holdfast.operators.functions.joins.regular import retained_interval
 from holdfast.operators.functions.joins.temporal import temporal_join
@@ -487,6 +488,40 @@ class Stream(Stage):
         output = self._declared(function, returns, what, each=True)
         operator = cogroup(self._row_type, other._row_type, on, window, function, output, what)
         return _add_join(self, other, what, operator, operator.selectors, output)
+
+    def lookup_join(
+        self,
+        lookup: Callable[[list[Any]], Any] | pa.Table | pa.RecordBatch,
+        on: On,
+        *,
+        how: Literal["inner", "left"] = "inner",
+        returns: Any = None,
+        suffixes: Suffixes | None = None,
+        cache_rows: int = 0,
+        cache_ttl_ms: int | None = None,
+        ordered: bool = True,
+        capacity: int = 10,
+        timeout_ms: int = 60_000,
+        retry: RetryStrategy | None = None,
+        batch_rows: int = 1_000,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Each row with the rows that `lookup` has of its key: a table that travels with the job, or a function that is asked.
+
+        The function, which may be a coroutine function, gets the keys of up to `batch_rows` rows, each once. It returns a mapping
+        of keys to rows, or a list with an entry for each key: a row, a list of rows, or None. `returns`: their columns, beside
+        the key's. `cache_rows`: rows kept on each subtask, 0: none; `cache_ttl_ms`: how long. Other settings as of `async_map`."""
+        what = "lookup_join"
+        skips = is_skipping(on_error, what)
+        cache = check_lookup(how, cache_rows, cache_ttl_ms, what)
+        if isinstance(lookup, pa.Table | pa.RecordBatch):
+            table = table_lookup(lookup, self._row_type, on, how, suffixes, what)
+            return self._add(what, table, table.result.row_type)
+        self._declared(lookup, None, what)
+        calls = {"ordered": ordered, "capacity": capacity, "timeout_ms": timeout_ms, "retry": retry, "batch_rows": batch_rows}
+        settings: dict[str, Any] = {**calls, "skips": skips}
+        asking = function_lookup(lookup, self._row_type, on, how, returns, suffixes, cache, what, **settings)
+        return self._add(what, asking, asking.output_type, chaining=Chaining.HEAD)
 
     def side_output(self, tag: OutputTag | str) -> Stream:
         """The rows that the operator emits with this tag (`ctx.output(tag, row)`), as a stream like any other.

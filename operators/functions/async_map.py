@@ -85,7 +85,7 @@ class RetryStrategy:
 _RETRYING = tenacity.Retrying()
 
 
-class _Request:
+class Request:
     """One call: rows of one batch, for which results are awaited."""
 
     __slots__ = ("attempt", "batch", "call", "count", "error", "is_done", "results", "segment", "start", "timer")
@@ -114,9 +114,9 @@ class _Segment:
     __slots__ = ("answered", "requests", "watermark_ms")
 
     def __init__(self) -> None:
-        self.requests: dict[_Request, None] = {}
+        self.requests: dict[Request, None] = {}
         """Those whose results are not emitted, in the order of their rows."""
-        self.answered: deque[_Request] = deque()
+        self.answered: deque[Request] = deque()
         """Those of them that have a result, in the order of their answers."""
         self.watermark_ms: int | None = None
         """The one behind them; None for the last segment."""
@@ -170,10 +170,10 @@ class AsyncMapOperator(RowFunctionOperator):
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
         self._segments: deque[_Segment] = deque([_Segment()])
-        self._unsent: deque[_Request] = deque()
+        self._unsent: deque[Request] = deque()
         self._sent = 0
         """Requests whose results are not emitted, of those that were sent: at most `capacity`."""
-        self._timers: list[tuple[int, int, _Request]] = []
+        self._timers: list[tuple[int, int, Request]] = []
         """(monotonic ms, number, request): when its attempt is over, or, in a pause, when the next one begins."""
         self._timer_count = 0
         self._is_due = False
@@ -239,7 +239,7 @@ class AsyncMapOperator(RowFunctionOperator):
         batch.columns()  # a row that does not fit is found here, and not by a barrier
         rows, segment = self.batch_rows or 1, self._segments[-1]
         for start in range(0, batch.num_rows, rows):
-            request = _Request(batch, start, min(rows, batch.num_rows - start), segment)
+            request = Request(batch, start, min(rows, batch.num_rows - start), segment)
             segment.requests[request] = None
             self._unsent.append(request)
 
@@ -257,19 +257,23 @@ class AsyncMapOperator(RowFunctionOperator):
             self._sent += 1
             self._call(self._unsent.popleft())
 
-    def _call(self, request: _Request) -> None:
+    def _call(self, request: Request) -> None:
         request.attempt += 1
         attempt = request.attempt
-        rows = self._rows_of(request)
-        request.call = UserCall(self.function, rows[0] if self.batch_rows is None else rows, is_coroutine=self.is_coroutine)
+        request.call = UserCall(self.function, self._argument(request), is_coroutine=self.is_coroutine)
         self._set_timer(request, self.timeout_ms)
         self.context.submit_call(request.call, lambda result, error: self._answered(request, attempt, result, error))
 
-    def _rows_of(self, request: _Request) -> list[Any]:
+    def _argument(self, request: Request) -> Any:
+        """What the function is called with."""
+        rows = self._rows_of(request)
+        return rows[0] if self.batch_rows is None else rows
+
+    def _rows_of(self, request: Request) -> list[Any]:
         rows = request.batch.rows(self.input_type.record)
         return list(rows[request.start : request.start + request.count])
 
-    def _answered(self, request: _Request, attempt: int, result: Any, error: BaseException | None) -> None:
+    def _answered(self, request: Request, attempt: int, result: Any, error: BaseException | None) -> None:
         """An answer that comes after its timeout, or of an older attempt, is dropped."""
         if request.is_done or request.attempt != attempt or request.call is None:
             return
@@ -290,13 +294,13 @@ class AsyncMapOperator(RowFunctionOperator):
 
     # ----------------------------------------------------------------------------------------------------------- timers
 
-    def _set_timer(self, request: _Request, delay_ms: int) -> None:
+    def _set_timer(self, request: Request, delay_ms: int) -> None:
         self._timer_count += 1
         request.timer = self._timer_count
         heappush(self._timers, (self.context.monotonic_ms() + delay_ms, self._timer_count, request))
 
     @staticmethod
-    def _is_stale(timer: tuple[int, int, _Request]) -> bool:
+    def _is_stale(timer: tuple[int, int, Request]) -> bool:
         _, number, request = timer
         return request.is_done or request.timer != number
 
@@ -313,7 +317,7 @@ class AsyncMapOperator(RowFunctionOperator):
             request.call.abandon()
             self._answered(request, request.attempt, None, self._timed_out(request))
 
-    def _timed_out(self, request: _Request) -> AsyncTimeoutError:
+    def _timed_out(self, request: Request) -> AsyncTimeoutError:
         context, record = self.context, shown(self._rows_of(request)[0])
         return AsyncTimeoutError(
             f"operator {context.uid!r}, subtask {context.subtask}: no answer in {self.timeout_ms} ms, in attempt {request.attempt} "
@@ -333,7 +337,7 @@ class AsyncMapOperator(RowFunctionOperator):
         return next(iter(first.requests)).is_done if self.ordered else bool(first.answered)
 
     def _emit_answered(self, segment: _Segment) -> None:
-        ready: list[_Request] = []
+        ready: list[Request] = []
         if self.ordered:
             for request in segment.requests:
                 if not request.is_done:
@@ -342,12 +346,17 @@ class AsyncMapOperator(RowFunctionOperator):
         else:
             ready.extend(segment.answered)
             segment.answered.clear()
+        for request in ready:
+            del segment.requests[request]
+            self._sent -= 1
+        self._emit_results(ready)
+
+    def _emit_results(self, ready: list[Request]) -> None:
+        """Those of answered requests, in this order."""
         rows: list[Any] = []
         kept: list[Batch] = []
         for request in ready:
             results = self._results_of(request)
-            del segment.requests[request]
-            self._sent -= 1
             if results:
                 rows += results
                 kept.append(request.batch.slice(request.start, request.count))
@@ -355,7 +364,7 @@ class AsyncMapOperator(RowFunctionOperator):
             stamps = [batch.timestamps for batch in kept]
             self._emit(rows, None if stamps[0] is None else np.concatenate([each for each in stamps if each is not None]))
 
-    def _results_of(self, request: _Request) -> list[Any]:
+    def _results_of(self, request: Request) -> list[Any]:
         """A result for each row; none at all if they are left out. Raises what the call raised, naming operator and row."""
         results = request.results
         if request.error is not None:
@@ -371,7 +380,7 @@ class AsyncMapOperator(RowFunctionOperator):
             return []
         return list(results)
 
-    def _failed_call(self, error: BaseException, request: _Request) -> None:
+    def _failed_call(self, error: BaseException, request: Request) -> None:
         if isinstance(error, AsyncTimeoutError):
             for _ in range(request.count):
                 self._refuse(lambda: error)
@@ -462,7 +471,9 @@ def _corrupt(operator: str, reason: str) -> CorruptStateError:
     return CorruptStateError(message, operator=operator, reason=reason)
 
 
-def check_async_settings(capacity: Any, timeout_ms: Any, batch_rows: Any, retry: Any) -> None:
+def check_async_settings(
+    capacity: Any, timeout_ms: Any, batch_rows: Any, retry: Any, operator: str = "async_map"
+) -> None:
     """Raises GraphError for one out of bounds."""
     bounds = (("capacity", capacity, CAPACITY_MAX), ("timeout_ms", timeout_ms, None), ("batch_rows", batch_rows, None))
     for name, value, most in bounds:
@@ -470,9 +481,9 @@ def check_async_settings(capacity: Any, timeout_ms: Any, batch_rows: Any, retry:
             continue
         if type(value) is not int or value < 1 or (most is not None and value > most):
             bound = "at least 1" if most is None else f"1..{most}"
-            raise GraphError(f"operator 'async_map': {name} must be {bound}, not {value!r}", operator="async_map", setting=name)
+            raise GraphError(f"operator {operator!r}: {name} must be {bound}, not {value!r}", operator=operator, setting=name)
     if retry is not None and not isinstance(retry, RetryStrategy):
-        raise GraphError(f"operator 'async_map': retry is a hf.RetryStrategy, not {retry!r}", operator="async_map")
+        raise GraphError(f"operator {operator!r}: retry is a hf.RetryStrategy, not {retry!r}", operator=operator)
 
 
 def is_coroutine_function(function: Any) -> bool:

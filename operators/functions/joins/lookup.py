@@ -1,0 +1,366 @@
+"""Lookup joins: rows enriched by what a user's function knows of their keys, or by a table that travels with the job.
+
+Calls go through the machinery of `async_map`: many under way, with timeouts and retries, rows in flight in the state. A call gets
+the keys of some rows that are not in the cache, each once. The cache belongs to one subtask and one attempt, and is no state."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.functions.async_map import AsyncMapOperator, Request, check_async_settings
+from holdfast.operators.functions.joins.output import (
+    JoinKeySelector,
+    JoinOutput,
+    JoinSide,
+    On,
+    Suffixes,
+    join_output,
+    join_sides,
+)
+from holdfast.operators.functions.joins.sides import Mask, Positions
+from holdfast.operators.functions.schema import RowType, declared_type, undeclared_error
+from holdfast.operators.functions.selectors import key_selector
+from holdfast.operators.task.user_failures import shown
+from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.row_tables.frozen import Rows
+from holdfast.statebackends.row_tables.key_codes import key_codes
+from holdfast.statebackends.row_tables.probe import MatchFilter, matches_in
+from holdfast.statebackends.row_tables.run import RowColumns
+from holdfast.statebackends.row_tables.table import sorted_run
+from holdfast.statebackends.state import NO_TIME, duration_ms
+
+CACHE_ROWS_MAX = 100_000_000
+TABLE_BYTES_MAX = 256 << 20
+"""Of a table that is looked up: it travels with the job, and each subtask has a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Of what was looked up."""
+
+    rows_max: int = 0
+    """Rows, and keys without a row; 0: nothing is kept."""
+    ttl_ms: int | None = None
+    """How long an answer holds; None: until others push it out."""
+
+
+class LookupCache:
+    """Key -> its rows, least recently used first."""
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self._settings = settings
+        self._entries: OrderedDict[Any, tuple[int, list[Any]]] = OrderedDict()
+        self._rows = 0
+
+    def __len__(self) -> int:
+        """Rows, and keys without a row."""
+        return self._rows
+
+    def get(self, key: Any, now_ms: int) -> list[Any] | None:
+        """None: it is to be asked for."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        asked_ms, rows = entry
+        if self._settings.ttl_ms is not None and now_ms - asked_ms >= self._settings.ttl_ms:
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return rows
+
+    def put(self, key: Any, rows: list[Any], asked_ms: int) -> None:
+        """`asked_ms`: when the call began; its answer is as old as that."""
+        size = max(1, len(rows))
+        if key in self._entries:
+            self._drop(key)
+        if size > self._settings.rows_max:
+            return
+        self._entries[key] = asked_ms, rows
+        self._rows += size
+        while self._rows > self._settings.rows_max:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: Any) -> None:
+        _, rows = self._entries.pop(key)
+        self._rows -= max(1, len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is known of the keys of one request's rows."""
+
+    keys: list[Any]
+    """Of each row; a row without a key has None."""
+    known: dict[Any, list[Any]]
+    wanted: list[Any]
+    """The others, each once, in the order of the rows."""
+    asked_ms: int
+
+
+class LookupJoinOperator(AsyncMapOperator):
+    """Rows with what a function returns for their keys."""
+
+    def __init__(
+        self,
+        function: Callable[[list[Any]], Any],
+        left: JoinSide,
+        right: RowType,
+        result: JoinOutput,
+        cache: CacheSettings,
+        *,
+        keeps_unmatched: bool,
+        **settings: Any,
+    ) -> None:
+        """`settings`: of `async_map`."""
+        super().__init__(function, left.row_type, result.row_type, **settings)
+        self.left = left
+        self.right = right
+        self.result = result
+        self.cache = cache
+        self.keeps_unmatched = keeps_unmatched
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._cache = LookupCache(self.cache)
+        self._asked: dict[Request, _Asked] = {}
+
+    def _call(self, request: Request) -> None:
+        asked = self._asked[request] = self._ask(request)
+        if asked.wanted:
+            super()._call(request)
+            return
+        request.is_done = self._is_due = True
+        if not self.ordered:
+            request.segment.answered.append(request)
+
+    def _argument(self, request: Request) -> Any:
+        return list(self._asked[request].wanted)
+
+    def _ask(self, request: Request) -> _Asked:
+        rows, context, selector = request.batch.slice(request.start, request.count), self.context, self.left.selector
+        found = selector.keys(rows, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask)
+        keys: list[Any] = found.values()
+        if (keyless := selector.without_key(rows)) is not None:
+            keys = [None if is_null else key for key, is_null in zip(keys, keyless.tolist(), strict=True)]
+        now_ms = context.monotonic_ms()
+        known: dict[Any, list[Any]] = {}
+        wanted: list[Any] = []
+        for key in dict.fromkeys(keys):
+            if key is None:
+                continue
+            cached = self._cache.get(key, now_ms)
+            if cached is None:
+                wanted.append(key)
+            else:
+                known[key] = cached
+        return _Asked(keys, known, wanted, now_ms)
+
+    def _emit_results(self, ready: list[Request]) -> None:
+        for request in ready:
+            asked = self._asked.pop(request)
+            if request.error is not None:
+                self._failed_call(request.error, request)
+                continue
+            try:
+                found = answers(asked.wanted, request.results) if asked.wanted else {}
+            except ValueError as error:
+                self._failed_call(error, request)
+                continue
+            if self.cache.rows_max:
+                for key, rows in found.items():
+                    self._cache.put(key, rows, asked.asked_ms)
+            self._emit_joined(request, asked.keys, {**asked.known, **found})
+
+    def _emit_joined(self, request: Request, keys: list[Any], found: dict[Any, list[Any]]) -> None:
+        """Each row of the request with each of its key's rows, in order."""
+        flat: list[Any] = []
+        places: dict[Any, tuple[int, int]] = {None: (0, 0)}
+        for key, rows in found.items():
+            places[key] = len(flat), len(rows)
+            flat += rows
+        schema = self.right.schema
+        looked_up = Batch(rows=flat, schema=schema, row_factory=self.right.record, producer=self.context.uid).columns()
+        starts, counts = np.array([places[key] for key in keys], np.int64).T
+        left, at, matched = pairs(starts, counts, keeps_unmatched=self.keeps_unmatched)
+        batch = request.batch.slice(request.start, request.count)
+        emit_pairs(self.output, self.result, self.left, batch, left, looked_up.columns, at, matched)
+
+
+class TableLookupOperator(Operator):
+    """Rows with those of a table that has their key."""
+
+    def __init__(
+        self, table: pa.RecordBatch, left: JoinSide, right: JoinSide, result: JoinOutput, *, keeps_unmatched: bool
+    ) -> None:
+        self.table = table
+        self.left = left
+        self.right = right
+        self.result = result
+        self.keeps_unmatched = keeps_unmatched
+
+    def open(self) -> None:
+        batch = Batch(columns=self.table)
+        keyless = self.right.selector.without_key(batch)
+        if keyless is not None:
+            batch = batch.filter(~keyless)
+        keys, count = self._keys(self.right, batch), batch.num_rows
+        arrays = [*keys.arrays, *self.right.values(batch.columns())]
+        names = [*(f"key_{position}" for position in range(len(keys.arrays))), *(field.name for field in self.right.columns)]
+        schema = pa.schema([pa.field(name, array.type) for name, array in zip(names, arrays, strict=True)])
+        orders, nothing = np.arange(count), np.zeros(count, np.int64)
+        rows = Rows(key_codes(keys), orders, nothing, np.full(count, NO_TIME), pa.RecordBatch.from_arrays(arrays, schema=schema))
+        self._columns = RowColumns(schema, len(keys.arrays))
+        self._names = names[len(keys.arrays) :]
+        run = sorted_run([rows], schema, len(keys.arrays))
+        self._runs = [] if run is None else [run]
+
+    def _keys(self, side: JoinSide, batch: Batch) -> Any:
+        context = self.context
+        return side.selector.keys(
+            batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
+        )
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        if not batch.num_rows:
+            return
+        found = matches_in(self._runs, self._keys(self.left, batch), MatchFilter(None, None), self._columns)
+        counts = np.bincount(found.queries, minlength=batch.num_rows)
+        starts = np.cumsum(counts) - counts
+        keyless = self.left.selector.without_key(batch)
+        if keyless is not None:
+            counts = np.where(keyless, 0, counts)
+        rows, at, matched = pairs(starts, counts, keeps_unmatched=self.keeps_unmatched)
+        columns = found.take(self._names).columns if self._names else []
+        emit_pairs(self.output, self.result, self.left, batch, rows, columns, at, matched)
+
+
+def answers(keys: list[Any], result: Any) -> dict[Any, list[Any]]:
+    """Rows of each key, of what a call returned. Raises ValueError for what is neither a mapping nor a list of as many entries."""
+    if isinstance(result, Mapping):
+        entries: Sequence[Any] = [result.get(key) for key in keys]
+    elif isinstance(result, list | tuple) and len(result) == len(keys):
+        entries = result
+    else:
+        found = f"{len(result)} entries" if isinstance(result, list | tuple) else shown(result)
+        raise ValueError(
+            f"returned {found} for {len(keys)} keys; it must return a mapping of keys to rows, or a list with an entry for each "
+            "key: a row, a list of rows, or None"
+        )
+    return {
+        key: [] if entry is None else entry if isinstance(entry, list) else [entry]
+        for key, entry in zip(keys, entries, strict=True)
+    }
+
+
+def pairs(starts: Positions, counts: Positions, *, keeps_unmatched: bool) -> tuple[Positions, Positions, Mask]:
+    """(row, place of a match, whether there is one), row by row, of `counts` matches each that begin at `starts`."""
+    each = np.maximum(counts, 1) if keeps_unmatched else counts
+    rows = np.repeat(np.arange(len(counts)), each)
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each) + np.repeat(starts, each)
+    return rows, places, counts[rows] > 0
+
+
+def emit_pairs(
+    output: Output,
+    result: JoinOutput,
+    left: JoinSide,
+    batch: Batch,
+    rows: Positions,
+    right: Sequence[pa.Array],
+    places: Positions,
+    matched: Mask,
+) -> None:
+    """The rows of a batch, each with the columns of its match, or with nulls."""
+    if not len(rows):
+        return
+    columns = batch.columns()
+    taken, found = pa.array(rows), pa.array(places, mask=~matched)
+    ones = [[array.take(taken) for array in arrays] for arrays in (left.key_values(columns), left.values(columns))]
+    others = [array.take(found) for array in right]
+    stamps = batch.timestamps
+    made = result.batch(ones[0], ones[1], others, np.zeros(len(rows), np.int64) if stamps is None else stamps[rows])
+    output.collect(made if stamps is not None else Batch(columns=made.columns()))
+
+
+def check_lookup(how: Any, cache_rows: Any, cache_ttl: Any, operator: str) -> CacheSettings:
+    """Raises GraphError naming the operator."""
+    if how not in ("inner", "left"):
+        raise GraphError(f"operator {operator!r}: how is 'inner' or 'left', not {how!r}", operator=operator)
+    if type(cache_rows) is not int or not 0 <= cache_rows <= CACHE_ROWS_MAX:
+        raise GraphError(
+            f"operator {operator!r}: cache_rows must be 0..{CACHE_ROWS_MAX}, not {cache_rows!r}",
+            operator=operator,
+            setting="cache_rows",
+        )
+    ttl_ms = None if cache_ttl is None else duration_ms(cache_ttl, "cache_ttl_ms")
+    if ttl_ms is not None and (ttl_ms < 1 or not cache_rows):
+        reason = "must be at least 1" if ttl_ms < 1 else "needs cache_rows"
+        raise GraphError(f"operator {operator!r}: cache_ttl_ms {reason}", operator=operator, setting="cache_ttl_ms")
+    return CacheSettings(cache_rows, ttl_ms)
+
+
+def function_lookup(
+    function: Callable[[list[Any]], Any],
+    left: RowType,
+    on: On,
+    how: Any,
+    returns: Any,
+    suffixes: Suffixes | None,
+    cache: CacheSettings,
+    operator: str,
+    *,
+    batch_rows: int,
+    **settings: Any,
+) -> LookupJoinOperator:
+    """The operator of `stream.lookup_join(function, on, returns=)`; `settings` are those of `async_map`.
+
+    Raises GraphError naming the operator."""
+    if left.schema is None:
+        raise undeclared_error(operator, "columns")
+    left.check_rows(operator)
+    if returns is None:
+        raise GraphError(f"operator {operator!r}: give returns=, the columns of what the function finds", operator=operator)
+    if batch_rows is None:
+        raise GraphError(f"operator {operator!r}: batch_rows must be at least 1", operator=operator, setting="batch_rows")
+    check_async_settings(settings["capacity"], settings["timeout_ms"], batch_rows, settings["retry"], operator)
+    names = [on] if isinstance(on, str) else on
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise GraphError(f"operator {operator!r}: on= is a column of the stream, or several, not {on!r}", operator=operator)
+    key_type = key_selector(list(names), None, left, operator).key_type
+    right = declared_type(returns, operator)
+    sides = JoinSide(left, JoinKeySelector(list(names), key_type)), JoinSide(right, JoinKeySelector([], key_type))
+    return LookupJoinOperator(
+        function,
+        sides[0],
+        right,
+        join_output(*sides, how, suffixes, operator),
+        cache,
+        keeps_unmatched=how == "left",
+        batch_rows=batch_rows,
+        **settings,
+    )
+
+
+def table_lookup(
+    table: pa.Table | pa.RecordBatch, left: RowType, on: On, how: Any, suffixes: Suffixes | None, operator: str
+) -> TableLookupOperator:
+    """The operator of `stream.lookup_join(table, on)`. Raises GraphError naming the operator."""
+    rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+    if rows.nbytes > TABLE_BYTES_MAX:
+        raise GraphError(
+            f"operator {operator!r}: a table of {rows.nbytes:,} bytes can't travel with the job; the limit is {TABLE_BYTES_MAX:,}: "
+            "read it as a stream, and join that",
+            operator=operator,
+        )
+    sides = join_sides(on, left, RowType(rows.schema), operator)
+    whole = rows.combine_chunks().to_batches()
+    batch = whole[0] if whole else pa.RecordBatch.from_pylist([], schema=rows.schema)
+    return TableLookupOperator(batch, *sides, join_output(*sides, how, suffixes, operator), keeps_unmatched=how == "left")
