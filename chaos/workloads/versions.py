@@ -66,7 +66,7 @@ def _plan(
 ) -> JobPlan:
     environment = Environment("versions", parallelism=parallelism or drawn, **settings)
     asking, asked = (_timed(environment, feed, pace) for feed, pace in zip(sides, paces, strict=True))
-    found = asking.temporal_join(asked, "key", how=how, suffixes=("", "_found")).uid("versions")
+    found = asking.temporal_join(asked, on="key", how=how, suffixes=("", "_found")).uid("versions")
     found.sink_to(ParquetSink(PATH), uid="found")
     plan = environment.build()
     for operator in plan.operators.values():

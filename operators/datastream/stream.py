@@ -453,7 +453,7 @@ class Stream(Stage):
         return _add_join(self, right, what, plan.operator, selectors, plan.operator.output_type, **settings)
 
     def temporal_join(
-        self, versions: Stream, on: On, *, how: Literal["inner", "left"] = "inner", suffixes: Suffixes | None = None
+        self, versions: Stream, *, on: On, how: Literal["inner", "left"] = "inner", suffixes: Suffixes | None = None
     ) -> Stream:
         """Each row with the version of its key that was valid at its event time: the last one up to then.
 
@@ -466,34 +466,34 @@ class Stream(Stage):
         return _add_join(self, versions, what, operator, selectors, operator.result.row_type)
 
     def window_join(
-        self, other: Stream, on: On, window: JoinWindows, *, how: How = "inner", suffixes: Suffixes | None = None
+        self, right: Stream, *, on: On, window: JoinWindows, how: How = "inner", suffixes: Suffixes | None = None
     ) -> Stream:
         """All pairs of rows of one key and one window of event time, when the window fires; their time is its last millisecond.
 
         `window`: Tumbling, Sliding or Session, whose records are those of both sides. `how`: also rows of a window without a
         partner. A row is late when all of its windows have fired. `on`, `suffixes` and the columns as of the other joins."""
         what = "window_join"
-        _check_timed(what, self, other)
-        operator = window_join(self._row_type, other._row_type, on, window, how, suffixes, what)
-        left, right = operator.sides
-        return _add_join(self, other, what, operator, (left.side.selector, right.side.selector), operator.result.row_type)
+        _check_timed(what, self, right)
+        operator = window_join(self._row_type, right._row_type, on, window, how, suffixes, what)
+        one, other = (side.side.selector for side in operator.sides)
+        return _add_join(self, right, what, operator, (one, other), operator.result.row_type)
 
     def cogroup(
-        self, other: Stream, function: CoGroupFunction, *, on: On, window: JoinWindows, returns: Any = None
+        self, right: Stream, function: CoGroupFunction, *, on: On, window: JoinWindows, returns: Any = None
     ) -> Stream:
         """`function(key, window, left rows, right rows)` of each key and window that has rows, when the window fires: it returns
         or yields rows. One of the lists may be empty. `window` as of `window_join`; `returns` as of `flat_map`."""
         what = "cogroup"
-        _check_timed(what, self, other)
+        _check_timed(what, self, right)
         output = self._declared(function, returns, what, each=True)
-        operator = cogroup(self._row_type, other._row_type, on, window, function, output, what)
-        return _add_join(self, other, what, operator, operator.selectors, output)
+        operator = cogroup(self._row_type, right._row_type, on, window, function, output, what)
+        return _add_join(self, right, what, operator, operator.selectors, output)
 
     def lookup_join(
         self,
         lookup: Callable[[list[Any]], Any] | pa.Table | pa.RecordBatch,
-        on: On,
         *,
+        on: On,
         how: Literal["inner", "left"] = "inner",
         returns: Any = None,
         suffixes: Suffixes | None = None,

@@ -60,7 +60,7 @@ def test_a_window_join_and_a_cogroup_go_on_anywhere(window: Any, batch_rows: int
     with hf.testing.Job(parallelism=2, state_backend="filesystem", batch_rows=batch_rows) as job:
         orders, rates = job.input("orders", ORDERS), job.input("rates", RATES)
         on = ("currency", "code")
-        joined = orders.stream.window_join(rates.stream, on, window, how="full").uid("joined")
+        joined = orders.stream.window_join(rates.stream, on=on, window=window, how="full").uid("joined")
         counted = orders.stream.cogroup(rates.stream, counts, on=on, window=window, returns=COUNTS).uid("counted")
         out, groups = job.output(joined), job.output(counted)
         job.start()
@@ -103,13 +103,13 @@ def streams(*, timed: bool = True) -> tuple[Stream, Stream]:
 @pytest.mark.parametrize(
     ("join", "told"),
     [
-        (lambda a, b: a.temporal_join(b, "id", how="full"), "how is 'inner' or 'left', not 'full'"),
-        (lambda a, b: a.temporal_join(b, "id"), "two columns of one name: at"),
-        (lambda a, b: a.temporal_join(b, ("text", "id")), "keys have different types"),
-        (lambda a, b: a.temporal_join(b, "text"), "no column 'text'"),
-        (lambda a, b: a.temporal_join("rates", "id"), "takes two streams of one environment, not 'rates'"),
-        (lambda a, b: a.temporal_join(streams()[1], "id"), "takes two streams of one environment"),
-        (lambda a, b: a.map(lambda row: row).temporal_join(b, "id"), "needs columns"),
+        (lambda a, b: a.temporal_join(b, on="id", how="full"), "how is 'inner' or 'left', not 'full'"),
+        (lambda a, b: a.temporal_join(b, on="id"), "two columns of one name: at"),
+        (lambda a, b: a.temporal_join(b, on=("text", "id")), "keys have different types"),
+        (lambda a, b: a.temporal_join(b, on="text"), "no column 'text'"),
+        (lambda a, b: a.temporal_join("rates", on="id"), "takes two streams of one environment, not 'rates'"),
+        (lambda a, b: a.temporal_join(streams()[1], on="id"), "takes two streams of one environment"),
+        (lambda a, b: a.map(lambda row: row).temporal_join(b, on="id"), "needs columns"),
     ],
 )
 def test_a_bad_temporal_join_is_refused_when_the_graph_is_built(join: Callable[[Stream, Stream], Stream], told: str) -> None:
@@ -131,7 +131,7 @@ def test_a_bad_temporal_join_is_refused_when_the_graph_is_built(join: Callable[[
 def test_a_bad_window_is_refused_when_the_graph_is_built(window: Any, told: str) -> None:
     orders, rates = streams()
     with pytest.raises(hf.GraphError, match=f"'window_join'.*{told}"):
-        orders.window_join(rates, "id", window, suffixes=("", "_rate"))
+        orders.window_join(rates, on="id", window=window, suffixes=("", "_rate"))
     with pytest.raises(hf.GraphError, match=f"'cogroup'.*{told}"):
         orders.cogroup(rates, counts, on="id", window=window)
 
@@ -139,9 +139,9 @@ def test_a_bad_window_is_refused_when_the_graph_is_built(window: Any, told: str)
 def test_bad_arguments_of_window_join_and_cogroup_are_refused() -> None:
     orders, rates = streams()
     with pytest.raises(hf.GraphError, match="'window_join': how is inner, left, right, full, not 'outer'"):
-        orders.window_join(rates, "id", hf.Tumbling(10), how="outer")  # type: ignore[arg-type]
+        orders.window_join(rates, on="id", window=hf.Tumbling(10), how="outer")  # type: ignore[arg-type]
     with pytest.raises(hf.GraphError, match=r"'window_join'.*two columns of one name: at"):
-        orders.window_join(rates, "id", hf.Tumbling(10))
+        orders.window_join(rates, on="id", window=hf.Tumbling(10))
     with pytest.raises(hf.GraphError, match="'cogroup': 5 is not a function"):
         orders.cogroup(rates, 5, on="id", window=hf.Tumbling(10))  # type: ignore[arg-type]
 
@@ -149,6 +149,6 @@ def test_bad_arguments_of_window_join_and_cogroup_are_refused() -> None:
 def test_a_temporal_join_needs_event_times_on_both_sides() -> None:
     orders, rates = streams(timed=False)
     with pytest.raises(hf.GraphError, match="the rows of its left side have no event times"):
-        orders.temporal_join(rates, "id")
+        orders.temporal_join(rates, on="id")
     with pytest.raises(hf.GraphError, match="the rows of its right side have no event times"):
-        orders.assign_timestamps("at", max_out_of_orderness_ms=0).temporal_join(rates, "id")
+        orders.assign_timestamps("at", max_out_of_orderness_ms=0).temporal_join(rates, on="id")

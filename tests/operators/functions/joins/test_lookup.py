@@ -187,8 +187,8 @@ TABLE = pa.table({"code": ["a", "b", None, "b"], "name": ["ann", "bob", "nobody"
 def test_lookups_go_on_anywhere(batch_rows: int) -> None:
     with hf.testing.Job(parallelism=2, batch_rows=batch_rows) as job:
         orders = job.input("orders", {"id": int, "user": str | None})
-        asked = orders.stream.lookup_join(found, "user", how="left", returns=USERS, cache_rows=100, cache_ttl_ms=1_000)
-        both = asked.uid("asked").lookup_join(TABLE, ("user", "code"), how="left", suffixes=("", "_of_table")).uid("table")
+        asked = orders.stream.lookup_join(found, on="user", how="left", returns=USERS, cache_rows=100, cache_ttl_ms=1_000)
+        both = asked.uid("asked").lookup_join(TABLE, on=("user", "code"), how="left", suffixes=("", "_of_table")).uid("table")
         assert both.schema is not None
         assert both.schema.names == ["user", "id", "name", "age", "name_of_table"]
         out = job.output(both)
@@ -215,7 +215,7 @@ KEYS = st.sampled_from((1, 2, 3, None))
 def test_a_table_is_joined_as_by_sql(left: list[int | None], right: list[int | None], how: Any) -> None:
     rows = declared_type({"k": int | None, "n": int}, "op")
     looked_up = pa.table({"k": pa.array(right, pa.int64()), "v": pa.array(range(len(right)), pa.int64())})
-    stream = Environment("job", parallelism=1).from_source(NamedSource(rows.schema)).lookup_join(looked_up, "k", how=how)
+    stream = Environment("job", parallelism=1).from_source(NamedSource(rows.schema)).lookup_join(looked_up, on="k", how=how)
     made = stream._own("test").operator
     assert made is not None
     with OperatorHarness(made) as harness:
@@ -230,19 +230,19 @@ def test_a_table_is_joined_as_by_sql(left: list[int | None], right: list[int | N
 @pytest.mark.parametrize(
     ("join", "told"),
     [
-        (lambda a: a.lookup_join(found, "user"), "give returns="),
-        (lambda a: a.lookup_join(found, "user", returns=USERS, how="full"), "how is 'inner' or 'left', not 'full'"),
-        (lambda a: a.lookup_join(5, "user", returns=USERS), "5 is not a function"),
-        (lambda a: a.lookup_join(found, "name", returns=USERS), "no column 'name'"),
-        (lambda a: a.lookup_join(found, ("user", 5), returns=USERS), "on= is a column of the stream"),
-        (lambda a: a.lookup_join(found, "user", returns={"id": int}), "two columns of one name: id"),
-        (lambda a: a.lookup_join(found, "user", returns=USERS, cache_rows=-1), "cache_rows must be"),
-        (lambda a: a.lookup_join(found, "user", returns=USERS, cache_ttl_ms=5), "cache_ttl_ms needs cache_rows"),
-        (lambda a: a.lookup_join(found, "user", returns=USERS, cache_rows=1, cache_ttl_ms=0), "cache_ttl_ms must be at least 1"),
-        (lambda a: a.lookup_join(found, "user", returns=USERS, capacity=0), "capacity must be"),
-        (lambda a: a.lookup_join(found, "user", returns=USERS, batch_rows=None), "batch_rows must be"),
-        (lambda a: a.lookup_join(TABLE, ("id", "code")), "keys have different types"),
-        (lambda a: a.map(lambda row: row).lookup_join(found, "user", returns=USERS), "needs columns"),
+        (lambda a: a.lookup_join(found, on="user"), "give returns="),
+        (lambda a: a.lookup_join(found, on="user", returns=USERS, how="full"), "how is 'inner' or 'left', not 'full'"),
+        (lambda a: a.lookup_join(5, on="user", returns=USERS), "5 is not a function"),
+        (lambda a: a.lookup_join(found, on="name", returns=USERS), "no column 'name'"),
+        (lambda a: a.lookup_join(found, on=("user", 5), returns=USERS), "on= is a column of the stream"),
+        (lambda a: a.lookup_join(found, on="user", returns={"id": int}), "two columns of one name: id"),
+        (lambda a: a.lookup_join(found, on="user", returns=USERS, cache_rows=-1), "cache_rows must be"),
+        (lambda a: a.lookup_join(found, on="user", returns=USERS, cache_ttl_ms=5), "cache_ttl_ms needs cache_rows"),
+        (lambda a: a.lookup_join(found, on="user", returns=USERS, cache_rows=1, cache_ttl_ms=0), "cache_ttl_ms must be at least 1"),
+        (lambda a: a.lookup_join(found, on="user", returns=USERS, capacity=0), "capacity must be"),
+        (lambda a: a.lookup_join(found, on="user", returns=USERS, batch_rows=None), "batch_rows must be"),
+        (lambda a: a.lookup_join(TABLE, on=("id", "code")), "keys have different types"),
+        (lambda a: a.map(lambda row: row).lookup_join(found, on="user", returns=USERS), "needs columns"),
     ],
 )
 def test_a_bad_lookup_is_refused_when_the_graph_is_built(join: Callable[[Stream], Stream], told: str) -> None:
