@@ -84,7 +84,7 @@ SCENES = {
     "forgotten_refire": Scene("late_windows"),
     "hasty_forgetting": Scene("late_windows", first=3),
     "lost_late_records": Scene("late_windows", first=2),
-    "hasty_threshold": Scene("topn"),
+    "hasty_threshold": Scene("topn", first=6),
     "lost_deletions": Scene("topn"),
     "newest_by_arrival": Scene("topn"),
     "uncounted_late": Scene("late"),
