@@ -30,6 +30,7 @@ from benchmarks.restarts import measure as measure_restarts
 from benchmarks.restore import measure as measure_restore
 from benchmarks.rowtable import measure as measure_row_table
 from benchmarks.simulation import measure as measure_simulation
+from benchmarks.tables import measure as measure_tables
 from benchmarks.tools import measure as measure_tools
 from benchmarks.transfers import measure as measure_transfers
 
@@ -187,6 +188,11 @@ def _lines(trace: Path) -> list[float]:
     return sorted(found)
 
 
+def tables(bench: Bench, quick: bool) -> list[Row]:
+    """Top-N and deduplication, one worker; the aim is 1 M events/s."""
+    return measure_tables(bench, quick)
+
+
 def async_calls(bench: Bench, quick: bool) -> list[Row]:
     """Calls of async_map a second, one worker; the aim is 20,000."""
     return measure_async(bench, quick)
@@ -248,8 +254,8 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap,
-    "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "restarts": restarts, "flood": flood, "restore": restore,
-    "transfers": transfers, "simulation": simulation, "tools": tools,
+    "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "tables": tables, "restarts": restarts, "flood": flood,
+    "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from holdfast.chaos.checkers.observations import StoreView
 from holdfast.chaos.pipelines.rows import Row
-from holdfast.chaos.workloads.scenario import CutStates, Possibly, SinkExpectation
+from holdfast.chaos.workloads.scenario import CutStates, Possibly, RowsInAnyOrder, SinkExpectation
 
 SHOWN_MAX = 5
 """Rows named by a message."""
@@ -191,6 +191,10 @@ def compare_states(expected: CutStates, actual: Mapping[str, Mapping[Any, Any]])
     """The first entries of keyed state that differ from the cut's; None if there are none."""
     for state, wanted in expected.items():
         found = actual.get(state, {})
+        if isinstance(wanted, RowsInAnyOrder):
+            if (problem := wanted.problem(found)) is not None:
+                return f"state {state!r}: {problem}"
+            continue
         if found == wanted:
             continue
         wrong = []

@@ -163,6 +163,7 @@ def _entry(row: Row, kind: str) -> tuple[Any, Any]:
         case "timers":
             return (key, row[TIME]), None
         case "row_table":
-            return (key, row[NAMESPACE], row[ORDER]), {name: value for name, value in rest.items() if name not in (*fields, ORDER)}
+            ours = (*fields, KEY_GROUP, NAMESPACE, ORDER)
+            return (key, row[NAMESPACE], row[ORDER]), {name: value for name, value in row.items() if name not in ours}
         case _:
             return key, row[VALUE]

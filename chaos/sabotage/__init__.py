@@ -19,6 +19,7 @@ from holdfast.chaos.sabotage.sinks import SABOTAGES as SINKS
 from holdfast.chaos.sabotage.sources import SABOTAGES as SOURCES
 from holdfast.chaos.sabotage.state import SABOTAGES as STATE
 from holdfast.chaos.sabotage.stores import SABOTAGES as STORES
+from holdfast.chaos.sabotage.tables import SABOTAGES as TABLES
 from holdfast.chaos.sabotage.tasks import SABOTAGES as TASKS
 from holdfast.chaos.sabotage.versions import SABOTAGES as VERSIONS
 from holdfast.statebackends.errors import InvalidConfigError
@@ -28,7 +29,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TABLES, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +73,28 @@ class Emitted:
     """Rows, given the positions at the cut, those of drains before it, and the operator's states at the cut."""
 
 
+class RowsInAnyOrder(Counter[Any]):
+    """In a `CutStates`: the rows of a row table with their counts, which may have arrived in any order."""
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[tuple[Any, int], Mapping[str, Any]]]) -> RowsInAnyOrder:
+        """((key, namespace), columns and time) of each."""
+        return cls((key, tuple(sorted(columns.items()))) for key, columns in rows)
+
+    def problem(self, found: Mapping[Any, Mapping[str, Any]]) -> str | None:
+        """What is wrong with a table's rows by (key, namespace, order)."""
+        held = Counter(((key, namespace), tuple(sorted(row.items()))) for (key, namespace, _), row in found.items())
+        wrong = {"missing": self - held, "too many": held - self}
+        told = [f"{rows.total()} rows {what}, such as {min(rows, key=repr)}" for what, rows in wrong.items() if rows]
+        return " and ".join(told) or None
+
+
 CutStates = Mapping[str, Mapping[Any, Any]]
 """state name -> key -> value, of one operator, over all its subtasks. States without an entry are not judged.
 
 Keys of map state are (key, map key), of columnar state (key, namespace) with a dict of accumulators, of row tables (key, namespace,
-order) with a dict of columns and time, of timers (key, time) with None; values of list state are lists. A value may be
-`Possibly`."""
+order) with a dict of columns and time, of timers (key, time) with None; values of list state are lists. A value may be `Possibly`,
+and a row table as a whole RowsInAnyOrder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,64 +133,51 @@ class TopOperator(Operator):
         keys = self.selector.keys(
             batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
         )
-        columns = {name: plain(array) for name, array in zip(batch.columns().schema.names, batch.columns().columns, strict=True)}
+        columns = batch.columns()
         slots = self._thresholds.slots(keys)
-        rows = self._thresholds.candidates(slots, columns[self.ranking.columns[0]], batch.timestamps)
+        first = plain(columns.column(self.ranking.columns[0]))
+        rows = self._thresholds.candidates(slots, first, batch.timestamps)
         if not len(rows):
             return
         if len(rows) < batch.num_rows:
-            taken = pa.array(rows)
-            slots, keys = slots[rows], keys.take(taken)
-            columns = {name: array.take(taken) for name, array in columns.items()}
-        times = None if batch.timestamps is None else batch.timestamps[rows]
-        self._rank(_Offered(slots, keys, columns, times))
+            slots, keys = slots[rows], keys.take(rows)
+        self._rank(_Offered(slots, keys, columns, rows, None if batch.timestamps is None else batch.timestamps[rows]))
 
     def _rank(self, offered: _Offered) -> None:
         owners, first_rows, numbers = np.unique(offered.slots, return_index=True, return_inverse=True)
         held = self._table.rows_of(offered.keys.take(first_rows))
         ranked = _Ranked(self.ranking, offered, numbers, held, self._compared(offered, held))
         self._thresholds.learn(owners, ranked)
-        if not ranked.changed.any():
+        if not len(ranked.added):
             return
         self._table.delete(held.select(ranked.removed))
-        added = ranked.added
-        taken = pa.array(added)
-        stored = [offered.columns[field.name].take(taken) for field in self.descriptor.schema]
-        times = None if offered.times is None else offered.times[added]
-        self._table.append(offered.keys.take(taken), 0, stored, times)
-        self.output.collect(self._updates(offered, held, ranked))
+        keys, added = offered.keys.take(ranked.added), offered.columns.take(pa.array(offered.rows[ranked.added]))
+        stored = [plain(added.column(field.name)) for field in self.descriptor.schema]
+        self._table.append(keys, 0, stored, None if offered.times is None else offered.times[ranked.added])
+        self.output.collect(self._updates(keys.arrays, added, held.select(ranked.moved), ranked))
 
     def _compared(self, offered: _Offered, held: RowMatches) -> list[pa.Array]:
         """What rows are compared by, those that are held first."""
-        stored = held.take([name for name in self.ranking.columns if name not in self._from_key])
-        keys = held.keys() if self._from_key.keys() & set(self.ranking.columns) else []
-        return [
-            pa.concat_arrays(
-                [keys[self._from_key[name]] if name in self._from_key else stored.column(name), offered.columns[name]]
-            )
-            for name in self.ranking.columns
-        ]
+        names, taken = self.ranking.columns, pa.array(offered.rows)
+        stored = held.take([name for name in names if name not in self._from_key])
+        keys = held.keys() if self._from_key.keys() & set(names) else []
+        before = [keys[self._from_key[name]] if name in self._from_key else stored.column(name) for name in names]
+        new = [plain(offered.columns.column(name)).take(taken) for name in names]
+        return [pa.concat_arrays(both) for both in zip(before, new, strict=True)]
 
-    def _updates(self, offered: _Offered, held: RowMatches, ranked: _Ranked) -> Batch:
-        """The rows of the ranks that changed, by key and rank."""
-        rows = ranked.order[ranked.changed]
-        again = np.flatnonzero(rows < len(held))
-        # of the rows held only those are made that are emitted
-        places = rows - len(held) + len(again)
-        places[again] = np.arange(len(again))
-        taken, emitted = pa.array(places), held.select(rows[again])
-        stored, keys = emitted.take(self.descriptor.schema.names), emitted.keys()
+    def _updates(self, new_keys: Sequence[pa.Array], new: pa.RecordBatch, moved: RowMatches, ranked: _Ranked) -> Batch:
+        """The rows that entered, in order of arrival, then those whose rank changed, by key and rank."""
+        stored, keys = moved.take(self.descriptor.schema.names), moved.keys()
         arrays: list[pa.Array] = []
         if self._is_computed:
-            arrays += [pa.concat_arrays(both).take(taken) for both in zip(keys, offered.keys.arrays, strict=True)]
+            arrays += [pa.concat_arrays(both) for both in zip(new_keys, keys, strict=True)]
         for field in self._fields:
             place = self._from_key.get(field.name)
-            before = stored.column(field.name) if place is None else keys[place]
-            arrays.append(pa.concat_arrays([before, offered.columns[field.name]]).take(taken))
-        arrays.append(pa.array(ranked.positions[ranked.changed] + 1))
-        return Batch(
-            columns=pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema), timestamps=ranked.changed_times
-        )
+            other = stored.column(field.name) if place is None else keys[place]
+            arrays.append(pa.concat_arrays([plain(new.column(field.name)), other]))
+        arrays.append(pa.array(ranked.update_ranks))
+        columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
+        return Batch(columns=columns, timestamps=ranked.update_times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +186,10 @@ class _Offered:
 
     slots: Numbers
     keys: ArrowKeyColumn
-    columns: dict[str, pa.Array]
+    columns: pa.RecordBatch
+    """Of the whole batch."""
+    rows: Numbers
+    """Which of them."""
     times: Numbers | None
 
 
@@ -237,10 +227,16 @@ class _Ranked:
         kept = self.positions < ranking.count
         before: Numbers = np.cumsum(is_held) - is_held
         was: Numbers = before - np.repeat(before[starts], counts)
-        self.changed: npt.NDArray[np.bool_] = kept & (~is_held | (was != self.positions))
-        self.removed: Numbers = self.order[is_held & ~kept]
-        self.added: Numbers = self.order[~is_held & kept] - held_count
-        self.added.sort()  # the table's order is that of arrival
+        is_removed, is_moved = is_held & ~kept, is_held & kept & (was != self.positions)
+        self.removed: Numbers = self.order[is_removed]
+        """Of the rows held."""
+        self.moved: Numbers = self.order[is_moved]
+        """Of the rows held: they have another rank."""
+        entered = np.flatnonzero(~is_held & kept)
+        entered = entered[np.argsort(self.order[entered])]
+        self.added: Numbers = self.order[entered] - held_count
+        """Of the rows offered, in order of arrival, which is the table's."""
+        self._updates: Numbers = np.concatenate([entered, np.flatnonzero(is_moved)])
         self._limit = ranking.count
 
     def last_rows(self) -> tuple[Numbers, Numbers]:
@@ -250,13 +246,18 @@ class _Ranked:
         return self.owners[places], self.order[places]
 
     @property
-    def changed_times(self) -> Numbers | None:
-        """Event time of each update: the latest of the rows up to its rank, of which one brought it."""
+    def update_ranks(self) -> Numbers:
+        """From 1, of what was added and moved."""
+        return self.positions[self._updates] + 1
+
+    @property
+    def update_times(self) -> Numbers | None:
+        """Event time of each: the latest of the rows up to its rank, of which one moved it there."""
         if self.times is None:
             return None
         values, places = np.unique(self.times[self.order], return_inverse=True)
         highest = np.maximum.accumulate(places + self.owners * len(values)) - self.owners * len(values)
-        found: Numbers = values[highest][self.changed]
+        found: Numbers = values[highest[self._updates]]
         return found
 
 
