@@ -15,6 +15,7 @@ from holdfast.chaos.workloads import (
     keys,
     late,
     late_windows,
+    latecomers,
     long,
     random_graphs,
     restarts,
@@ -33,7 +34,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows),
+        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, latecomers),
     )
 }
 """Workloads that run when none is named."""
