@@ -1,4 +1,4 @@
-"""The checkers of the invariants I1 to I30, I33 and I34 (docs/invariants.md). Each observes stores, the wire and ports of workers,
+"""The checkers of the invariants I1 to I35 (docs/invariants.md). Each observes stores, the wire and ports of workers,
 from outside the job."""
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.bounds import BoundsChecker
 from holdfast.chaos.checkers.causes import CausesChecker
 from holdfast.chaos.checkers.claims import ClaimsChecker
+from holdfast.chaos.checkers.cleanup import CleanupChecker
 from holdfast.chaos.checkers.completion import CompletionChecker
 from holdfast.chaos.checkers.cut import CutChecker
 from holdfast.chaos.checkers.distribution import DistributionChecker
 from holdfast.chaos.checkers.effects import EffectsChecker
-from holdfast.chaos.checkers.eventtime import EventTimeChecker, LateChecker
+from holdfast.chaos.checkers.eventtime import EventTimeChecker, ForwardedChecker, LateChecker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.liveness import LivenessChecker
 from holdfast.chaos.checkers.notices import NoticesChecker
@@ -22,6 +23,7 @@ from holdfast.chaos.checkers.observations import Report, WorldView
 from holdfast.chaos.checkers.output import OutputChecker
 from holdfast.chaos.checkers.pacing import PacingChecker
 from holdfast.chaos.checkers.reconciling import ReconcilingChecker
+from holdfast.chaos.checkers.records import RecordsChecker
 from holdfast.chaos.checkers.recovery import RecoveryChecker
 from holdfast.chaos.checkers.registers import RegisterChecker
 from holdfast.chaos.checkers.repair import RepairChecker
@@ -53,6 +55,9 @@ CHECKERS: tuple[type[Checker], ...] = (
     RestartsChecker,
     ReconcilingChecker,
     EventTimeChecker,
+    ForwardedChecker,
+    RecordsChecker,
+    CleanupChecker,
     AsyncChecker,
     LateChecker,
     SilenceChecker,
@@ -95,8 +100,11 @@ INVARIANTS: dict[str, str] = {
     "I28": "state survives a rescale and the way back: compared at the cuts that follow, with I7",
     "I29": "recovering twice is recovering once",
     "I30": "without faults a checkpoint completes, none fails, and the job ends; tasks get notice of aborts; stops are tried again",
+    "I31": "nothing leaves an operator behind a watermark that was forwarded but what late records and timers bring",
+    "I32": "each record of a window is in a result, in the late output or in the count of late records, and in one of them alone",
     "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
     "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
+    "I35": "no window keeps state past the watermark at which it is to be cleaned up",
 }
 """Invariant -> its meaning in one line."""
 

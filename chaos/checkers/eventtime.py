@@ -1,5 +1,5 @@
-"""Event time never goes back within an attempt, and ends only with all input (I10); late records are counted (I4,
-docs/invariants.md).
+"""Event time never goes back within an attempt, and ends only with all input (I10); nothing leaves behind it (I31); late records
+are counted (I4, docs/invariants.md).
 
 That a timer fires once over crashes shows in the output of workloads with timers (I2) and in the timers of each cut (I7)."""
 
@@ -14,7 +14,17 @@ from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, Heart
 from holdfast.barriers.wiring import producers_of
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
-from holdfast.chaos.checkers.observations import DataEnded, Delivered, Observation, Report, Reported, Requested, Stored, WorldView
+from holdfast.chaos.checkers.observations import (
+    DataEnded,
+    Delivered,
+    EmittedBehind,
+    Observation,
+    Report,
+    Reported,
+    Requested,
+    Stored,
+    WorldView,
+)
 from holdfast.chaos.checkers.state_reading import SnapshotView
 from holdfast.chaos.workloads.scenario import LateExpectation, Positions, Scenario
 from holdfast.statebackends.errors import HoldfastError
@@ -80,6 +90,19 @@ class EventTimeChecker(Checker):
             who = f"{vertex} ({index}) of attempt {attempt} in {actor}"
             self.report("I10", f"the watermark of {who} went from {last} to {watermark_ms}")
         seen[key] = watermark_ms
+
+
+class ForwardedChecker(Checker):
+    """Hears of rows behind a watermark of the operator that emits them."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I31",)
+    hears: ClassVar[tuple[type, ...]] = (EmittedBehind,)
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, EmittedBehind):
+            who = f"{observation.uid} ({observation.subtask}) in {observation.actor}"
+            behind = f"{observation.timestamp_ms} behind its watermark {observation.watermark_ms}"
+            self.report("I31", f"{who} emitted a row of {behind}, and neither a late record nor a timer brought it")
 
 
 class LateChecker(Checker):

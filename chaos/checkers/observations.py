@@ -147,6 +147,17 @@ class DataEnded(msgspec.Struct, frozen=True):
     subtask: int
 
 
+class EmittedBehind(msgspec.Struct, frozen=True):
+    """A row left an operator behind a watermark that was forwarded, and neither a late record nor a timer brought it."""
+
+    at_ms: int
+    actor: str
+    uid: str
+    subtask: int
+    timestamp_ms: int
+    watermark_ms: int
+
+
 class Listened(msgspec.Struct, frozen=True):
     """A coordinator process accepts requests from now on."""
 
@@ -215,6 +226,7 @@ Observation: TypeAlias = (
     | SnapshotBegan
     | ChannelEnded
     | DataEnded
+    | EmittedBehind
     | Listened
     | Led
     | Submitted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from holdfast.chaos.checkers.observations import (
     ChannelEnded,
     DataEnded,
     Delivered,
+    EmittedBehind,
     Forged,
     Observation,
     Remembered,
@@ -33,6 +35,7 @@ from holdfast.chaos.checkers.observations import (
     aborts_unread,
 )
 from holdfast.chaos.cluster.emitted import EmittedRows
+from holdfast.chaos.cluster.forwarded import watch_watermarks
 from holdfast.chaos.pipelines.modules import running
 from holdfast.chaos.pipelines.undeclared import Memory, changed, memory_of, memory_of_imports
 from holdfast.chaos.sim.control import ControlNetwork, command_kind
@@ -310,6 +313,12 @@ class WorkerHost:
             if self.process.modules is not None:
                 self._remember(node.operator, node.context.uid)
         self._watch_head(deployed.subtask)
+        watch_watermarks(deployed.subtask, partial(self._emitted_behind, deployed.subtask.key.subtask))
+
+    def _emitted_behind(self, subtask: int, uid: str, timestamp_ms: int, watermark_ms: int) -> None:
+        if self.process.alive:
+            at = (self._kernel.now_ms, self.process.name)
+            self._ports.observe(EmittedBehind(*at, uid, subtask, timestamp_ms, watermark_ms))
 
     def _wrap(self, operator: Operator, uid: str) -> None:
         for method, what in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.chaos.sabotage.channels import SABOTAGES as CHANNELS
 from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
+from holdfast.chaos.sabotage.eventtime import SABOTAGES as EVENT_TIME
 from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
 from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
 from holdfast.chaos.sabotage.late_windows import SABOTAGES as LATE_WINDOWS
@@ -29,7 +30,8 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TABLES, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TABLES, TASKS, SOURCES, STATE, KEYS),
+        *(LOCALDISK, EVENT_TIME),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -91,7 +91,7 @@ SABOTAGES = (
     Sabotage(
         "revived_window",
         "a late record opens its window again, which fires a second time",
-        ("I2", "I7", "I4"),
+        ("I2", "I7", "I4", "I35"),
         (Mutant(TumblingWindowOperator, "_windows_of", _takes_every_record),),
         workloads=("late",),
     ),

@@ -187,7 +187,7 @@ SABOTAGES = (
     Sabotage(
         "overtaken_result",
         "a watermark leaves before the results of the rows in front of it",
-        ("I34",),
+        ("I34", "I31"),
         (Mutant(AsyncMapOperator, "process_watermark", _passes_watermarks_at_once),),
         workloads=("async",),
     ),

@@ -15,6 +15,7 @@ from holdfast.chaos.workloads import (
     keys,
     late,
     late_windows,
+    latecomers,
     long,
     random_graphs,
     restarts,
@@ -35,6 +36,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn),
+        *(latecomers,),
     )
 }
 """Workloads that run when none is named."""

@@ -120,6 +120,16 @@ class LateExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class AccountsExpectation:
+    """Where the records of a window operator are at the end, if which of them are late depends on the order of arrival."""
+
+    operator_uid: str
+    problem: Callable[[Mapping[str, Sequence[Row]], int], str | None]
+    """The problem in the rows of each sink, by its id and in the order of commits, and the number of records that were dropped as
+    late; None: each record is in one place."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One job of one seed."""
 
@@ -133,6 +143,7 @@ class Scenario:
     cuts: tuple[CutExpectation, ...] = ()
     late: LateExpectation | None = None
     """None: drops are not judged."""
+    accounts: AccountsExpectation | None = None
     may_rescale: bool = True
     may_drain: bool = True
     """A drain in the middle leaves the output unchanged; false where it closes windows early."""
