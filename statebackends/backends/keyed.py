@@ -71,7 +71,6 @@ from holdfast.statebackends.state import (
 from holdfast.statebackends.storage.failures import refusal
 from holdfast.statebackends.storage.port import Storage, run_flow
 
-
 NAMESPACES_MIN = 4_096
 """Namespaces that a backend holds before it looks for idle ones between two barriers."""
 
