@@ -81,7 +81,7 @@ SCENES = {
     "hasty_cleaning": Scene("sliding"),
     "merge_without_timer": Scene("sessions"),
     "revived_session": Scene("sessions", tuple(at(ms, "user_error", "sessions") for ms in (300, 500, 700, 900, 1_100)), 1),
-    "lateness_of_its_own": Scene("sessions"),
+    "lateness_of_its_own": Scene("sessions", first=1),
     "early_cleaning": Scene("sessions"),
     "needed_version_dropped": Scene("versions"),
     "stale_version": Scene("versions"),
