@@ -15,6 +15,7 @@ from holdfast.chaos.sabotage.panes import SABOTAGES as PANES
 from holdfast.chaos.sabotage.restarts import SABOTAGES as RESTARTS
 from holdfast.chaos.sabotage.retention import SABOTAGES as RETENTION
 from holdfast.chaos.sabotage.rewinding import SABOTAGES as REWINDING
+from holdfast.chaos.sabotage.sessions import SABOTAGES as SESSIONS
 from holdfast.chaos.sabotage.silence import SABOTAGES as SILENCE
 from holdfast.chaos.sabotage.sinks import SABOTAGES as SINKS
 from holdfast.chaos.sabotage.sources import SABOTAGES as SOURCES
@@ -31,7 +32,7 @@ SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
         *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TABLES, TASKS, SOURCES, STATE, KEYS),
-        *(LOCALDISK, EVENT_TIME),
+        *(LOCALDISK, EVENT_TIME, SESSIONS),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

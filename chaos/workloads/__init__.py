@@ -20,6 +20,7 @@ from holdfast.chaos.workloads import (
     random_graphs,
     restarts,
     rules,
+    sessions,
     side_outputs,
     sliding,
     states,
@@ -36,7 +37,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn),
-        *(latecomers,),
+        *(latecomers, sessions),
     )
 }
 """Workloads that run when none is named."""

@@ -64,6 +64,7 @@ from holdfast.operators.functions.tables.one_row import Place, deduplication, on
 from holdfast.operators.functions.tables.top import ranking, top_operator
 from holdfast.operators.functions.windows.assigners import ASSIGNERS, Global, Session, WindowAssigner
 from holdfast.operators.functions.windows.columnar_operators import columnar_window
+from holdfast.operators.functions.windows.contents import Contents
 from holdfast.operators.functions.windows.evictors import CountEvictor, Evictor
 from holdfast.operators.functions.windows.options import (
     RowWindowOptions,
@@ -71,7 +72,7 @@ from holdfast.operators.functions.windows.options import (
     check_window_function,
     stored_row_type,
 )
-from holdfast.operators.functions.windows.row_functions import Contents, PassOn, ProcessWindowFunction, WindowOperator
+from holdfast.operators.functions.windows.row_functions import PassOn, ProcessWindowFunction, WindowOperator
 from holdfast.operators.functions.windows.triggers import CountTrigger, PurgingTrigger, Trigger, check_trigger
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
@@ -1113,7 +1114,7 @@ class WindowedStream:
         columns. `returns`: of what is emitted; without a window function that of the input."""
         if not callable(function):
             raise GraphError(f"operator 'window': {function!r} is not a function", operator="window")
-        contents = Contents("reduce", self._stored_type(row_type), reduce=function)
+        contents = Contents(self._stored_type(row_type), reduce=function)
         if returns is None and window_function is None:
             returns = self._keyed._row_type
         return self._rows(window_function or PassOn(function), contents, returns, None)
@@ -1129,7 +1130,7 @@ class WindowedStream:
         """Run a ProcessWindowFunction on all rows of a key and window each time that the window fires.
 
         `row_type` as of `reduce`; `returns` and `side_outputs` as of `KeyedStream.process`."""
-        return self._rows(function, Contents("elements", self._stored_type(row_type)), returns, side_outputs)
+        return self._rows(function, Contents(self._stored_type(row_type)), returns, side_outputs)
 
     @overload
     def aggregate(
@@ -1162,7 +1163,7 @@ class WindowedStream:
                 raise GraphError(
                     f"operator 'window': {type(function).__name__} is no AggregateFunction: it has no {method}", operator="window"
                 )
-        contents = Contents("aggregate", options["accumulator_type"], aggregate=function)
+        contents = Contents(options["accumulator_type"], aggregate=function)
         if self._options.evictor is not None:
             contents = replace(contents, type=self._stored_type(None))
         return self._rows(options.get("window_function") or PassOn(function.add), contents, options.get("returns"), None)

@@ -48,11 +48,7 @@ class HeapKeyedBackend(KeyedBackendBase):
             yield from visible_keys((state_table.active, *state_table.immutable), maps=state_table.maps)
 
     def snapshot(self, checkpoint_id: int) -> TablesSnapshot:
-        for (name, _), state_table in self._forget_namespaces().items():
-            complete_from = state_table.complete_from
-            self._complete_from[name] = max(
-                self._complete_from.get(name, 0), checkpoint_id if complete_from is None else complete_from
-            )
+        self._forget_namespaces()
         self._freeze_horizons()
         sources = self._row_sources() + self._memory_sources()
         self._checkpoint_started(sources, checkpoint_id)
@@ -75,6 +71,13 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def _is_idle(self, state_table: CopyOnWriteStateTable) -> bool:
         return state_table.is_idle
+
+    def _forget_namespaces(self) -> dict[tuple[str, bytes], CopyOnWriteStateTable]:
+        forgotten = super()._forget_namespaces()
+        for (name, _), state_table in forgotten.items():
+            known_from = state_table.complete_from or 0  # None: no barrier has seen it, and no base can hold rows of it
+            self._complete_from[name] = max(self._complete_from.get(name, 0), known_from)
+        return forgotten
 
     def state_size(self) -> int:
         rows = sum(len(layer) for table in self._state_tables.values() for layer in (table.active, *table.immutable))

@@ -71,6 +71,9 @@ from holdfast.statebackends.state import (
 from holdfast.statebackends.storage.failures import refusal
 from holdfast.statebackends.storage.port import Storage, run_flow
 
+NAMESPACES_MIN = 4_096
+"""Namespaces that a backend holds before it looks for idle ones between two barriers."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyedBackendConfig:
@@ -141,6 +144,7 @@ class KeyedBackendBase(ABC):
         self._namespaced_states: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
         self._state_tables: dict[tuple[str, bytes], CopyOnWriteStateTable] = {}
         self._table_ttls: dict[tuple[str, bytes], TableTtl] = {}
+        self._namespaces_max = NAMESPACES_MIN  # above it idle ones are forgotten, and the bound is set again
         self._chains: ChainsByCheckpoint | None = None  # of a backend that writes increments
         self._restored_id: int | None = None  # of the checkpoint that its first increment may build on
         self._timers: dict[str, TimerRowProvider] = {}
@@ -278,6 +282,9 @@ class KeyedBackendBase(ABC):
     def _state_table(self, serializer: StateSerializer, namespace: bytes) -> CopyOnWriteStateTable:
         state_table = self._state_tables.get((serializer.name, namespace))
         if state_table is None:
+            if len(self._state_tables) > self._namespaces_max:
+                self._forget_namespaces()
+                self._namespaces_max = 2 * len(self._state_tables) + NAMESPACES_MIN  # so that a look costs O(1) per new one
             state_table = self._state_tables[serializer.name, namespace] = self._new_state_table(serializer, namespace)
             state_ttl = self._state_ttls.get(serializer.name)
             if state_ttl is not None:
@@ -298,7 +305,9 @@ class KeyedBackendBase(ABC):
         return None if state_ttl is None else state_ttl.barrier_horizon_ms
 
     def _forget_namespaces(self) -> dict[tuple[str, bytes], CopyOnWriteStateTable]:
-        """Forget idle namespaces whose state object is no longer in use; returns their tables."""
+        """Forget idle namespaces whose state object is no longer in use; returns their tables.
+
+        At a barrier, and between two when there are many: a window of each ms would leave one behind each."""
         idle = [
             place
             for place, state_table in self._state_tables.items()

@@ -104,11 +104,18 @@ class HeapListState(Generic[V]):
         self._active().append(value)
 
     def add_all(self, values: Iterable[V]) -> None:
-        added = list(values)
+        self.extend(list(values))
+
+    def extend(self, values: list[V]) -> bool:
+        """`add_all`; whether the list was empty before. Not part of the contract."""
         if self._checks is not None:
-            self._checks.values(added)
-        if added:
-            self._active().extend(added)
+            self._checks.values(values)
+        if not values:
+            return False
+        active = self._active()
+        was_empty = not active
+        active.extend(values)
+        return was_empty
 
     def update(self, values: Iterable[V]) -> None:
         replacement = list(values)

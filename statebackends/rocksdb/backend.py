@@ -128,8 +128,7 @@ class RocksKeyedBackend(KeyedBackendBase):
     def snapshot(self, checkpoint_id: int) -> RocksSnapshot:
         write_buffer = self._write_buffer
         write_buffer.retire()
-        forgotten = {id(state_table) for state_table in self._forget_namespaces().values()}
-        write_buffer.tables = [table for table in write_buffer.tables if id(table) not in forgotten]
+        self._forget_namespaces()
         self._snapshots += 1
         copy = os.path.join(self._local_dir, f"copy-{checkpoint_id}-{self._snapshots}")
         buffer = write_buffer.freeze(copy)
@@ -145,6 +144,13 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def _is_idle(self, state_table: CopyOnWriteStateTable) -> bool:
         return not state_table.active and not state_table.immutable
+
+    def _forget_namespaces(self) -> dict[tuple[str, bytes], CopyOnWriteStateTable]:
+        forgotten = super()._forget_namespaces()
+        if forgotten:
+            gone = {id(state_table) for state_table in forgotten.values()}
+            self._write_buffer.tables = [table for table in self._write_buffer.tables if id(table) not in gone]
+        return forgotten
 
     # ------------------------------------------------------------------------------------------------------------ storing
 

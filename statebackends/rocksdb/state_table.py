@@ -101,6 +101,9 @@ class RocksDBStateTable(CopyOnWriteStateTable):
             self.cache.put(key, found)
         return MISSING if found is TOMBSTONE else found
 
+    def _may_be_below(self, key: Any) -> bool:
+        return bool(self.immutable) or self.cache.get(key) is not TOMBSTONE
+
     def freeze_layer(self) -> Layer:
         """Freeze the active layer, which must not be empty, and return it."""
         frozen = self.active

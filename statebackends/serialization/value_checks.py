@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from holdfast.statebackends.errors import StateValueError
@@ -172,6 +173,38 @@ def _tuple(value_type: TupleType) -> Check:
 
 
 def _record(value_type: RecordType) -> Check:
+    whole = _field_by_field(value_type)
+    return _plain_dict(value_type, whole) or whole
+
+
+def _plain_dict(value_type: RecordType, whole: Check) -> Check | None:
+    """A check that accepts dicts of obviously right scalars in few calls and leaves others to `whole`; None for other types."""
+    names = value_type.keys_of_scalars()
+    if len(names) < 2:  # of one name itemgetter gives no tuple
+        return None
+    members_of, kinds = itemgetter(*names), tuple(names.values())
+    ints = [place for place, kind in enumerate(kinds) if kind is int]
+    texts = [place for place, kind in enumerate(kinds) if kind is str]
+
+    def check(value: Any) -> None:
+        try:
+            members = members_of(value) if type(value) is dict and len(value) == len(kinds) else ()
+        except KeyError:
+            members = ()
+        if tuple(map(type, members)) != kinds:
+            whole(value)
+            return
+        for place in ints:
+            if not -0x8000000000000000 <= members[place] <= 0x7FFFFFFFFFFFFFFF:
+                whole(value)
+        for place in texts:
+            if not members[place].isascii():
+                whole(value)
+
+    return check
+
+
+def _field_by_field(value_type: RecordType) -> Check:
     fields = [(field, _check_of(field.value_type)) for field in value_type.fields]
 
     def check(value: Any) -> None:

@@ -555,6 +555,18 @@ class RecordType(ValueType):
             raise refused(value, self.text, f"{field.attribute!r} is missing")
         return member
 
+    def keys_of_scalars(self) -> dict[str, type]:
+        """Key -> class of its values that are not None, for dicts of plain scalars that are all required; else empty."""
+        kinds = {id(SCALARS[kind]): kind for kind in (bool, int, float, str, bytes)}
+        found: dict[str, type] = {}
+        for field in self.fields:
+            inner = field.value_type.inner if isinstance(field.value_type, OptionalType) else field.value_type
+            kind = kinds.get(id(inner))
+            if not self._is_dict or field.default is not None or kind is None:
+                return {}
+            found[field.attribute] = kind
+        return found
+
     def check_class(self, value: Any) -> None:
         """Raises StateValueError for a value of another class, or a dict with unknown keys; doesn't check fields."""
         if not isinstance(value, self._class):

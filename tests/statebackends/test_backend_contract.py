@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.statebackends.backend import TimerRow
+from holdfast.statebackends.backends import keyed
 from holdfast.statebackends.errors import (
     CorruptStateError,
     IncompatibleStateError,
@@ -640,3 +641,32 @@ def test_sizes_and_disposal(cluster: Cluster) -> None:
     backend.dispose()
     backend.dispose()
     assert not list(cluster.root.glob("local-*"))
+
+
+# ------------------------------------------------------------------------------------------------- namespaces that come and go
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 300])
+def test_namespaces_without_rows_are_forgotten_also_between_barriers(
+    cluster: Cluster, checkpoint_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As windows leave them behind: each has a row for a while; every tenth stays, and so does the one that is held."""
+    monkeypatch.setattr(keyed, "NAMESPACES_MIN", 50)
+    backend: Any = cluster.backend([COUNT])
+    held = backend.get_state(COUNT, b"held")
+    most = 0
+    for number in range(1_000):
+        use(backend, KEYS[number % 7])
+        state = backend.get_state(COUNT, b"w%d" % number)
+        if state.value() is None:
+            state.update(number)
+        if number % 10:
+            backend.get_state(COUNT, b"w%d" % number).clear()
+        if checkpoint_every and number % checkpoint_every == 250:
+            cluster.take(backend)
+        most = max(most, len(backend._state_tables))
+    held.update(7)
+    assert most < 450, "100 are left, and as many may have come since the last look as were there then"
+    restored = cluster.restored(cluster.take(backend), [COUNT])
+    kept = {b"w%d" % number: [KEY.encode(KEYS[number % 7])] for number in range(0, 1_000, 10)} | {b"held": [KEY.encode(KEYS[5])]}
+    assert {namespace: list(restored.keys("count", namespace)) for namespace in kept} == kept

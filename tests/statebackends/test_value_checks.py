@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pytest
@@ -30,6 +30,11 @@ from tests.operators.functions.test_process import ROWS, harness
 class Visit:
     page: str
     seconds: int | None = None
+
+
+class Price(TypedDict):
+    name: str
+    cents: int | None
 
 
 class Forgetful:
@@ -111,6 +116,10 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     (tuple[int, str], [(1, "a")], [(1,), (1, 2), [1, "a"]]),
     (dict[str, int], [{}, {"a": 1}, LARGE], [{1: 1}, {"a": "b"}, {**LARGE, "z": "z"}]),
     (Visit, [Visit("a"), Visit("a", 1)], [Visit(1), Visit("a", "b"), {"page": "a"}, None]),  # type: ignore[arg-type]
+    (Price, [{"name": "é", "cents": 1}, {"name": "a", "cents": None}], [
+        {"name": "a"}, {"name": "a", "cents": 2**63}, {"name": "\ud800", "cents": 1}, {"name": 1, "cents": 1},
+        {"name": "a", "cents": 1, "more": 1}, {"name": "a", "sense": 1}, {"name": "a", "cents": True}, Visit("a"), None,
+    ]),
     (list[Visit], [[Visit("a")]], [[Visit("a"), Visit(2)]]),  # type: ignore[arg-type]
     (Pickled, [object(), None], []),
 ]

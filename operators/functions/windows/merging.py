@@ -69,5 +69,51 @@ def merge(sessions: list[SessionWindow], window: TimeWindow) -> Merge:
     return Merge(session, inside, sorted([*others, session]))
 
 
+class Joined(NamedTuple):
+    """A record of a session."""
+
+    contents: int
+    """Number of its contents."""
+    absorbed: tuple[int, ...] = ()
+    """Those of the sessions that it has brought into this one, by start."""
+
+
+class KeySessions:
+    """The sessions of one key while the records of a batch join them, where no trigger has state."""
+
+    def __init__(self, sessions: list[SessionWindow]) -> None:
+        self.sessions = sessions
+        """By start."""
+        self.has_changed = False
+        self._opened: set[int] = set()
+
+    def join(self, start: int, end: int, watermark_ms: int) -> Joined | None:
+        """Put [start, end) among them; None if the session that it would be in is late."""
+        inside = [session for session in self.sessions if session[0] <= end and session[1] >= start]
+        if inside:
+            start, end = min(start, inside[0].start), max(end, inside[-1].end)
+        if end - 1 <= watermark_ms:
+            return None
+        if len(inside) == 1 and inside[0].start == start and inside[0].end == end:
+            return Joined(inside[0].contents)
+        self.has_changed = True
+        if inside:
+            first = inside[0]
+            grown = SessionWindow(start, end, first.contents, first.trigger)
+            place = self.sessions.index(first)
+            self.sessions[place : place + len(inside)] = [grown]
+            return Joined(first.contents, tuple(session.contents for session in inside[1:]))
+        contents = _free({session.contents for session in self.sessions})
+        trigger = _free({session.trigger for session in self.sessions})
+        self.sessions = sorted([*self.sessions, SessionWindow(start, end, contents, trigger)])
+        self._opened.add(contents)
+        return Joined(contents)
+
+    def opened(self) -> list[SessionWindow]:
+        """Sessions of which a part is new. The others have a timer, at an end that they had before: when it is due, it is set
+        again. So a session is not followed by a timer from record to record."""
+        return [session for session in self.sessions if session.contents in self._opened] if self._opened else []
+
+
 def _free(taken: set[int]) -> int:
     return next(number for number in range(len(taken) + 1) if number not in taken)

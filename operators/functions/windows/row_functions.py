@@ -1,18 +1,18 @@
 """Windows of row functions: tumbling, sliding, session and global ones, with triggers and evictors, record by record.
 
 What is late is decided by the watermark that the snapshot keeps. Contents, the trigger's state and timers are keyed state: contents
-and state by the namespace of the window, sessions by their numbers (merging_windows.py). The order of steps for a record and for a
-timer is that of Flink's WindowOperator."""
+and state by the namespace of the window, sessions by their numbers (merging.py). The order of steps for a record and for a timer is
+that of Flink's WindowOperator. Until a window ends its default trigger does nothing: the records of a batch enter such windows
+together, one access to state for each key and window, and its timers are set with its first record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.base import OperatorContext, Output
@@ -22,29 +22,31 @@ from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import SideOutputs
 from holdfast.operators.functions.windows.assigners import Global, Session, WindowAssigner
 from holdfast.operators.functions.windows.bounds import GLOBAL_WINDOW, TimeWindow, cleanup_time, slide_of, window_of
-from holdfast.operators.functions.windows.evictors import Evictor, TimestampedValue
+from holdfast.operators.functions.windows.contents import Contents
+from holdfast.operators.functions.windows.evictors import Evictor
+from holdfast.operators.functions.windows.grouping import Integers, by_key, place
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
 from holdfast.operators.functions.windows.merging import (
     SESSIONS,
+    KeySessions,
     SessionWindow,
     decode_sessions,
     encode_sessions,
     merge,
     merged_window,
 )
-from holdfast.operators.functions.windows.triggers import EventTimeTrigger, NamespacedStates, Trigger, TriggerContext, merge_states
+from holdfast.operators.functions.windows.triggers import (
+    EventTimeTrigger,
+    NamespacedStates,
+    ProcessingTimeTrigger,
+    Trigger,
+    TriggerContext,
+    merge_states,
+)
 from holdfast.operators.task.user_failures import Described
 from holdfast.statebackends.errors import InvalidTimestampError, InvariantError, UndeclaredStateError
-from holdfast.statebackends.state import (
-    AggregateFunction,
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-)
+from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor
 
-CONTENTS = "window_contents"
-"""Name of the state that holds what windows have got."""
 PANES_MAX = 1_024
 """Windows kept at hand; more in use at a time are made again and again."""
 
@@ -129,58 +131,6 @@ class PassOn(ProcessWindowFunction):
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What a window keeps of its records, and what its function gets of it."""
-
-    kind: str
-    """elements | reduce | aggregate."""
-    type: Any
-    """Of a row, or of the accumulator."""
-    reduce: Callable[[Any, Any], Any] | None = None
-    aggregate: AggregateFunction[Any, Any, Any] | None = None
-
-    def descriptor(self, *, is_evicting: bool) -> StateDescriptor:
-        """With an evictor all records are kept, with their times, whatever is made of them in the end."""
-        if is_evicting:
-            return ListStateDescriptor(CONTENTS, self._stamped_type())
-        if self.reduce is not None:
-            return ReducingStateDescriptor(CONTENTS, self.type, self.reduce)
-        if self.aggregate is not None:
-            return AggregatingStateDescriptor(CONTENTS, self.type, self.aggregate)
-        return ListStateDescriptor(CONTENTS, self.type)
-
-    def _stamped_type(self) -> Any:
-        if isinstance(self.type, pa.DataType):
-            return pa.struct([pa.field("timestamp", pa.int64()), pa.field("value", self.type, nullable=False)])
-        return tuple[int | None, self.type]  # type: ignore[name-defined]
-
-    def stamped(self, timestamp: int | None, row: Any) -> Any:
-        """A record as it is kept for an evictor."""
-        return {"timestamp": timestamp, "value": row} if isinstance(self.type, pa.DataType) else (timestamp, row)
-
-    @staticmethod
-    def unstamped(stored: Any) -> TimestampedValue:
-        """Inverse of `stamped`."""
-        return TimestampedValue(**stored) if isinstance(stored, dict) else TimestampedValue(*stored)
-
-    def result(self, rows: list[Any]) -> list[Any]:
-        """What the function gets of the records that an evictor has left."""
-        if self.reduce is not None:
-            if not rows:
-                return []
-            found = rows[0]
-            for row in rows[1:]:
-                found = self.reduce(found, row)
-            return [found]
-        if self.aggregate is not None:
-            accumulator = self.aggregate.create_accumulator()
-            for row in rows:
-                accumulator = self.aggregate.add(row, accumulator)
-            return [self.aggregate.get_result(accumulator)]
-        return rows
-
-
-@dataclass(frozen=True, slots=True)
 class WindowSettings:
     """Of `keyed.window(...)`."""
 
@@ -189,6 +139,15 @@ class WindowSettings:
     evictor: Evictor | None = None
     lateness_ms: int = 0
     late_tag: str = ""
+
+
+class _Records(NamedTuple):
+    """A batch, record by record."""
+
+    rows: Sequence[Any]
+    keys: list[bytes]
+    groups: list[int]
+    stamps: Sequence[int | None]
 
 
 class _Pane:
@@ -241,8 +200,13 @@ class WindowOperator(KeyedFunctionOperator):
         self._panes: dict[int, _Pane] = {}
         self._is_event_time = self.settings.assigner.is_event_time
         self._is_global = isinstance(self.settings.assigner, Global)
-        self._is_plain = self._is_event_time and type(self.settings.trigger) is EventTimeTrigger and not self.settings.lateness_ms
-        """A window fires once, at its end, and is gone: one timer is all that its trigger and its state need."""
+        self._is_session = isinstance(self.settings.assigner, Session)
+        default = EventTimeTrigger if self._is_event_time else ProcessingTimeTrigger
+        self._is_default = type(self.settings.trigger) is default and not self._is_global
+        """Windows fire at their end, and from then on for each record."""
+        self._is_list = isinstance(self.contents_state, ListStateDescriptor)
+        self._arrived_ms = 0
+        """Wall clock when the batch at hand arrived."""
 
     # -------------------------------------------------------------------------------------------------------- state
 
@@ -251,7 +215,6 @@ class WindowOperator(KeyedFunctionOperator):
 
     def open(self) -> None:
         self._window_states = NamespacedStates(self.context.keyed_state)
-        self._timers_at_hand = self._timers()
         self._trigger_context = TriggerContext(
             self.context.uid, tuple(self.settings.trigger.states), self._window_states, self._timers(), self._reached.current
         )
@@ -307,23 +270,81 @@ class WindowOperator(KeyedFunctionOperator):
                 subtask=self.context.subtask,
                 record=None,
             )
-        rows = batch.rows(self.input_type.record)
+        self._arrived_ms = self.context.now_ms()
+        records = self._records(batch)
+        if self._is_default and not self._is_session:
+            self._take_aligned(records, batch.timestamps if self._is_event_time else None)
+        elif self._is_default and self._is_event_time and not self.settings.lateness_ms:
+            self._take_sessions(records)
+        else:
+            self._take_each(records, range(len(records.rows)), self._adding())
+        self._emit_fired()
+
+    def _records(self, batch: Batch) -> _Records:
         keys = self.selector.keys(
             batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
         )
-        stamps: Iterable[int | None] = repeat(None, len(rows)) if batch.timestamps is None else batch.timestamps.tolist()
-        add = self._adding()
+        stamps = [None] * batch.num_rows if batch.timestamps is None else batch.timestamps.tolist()
+        return _Records(batch.rows(self.input_type.record), keys.encoded(), keys.key_groups.tolist(), stamps)
+
+    def _take_each(self, records: _Records, numbers: Iterable[int], add: Callable[[Any, int | None], bool]) -> None:
+        """These records, one by one. `add` puts one into its windows; False if all of them are late."""
+        rows, keys, groups, stamps = records
         set_current_key, context = self._backend.set_current_key, self._context
         row = None
         try:
-            for row, key, group, stamp in zip(rows, keys.encoded(), keys.key_groups.tolist(), stamps, strict=True):
-                set_current_key(key, group)
+            for number in numbers:
+                row, stamp = rows[number], stamps[number]
+                set_current_key(keys[number], groups[number])
                 context.timestamp = stamp
                 if not add(row, stamp):
                     self._take_late(row, stamp)
         except Exception as error:
             self._raise(error, self._blamed, row, keyed=True)
-        self._emit_fired()
+
+    def _take_aligned(self, records: _Records, stamps: Integers | None) -> None:
+        """`stamps`: event times; None: the records are of the time at which they arrive."""
+        assigner = self.settings.assigner
+        if isinstance(assigner, Session | Global):
+            raise InvariantError(f"operator {self.context.uid!r}: windows of {assigner!r} are not aligned")
+        ended_at = MIN_WATERMARK if stamps is None else self._reached.current
+        times = np.full(len(records.rows), self._arrived_ms, np.int64) if stamps is None else stamps
+        placed = place(times, assigner, ended_at)
+        for start, numbers in placed.open:
+            pane = self._panes.get(start) or self._pane(TimeWindow(start, start + assigner.size_ms))
+            for key, own in by_key(records.keys, numbers).items():
+                self._backend.set_current_key(key, records.groups[own[0]])
+                if self._put(pane.contents, records, own):
+                    self._set_timers(pane)
+        self._take_each(records, placed.behind, self._add_to_ended)
+
+    def _put(self, state: Any, records: _Records, numbers: list[int]) -> bool:
+        """Records of the current key into a window that has not ended; whether it had none."""
+        contents, row = self.contents, None
+        try:
+            if self._is_list:
+                return self._put_all(state, records, numbers)
+            found = state.value()
+            is_new = found is None
+            for number in numbers:
+                row = records.rows[number]
+                if contents.aggregate is not None:
+                    found = contents.aggregate.add(row, contents.aggregate.create_accumulator() if found is None else found)
+                elif contents.reduce is not None:
+                    found = row if found is None else contents.reduce(found, row)
+                if found is None:
+                    break  # which the state refuses
+            state.update(found)
+        except Exception as error:
+            self._raise(error, self._blamed, row, keyed=True)
+        return is_new
+
+    def _put_all(self, state: Any, records: _Records, numbers: list[int]) -> bool:
+        rows = [records.rows[number] for number in numbers]
+        if self.settings.evictor is not None:
+            rows = [self.contents.stamped(records.stamps[number], row) for number, row in zip(numbers, rows, strict=True)]
+        was_empty: bool = state.extend(rows)
+        return was_empty
 
     @property
     def _blamed(self) -> Callable[..., Any]:
@@ -334,31 +355,34 @@ class WindowOperator(KeyedFunctionOperator):
         """Puts a record into its windows; False if all of them are late."""
         if self._is_global:
             return self._add_to_global
-        return self._add_to_session if isinstance(self.settings.assigner, Session) else self._add_to_aligned
+        return self._add_to_session if self._is_session else self._add_to_aligned
 
     def _add_to_global(self, row: Any, stamp: int | None) -> bool:
         self._add(self._panes.get(GLOBAL_WINDOW.start) or self._pane(GLOBAL_WINDOW), row, stamp)
         return True
 
     def _time_of(self, stamp: int | None) -> int:
-        return stamp if self._is_event_time and stamp is not None else self._now_ms()
+        return stamp if self._is_event_time and stamp is not None else self._arrived_ms
 
-    def _now_ms(self) -> int:
-        return self.context.now_ms()
+    def _add_to_ended(self, row: Any, stamp: int | None) -> bool:
+        """As `_add_to_aligned`, but for windows that have not ended: it is in these."""
+        return self._add_to_aligned(row, stamp, ended_at=self._reached.current)
 
-    def _add_to_aligned(self, row: Any, stamp: int | None) -> bool:
+    def _add_to_aligned(self, row: Any, stamp: int | None, *, ended_at: int = MAX_WATERMARK) -> bool:
         assigner, time = self.settings.assigner, self._time_of(stamp)
         step_ms: int = slide_of(assigner)  # type: ignore[arg-type]
         size_ms: int = assigner.size_ms  # type: ignore[union-attr]
         start = time - (time - assigner.offset_ms) % step_ms  # type: ignore[union-attr]
         oldest = time - size_ms
-        open_after = self._late_until - size_ms + 1
+        late_until = self._late_until
         panes = self._panes
         in_time = start <= oldest  # between two windows: in none, and not late
         while start > oldest:
-            if start > open_after:
+            last = start + size_ms - 1
+            if last > late_until:
                 in_time = True
-                self._add(panes.get(start) or self._pane(TimeWindow(start, start + size_ms)), row, stamp)
+                if last <= ended_at:
+                    self._add(panes.get(start) or self._pane(TimeWindow(start, start + size_ms)), row, stamp)
             start -= step_ms
         return in_time
 
@@ -384,6 +408,52 @@ class WindowOperator(KeyedFunctionOperator):
         self._add(pane, row, stamp)
         return True
 
+    def _take_sessions(self, records: _Records) -> None:
+        """Records of event-time sessions that fire once, at their end, and are gone."""
+        late: list[int] = []
+        for key, numbers in by_key(records.keys, range(len(records.keys))).items():
+            self._backend.set_current_key(key, records.groups[numbers[0]])
+            late += self._add_to_sessions(records, numbers)
+        for number in sorted(late):
+            self._take_late(records.rows[number], records.stamps[number])
+
+    def _add_to_sessions(self, records: _Records, numbers: list[int]) -> list[int]:
+        """Records of the current key; returns those that are late."""
+        found = KeySessions(decode_sessions(self._sessions_state.value(())))
+        late: list[int] = []
+        waiting: dict[int, list[int]] = {}
+        for number in numbers:
+            start = self._time_of(records.stamps[number])
+            joined = found.join(start, start + self._gap_of(records, number), self._reached.current)
+            if joined is None:
+                late.append(number)
+                continue
+            for absorbed in joined.absorbed:
+                self._absorb(records, joined.contents, absorbed, waiting)
+            waiting.setdefault(joined.contents, []).append(number)
+        for contents, own in waiting.items():
+            self._put(self._contents_of(b"c%d" % contents), records, own)
+        if found.has_changed:
+            self._sessions_state.update(encode_sessions(found.sessions))
+        for session in found.opened():
+            self._timers().register_event_time_timer(session.end - 1, session.window.namespace)
+        return late
+
+    def _absorb(self, records: _Records, into: int, absorbed: int, waiting: dict[int, list[int]]) -> None:
+        """The contents of one session behind those of another, as they would be had each record come by itself."""
+        for contents in (into, absorbed):
+            if own := waiting.pop(contents, None):
+                self._put(self._contents_of(b"c%d" % contents), records, own)
+        source = self._contents_of(b"c%d" % absorbed)
+        merge_states(self.contents_state, source, self._contents_of(b"c%d" % into))
+        source.clear()
+
+    def _gap_of(self, records: _Records, number: int) -> int:
+        try:
+            return self._gap(records.rows[number])
+        except Exception as error:
+            self._raise(error, self._blamed, records.rows[number], keyed=True)
+
     def _gap(self, row: Any) -> int:
         assigner = self.settings.assigner
         if not isinstance(assigner, Session):
@@ -400,12 +470,6 @@ class WindowOperator(KeyedFunctionOperator):
         if not merged:
             return
         context = self._trigger_context
-        if self._is_plain:
-            for session in merged:
-                self._timers_at_hand.delete_event_time_timer(session.end - 1, session.window.namespace)
-            for session in merged[1:]:
-                merge_states(self.contents_state, self._session_pane(session).contents, pane.contents)
-            return
         old = [self._session_pane(session) for session in merged]
         context.enter(pane.namespace, pane.trigger_namespace, [one.trigger_namespace for one in old])
         self.settings.trigger.on_merge(pane.window, context)
@@ -414,12 +478,10 @@ class WindowOperator(KeyedFunctionOperator):
             self._delete_cleanup_timer(one)
         for one in old[1:]:  # the contents of the first stay where they are
             merge_states(self.contents_state, one.contents, pane.contents)
+            one.contents.clear()
 
     def _add(self, pane: _Pane, row: Any, stamp: int | None) -> None:
         pane.contents.add(row if self.settings.evictor is None else self.contents.stamped(stamp, row))
-        if self._is_plain:
-            self._timers_at_hand.register_event_time_timer(pane.cleanup_ms, pane.namespace)
-            return
         context = self._trigger_context
         context.enter(pane.namespace, pane.trigger_namespace)
         result = self.settings.trigger.on_element(row, stamp, pane.window, context)
@@ -441,17 +503,26 @@ class WindowOperator(KeyedFunctionOperator):
 
     # ------------------------------------------------------------------------------------------------------- timers
 
+    def _set_timers(self, pane: _Pane) -> None:
+        """All that a window with the default trigger needs."""
+        if not self._is_event_time:
+            self._timers().register_processing_time_timer(pane.window.end - 1, pane.namespace)
+            return
+        self._timers().register_event_time_timer(pane.window.end - 1, pane.namespace)
+        if self.settings.lateness_ms:
+            self._register_cleanup_timer(pane)
+
     def _register_cleanup_timer(self, pane: _Pane) -> None:
         if self._is_global:
             return
-        timers = self.context.timers
+        timers = self._timers()
         if self._is_event_time:
             timers.register_event_time_timer(pane.cleanup_ms, pane.namespace)
         else:
             timers.register_processing_time_timer(pane.cleanup_ms, pane.namespace)
 
     def _delete_cleanup_timer(self, pane: _Pane) -> None:
-        timers = self.context.timers
+        timers = self._timers()
         if self._is_event_time:
             timers.delete_event_time_timer(pane.cleanup_ms, pane.namespace)
         else:
@@ -489,6 +560,10 @@ class WindowOperator(KeyedFunctionOperator):
         pane = self._pane_of(namespace)
         if pane is None:
             return
+        if pane.namespace != namespace:
+            if self._is_default:  # a session that has grown since
+                self._set_timers(pane)
+            return
         try:
             self._trigger_context.enter(pane.namespace, pane.trigger_namespace)
             result = ask(timestamp_ms, pane.window, self._trigger_context)
@@ -496,14 +571,18 @@ class WindowOperator(KeyedFunctionOperator):
                 self._fire_window(pane, timestamp_ms)
             if result.purges:
                 pane.contents.clear()
-            if is_event_time == self._is_event_time and timestamp_ms == pane.cleanup_ms and not self._is_global:
+            if is_event_time != self._is_event_time or self._is_global:
+                return
+            if timestamp_ms >= pane.cleanup_ms:
                 self._clear(pane)
+            elif result.fires:
+                self._register_cleanup_timer(pane)  # it is there, unless the lateness was none at the last restore
         except Exception as error:
             self._raise(error, self._blamed, self._described(timestamp_ms))
 
     def _on_end(self, timestamp_ms: int, namespace: bytes) -> None:
         pane = self._pane_of(namespace)
-        if pane is None or timestamp_ms != pane.cleanup_ms:
+        if pane is None or pane.namespace != namespace or timestamp_ms != pane.cleanup_ms:
             return
         try:
             self._fire_window(pane, timestamp_ms)
@@ -515,23 +594,24 @@ class WindowOperator(KeyedFunctionOperator):
         return Described(f"timer {timestamp_ms} of key {self._context.key!r}")
 
     def _pane_of(self, namespace: bytes) -> _Pane | None:
-        """The window of a timer; None if it is gone."""
+        """The window of a timer, or the session that it has become part of; None if it is gone."""
         window = window_of(namespace)
-        if not isinstance(self.settings.assigner, Session):
+        if not self._is_session:
             pane = self._panes.get(window.start)
-            return pane if pane is not None and pane.window == window else self._new_pane(window)
+            return pane if pane is not None and pane.window == window else self._pane(window)
         for session in self._sessions():
-            if session.window == window:
+            if session.start <= window.start and window.end <= session.end:
                 return self._session_pane(session)
         return None
 
     def _clear(self, pane: _Pane) -> None:
         """The state of a window goes."""
         pane.contents.clear()
-        self._clear_trigger(pane)
+        if not self._is_default:  # which has no state, and whose timer has fired
+            self._clear_trigger(pane)
         for descriptor in self.function.window_states:
             self._window_states.get(descriptor, pane.namespace).clear()
-        if isinstance(self.settings.assigner, Session):
+        if self._is_session:
             left = [session for session in self._sessions() if session.window != pane.window]
             if left:
                 self._sessions_state.update(encode_sessions(left))
@@ -556,7 +636,7 @@ class WindowOperator(KeyedFunctionOperator):
             self._fire_evicting(pane, self.settings.evictor)
         else:
             found = pane.contents.get()
-            if isinstance(self.contents_state, ListStateDescriptor):
+            if self._is_list:
                 if found:
                     self._call(found)
             elif found is not None:

@@ -70,7 +70,10 @@ class NamespacedStates:
 class TriggerContext:
     """What a trigger sees beside the record: times, timers and state, all of the current key and window."""
 
-    __slots__ = ("_declared", "_merged", "_namespace", "_operator", "_state_namespace", "_states", "_timers", "current_watermark")
+    __slots__ = (
+        *("_declared", "_merged", "_merged_states", "_namespace", "_operator", "_state_namespace", "_states", "_timers"),
+        "current_watermark",
+    )
 
     def __init__(
         self, operator: str, declared: tuple[StateDescriptor, ...], states: NamespacedStates, timers: TimerService, watermark: int
@@ -81,6 +84,7 @@ class TriggerContext:
         self._timers = timers
         self._namespace = self._state_namespace = b""
         self._merged: Sequence[bytes] = ()
+        self._merged_states: set[str] = set()
         self.current_watermark = watermark
         """Event time that the operator has reached, ms."""
 
@@ -89,6 +93,8 @@ class TriggerContext:
         self._namespace = namespace
         self._state_namespace = state_namespace
         self._merged = merged
+        if merged:
+            self._merged_states = set()
 
     @property
     def current_processing_time(self) -> int:
@@ -113,16 +119,17 @@ class TriggerContext:
         return self._states.get(descriptor, self._state_namespace)
 
     def merge_state(self, descriptor: StateDescriptor) -> None:
-        """In `on_merge`: bring the state of the merged windows into the new one's. Reducing, aggregating and list state only.
+        """In `on_merge`: bring the state of the merged windows into the new one's. Theirs stays until `clear` was called for them.
 
-        Raises UndeclaredStateError for a descriptor that was not declared, InvariantError for state that can't be merged."""
+        Reducing, aggregating and list state only. Raises UndeclaredStateError for a descriptor that was not declared,
+        InvariantError for state that can't be merged."""
         self._check(descriptor)
+        if descriptor.name in self._merged_states:
+            return
+        self._merged_states.add(descriptor.name)
+        target = self._states.get(descriptor, self._state_namespace)
         for namespace in self._merged:
-            self.move_state(descriptor, namespace, self._state_namespace)
-
-    def move_state(self, descriptor: StateDescriptor, source: bytes, target: bytes) -> None:
-        """For the operator: the same for two namespaces."""
-        merge_states(descriptor, self._states.get(descriptor, source), self._states.get(descriptor, target))
+            merge_states(descriptor, self._states.get(descriptor, namespace), target)
 
     def _check(self, descriptor: StateDescriptor) -> None:
         if self._declared.get(descriptor.name) != descriptor:
@@ -135,7 +142,7 @@ class TriggerContext:
 
 
 def merge_states(descriptor: StateDescriptor, source: Any, target: Any) -> None:
-    """Add what `source` holds to `target`, and clear it. Raises InvariantError for a kind that can't be merged."""
+    """Add what `source` holds to `target`. Raises InvariantError for a kind that can't be merged."""
     if isinstance(descriptor, ListStateDescriptor):
         target.add_all(source.get())
     elif isinstance(descriptor, ReducingStateDescriptor):
@@ -147,7 +154,6 @@ def merge_states(descriptor: StateDescriptor, source: Any, target: Any) -> None:
             target.update(accumulator if own is None else descriptor.aggregate.merge(own, accumulator))
     else:
         raise InvariantError(f"state {descriptor.name!r} is {descriptor.kind} state, which can't be merged")
-    source.clear()
 
 
 class Trigger:

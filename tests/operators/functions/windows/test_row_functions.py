@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.statebackends.errors import GraphError, InvalidConfigError, UndeclaredStateError, UserFunctionError
+from holdfast.statebackends.backends import keyed
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, StateValueError, UndeclaredStateError, UserFunctionError
 from tests.operators.functions.windows.row_windows import (
     ROWS,
+    SCHEMA,
     Seen,
     batched,
     fitted,
@@ -272,3 +274,55 @@ def test_undeclared_state_of_a_window_is_refused() -> None:
     tested = operator_of(lambda stream: stream.key_by("key").window(hf.Tumbling(10)).process(Asks()))
     with harness_of(tested) as harness, pytest.raises(UndeclaredStateError, match="window_states"):
         take(harness, batched("a1 w9", 1))
+
+
+def test_a_merged_session_leaves_no_timers_of_its_trigger_behind() -> None:
+    case = Case("", hf.Session(10), "", "", trigger=hf.ContinuousEventTimeTrigger(5))
+    with harness_of(made(case)) as harness:
+        take(harness, batched("a0 a4 a8", 1))
+        assert len(timers_of(harness).event) == 2, "the next multiple, and the end of [0, 18)"
+
+
+def test_a_session_has_one_timer_however_long_it_grows() -> None:
+    with harness_of(made(Case("", hf.Session(10), "", ""))) as harness:
+        take(harness, batched(" ".join(f"a{at}" for at in range(0, 1000, 5)), 7))
+        assert len(timers_of(harness).event) == 1
+        harness.watermark(500)
+        assert (len(timers_of(harness).event), results(harness)[0]) == (1, [])
+        harness.watermark(1004)
+        assert fitted(results(harness)[0], "") == "a[0,1005)200@1004"
+        assert len(timers_of(harness).event) == 0
+
+
+@pytest.mark.parametrize(("before", "behind"), [(0, 20), (20, 0)])
+@pytest.mark.parametrize("windows", [hf.Tumbling(10), hf.Session(10)])
+def test_another_lateness_after_a_restore_loses_no_window_and_leaves_no_state(windows: Any, before: int, behind: int) -> None:
+    with harness_of(made(Case("", windows, "", "", lateness=before))) as first:
+        take(first, batched("a1 a4 b3", 1))
+        snapshot = first.snapshot()
+    with harness_of(made(Case("", windows, "", "", lateness=behind)), [snapshot]) as second:
+        take(second, batched("w100", 1))
+        assert sorted((row["key"], len(row["ats"])) for row in second.output.rows()) == [("a", 2), ("b", 1)]
+        state = second.context.keyed_state
+        assert [list(state.keys("window_contents", space)) for space in stored_namespaces(second, "window_contents")] == [[]] * len(
+            stored_namespaces(second, "window_contents")
+        )
+        assert len(timers_of(second).event) == 0
+
+
+def test_a_reduce_without_a_return_names_it_also_where_records_come_together() -> None:
+    tested = operator_of(lambda stream: stream.key_by("key").window(hf.Tumbling(10)).reduce(lambda one, other: None))
+    with harness_of(tested) as harness, pytest.raises(StateValueError, match="does it lack a `return`"):
+        take(harness, batched("a1 a2 a3", 7))
+
+
+def test_windows_that_come_and_go_leave_no_state_tables_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of each ms, and no checkpoint."""
+    monkeypatch.setattr(keyed, "NAMESPACES_MIN", 100)
+    with harness_of(made(Case("", hf.Tumbling(1), "", ""))) as harness:
+        most = 0
+        for at in range(0, 8_000, 4):
+            harness.process([{"key": "a", "at": at + more} for more in range(4)], [at, at + 1, at + 2, at + 3], SCHEMA)
+            harness.watermark(at + 2)
+            most = max(most, len(stored_namespaces(harness, "window_contents")))
+        assert most < 3_500, "some thousand windows are at hand; 8,000 have been there"
