@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.wiring import consumers_of, producers_of
-from holdfast.operators.datastream.graph import Link, StreamEdge, StreamGraph, StreamNode
+from holdfast.operators.datastream.graph import LinkReasons, StreamEdge, StreamGraph, StreamNode
 
 CHAINED = "forward, equal parallelism, one stream"
 """Why a chained link is."""
@@ -52,6 +52,8 @@ class JobLink(msgspec.Struct, frozen=True):
     chained: bool
     reason: str
     """Why it is chained, or why it is not."""
+    combined: str | None = None
+    """Whether records are combined before they travel, or why they aren't; None: nothing in them could be."""
 
 
 class ExplainedVertex(msgspec.Struct, frozen=True):
@@ -100,8 +102,8 @@ class Explained(msgspec.Struct, frozen=True):
     execution_plan: ExecutionPlan
 
 
-def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[tuple[Link, str | None]]) -> Explained:
-    """`links`: all of the job, each with why it is not chained, None if it is."""
+def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[LinkReasons]) -> Explained:
+    """`links`: all of the job."""
     unused = {node.index for node in stream_graph.unused()}
     subtasks = [_subtask(graph, vertex, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)]
     channels = sum(each.last - each.first + 1 for subtask in subtasks for each in subtask.inputs)
@@ -113,7 +115,7 @@ def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[tu
         name=graph.name,
         state_backend=graph.config.state_backend,
         stream_graph=[_stream_node(node, used=node.index not in unused) for node in stream_graph.nodes],
-        job_graph=ExplainedJobGraph(vertices, [_link(link, refusal) for link, refusal in links]),
+        job_graph=ExplainedJobGraph(vertices, list(map(_link, links))),
         execution_plan=ExecutionPlan(graph.slots_required, channels, subtasks),
     )
 
@@ -130,10 +132,11 @@ def _stream_input(edge: StreamEdge) -> StreamInput:
     return StreamInput(edge.source, edge.input_index, partitioning, text, edge.side_output)
 
 
-def _link(link: Link, refusal: str | None) -> JobLink:
+def _link(found: LinkReasons) -> JobLink:
+    link, refusal = found.link, found.refusal
     edge, reason = link.edge, CHAINED if refusal is None else refusal
     partitioning, chained = str(link.partitioning), refusal is None
-    return JobLink(link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason)
+    return JobLink(link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason, found.combined)
 
 
 def _subtask(graph: JobGraph, vertex: JobVertex, subtask: int) -> ExecutionSubtask:
@@ -155,7 +158,7 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     graph that was explained."""
     execution = explained.execution_plan
     lines = [f"job {graph.name}: {len(graph.vertices)} vertices, {execution.slots} slots, {explained.state_backend} state"]
-    lines += _job_graph(graph, {(each.source, each.target, each.input): each.reason for each in explained.job_graph.links})
+    lines += _job_graph(graph, {(each.source, each.target, each.input): each for each in explained.job_graph.links})
     unused = [node.uid or node.name for node in explained.stream_graph if not node.used]
     if unused:
         lines.append(f"not part of the job, since they lead to no sink: {', '.join(unused)}")
@@ -173,7 +176,7 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     return "\n".join(lines)
 
 
-def _job_graph(graph: JobGraph, reasons: Mapping[tuple[str, str, int], str]) -> list[str]:
+def _job_graph(graph: JobGraph, links: Mapping[tuple[str, str, int], JobLink]) -> list[str]:
     numbers = {vertex.vertex_id: number for number, vertex in enumerate(graph.vertices, 1)}
     heads = {vertex.vertex_id: vertex.operators[0].uid for vertex in graph.vertices}
     lines = []
@@ -182,8 +185,9 @@ def _job_graph(graph: JobGraph, reasons: Mapping[tuple[str, str, int], str]) -> 
         depths = _depths(vertex)
         lines += [f"    {'  ' * depths[operator.uid]}{_operator(operator)}" for operator in vertex.operators]
         for edge in graph.outputs(vertex.vertex_id):
-            reason = reasons[edge.source_operator, heads[edge.target], edge.input_index]
-            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {reason}")
+            link = links[edge.source_operator, heads[edge.target], edge.input_index]
+            combined = f"; {link.combined}" if link.combined else ""
+            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {link.reason}{combined}")
     return lines
 
 
