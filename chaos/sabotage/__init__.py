@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.chaos.sabotage.channels import SABOTAGES as CHANNELS
+from holdfast.chaos.sabotage.combining import SABOTAGES as COMBINING
 from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
 from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
@@ -28,7 +29,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, COMBINING, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area
