@@ -84,8 +84,8 @@ def _extreme_of_integers(aggregate: ColumnAggregate, source: pa.DataType) -> Par
 
 
 def is_exact(aggregate: ColumnAggregate) -> bool:
-    """Whether some of its values, folded by themselves, can be merged at any time with the same result; `merge` then takes slots that
-    repeat. Sums of floats go by the order of addition; what keeps values as they are, such as count_distinct, gains nothing."""
+    """Whether some of its values, folded by themselves, can be merged at any time with the same result; `merge` then takes slots
+    that repeat. Sums of floats go by the order of addition; what keeps values as they are, as count_distinct, gains nothing."""
     source = aggregate.input_type
     match aggregate.function:
         case "count":

@@ -168,7 +168,7 @@ def test_other_formats_and_broken_graphs_are_refused() -> None:
 def test_links_say_whether_records_are_combined(
     parallelism: int, settings: dict[str, Any], aggregates: dict[str, Aggregate], expected: str
 ) -> None:
-    stream = source(parallelism, **settings).key_by("carrier").aggregate(**aggregates).uid("totals")
+    stream = source(parallelism, **settings).key_by("carrier").aggregate(emit="changes", **aggregates).uid("totals")
     found = explained(stream)["job_graph"]["links"]
     assert {each["target"]: each["combined"] for each in found} == {"totals": expected, "out": None}
     assert f"; not chained: partitioned: hash; {expected}" in stream.environment.explain()
