@@ -190,11 +190,14 @@ class OutputGate:
         partitioner: Partitioner,
         settings: OutputSettings,
         combiner: Combiner | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
+        """`columns`: those that the consumers read; None: all."""
         self.edge_id = edge_id
         self.producer = producer
         self._partitioner = partitioner
         self._combiner = combiner
+        self._columns = columns
         self._settings = settings
         self._channels = [
             OutputChannel(ChannelId(edge_id, producer, consumer), attempt=attempt, settings=settings) for consumer in consumers
@@ -206,6 +209,8 @@ class OutputGate:
 
     def emit(self, batch: Batch, *, now_ms: int) -> None:
         """Partition and queue a batch. Never refuses: one call may overshoot the high-water mark, the next step waits."""
+        if self._columns is not None:
+            batch = batch.select(self._columns)
         if self._combiner is None:
             self._deal(batch, now_ms)
         else:

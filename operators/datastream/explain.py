@@ -54,6 +54,8 @@ class JobLink(msgspec.Struct, frozen=True):
     """Why it is chained, or why it is not."""
     combined: str | None = None
     """Whether records are combined before they travel, or why they aren't; None: nothing in them could be."""
+    columns: tuple[str, ...] | None = None
+    """Those that are sent; None: all."""
 
 
 class ExplainedVertex(msgspec.Struct, frozen=True):
@@ -102,8 +104,11 @@ class Explained(msgspec.Struct, frozen=True):
     execution_plan: ExecutionPlan
 
 
-def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[LinkReasons]) -> Explained:
-    """`links`: all of the job."""
+def explain_graph(
+    stream_graph: StreamGraph, graph: JobGraph, links: Sequence[LinkReasons], columns: Mapping[int, tuple[str, ...]]
+) -> Explained:
+    """`links`: all of the job. `columns`: those that an edge sends, of edges that do not send all."""
+    sent = {_end(edge.source_operator, graph.vertex(edge.target), edge): columns.get(edge.edge_id) for edge in graph.edges}
     unused = {node.index for node in stream_graph.unused()}
     subtasks = [_subtask(graph, vertex, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)]
     channels = sum(each.last - each.first + 1 for subtask in subtasks for each in subtask.inputs)
@@ -115,7 +120,7 @@ def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[Li
         name=graph.name,
         state_backend=graph.config.state_backend,
         stream_graph=[_stream_node(node, used=node.index not in unused) for node in stream_graph.nodes],
-        job_graph=ExplainedJobGraph(vertices, list(map(_link, links))),
+        job_graph=ExplainedJobGraph(vertices, [_link(each, sent) for each in links]),
         execution_plan=ExecutionPlan(graph.slots_required, channels, subtasks),
     )
 
@@ -132,11 +137,18 @@ def _stream_input(edge: StreamEdge) -> StreamInput:
     return StreamInput(edge.source, edge.input_index, partitioning, text, edge.side_output)
 
 
-def _link(found: LinkReasons) -> JobLink:
+def _end(source: str, target: JobVertex, edge: JobEdge) -> tuple[str, str, int]:
+    return source, target.operators[0].uid, edge.input_index
+
+
+def _link(found: LinkReasons, sent: Mapping[tuple[str, str, int], tuple[str, ...] | None]) -> JobLink:
     link, refusal = found.link, found.refusal
     edge, reason = link.edge, CHAINED if refusal is None else refusal
     partitioning, chained = str(link.partitioning), refusal is None
-    return JobLink(link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason, found.combined)
+    columns = sent.get((link.source, link.target, edge.input_index))
+    return JobLink(
+        link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason, found.combined, columns
+    )
 
 
 def _subtask(graph: JobGraph, vertex: JobVertex, subtask: int) -> ExecutionSubtask:
@@ -187,7 +199,8 @@ def _job_graph(graph: JobGraph, links: Mapping[tuple[str, str, int], JobLink]) -
         for edge in graph.outputs(vertex.vertex_id):
             link = links[edge.source_operator, heads[edge.target], edge.input_index]
             combined = f"; {link.combined}" if link.combined else ""
-            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {link.reason}{combined}")
+            columns = f"; sends {', '.join(link.columns)}" if link.columns else ""
+            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {link.reason}{combined}{columns}")
     return lines
 
 

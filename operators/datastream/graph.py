@@ -25,6 +25,7 @@ from holdfast.barriers.partition import Combining, SubtaskFunction
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Sink, Source
+from holdfast.operators.datastream.used_columns import with_used_columns
 from holdfast.operators.functions.partitioning import CustomPartitioning
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import Selector
@@ -249,7 +250,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
     )
     job_graph = JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None)
     aligned_operators(job_graph)
-    return JobPlan(
+    plan = JobPlan(
         graph=job_graph,
         operators={node.uid: node.operator for node in placed if node.operator is not None},
         sources={node.uid: node.source for node in placed if node.source is not None},
@@ -258,6 +259,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         partitionings=partitionings,
         combinings=combinings,
     )
+    return with_used_columns(plan)
 
 
 def links_with_reasons(graph: StreamGraph, config: JobConfig, parallelism: int, *, chaining: bool) -> list[LinkReasons]:

@@ -162,6 +162,23 @@ def state_columns(
     return found
 
 
+def columns_of(descriptor: ColumnarStateDescriptor, key: Sequence[str] | None) -> frozenset[str] | None:
+    """Columns that the aggregates read, and the key; None: all, since a function reads what it likes."""
+    if key is None:
+        return None
+    names = set(key)
+    for aggregate in descriptor.aggregates:
+        names |= {name for name in (aggregate.column, aggregate.by) if name is not None}
+        where = aggregate.where
+        if isinstance(where, str):
+            names.add(where)
+        elif isinstance(where, expressions.Predicate):
+            names |= set(where.columns)
+        elif where is not None:
+            return None
+    return frozenset(names)
+
+
 def close_selections(descriptor: ColumnarStateDescriptor) -> None:
     """Let go of what the conditions of the aggregates are evaluated with."""
     for aggregate in descriptor.aggregates:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.partition import Combining
 from holdfast.operators.base import Operator
-from holdfast.operators.functions.aggregates import close_selections, result_fields
+from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields
 from holdfast.operators.functions.combining import combining_of, count_records, fold
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
@@ -30,6 +30,9 @@ class RunningAggregateOperator(Operator):
         keys = zip(selector.names, selector.key_type.arrow_types, strict=True)
         fields = [*(pa.field(name, data_type, nullable=False) for name, data_type in keys), *result_fields(descriptor)]
         self.output_type = RowType(pa.schema(fields))
+
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        return columns_of(self.descriptor, self.selector.columns)
 
     def combining(self) -> Combining | str:
         return combining_of(self.descriptor, self.selector)

@@ -214,6 +214,7 @@ class SubtaskBuilder:
                 consumers=output.consumers,
                 partitioner=_partitioner(plan, output, graph.vertex(output.edge.target), key.subtask),
                 settings=settings,
+                columns=plan.columns.get(output.edge.edge_id),
                 combiner=_combiner(plan, output, graph.vertex(output.edge.target)),
             )
             chain.node(output.edge.source_operator).attach(EdgeOutput(gate, self._ports.clock), output.edge.tag)

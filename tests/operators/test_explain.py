@@ -171,6 +171,8 @@ def test_links_say_whether_records_are_combined(
     stream = source(parallelism, **settings).key_by("carrier").aggregate(emit="changes", **aggregates).uid("totals")
     found = explained(stream)["job_graph"]["links"]
     assert {each["target"]: each["combined"] for each in found} == {"totals": expected, "out": None}
-    assert f"; not chained: partitioned: hash; {expected}" in stream.environment.explain()
+    sent = ["carrier", *("delay" for each in aggregates.values() if each.column)]
+    assert [each["columns"] for each in found] == [sent, None]
+    assert f"; not chained: partitioned: hash; {expected}; sends {', '.join(sent)}" in stream.environment.explain()
     plan = stream.environment.build()
     assert set(plan.combinings) == ({0} if expected.startswith("combined") else set())

@@ -16,7 +16,7 @@ import pyarrow as pa
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
 from holdfast.operators.base import Operator
-from holdfast.operators.functions.aggregates import close_selections, result_fields
+from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
@@ -79,6 +79,9 @@ class ColumnarWindowOperator(Operator):
                 *result_fields(self.descriptor),
             ]
         )
+
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        return None if self.late_tag else columns_of(self.descriptor, self.selector.columns)
 
     def combining(self) -> Combining | str:
         return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
