@@ -119,7 +119,7 @@ def test_the_job_runs_on_them_and_its_results_are_those_of_all_columns(combine: 
         for number in range(40, 60):
             feed.add({"key": number % 3, "price": number, "note": "x"}, at=number)
         feed.end()
-        found = sorted((time // 10, row["key"], row["n"], row["total"]) for row, time in out.take())
+        found = sorted(((time or 0) // 10, row["key"], row["n"], row["total"]) for row, time in out.take())
     expected: dict[tuple[int, int], list[int]] = {}
     for number in range(60):
         expected.setdefault((number // 10, number % 3), []).append(number)
