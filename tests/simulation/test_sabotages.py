@@ -84,8 +84,6 @@ SCENES = {
     "forgotten_refire": Scene("late_windows"),
     "hasty_forgetting": Scene("late_windows", first=3),
     "lost_late_records": Scene("late_windows", first=2),
-    "hasty_forgetting": Scene("late_windows"),
-    "lost_late_records": Scene("late_windows"),
     "overtaken_by_barrier": Scene("windows", first=4),
     "overtaken_by_watermark": Scene("windows", first=7),
     "combined_twice": Scene("windows", first=2),
