@@ -80,6 +80,7 @@ class Environment(BaseEnvironment):
     row_table_bytes_max (268435456): rows of a row table (joins, top-N, window buffers) in memory; more are in mapped files.
     auto_watermark_interval_ms (0): time between two watermarks of a strategy; 0: behind each batch that raises it.
     latency_tracking_interval_ms (0): time between two latency markers of a source's subtask; 0: none.
+    combine_aggregates (True): combine records of columnar aggregates before an exchange, where it pays.
 
     Raises InvalidConfigError on a setting that is unknown, of a wrong type or out of bounds."""
 

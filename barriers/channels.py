@@ -15,7 +15,7 @@ from holdfast.barriers.credits import CreditAnnouncement, SenderCredit
 from holdfast.barriers.elements import Batch, Element, ElementEvent, LatencyMarker, Watermark
 from holdfast.barriers.frames import AnyFrame, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameKind, LastSequence
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.barriers.partition import Partitioner
+from holdfast.barriers.partition import Combiner, Partitioner
 from holdfast.statebackends.errors import InvariantError, ProtocolError
 
 HIGH_WATER_ELEMENTS = 1_000
@@ -189,10 +189,15 @@ class OutputGate:
         consumers: Sequence[int],
         partitioner: Partitioner,
         settings: OutputSettings,
+        combiner: Combiner | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
+        """`columns`: those that the consumers read; None: all."""
         self.edge_id = edge_id
         self.producer = producer
         self._partitioner = partitioner
+        self._combiner = combiner
+        self._columns = columns
         self._settings = settings
         self._channels = [
             OutputChannel(ChannelId(edge_id, producer, consumer), attempt=attempt, settings=settings) for consumer in consumers
@@ -204,19 +209,43 @@ class OutputGate:
 
     def emit(self, batch: Batch, *, now_ms: int) -> None:
         """Partition and queue a batch. Never refuses: one call may overshoot the high-water mark, the next step waits."""
-        for index, part in self._partitioner.split(batch):
-            self._channels[index].add(part, now_ms=now_ms)
+        if self._columns is not None:
+            batch = batch.select(self._columns)
+        if self._combiner is None:
+            self._deal(batch, now_ms)
+        else:
+            self._queue(self._combiner.add(batch, now_ms=now_ms), now_ms)
         self.records_out += batch.num_rows
 
     def broadcast_event(self, event: ElementEvent) -> None:
         """An event to every channel, behind all that was emitted before."""
+        if self._combiner is None:
+            self._repeat(event)
+        else:
+            self._queue(self._combiner.event(event), 0)
+
+    def _deal(self, batch: Batch, now_ms: int) -> None:
+        for index, part in self._partitioner.split(batch):
+            self._channels[index].add(part, now_ms=now_ms)
+
+    def _repeat(self, event: ElementEvent) -> None:
         for channel in self._channels:
             channel.add_event(event)
+
+    def _queue(self, elements: Sequence[Element], now_ms: int) -> None:
+        """What a combiner lets go."""
+        for element in elements:
+            if isinstance(element, Batch):
+                self._deal(element, now_ms)
+            else:
+                self._repeat(element)
 
     def forward_marker(self, marker: LatencyMarker) -> None:
         """A marker to one channel, each in turn, behind all that was emitted to it before.
 
         To all of them each exchange would multiply it by the parallelism. Source: Flink, RecordWriter.randomEmit."""
+        if self._combiner is not None:
+            self._queue(self._combiner.flush(), 0)
         self._channels[self._markers % len(self._channels)].add_event(marker)
         self._markers += 1
 
@@ -240,6 +269,8 @@ class OutputGate:
     @property
     def is_drained(self) -> bool:
         """True when everything emitted has left."""
+        if self._combiner is not None and self._combiner.since_ms is not None:
+            return False
         for channel in self._channels:  # noqa: SIM110 - as above
             if not channel.is_drained:
                 return False
@@ -247,14 +278,21 @@ class OutputGate:
 
     @property
     def pending_bytes(self) -> int:
-        return sum(channel.pending_bytes for channel in self._channels)
+        held = 0 if self._combiner is None else self._combiner.size
+        return held + sum(channel.pending_bytes for channel in self._channels)
 
     def next_flush_ms(self) -> int | None:
         """When `flush` has something to do next."""
-        return min((due for channel in self._channels if (due := channel.flush_due_ms) is not None), default=None)
+        dues = [due for channel in self._channels if (due := channel.flush_due_ms) is not None]
+        if self._combiner is not None and self._combiner.since_ms is not None:
+            dues.append(self._combiner.since_ms + self._settings.buffer_timeout_ms)
+        return min(dues, default=None)
 
     def flush(self, now_ms: int) -> None:
         """Let small batches go that have waited for the buffer timeout."""
+        since_ms = None if self._combiner is None else self._combiner.since_ms
+        if since_ms is not None and since_ms + self._settings.buffer_timeout_ms <= now_ms:
+            self._release()
         for channel in self._channels:
             due = channel.flush_due_ms
             if due is not None and due <= now_ms:
@@ -262,6 +300,15 @@ class OutputGate:
 
     def flush_all(self) -> None:
         """Let all small batches go: the worker is idle."""
+        if self._combiner is not None:
+            self._release()
+        for channel in self._channels:
+            channel.flush()
+
+    def _release(self) -> None:
+        """What is combined goes, and does not wait once more to be merged with others."""
+        assert self._combiner is not None
+        self._queue(self._combiner.flush(), 0)
         for channel in self._channels:
             channel.flush()
 

@@ -114,6 +114,12 @@ class Batch:
         rows = None if self._rows is None else list(compress(self._rows, mask.tolist()))
         return self._like(columns, rows, stamps)
 
+    def select(self, names: Sequence[str]) -> Batch:
+        """The same records with some of their columns; as rows they are dicts. Rows that are no columns yet stay as they are."""
+        if self._columns is None:
+            return self
+        return Batch(columns=self._columns.select(list(names)), timestamps=self.timestamps, producer=self.producer)
+
     def unshared(self) -> Batch:
         """The same records with rows of its own, for one of several consumers: a function that changes its row in place
         must not be seen by the others. Columns are immutable and stay shared."""

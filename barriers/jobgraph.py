@@ -341,6 +341,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Time between two watermarks of a watermark strategy. 0: behind each batch that raises it."""
     latency_tracking_interval_ms: int = 0
     """Time between two latency markers of a source's subtask; the subtasks behind it measure how long they took. 0: no markers."""
+    combine_aggregates: bool = True
+    """Whether records of columnar aggregates are combined by key and window before an exchange, where it pays and the results are
+    the same. A combined row waits `buffer_timeout_ms` at most."""
 
     @property
     def is_incremental(self) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.barriers.elements import Batch
+from holdfast.barriers.elements import Batch, Element, ElementEvent
 from holdfast.barriers.jobgraph import JobEdge, Partitioning
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.keygroups import check_parallelism, subtasks_of_key_groups
@@ -178,6 +178,36 @@ class SelectorPartitioner:
             return ((0, batch),)
         groups = self._selector.keys(batch, max_parallelism=self._max_parallelism, operator=self._operator).key_groups
         return split_by_subtask(batch, subtasks_of_key_groups(groups, self._max_parallelism, self._parallelism), self._parallelism)
+
+
+class Combiner(Protocol):
+    """Makes fewer rows of those that one producer subtask sends over a HASH edge, before they are dealt to channels.
+
+    It may hold rows back, and one watermark behind them; what a call returns travels now, in order."""
+
+    @property
+    def since_ms(self) -> int | None:
+        """When the first of the rows held came; None: nothing is held."""
+
+    @property
+    def size(self) -> int:
+        """Bytes held, at most."""
+
+    def add(self, batch: Batch, *, now_ms: int) -> Sequence[Element]:
+        """Take a batch of at least one row. Raises the errors of the target's selector and aggregates."""
+
+    def event(self, event: ElementEvent) -> Sequence[Element]:
+        """Take an event: behind what is held, which only a watermark may wait with."""
+
+    def flush(self) -> Sequence[Element]:
+        """Hold nothing any more."""
+
+
+class Combining(Protocol):
+    """How the rows of an edge are combined; picklable."""
+
+    def combiner(self, *, max_parallelism: int, operator: str) -> Combiner:
+        """That of one producer subtask. `max_parallelism` and `operator` (uid): of the edge's target."""
 
 
 def split_by_subtask(batch: Batch, subtasks: npt.NDArray[np.int32], parallelism: int) -> Parts:

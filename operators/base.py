@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from holdfast.barriers.jobgraph import JobGraph
-    from holdfast.barriers.partition import KeySelector, SubtaskFunction
+    from holdfast.barriers.partition import Combining, KeySelector, SubtaskFunction
     from holdfast.statebackends.storage.port import Flow, Storage
 
 
@@ -209,6 +209,18 @@ class Operator:
         """Every state the operator will ask for; listed in the graph's JSON."""
         return ()
 
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        """Columns of its only input that it reads, or passes on, to make these columns of its output. None: all, of both.
+
+        Others may be missing in the batches that it gets, whatever the declared columns are."""
+        return None
+
+    def combining(self) -> Combining | str | None:
+        """How the rows of its first input can be combined before an exchange, which it then takes as well as the rows themselves.
+
+        A text says why they can't; None: there is nothing in them that could be."""
+        return None
+
     def setup(self, context: OperatorContext, output: Output) -> None:
         self.context = context
         self.output = output
@@ -394,3 +406,7 @@ class JobPlan:
     """edge id -> pa.Schema or None."""
     partitionings: dict[int, SubtaskFunction] = field(default_factory=dict)
     """edge id -> the user's function of a CUSTOM edge."""
+    combinings: dict[int, Combining] = field(default_factory=dict)
+    """edge id -> how its rows are combined before they travel."""
+    columns: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """edge id -> the columns that are sent, where not all of them are read."""

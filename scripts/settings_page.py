@@ -113,6 +113,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "channel_credit_batches",
         "step_budget_ms",
         "auto_watermark_interval_ms",
+        "combine_aggregates",
         "latency_tracking_interval_ms",
     ),
 }

@@ -495,6 +495,11 @@ class ColumnarState(Protocol):
     def find(self, keys: KeyColumn, namespace: int) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
         """Rows of those keys, ascending, that have a row in the namespace, and the results of each aggregate for them."""
 
+    def merge(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64] | int, parts: Sequence[pa.Array]) -> None:
+        """Aggregate rows that stand for several records each: all accumulator parts, as a snapshot has them. Keys may repeat.
+
+        Only of aggregates that `accumulators.is_exact` allows. Raises StateOverflowError."""
+
     def namespaces(self) -> list[int]:
         """Namespaces that hold rows, ascending."""
 

@@ -32,7 +32,7 @@ def _cleans_what_has_fired(original: Any) -> Any:
 
 def _counts_alone(original: Any) -> Any:
     def take_late(self: ColumnarWindowOperator, batch: Batch, is_late: npt.NDArray[np.bool_]) -> None:
-        self._count_late(self._stamps(batch.filter(is_late)))
+        self._count_late(batch.filter(is_late))
 
     return take_late
 

@@ -19,7 +19,7 @@ def draw_settings(rng: random.Random, interval_ms: tuple[int, int] = (50, 300)) 
     """Fields of a JobConfig; the checkpoint interval lies within `interval_ms`, both ends included."""
     concurrent = rng.choice((1, 1, 1, 2, 3))
     pause_ms = rng.choice((0, 0, 20, 80))
-    return {
+    settings = {
         "checkpoint_interval_ms": rng.randint(*interval_ms),
         "checkpoint_timeout_ms": rng.choice((2_000, 3_000, 5_000)),
         "min_pause_ms": pause_ms if concurrent == 1 else 0,
@@ -40,6 +40,8 @@ def draw_settings(rng: random.Random, interval_ms: tuple[int, int] = (50, 300)) 
         "reconcile_timeout_ms": 1_000,
         "cancellation_timeout_ms": 5_000,
     }
+    # not a draw of its own, so that older seeds keep their meaning
+    return {**settings, "combine_aggregates": settings["heartbeat_timeout_ms"] != 1_500}
 
 
 def draw_pace(rng: random.Random, rows: int) -> tuple[float, int]:

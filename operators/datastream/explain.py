@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.wiring import consumers_of, producers_of
-from holdfast.operators.datastream.graph import Link, StreamEdge, StreamGraph, StreamNode
+from holdfast.operators.datastream.graph import LinkReasons, StreamEdge, StreamGraph, StreamNode
 
 CHAINED = "forward, equal parallelism, one stream"
 """Why a chained link is."""
@@ -52,6 +52,10 @@ class JobLink(msgspec.Struct, frozen=True):
     chained: bool
     reason: str
     """Why it is chained, or why it is not."""
+    combined: str | None = None
+    """Whether records are combined before they travel, or why they aren't; None: nothing in them could be."""
+    columns: tuple[str, ...] | None = None
+    """Those that are sent; None: all."""
 
 
 class ExplainedVertex(msgspec.Struct, frozen=True):
@@ -100,8 +104,11 @@ class Explained(msgspec.Struct, frozen=True):
     execution_plan: ExecutionPlan
 
 
-def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[tuple[Link, str | None]]) -> Explained:
-    """`links`: all of the job, each with why it is not chained, None if it is."""
+def explain_graph(
+    stream_graph: StreamGraph, graph: JobGraph, links: Sequence[LinkReasons], columns: Mapping[int, tuple[str, ...]]
+) -> Explained:
+    """`links`: all of the job. `columns`: those that an edge sends, of edges that do not send all."""
+    sent = {_end(edge.source_operator, graph.vertex(edge.target), edge): columns.get(edge.edge_id) for edge in graph.edges}
     unused = {node.index for node in stream_graph.unused()}
     subtasks = [_subtask(graph, vertex, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)]
     channels = sum(each.last - each.first + 1 for subtask in subtasks for each in subtask.inputs)
@@ -113,7 +120,7 @@ def explain_graph(stream_graph: StreamGraph, graph: JobGraph, links: Sequence[tu
         name=graph.name,
         state_backend=graph.config.state_backend,
         stream_graph=[_stream_node(node, used=node.index not in unused) for node in stream_graph.nodes],
-        job_graph=ExplainedJobGraph(vertices, [_link(link, refusal) for link, refusal in links]),
+        job_graph=ExplainedJobGraph(vertices, [_link(each, sent) for each in links]),
         execution_plan=ExecutionPlan(graph.slots_required, channels, subtasks),
     )
 
@@ -130,10 +137,18 @@ def _stream_input(edge: StreamEdge) -> StreamInput:
     return StreamInput(edge.source, edge.input_index, partitioning, text, edge.side_output)
 
 
-def _link(link: Link, refusal: str | None) -> JobLink:
+def _end(source: str, target: JobVertex, edge: JobEdge) -> tuple[str, str, int]:
+    return source, target.operators[0].uid, edge.input_index
+
+
+def _link(found: LinkReasons, sent: Mapping[tuple[str, str, int], tuple[str, ...] | None]) -> JobLink:
+    link, refusal = found.link, found.refusal
     edge, reason = link.edge, CHAINED if refusal is None else refusal
     partitioning, chained = str(link.partitioning), refusal is None
-    return JobLink(link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason)
+    columns = sent.get((link.source, link.target, edge.input_index))
+    return JobLink(
+        link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason, found.combined, columns
+    )
 
 
 def _subtask(graph: JobGraph, vertex: JobVertex, subtask: int) -> ExecutionSubtask:
@@ -155,7 +170,7 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     graph that was explained."""
     execution = explained.execution_plan
     lines = [f"job {graph.name}: {len(graph.vertices)} vertices, {execution.slots} slots, {explained.state_backend} state"]
-    lines += _job_graph(graph, {(each.source, each.target, each.input): each.reason for each in explained.job_graph.links})
+    lines += _job_graph(graph, {(each.source, each.target, each.input): each for each in explained.job_graph.links})
     unused = [node.uid or node.name for node in explained.stream_graph if not node.used]
     if unused:
         lines.append(f"not part of the job, since they lead to no sink: {', '.join(unused)}")
@@ -173,7 +188,7 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     return "\n".join(lines)
 
 
-def _job_graph(graph: JobGraph, reasons: Mapping[tuple[str, str, int], str]) -> list[str]:
+def _job_graph(graph: JobGraph, links: Mapping[tuple[str, str, int], JobLink]) -> list[str]:
     numbers = {vertex.vertex_id: number for number, vertex in enumerate(graph.vertices, 1)}
     heads = {vertex.vertex_id: vertex.operators[0].uid for vertex in graph.vertices}
     lines = []
@@ -182,8 +197,10 @@ def _job_graph(graph: JobGraph, reasons: Mapping[tuple[str, str, int], str]) -> 
         depths = _depths(vertex)
         lines += [f"    {'  ' * depths[operator.uid]}{_operator(operator)}" for operator in vertex.operators]
         for edge in graph.outputs(vertex.vertex_id):
-            reason = reasons[edge.source_operator, heads[edge.target], edge.input_index]
-            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {reason}")
+            link = links[edge.source_operator, heads[edge.target], edge.input_index]
+            combined = f"; {link.combined}" if link.combined else ""
+            columns = f"; sends {', '.join(link.columns)}" if link.columns else ""
+            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {link.reason}{combined}{columns}")
     return lines
 
 

@@ -21,10 +21,11 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
-from holdfast.barriers.partition import SubtaskFunction
+from holdfast.barriers.partition import Combining, SubtaskFunction
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Sink, Source
+from holdfast.operators.datastream.used_columns import with_used_columns
 from holdfast.operators.functions.partitioning import CustomPartitioning
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import Selector
@@ -182,6 +183,17 @@ class Link:
     """As the user wrote it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LinkReasons:
+    """What becomes of a link, and why."""
+
+    link: Link
+    refusal: str | None
+    """Why it is an exchange; None: it is chained."""
+    combined: str | None
+    """Whether records are combined before they travel, and if not why; None: nothing in them could be."""
+
+
 @dataclass
 class Chain:
     """Operators of one vertex, in data order; a tree, given by its edges."""
@@ -207,6 +219,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
     edges: list[JobEdge] = []
     schemas: dict[int, Any] = {}
     partitionings: dict[int, SubtaskFunction] = {}
+    combinings: dict[int, Combining] = {}
     by_uid = {node.uid: node for node in placed}
     chained = {pair for chain in chains for pair in chain.edges}
     for link in links:
@@ -219,6 +232,9 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         schemas[edge_id] = rows.schema
         if link.edge.custom is not None:
             partitionings[edge_id] = link.edge.custom
+        combining = combining_of_link(link, source, by_uid[link.target], config)
+        if combining is not None and not isinstance(combining, str):
+            combinings[edge_id] = combining
         edges.append(_job_edge(edge_id, link, vertex_of))
     vertices = tuple(
         JobVertex(
@@ -234,23 +250,49 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
     )
     job_graph = JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None)
     aligned_operators(job_graph)
-    return JobPlan(
+    plan = JobPlan(
         graph=job_graph,
         operators={node.uid: node.operator for node in placed if node.operator is not None},
         sources={node.uid: node.source for node in placed if node.source is not None},
         selectors=_selectors(placed, links),
         schemas=schemas,
         partitionings=partitionings,
+        combinings=combinings,
     )
+    return with_used_columns(plan)
 
 
-def links_with_reasons(
-    graph: StreamGraph, config: JobConfig, parallelism: int, *, chaining: bool
-) -> list[tuple[Link, str | None]]:
-    """All links of the job, each with why it is an exchange; None: it is chained. Raises GraphError."""
+def links_with_reasons(graph: StreamGraph, config: JobConfig, parallelism: int, *, chaining: bool) -> list[LinkReasons]:
+    """All links of the job with the reasons for what becomes of them. Raises GraphError."""
     placed = _place(graph, config, parallelism)
     links = _links(placed)
-    return list(zip(links, chaining_refusals(placed, links, chaining=chaining), strict=True))
+    by_uid = {node.uid: node for node in placed}
+    return [
+        LinkReasons(link, refusal, _combined(combining_of_link(link, by_uid[link.source], by_uid[link.target], config)))
+        for link, refusal in zip(links, chaining_refusals(placed, links, chaining=chaining), strict=True)
+    ]
+
+
+def _combined(combining: Combining | str | None) -> str | None:
+    if combining is None:
+        return None
+    return f"not combined: {combining}" if isinstance(combining, str) else "combined by key and window where it pays"
+
+
+def combining_of_link(link: Link, source: PlacedNode, target: PlacedNode, config: JobConfig) -> Combining | str | None:
+    """How records of a link are combined before they travel, or why they aren't; None: there is nothing that could be.
+
+    An operator with side outputs may have to pass on what is late as it came."""
+    if link.partitioning is not Partitioning.HASH or link.edge.input_index or target.operator is None:
+        return None
+    combining = target.operator.combining()
+    if combining is None or isinstance(combining, str):
+        return combining
+    if not config.combine_aggregates:
+        return "combine_aggregates is off"
+    if source.parallelism == target.parallelism == 1:
+        return "parallelism 1"
+    return "the operator has side outputs" if target.side_outputs else combining
 
 
 # --------------------------------------------------------------------------------------------------- nodes, with identity

@@ -49,6 +49,7 @@ class Settings(TypedDict, total=False):
     row_table_bytes_max: int
     auto_watermark_interval_ms: int
     latency_tracking_interval_ms: int
+    combine_aggregates: bool
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:

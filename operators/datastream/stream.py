@@ -18,7 +18,7 @@ from holdfast.barriers.jobgraph import Partitioning
 from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
-from holdfast.operators.functions.aggregates import Aggregate, RunningAggregateOperator, columnar_descriptor
+from holdfast.operators.functions.aggregates import Aggregate, columnar_descriptor
 from holdfast.operators.functions.async_map import AsyncMapOperator, RetryStrategy, check_async_settings
 from holdfast.operators.functions.broadcast import (
     BroadcastProcessFunction,
@@ -55,6 +55,7 @@ from holdfast.operators.functions.process import (
     StatefulFunction,
 )
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapBatchesOperator, MapOperator
+from holdfast.operators.functions.running_aggregates import RunningAggregateOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_type, declared_type, merged_type, undeclared_error
 from holdfast.operators.functions.selectors import Key, Selector, key_selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, declared_side_outputs, tag_name

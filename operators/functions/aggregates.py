@@ -1,6 +1,4 @@
-"""Aggregates of windows and running aggregates, as users write them: `flights=hf.count(), worst=hf.max("delay")`.
-
-Running aggregates per key, over columns: one row of accumulators per key, for the life of the job."""
+"""Aggregates of windows and running aggregates, as users write them: `flights=hf.count(), worst=hf.max("delay")`."""
 
 from __future__ import annotations
 
@@ -14,16 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.barriers.elements import Batch
-from holdfast.operators.base import Operator
 from holdfast.operators.functions import expressions
 from holdfast.operators.functions.predicates import Selection, Where, rows_where, selection
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.selectors import Selector
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.columnar.parts import Values
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
-from holdfast.statebackends.state import ColumnAggregate, ColumnarState, ColumnarStateDescriptor, StateDescriptor
+from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +162,23 @@ def state_columns(
     return found
 
 
+def columns_of(descriptor: ColumnarStateDescriptor, key: Sequence[str] | None) -> frozenset[str] | None:
+    """Columns that the aggregates read, and the key; None: all, since a function reads what it likes."""
+    if key is None:
+        return None
+    names = set(key)
+    for aggregate in descriptor.aggregates:
+        names |= {name for name in (aggregate.column, aggregate.by) if name is not None}
+        where = aggregate.where
+        if isinstance(where, str):
+            names.add(where)
+        elif isinstance(where, expressions.Predicate):
+            names |= set(where.columns)
+        elif where is not None:
+            return None
+    return frozenset(names)
+
+
 def close_selections(descriptor: ColumnarStateDescriptor) -> None:
     """Let go of what the conditions of the aggregates are evaluated with."""
     for aggregate in descriptor.aggregates:
@@ -185,45 +197,3 @@ def _values(aggregate: ColumnAggregate, columns: pa.RecordBatch, mask: npt.NDArr
 
 def _plain(array: pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-
-
-_NAMESPACE = 0
-
-
-class RunningAggregateOperator(Operator):
-    """Folds each batch in. With `emits_changes` the new rows of the keys in a batch follow it, each key once."""
-
-    def __init__(
-        self, descriptor: ColumnarStateDescriptor, selector: Selector, input_type: RowType, *, emits_changes: bool
-    ) -> None:
-        self.descriptor = descriptor
-        self.selector = selector
-        self.input_type = input_type
-        self.emits_changes = emits_changes
-        keys = zip(selector.names, selector.key_type.arrow_types, strict=True)
-        fields = [*(pa.field(name, data_type, nullable=False) for name, data_type in keys), *result_fields(descriptor)]
-        self.output_type = RowType(pa.schema(fields))
-
-    def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.descriptor,)
-
-    def open(self) -> None:
-        self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
-
-    def close(self) -> None:
-        close_selections(self.descriptor)
-
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        if not batch.num_rows:
-            return
-        keys = self.selector.keys(
-            batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
-        )
-        context = self.context
-        values = state_columns(self.descriptor, batch.columns(), operator=context.uid, subtask=context.subtask)
-        self._state.update(keys, _NAMESPACE, values, batch.timestamps)
-        if self.emits_changes:
-            rows = self._state.rows_of(keys, _NAMESPACE)
-            columns = pa.RecordBatch.from_arrays(rows.columns, schema=self.output_type.schema)
-            stamps = None if batch.timestamps is None else np.full(rows.num_rows, batch.timestamps.max(), np.int64)
-            self.output.collect(Batch(columns=columns, timestamps=stamps))

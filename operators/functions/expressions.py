@@ -302,6 +302,9 @@ class SelectOperator(ExpressionOperator):
         self._taken = list(taken)
         self.output_type = output_type
 
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        return frozenset((*self._taken, *self.expressions.columns))
+
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:
             return
@@ -316,6 +319,9 @@ class SelectOperator(ExpressionOperator):
 
 class ConditionOperator(ExpressionOperator):
     """Keeps the rows that meet a condition."""
+
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        return None if wanted is None else wanted | frozenset(self.expressions.columns)
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:

@@ -7,8 +7,8 @@ nor rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -177,7 +177,8 @@ class StripeCursor:
 
 BATCH_ROWS = 65_536
 
-MakeBatch = Callable[[npt.NDArray[np.int64]], pa.RecordBatch]
+MakeBatch = Callable[..., pa.RecordBatch]
+"""Of indices, and with `takes_columns` of names."""
 
 
 @dataclass
@@ -185,7 +186,8 @@ class GeneratorSource:
     """Generates `rows` records; `make_batch(indices)` must depend on the indices alone, and be picklable.
 
     rows_per_second: of the whole source, shared equally by its subtasks; None for full speed. Rows with an index below
-    `unpaced_rows` are not paced, so that a job can load its state at full speed first."""
+    `unpaced_rows` are not paced, so that a job can load its state at full speed first. With `takes_columns` the function is called
+    `make_batch(indices, names)`, and makes these columns alone: those that the job reads."""
 
     make_batch: MakeBatch
     rows: int
@@ -194,6 +196,7 @@ class GeneratorSource:
     batch_rows: int = BATCH_ROWS
     name: str = "generator"
     unpaced_rows: int = 0
+    takes_columns: bool = False
 
     def __post_init__(self) -> None:
         check_rate(self.rows_per_second)
@@ -201,6 +204,12 @@ class GeneratorSource:
             raise InvalidConfigError(f"unpaced_rows must be at least 0, got {self.unpaced_rows}", setting="unpaced_rows")
         if self.rows < 0 or self.batch_rows < 1:
             raise InvalidConfigError(f"rows must be at least 0 and batch_rows at least 1, got {self.rows} and {self.batch_rows}")
+
+    def with_columns(self, names: Sequence[str]) -> GeneratorSource:
+        """The same source, which makes only these columns if its function can."""
+        if not self.takes_columns:
+            return self
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
 
     def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> GeneratorReader:
         return GeneratorReader(self, subtask, parallelism, max_parallelism)
@@ -247,7 +256,8 @@ class GeneratorReader:
 
     def _make(self, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
         try:
-            columns = self._source.make_batch(indices)
+            source = self._source
+            columns = source.make_batch(indices, source.schema.names) if source.takes_columns else source.make_batch(indices)
         except Exception as error:
             record = Described(f"indices {indices[0]}..{indices[-1]}")
             raise_located(error, operator=self._uid, subtask=self._subtask, function=self._source.make_batch, record=record)

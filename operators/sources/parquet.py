@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,12 @@ class ParquetSource:
     @property
     def schema(self) -> pa.Schema:
         return self._schema
+
+    def with_columns(self, names: Sequence[str]) -> ParquetSource:
+        """The same source, of which only these columns are read."""
+        narrow = copy(self)
+        narrow._schema = _select(self._schema, names)
+        return narrow
 
     def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> ParquetReader:
         return ParquetReader(self, subtask, parallelism)

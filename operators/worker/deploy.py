@@ -18,7 +18,7 @@ from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
-from holdfast.barriers.partition import EdgeTarget, Partitioner, partitioner_of
+from holdfast.barriers.partition import Combiner, EdgeTarget, Partitioner, partitioner_of
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
 from holdfast.operators.base import JobPlan, Operator
@@ -214,6 +214,8 @@ class SubtaskBuilder:
                 consumers=output.consumers,
                 partitioner=_partitioner(plan, output, graph.vertex(output.edge.target), key.subtask),
                 settings=settings,
+                columns=plan.columns.get(output.edge.edge_id),
+                combiner=_combiner(plan, output, graph.vertex(output.edge.target)),
             )
             chain.node(output.edge.source_operator).attach(EdgeOutput(gate, self._ports.clock), output.edge.tag)
             gates.append(gate)
@@ -256,6 +258,13 @@ def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex, producer:
         selector=plan.selectors.get((head, edge.input_index)),
         function=plan.partitionings.get(edge.edge_id),
     )
+
+
+def _combiner(plan: JobPlan, output: OutputPlan, target: JobVertex) -> Combiner | None:
+    combining = plan.combinings.get(output.edge.edge_id)
+    if combining is None:
+        return None
+    return combining.combiner(max_parallelism=target.max_parallelism, operator=target.operators[0].uid)
 
 
 Route = tuple[DeployedSubtask, int]

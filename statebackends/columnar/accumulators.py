@@ -83,6 +83,20 @@ def _extreme_of_integers(aggregate: ColumnAggregate, source: pa.DataType) -> Par
     return part_of(aggregate.output, source, least if aggregate.function == "max" else greatest)
 
 
+def is_exact(aggregate: ColumnAggregate) -> bool:
+    """Whether some of its values, folded by themselves, can be merged at any time with the same result; `merge` then takes slots
+    that repeat. Sums of floats go by the order of addition; what keeps values as they are, as count_distinct, gains nothing."""
+    source = aggregate.input_type
+    match aggregate.function:
+        case "count":
+            return True
+        case "sum" | "mean":
+            return source is not None and (pa.types.is_integer(source) or decimals.is_decimal(source))
+        case "min" | "max":
+            return not _keeps_text(aggregate)
+    return False
+
+
 def create_accumulator(aggregate: ColumnAggregate, capacity: int, **where: str) -> AccumulatorColumns:
     """An accumulator with `capacity` rows. `where` names operator and state, for errors."""
     if aggregate.function in PICKS or _keeps_text(aggregate):
@@ -199,10 +213,10 @@ class Accumulator(AccumulatorColumns):
         with np.errstate(invalid="ignore", over="ignore"):
             match self.aggregate.function:
                 case "count":
-                    self.columns[0][slots] += values
+                    np.add.at(self.columns[0], slots, values)
                 case "mean":
                     self._add(slots, values)
-                    self.columns[1][slots] += other.columns[1][rows]
+                    np.add.at(self.columns[1], slots, other.columns[1][rows])
                 case _:
                     self._fold(slots, values)
 

@@ -138,6 +138,15 @@ class NumpyColumnarState:
         found = np.flatnonzero(slots >= rows.dropped)
         return found, [part.result(slots[found]) for part in rows.accumulators]
 
+    def merge(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64] | int, parts: Sequence[pa.Array]) -> None:
+        for namespace, rows in _runs(namespaces, len(keys)):
+            if rows is None:
+                self._rows(namespace).merge(keys, parts, self._epoch)
+            else:
+                taken = pa.array(rows)
+                part_keys = self._column_of([array.take(taken) for array in keys.arrays])
+                self._rows(namespace).merge(part_keys, [part.take(taken) for part in parts], self._epoch)
+
     def namespaces(self) -> list[int]:
         return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
 
@@ -356,6 +365,19 @@ class _Rows:
         for accumulator, column in zip(self.accumulators, columns, strict=True):
             accumulator.load(slots, [column.take(taken)], before)
         return rows
+
+    def merge(self, keys: KeyColumn, parts: Sequence[pa.Array], epoch: int | None) -> None:
+        before = self.index.count
+        slots = self._slots_to_change(keys)
+        if epoch is not None:
+            self._note(slots, epoch)
+        position, rows = 0, np.arange(len(slots))
+        for accumulator in self.accumulators:
+            count = len(accumulator.parts)
+            folded = create_accumulator(accumulator.aggregate, len(slots))
+            folded.load(rows, parts[position : position + count], 0)
+            accumulator.merge(slots, folded, rows, before)
+            position += count
 
     def _note(self, slots: Slots, epoch: int) -> None:
         """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.barriers.channels import InputChannel, OutputChannel, OutputGate, OutputSettings
 from holdfast.barriers.coalesce import Coalescer
 from holdfast.barriers.credits import CreditAnnouncement
-from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfData, Watermark
+from holdfast.barriers.elements import Batch, CheckpointBarrier, Element, ElementEvent, EndOfData, Watermark
 from holdfast.barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder, LastSequence
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.partition import BroadcastPartitioner, ForwardPartitioner, RebalancePartitioner
@@ -197,7 +197,54 @@ def test_merging_and_cutting_keeps_every_row_in_order(sizes: list[tuple[int, boo
 
 def gate(consumers: int = 2, **kwargs: object) -> OutputGate:
     partitioner = kwargs.pop("partitioner", RebalancePartitioner(consumers))
-    return OutputGate(attempt=3, edge_id=1, producer=0, consumers=range(consumers), partitioner=partitioner, settings=SETTINGS)  # type: ignore[arg-type]
+    return OutputGate(
+        attempt=3, edge_id=1, producer=0, consumers=range(consumers), partitioner=partitioner, settings=SETTINGS, **kwargs  # type: ignore[arg-type]
+    )
+
+
+class Holding:
+    """Makes one row of all that it holds, and lets a watermark wait with it."""
+
+    def __init__(self) -> None:
+        self.since_ms: int | None = None
+        self.size = 0
+        self._held: list[Element] = []
+
+    def add(self, batch: Batch, *, now_ms: int) -> list[Element]:
+        self._held.append(batch.slice(0, 1))
+        self.since_ms, self.size = now_ms if self.since_ms is None else self.since_ms, 64
+        return []
+
+    def event(self, event: ElementEvent) -> list[Element]:
+        if self._held and isinstance(event, Watermark):
+            self._held.append(event)
+            return []
+        return [*self.flush(), event]
+
+    def flush(self) -> list[Element]:
+        held, self._held = self._held, []
+        self.since_ms, self.size = None, 0
+        return held
+
+
+def test_what_a_combiner_holds_goes_in_front_of_events_when_due_and_when_idle() -> None:
+    outputs = gate(1, partitioner=ForwardPartitioner(), combiner=Holding())
+    outputs.announced(credit(0))
+    outputs.emit(rows(5), now_ms=7)
+    outputs.broadcast_event(Watermark(3))
+    assert outputs.take_frames() == []
+    assert (outputs.is_drained, outputs.pending_bytes, outputs.next_flush_ms(), outputs.records_out) == (False, 64, 17, 5)
+    outputs.flush(16)
+    assert outputs.take_frames() == []
+    outputs.flush(17)
+    assert [type(frame.payload) for frame in outputs.take_frames()] == [Batch, Watermark]
+    assert (outputs.is_drained, outputs.pending_bytes, outputs.next_flush_ms()) == (True, 0, None)
+    outputs.emit(rows(5), now_ms=20)
+    outputs.flush_all()
+    assert [frame.size for frame in outputs.take_frames()] == [64]
+    outputs.emit(rows(5), now_ms=20)
+    outputs.broadcast_event(CheckpointBarrier(1, 0))
+    assert [type(frame.payload) for frame in outputs.take_frames()] == [Batch, CheckpointBarrier]
 
 
 def credit(consumer: int, announcement: CreditAnnouncement = PLENTY) -> Frame:

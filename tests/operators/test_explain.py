@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.functions.aggregates import Aggregate, count, max, sum
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from tests.operators.ends import NamedSink, NamedSource
@@ -153,3 +154,25 @@ def test_other_formats_and_broken_graphs_are_refused() -> None:
         source().environment.explain(format="yaml")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="no sink"):
         source().environment.explain(format="json")
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "settings", "aggregates", "expected"),
+    [
+        (2, {}, {"n": count(), "most": max("delay")}, "combined by key and window where it pays"),
+        (1, {}, {"n": count()}, "not combined: parallelism 1"),
+        (2, {"combine_aggregates": False}, {"n": count()}, "not combined: combine_aggregates is off"),
+        (2, {}, {"total": sum("delay")}, "not combined: sum of 'delay' (double) goes by the order of records"),
+    ],
+)
+def test_links_say_whether_records_are_combined(
+    parallelism: int, settings: dict[str, Any], aggregates: dict[str, Aggregate], expected: str
+) -> None:
+    stream = source(parallelism, **settings).key_by("carrier").aggregate(emit="changes", **aggregates).uid("totals")
+    found = explained(stream)["job_graph"]["links"]
+    assert {each["target"]: each["combined"] for each in found} == {"totals": expected, "out": None}
+    sent = ["carrier", *("delay" for each in aggregates.values() if each.column)]
+    assert [each["columns"] for each in found] == [sent, None]
+    assert f"; not chained: partitioned: hash; {expected}; sends {', '.join(sent)}" in stream.environment.explain()
+    plan = stream.environment.build()
+    assert set(plan.combinings) == ({0} if expected.startswith("combined") else set())

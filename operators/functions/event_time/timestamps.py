@@ -32,6 +32,8 @@ from holdfast.statebackends.errors import GraphError, InvalidConfigError, Invali
 
 TIME_MS_MAX = 2**63 // 1000 - 2**40
 """Event times lie within this of the epoch, so that the ends of windows fit timestamp[us] (2**40 ms are 34 years)."""
+_WITHOUT_RECORDS = frozenset({"bounded_out_of_orderness", "monotonous_timestamps"})
+"""Kinds of strategies that look at event times alone."""
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000)}
 """Arrow unit -> (factor, divisor) from a count of units to ms."""
 
@@ -78,6 +80,12 @@ class TimestampsOperator(SkippingOperator):
         self._next_emit_ms: int | None = None
         self._last_now_ms = MIN_WATERMARK
         self._silence: Silence | None = None
+
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        reads_records = not isinstance(self.source, str) or self.strategy.kind not in _WITHOUT_RECORDS
+        if wanted is None or reads_records or self.input_type.record is not None:
+            return None
+        return wanted | {str(self.source)}
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)

@@ -54,6 +54,11 @@ class Tumbling:
         self.offset_ms = duration_ms(offset, "the offset of a window") % self.size_ms
         self.is_event_time = _time_of(time)
 
+    @property
+    def pane_ms(self) -> int:
+        """The longest time in which no window begins or ends."""
+        return self.size_ms
+
     def __repr__(self) -> str:
         offset = f", offset {self.offset_ms} ms" if self.offset_ms else ""
         return f"Tumbling({self.size_ms} ms{offset}{_clock(self.is_event_time)})"

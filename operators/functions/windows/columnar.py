@@ -14,8 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.barriers.partition import Combining
 from holdfast.operators.base import Operator
-from holdfast.operators.functions.aggregates import close_selections, result_fields, state_columns
+from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields
+from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
@@ -78,6 +80,12 @@ class ColumnarWindowOperator(Operator):
             ]
         )
 
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        return None if self.late_tag else columns_of(self.descriptor, self.selector.columns)
+
+    def combining(self) -> Combining | str:
+        return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
+
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (self.descriptor, _WATERMARK_COPIES, _WATERMARKS)
 
@@ -112,13 +120,13 @@ class ColumnarWindowOperator(Operator):
         if self.late_tag and self.output.has_readers(self.late_tag):
             self.output.collect_side(self.late_tag, late)
         else:
-            self._count_late(self._stamps(late))
+            self._count_late(late)
 
-    def _count_late(self, stamps: npt.NDArray[np.int64]) -> None:
+    def _count_late(self, late: Batch) -> None:
         counters = self.context.counters
-        counters.late_dropped += len(stamps)
+        counters.late_dropped += record_count(late)
         watermark = min(self._watermark, self._kept_watermark)  # the maximum of a drain is no moment
-        counters.late_ms_max = max(counters.late_ms_max, watermark - int(stamps.min()))
+        counters.late_ms_max = max(counters.late_ms_max, watermark - int(self._stamps(late).min()))
 
     @property
     def _fired_until(self) -> int:
@@ -139,9 +147,7 @@ class ColumnarWindowOperator(Operator):
         keys = self.selector.keys(
             batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
         )
-        context = self.context
-        values = state_columns(self.descriptor, batch.columns(), operator=context.uid, subtask=context.subtask)
-        state.update(keys, namespaces, values, batch.timestamps)
+        fold(state, keys, namespaces, batch, self.descriptor, self.context)
         return keys
 
     def _result(self, start: int, rows: pa.RecordBatch) -> Batch:
@@ -163,6 +169,7 @@ class TumblingWindowOperator(ColumnarWindowOperator):
         stamps = self._stamps(batch)
         if not batch.num_rows:
             return
+        count_records(batch, self.context)
         windows, batch = self._windows_of(batch, stamps)
         if batch.num_rows:
             self._update(self._state, windows, batch)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.operators.functions.combining import count_records
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Sliding
@@ -121,6 +122,7 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         if not batch.num_rows:
             return
         self._go_on()
+        count_records(batch, self.context)
         panes, batch = self._panes_of(batch, stamps)
         if batch.num_rows:
             keys = self._update(self._state, panes, batch)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from holdfast.operators.functions.aggregates import (
     Aggregate,
-    RunningAggregateOperator,
     arg_max,
     arg_min,
     columnar_descriptor,
@@ -31,6 +30,7 @@ from holdfast.operators.functions.aggregates import (
     stddev,
     sum,
 )
+from holdfast.operators.functions.running_aggregates import RunningAggregateOperator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.statebackends.errors import GraphError, SchemaMismatchError, UnknownColumnError, UserFunctionError

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from holdfast.operators.functions.aggregates import RunningAggregateOperator, columnar_descriptor, count, max, mean, min, sum
+from holdfast.operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
+from holdfast.operators.functions.running_aggregates import RunningAggregateOperator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.statebackends.errors import StateOverflowError
