@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.api.nexmark.events import SCHEMAS
-from holdfast.api.nexmark.query import Auctions, Query
+from holdfast.api.nexmark.query import Auctions, Query, picked
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.connected import KeyedCoProcessFunction
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.state import ListStateDescriptor, ValueStateDescriptor
 
 LAST = 10
 """Auctions of a seller in q6's mean."""
@@ -34,8 +34,7 @@ class WinningBids(KeyedCoProcessFunction):
         timed = pa.struct([*bid, ("at_ms", pa.int64())])
         self.best = ValueStateDescriptor("best", timed)
         self.early = ListStateDescriptor("early", timed)
-        self.states = (self.auction, self.best, self.early)
-        self.returns = pa.schema([*auction, *bid])
+        self.states = (self.auction, self.best, self.early)  # type: ignore[misc]  # of this instance: the columns are the streams'
 
     def process_element1(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
         opened = {**value, "opened_ms": ctx.timestamp}
@@ -64,7 +63,7 @@ class WinningBids(KeyedCoProcessFunction):
                 best.update(bid)
 
     def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
-        auction, best, early = (ctx.state(state) for state in (self.auction, self.best, self.early))
+        auction, best, early = ctx.state(self.auction), ctx.state(self.best), ctx.state(self.early)
         opened = auction.value()
         if opened is None:
             early.update([bid for bid in early.get() if bid["at_ms"] > timestamp_ms])
@@ -85,12 +84,13 @@ def _rank(bid: Any) -> tuple[Any, ...]:
 def winning_bids(house: Auctions, auction: tuple[str, ...], **bid: str) -> Stream:
     """Auctions that have closed, with these columns, and their winning bids with those that are named, as {name: column}."""
     given = house.read("auction", tuple(dict.fromkeys(("id", "dateTime", "expires", *auction))))
-    auctions = given.select("id", *auction, **{CLOSES: "epoch_ms(expires)"}).uid("auctions-closing")
+    auctions = picked(given, "id", *auction, **{CLOSES: ("expires", pa.int64())}).uid("auctions-closing")
     bids = house.read("bid", tuple(dict.fromkeys(("auction", "dateTime", *bid.values()))))
-    renamed = bids.select("auction", **bid).uid("bids-of-auctions")
-    assert auctions.schema is not None and renamed.schema is not None
-    function = WinningBids(auctions.schema, renamed.schema)
-    return auctions.connect(renamed).key_by("id", "auction").process(function).uid("winning")
+    renamed = picked(bids, "auction", **bid).uid("bids-of-auctions")
+    assert auctions.schema is not None
+    assert renamed.schema is not None
+    function, returns = WinningBids(auctions.schema, renamed.schema), pa.schema([*auctions.schema, *renamed.schema])
+    return auctions.connect(renamed).key_by("id", "auction").process(function, returns=returns).uid("winning")
 
 
 def average_price_of_category(house: Auctions) -> Stream:
@@ -99,13 +99,13 @@ def average_price_of_category(house: Auctions) -> Stream:
 
 
 class LastAuctions(ProcessFunction):
-    """Of a seller, at the end of each auction: the mean of the winning bids of the last ten. Of auctions that close at one moment the
-    one with the lesser id closes first."""
+    """Of a seller, at the end of each auction: the mean of the winning bids of the last ten. Of auctions that close at one moment
+    the one with the lesser id closes first."""
 
     waiting = ListStateDescriptor("waiting", tuple[int, int, int])
     """(closes, id, price), until event time has reached them."""
     last = ListStateDescriptor("last", int)
-    states: tuple[StateDescriptor, ...] = (waiting, last)
+    states = (waiting, last)
     returns = pa.schema({"seller": pa.int64(), "auction": pa.int64(), "average": pa.float64()})
 
     def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
@@ -136,8 +136,7 @@ def auctions_with_winners(house: Auctions) -> Stream:
 
 _WINNERS = """
     WITH winners AS (
-        SELECT auction.* EXCLUDE (extra), auction.extra AS extra,
-            bidder, price, bid.dateTime AS bid_dateTime, bid.extra AS bid_extra
+        SELECT auction.*, bidder, price, bid.dateTime AS bid_dateTime, bid.extra AS bid_extra
         FROM auction JOIN bid ON id = bid.auction AND bid.dateTime BETWEEN auction.dateTime AND expires
         QUALIFY row_number() OVER (PARTITION BY id ORDER BY price DESC, bid_dateTime, bidder, bid_extra) = 1
     )
@@ -167,8 +166,7 @@ QUERIES = (
         "q9",
         "winning bids",
         auctions_with_winners,
-        f"{_WINNERS} SELECT id, itemName, description, initialBid, reserve, dateTime, expires, seller, category, extra, bidder, price, bid_dateTime, "
-        "bid_extra FROM winners",
+        f"{_WINNERS} SELECT * FROM winners",
         kinds=("auction", "bid"),
     ),
 )

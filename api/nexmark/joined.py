@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.api.nexmark.events import SCHEMAS
-from holdfast.api.nexmark.query import Auctions, Query
+from holdfast.api.nexmark.query import Auctions, Query, picked
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.connected import KeyedCoProcessFunction
 from holdfast.operators.functions.process import Collector, ProcessContext
@@ -21,8 +21,7 @@ class OneToMany(KeyedCoProcessFunction):
         """Columns of both, of which none are called alike."""
         self.one = ValueStateDescriptor("one", pa.struct(list(one)))
         self.many = ListStateDescriptor("many", pa.struct(list(many)))
-        self.states = (self.one, self.many)
-        self.returns = pa.schema([*one, *many])
+        self.states = (self.one, self.many)  # type: ignore[misc]  # of this instance: the columns are the streams'
 
     def process_element1(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
         ctx.state(self.one).update(value)
@@ -40,15 +39,17 @@ class OneToMany(KeyedCoProcessFunction):
 
 
 def _joined(one: Stream, many: Stream, keys: tuple[str, str]) -> Stream:
-    assert one.schema is not None and many.schema is not None
-    return one.connect(many).key_by(*keys).process(OneToMany(one.schema, many.schema)).uid("joined")
+    assert one.schema is not None
+    assert many.schema is not None
+    connected = one.connect(many).key_by(*keys)
+    return connected.process(OneToMany(one.schema, many.schema), returns=pa.schema([*one.schema, *many.schema])).uid("joined")
 
 
 def local_items(house: Auctions) -> Stream:
     persons = house.persons("id", "name", "city", "state").filter("state IN ('OR', 'ID', 'CA')").uid("local")
-    sellers = persons.select("name", "city", "state", seller="id").uid("sellers")
+    sellers = picked(persons, "name", "city", "state", seller="id").uid("sellers")
     auctions = house.auctions("id", "seller", "category").filter("category = 10").uid("of-category")
-    sold = auctions.select("id", sold_by="seller").uid("sold")
+    sold = picked(auctions, "id", sold_by="seller").uid("sold")
     return _joined(sellers, sold, ("seller", "sold_by")).select("name", "city", "state", "id").uid("items")
 
 
@@ -57,7 +58,7 @@ AUCTION = tuple(name for name in SCHEMAS["auction"].names if name not in ("dateT
 
 def bids_with_auctions(house: Auctions) -> Stream:
     auctions = house.read("auction", SCHEMAS["auction"].names).filter("category = 10").uid("of-category")
-    renamed = auctions.select(*AUCTION, auction_dateTime="dateTime", auction_extra="extra").uid("renamed")
+    renamed = picked(auctions, *AUCTION, auction_dateTime="dateTime", auction_extra="extra").uid("renamed")
     return _joined(renamed, house.read("bid", SCHEMAS["bid"].names), ("id", "auction"))
 
 

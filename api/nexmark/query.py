@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pyarrow as pa
+
 from holdfast.api.nexmark.events import count_of, source
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
@@ -48,6 +50,29 @@ class Auctions:
         )
         stream = self.environment.from_source(made).uid(f"{kind}s")
         return stream.assign_timestamps("dateTime", 0).uid(f"{kind}-times") if "dateTime" in columns else stream
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Columns of a batch, under other names or cast to other types: a `map_batches` that needs no SQL."""
+
+    columns: tuple[str, ...]
+    schema: pa.Schema
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [rows.column(name).cast(field.type) for name, field in zip(self.columns, self.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def picked(stream: Stream, *columns: str, **others: str | tuple[str, pa.DataType]) -> Stream:
+    """These columns as they are, then others: name=column, or name=(column, type)."""
+    assert stream.schema is not None
+    found = [(name, name, stream.schema.field(name).type) for name in columns]
+    for name, given in others.items():
+        column, data_type = (given, stream.schema.field(given).type) if isinstance(given, str) else given
+        found.append((name, column, data_type))
+    schema = pa.schema([(name, data_type) for name, _, data_type in found])
+    return stream.map_batches(Picked(tuple(column for _, column, _ in found), schema), returns=schema)
 
 
 @dataclass(frozen=True)

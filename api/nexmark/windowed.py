@@ -160,7 +160,7 @@ QUERIES = (
         hot_items,
         f"""
         WITH counts AS (
-            SELECT auction, epoch_ms(dateTime) // {SLIDE_MS} * {SLIDE_MS} - before * {SLIDE_MS} + {WINDOW_MS} AS ends, count(*) AS num
+            SELECT auction, (epoch_ms(dateTime) // {SLIDE_MS} - before) * {SLIDE_MS} + {WINDOW_MS} AS ends, count(*) AS num
             FROM bid, range({WINDOW_MS // SLIDE_MS}) AS slides(before) GROUP BY auction, ends
         )
         SELECT auction, num, epoch_ms(ends) AS window_end FROM counts

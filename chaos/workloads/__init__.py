@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from holdfast.chaos.workloads import (
     aggregate,
     async_io,
@@ -16,6 +18,7 @@ from holdfast.chaos.workloads import (
     late,
     late_windows,
     long,
+    nexmark,
     random_graphs,
     restarts,
     rules,
@@ -34,6 +37,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows),
+        *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }
 """Workloads that run when none is named."""
