@@ -15,7 +15,7 @@ from holdfast.api.nexmark.queries import QUERIES, named_queries
 from holdfast.api.nexmark.query import Query
 from holdfast.api.nexmark.speed import FLINK, environment
 
-EVENTS = 2_500
+EVENTS = 2_000
 
 
 @pytest.fixture(scope="module")
