@@ -7,11 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.api.nexmark.events import SCHEMAS
 from holdfast.api.nexmark.query import Auctions, Query, picked
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
-from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.statebackends.state import ListStateDescriptor
 
 TOP = 10
 DAY = ("dateTime", pa.date32())
@@ -72,44 +71,16 @@ def auction_statistics(house: Auctions) -> Stream:
     return bids.key_by(("auction", "day")).aggregate(**bid_counts(), **prices).uid("totals")
 
 
-LAST_BID = ("price", "channel", "url", "dateTime", "extra")
-
-
 def last_bids(house: Auctions) -> Stream:
-    bids = house.bids("auction", "bidder", *LAST_BID)
-    newest: dict[str, Any] = {column: aggregates.last(column) for column in LAST_BID}
-    return bids.key_by(("bidder", "auction")).aggregate(**newest).uid("last")
-
-
-class Top(ProcessFunction):
-    """The bids of an auction with the greatest prices, by rank; of equal prices the earlier comes first, by event time, then by
-    arrival. Emits each rank again whose bid has changed."""
-
-    def __init__(self, bid: pa.Schema) -> None:
-        self.best = ListStateDescriptor("best", pa.struct([*bid, ("at_ms", pa.int64())]))
-        self.states = (self.best,)  # type: ignore[misc]  # of this instance: the columns are the stream's
-
-    def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
-        best = ctx.state(self.best)
-        ranked = list(best.get())
-        bid = {**value, "at_ms": ctx.timestamp}
-        place = len(ranked)
-        while place and (ranked[place - 1]["price"], -ranked[place - 1]["at_ms"]) < (bid["price"], -bid["at_ms"]):
-            place -= 1
-        if place < TOP:
-            ranked = [*ranked[:place], bid, *ranked[place:]][:TOP]
-            best.update(ranked)
-            for rank in range(place, len(ranked)):
-                row = {**ranked[rank], "rank_number": rank + 1}
-                del row["at_ms"]
-                out(row)
+    """The newest bid of each bidder for each auction; of one time the one that came last."""
+    bids = house.read("bid", SCHEMAS["bid"].names)
+    return bids.key_by(("bidder", "auction")).deduplicate(keep="last", by="dateTime").uid("last")
 
 
 def top_bids(house: Auctions) -> Stream:
-    bids = house.bids("auction", "bidder", *LAST_BID)
-    assert bids.schema is not None
-    ranked = bids.schema.append(pa.field("rank_number", pa.int64()))
-    return bids.key_by("auction").process(Top(bids.schema), returns=ranked).uid("top")
+    """Of equal prices the earlier comes first, by event time, then by arrival."""
+    bids = house.read("bid", SCHEMAS["bid"].names)
+    return bids.key_by("auction").top(TOP, by="price", rank_column="rank_number").uid("top")
 
 
 _RANKS = (("rank1", "price < 10000"), ("rank2", "price >= 10000 AND price < 1000000"), ("rank3", "price >= 1000000"))
