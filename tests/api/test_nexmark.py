@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.api.nexmark.check import Checker
 from holdfast.api.nexmark.oracle import Expected
 from holdfast.api.nexmark.queries import QUERIES, named_queries
-from holdfast.api.nexmark.query import Query
+from holdfast.api.nexmark.query import Judged, Query
 from holdfast.api.nexmark.speed import FLINK, environment
 
 EVENTS = 2_000
@@ -35,7 +35,7 @@ def test_all_queries_are_there_but_the_one_that_writes_files() -> None:
     assert set(FLINK) <= set(QUERIES)
 
 
-def expected(judged: str, key: tuple[str, ...] = ()) -> Expected:
+def expected(judged: Judged, key: tuple[str, ...] = ()) -> Expected:
     query = replace(QUERIES["q0"], judged=judged, key=key)
     return Expected(query, ("key", "n"), ((1, 10), (2, 20), (2, 21)) if judged == "rows" else ((1, 10), (2, 20)))
 
@@ -53,7 +53,7 @@ def expected(judged: str, key: tuple[str, ...] = ()) -> Expected:
     ],
 )
 def test_what_has_to_be_equal(
-    judged: str, rows: list[tuple[int, int]], missing: tuple[tuple[int, int], ...] | None, extra: tuple[tuple[int, int], ...] | None
+    judged: Judged, rows: list[tuple[int, int]], missing: tuple[tuple[int, int], ...] | None, extra: tuple[tuple[int, int], ...] | None
 ) -> None:
     key = () if judged == "rows" else ("key",)
     difference = expected(judged, key).difference([(n, key) for key, n in rows], ("n", "key"))  # columns in another order
