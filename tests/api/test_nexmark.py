@@ -16,6 +16,7 @@ from holdfast.api.nexmark.query import Judged, Query
 from holdfast.api.nexmark.speed import FLINK, environment
 
 EVENTS = 2_000
+Pair = tuple[int, int]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def expected(judged: Judged, key: tuple[str, ...] = ()) -> Expected:
     ],
 )
 def test_what_has_to_be_equal(
-    judged: Judged, rows: list[tuple[int, int]], missing: tuple[tuple[int, int], ...] | None, extra: tuple[tuple[int, int], ...] | None
+    judged: Judged, rows: list[Pair], missing: tuple[Pair, ...] | None, extra: tuple[Pair, ...] | None
 ) -> None:
     key = () if judged == "rows" else ("key",)
     difference = expected(judged, key).difference([(n, key) for key, n in rows], ("n", "key"))  # columns in another order
