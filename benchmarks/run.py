@@ -33,6 +33,10 @@ from benchmarks.simulation import measure as measure_simulation
 from benchmarks.tables import measure as measure_tables
 from benchmarks.tools import measure as measure_tools
 from benchmarks.transfers import measure as measure_transfers
+from holdfast.api.nexmark.queries import QUERIES
+from holdfast.api.nexmark.speed import EVENTS as NEXMARK_EVENTS
+from holdfast.api.nexmark.speed import FLINK
+from holdfast.api.nexmark.speed import environment as nexmark_job
 
 Row = dict[str, Any]
 
@@ -247,6 +251,17 @@ def tools(bench: Bench, quick: bool) -> list[Row]:
     return measure_tools(quick=quick)
 
 
+def nexmark(bench: Bench, quick: bool) -> list[Row]:
+    """Nexmark's queries on one worker: thousand events a second, beside Flink's as published, a core."""
+    table = []
+    for name, flink in FLINK.items():
+        events = 1_000_000 if quick else NEXMARK_EVENTS
+        measured = bench.run(nexmark_job(QUERIES[name], events), events)
+        row = throughput_row(name, measured)
+        table.append({**row, "k_events_per_second": round(measured.records_per_second / 1_000), "flink": flink})
+    return table
+
+
 def simulation(bench: Bench, quick: bool) -> list[Row]:
     """Simulated jobs per minute, with faults and without."""
     return measure_simulation(quick=quick)
@@ -255,7 +270,7 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap,
     "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "tables": tables, "restarts": restarts, "flood": flood,
-    "restore": restore, "transfers": transfers, "simulation": simulation, "tools": tools,
+    "restore": restore, "transfers": transfers, "nexmark": nexmark, "simulation": simulation, "tools": tools,
 }  # fmt: skip
 
 

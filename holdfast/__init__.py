@@ -352,9 +352,12 @@ def main() -> None:
 
 def command_line() -> Any:
     """Every command, including those of packages above the CLI."""
-    from holdfast.api.cli.main import app
+    from holdfast.api.cli.main import app, benchmarks
+    from holdfast.api.nexmark.cli import nexmark
     from holdfast.chaos.cli import app as chaos
 
+    if not any(command.callback is nexmark for command in benchmarks.registered_commands):
+        benchmarks.command("nexmark")(nexmark)
     if not any(group.name == "chaos" for group in app.registered_groups):
         app.add_typer(chaos, name="chaos")
     return app

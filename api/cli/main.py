@@ -417,8 +417,20 @@ def preflight(
         raise typer.Exit(console.EXIT_FAILED)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def bench(context: typer.Context) -> None:
+class _Benchmarks(TyperGroup):
+    """Arguments that name no command are for the suites."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named else ["suites", *args])
+
+
+benchmarks = typer.Typer(cls=_Benchmarks, help="Benchmarks; without a command, those of a source checkout.", no_args_is_help=False)
+app.add_typer(benchmarks, name="bench")
+
+
+@benchmarks.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def suites(context: typer.Context) -> None:
     """Run the benchmarks of a source checkout; arguments go to `python -m benchmarks.run`."""
     root = Path(__file__).resolve().parent.parent
     if not (root / "benchmarks" / "run.py").is_file():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from holdfast.chaos.workloads import (
     aggregate,
     async_io,
@@ -17,6 +19,7 @@ from holdfast.chaos.workloads import (
     late_windows,
     latecomers,
     long,
+    nexmark,
     random_graphs,
     restarts,
     rules,
@@ -38,6 +41,7 @@ WORKLOADS: dict[str, Workload] = {
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn),
         *(latecomers, sessions),
+        *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }
 """Workloads that run when none is named."""

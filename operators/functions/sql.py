@@ -6,6 +6,7 @@ what is not known is refused. It knows no rows: `expressions.py` evaluates."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -68,7 +69,8 @@ _WORDS = frozenset(("localtime", "localtimestamp", "user", "session_user"))
 
 
 def connect(operator: str) -> duckdb.DuckDBPyConnection:
-    """An empty database in memory that can reach nothing else, for ever; its time zone is UTC.
+    """A connection of its own to this process's database, which is empty, in memory, and can reach nothing else, for ever; its time
+    zone is UTC. Another database for each connection would cost twenty times as much.
 
     Raises InvalidConfigError where DuckDB is not installed, or too old."""
     try:
@@ -77,6 +79,14 @@ def connect(operator: str) -> duckdb.DuckDBPyConnection:
         raise _needs_duckdb(operator, "") from error
     if int(duckdb.__version__.partition(".")[0]) < DUCKDB_VERSION_MIN:
         raise _needs_duckdb(operator, f" {DUCKDB_VERSION_MIN}, not {duckdb.__version__}")
+    return _database(os.getpid()).cursor()
+
+
+@cache
+def _database(pid: int) -> duckdb.DuckDBPyConnection:
+    """Of a process. One that a fork has copied has lost its threads: it is neither used nor closed."""
+    import duckdb
+
     connection = duckdb.connect(":memory:", config=_CONFIG)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")

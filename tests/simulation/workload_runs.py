@@ -139,6 +139,9 @@ class Run:
     def _sink_problems(self, sink: SinkExpectation) -> list[str]:
         files = self.output(sink).files
         found: list[str | None] = [] if sink.rows is None else [compare(sink.rows(), counted(files, sink))]
+        if sink.judge is not None:
+            problem = sink.judge([row for file in files for row in file.rows])
+            found.append(None if problem is None else problem.message)
         sequences = Sequences(sink)
         found += [f"{wrong[0]} {wrong[1]}" for file in files if (wrong := sequences.add(file)) is not None]
         if sink.at_cut is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples.nexmark.events import (
+from holdfast.api.nexmark.events import (
     ACTIVE_PERSONS,
     EVENTS,
     FIRST_ID,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-import holdfast as hf
+from holdfast.operators.sources.generator import GeneratorSource
 
 Numbers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -72,12 +72,12 @@ def count_of(kind: str, events: int) -> int:
 
 
 def source(kind: str, events: int, *, columns: Sequence[str] | None = None, rows_per_second: float | None = None,
-           **settings: Any) -> hf.GeneratorSource:  # fmt: skip
+           **settings: Any) -> GeneratorSource:  # fmt: skip
     """A rewindable source of the `person`, `auction` or `bid` events among the first `events`.
 
     `columns`: those to make, all by default. `settings`: fields of `Nexmark`. `rows_per_second`: of this kind."""
     make = Nexmark(kind, columns=None if columns is None else tuple(columns), **settings)
-    return hf.GeneratorSource(make, count_of(kind, events), make.schema, rows_per_second=rows_per_second, name=f"{kind}s")
+    return GeneratorSource(make, count_of(kind, events), make.schema, rows_per_second=rows_per_second, name=f"{kind}s")
 
 
 @dataclass(frozen=True)

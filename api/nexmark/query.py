@@ -1,0 +1,92 @@
+"""What a query of Nexmark is: a pipeline over the three streams, the same in SQL, and how the two are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from holdfast.api.nexmark.events import count_of, source
+from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.stream import Stream
+
+Judged = Literal["rows", "last", "totals"]
+
+
+@dataclass(frozen=True)
+class Auctions:
+    """The streams of an auction house, as sources of one job."""
+
+    environment: Environment
+    events: int
+    """Of all kinds together."""
+    events_per_second: int = 100_000
+    """Of event time."""
+    rate: float | None = None
+    """Events made per second, of all kinds together; None: as fast as they are taken."""
+    seed: int = 0
+
+    def persons(self, *columns: str) -> Stream:
+        return self.read("person", columns)
+
+    def auctions(self, *columns: str) -> Stream:
+        return self.read("auction", columns)
+
+    def bids(self, *columns: str) -> Stream:
+        return self.read("bid", columns)
+
+    def read(self, kind: str, columns: Sequence[str]) -> Stream:
+        """The events of a kind with these columns; with event times if `dateTime` is among them."""
+        rate = None if self.rate is None else self.rate * count_of(kind, self.events) / max(1, self.events)
+        made = source(
+            kind,
+            self.events,
+            columns=columns,
+            rows_per_second=rate or None,
+            seed=self.seed,
+            events_per_second=self.events_per_second,
+        )
+        stream = self.environment.from_source(made).uid(f"{kind}s")
+        return stream.assign_timestamps("dateTime", 0).uid(f"{kind}-times") if "dateTime" in columns else stream
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Columns of a batch, under other names or cast to other types: a `map_batches` that needs no SQL."""
+
+    columns: tuple[str, ...]
+    schema: pa.Schema
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [rows.column(name).cast(field.type) for name, field in zip(self.columns, self.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def picked(stream: Stream, *columns: str, **others: str | tuple[str, pa.DataType]) -> Stream:
+    """These columns as they are, then others: name=column, or name=(column, type)."""
+    assert stream.schema is not None
+    found = [(name, name, stream.schema.field(name).type) for name in columns]
+    for name, given in others.items():
+        column, data_type = (given, stream.schema.field(given).type) if isinstance(given, str) else given
+        found.append((name, column, data_type))
+    schema = pa.schema([(name, data_type) for name, _, data_type in found])
+    return stream.map_batches(Picked(tuple(column for _, column, _ in found), schema), returns=schema)
+
+
+@dataclass(frozen=True)
+class Query:
+    """One of Nexmark's queries."""
+
+    name: str
+    meaning: str
+    build: Callable[[Auctions], Stream]
+    sql: str
+    """In DuckDB's dialect, over the tables `person`, `auction` and `bid`. Its columns are those that are compared."""
+    kinds: tuple[str, ...] = ("bid",)
+    """Streams that it reads."""
+    judged: Judged = "rows"
+    """What has to be equal: all rows; the last row of each key, where a newer row replaces one; or a sum for each key."""
+    key: tuple[str, ...] = ()
+    """Of `last` and `totals`."""

@@ -1,1 +1,0 @@
-"""Nexmark on Holdfast: events, queries, and the same queries in SQL."""
