@@ -13,7 +13,7 @@ from holdfast.chaos.checkers.base import Checker
 from holdfast.operators.functions.windows.bounds import cleanup_time, window_of
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
 from holdfast.operators.functions.windows.merging import SESSIONS, decode_sessions
-from holdfast.operators.functions.windows.row_functions import CONTENTS, WindowOperator
+from holdfast.operators.functions.windows.row_functions import WindowOperator
 from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.statebackends.backends.heap import HeapKeyedBackend
 
@@ -44,7 +44,7 @@ def _of_row_windows(operator: WindowOperator) -> Overdue:
         return
     lateness_ms = operator.settings.lateness_ms
     for name, namespace in list(backend._state_tables):
-        if name == CONTENTS and len(namespace) == 16 and any(True for _ in backend.keys(name, namespace)):
+        if name == operator.contents_state.name and len(namespace) == 16 and any(True for _ in backend.keys(name, namespace)):
             window = window_of(namespace)
             yield f"the contents of {window}", cleanup_time(window, lateness_ms)
     table = backend._state_tables.get((SESSIONS.name, b""))

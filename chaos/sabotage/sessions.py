@@ -47,7 +47,7 @@ SABOTAGES = (
     Sabotage(
         "merge_without_timer",
         "a session that has grown, or was merged, has no timer at its new end, and never fires",
-        ("I1", "I7"),
+        ("I1", "I7", "I35"),
         (Mutant(WindowOperator, "_set_timers", constant(None)), Mutant(EventTimeTrigger, "on_merge", constant(None))),
         workloads=("sessions",),
     ),

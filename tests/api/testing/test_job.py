@@ -634,7 +634,7 @@ def test_streams_of_another_job_and_repeated_names_are_refused() -> None:
 def test_spark_is_refused_by_name() -> None:
     with hf.testing.Job() as job:
         source = hf.DataFrameSource.__new__(hf.DataFrameSource)
-        source.__dict__.update(name="orders", schema=pa.schema([("id", pa.int64())]))
+        source.__dict__.update(name="orders", _schema=pa.schema([("id", pa.int64())]))
         job.output(job.environment._read(source, None, UNDECLARED).uid("orders"))
         with pytest.raises(hf.GraphError, match="source 'orders' reads a Spark DataFrame"):
             job.start()
