@@ -97,9 +97,11 @@ def _plan(
 
 def with_waiting_watermarks(plan: JobPlan) -> JobPlan:
     """Watermarks wait with records that are combined, however few these are."""
-    combinings = plan.combinings.items()
-    waiting = {edge: replace(each, waited_for_min=1) for edge, each in combinings if isinstance(each, ColumnarCombining)}
-    return replace(plan, combinings=waiting)
+    combinings = dict(plan.combinings)
+    for edge, each in combinings.items():
+        if isinstance(each, ColumnarCombining):
+            combinings[edge] = replace(each, waited_for_min=1)
+    return replace(plan, combinings=combinings)
 
 
 def _windows(feeds: Feeds, size_ms: int, indices: Mapping[str, Iterable[int]]) -> dict[tuple[int, int], list[int]]:
