@@ -21,7 +21,14 @@ from holdfast.chaos.workloads.scenario import (
     Workload,
 )
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
-from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams, watermark_bound
+from holdfast.chaos.workloads.windows import (
+    Feeds,
+    Paces,
+    draw_skewed_feeds,
+    timed_streams,
+    watermark_bound,
+    with_waiting_watermarks,
+)
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
@@ -62,7 +69,7 @@ def _plan(
     for operator in plan.operators.values():
         if isinstance(operator, SlidingWindowOperator):
             operator.rows_per_slice_max = slice_rows
-    return plan
+    return with_waiting_watermarks(plan)
 
 
 def _has_sets(feeds: Feeds) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
+from holdfast.operators.functions.combining import ColumnarCombining
 from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.functions.windows.columnar import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
 from holdfast.operators.sinks.parquet import ParquetSink
@@ -90,7 +92,16 @@ def _plan(
     for operator in plan.operators.values():
         if isinstance(operator, TumblingWindowOperator):
             operator.rows_per_slice_max = slice_rows
-    return plan
+    return with_waiting_watermarks(plan)
+
+
+def with_waiting_watermarks(plan: JobPlan) -> JobPlan:
+    """Watermarks wait with records that are combined, however few these are."""
+    combinings = dict(plan.combinings)
+    for edge, each in combinings.items():
+        if isinstance(each, ColumnarCombining):
+            combinings[edge] = replace(each, waited_for_min=1)
+    return replace(plan, combinings=combinings)
 
 
 def _windows(feeds: Feeds, size_ms: int, indices: Mapping[str, Iterable[int]]) -> dict[tuple[int, int], list[int]]:

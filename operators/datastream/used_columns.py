@@ -73,8 +73,9 @@ def _some(read: Columns, schema: object) -> tuple[str, ...] | None:
 
 
 def _making(source: Source, read: Columns) -> Source:
-    names, with_columns = _some(read, source.schema), getattr(source, "with_columns", None)
-    if names is None or with_columns is None:
+    with_columns = getattr(source, "with_columns", None)
+    names = None if with_columns is None else _some(read, source.schema)
+    if with_columns is None or names is None:
         return source
     narrow: Source = with_columns(names)
     return narrow

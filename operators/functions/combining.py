@@ -42,6 +42,9 @@ PAYS = 4
 """Records of each row that travels, below which combining costs more than it saves (measured)."""
 HOPELESS = 1.1
 """Records of each row of a first batch, below which further batches won't make it pay."""
+WAITED_FOR_MIN = 4096
+"""Records that are held, at least 1, from which on a watermark waits with them. With fewer all go at once: a stream that is slow,
+or given by hand, has its event time as early as without a combiner."""
 SAMPLE_RECORDS_MIN = 4096
 """Of a first batch that is judged by itself."""
 PAUSE, PAUSE_MAX = 64, 512
@@ -65,6 +68,7 @@ class ColumnarCombining:
     pane_ms: int | None = None
     """None: a running aggregate, without panes."""
     offset_ms: int = 0
+    waited_for_min: int = WAITED_FOR_MIN
 
     @property
     def schema(self) -> pa.Schema:
@@ -193,7 +197,8 @@ class ColumnarCombiner:
         return ready
 
     def event(self, event: ElementEvent) -> Sequence[Element]:
-        if self._records and isinstance(event, Watermark) and event.timestamp_ms < MAX_WATERMARK:
+        is_worth_it = self._records >= self._combining.waited_for_min
+        if is_worth_it and isinstance(event, Watermark) and event.timestamp_ms < MAX_WATERMARK:
             self._watermark = event
             return ()
         return [*self.flush(), event]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -84,7 +85,7 @@ def operator(
 def combiner_of(made: Operators) -> ColumnarCombiner:
     found = made.combining()
     assert isinstance(found, ColumnarCombining)
-    return found.combiner(max_parallelism=128, operator="op")
+    return replace(found, waited_for_min=1).combiner(max_parallelism=128, operator="op")
 
 
 def batch(records: Sequence[Record]) -> Batch:
@@ -207,6 +208,15 @@ def test_a_watermark_goes_in_front_of_a_record_that_is_late_at_it() -> None:
     found = passed(combiner, [batch([(1, 13, 5, None)] * 9), Watermark(9), batch([(1, 9, 5, None)] * 9)])
     assert [type(element) for element in found] == [Batch, Watermark]
     assert found[1] == Watermark(9)
+
+
+def test_a_watermark_takes_few_records_along() -> None:
+    made = operator(Tumbling(10)).combining()
+    assert isinstance(made, ColumnarCombining)
+    combiner = made.combiner(max_parallelism=128, operator="op")
+    records = batch([(1, 3, 5, None)] * (combining.WAITED_FOR_MIN // 2))
+    assert [type(each) for each in passed(combiner, [records, Watermark(2)])] == [Batch, Watermark]
+    assert passed(combiner, [records, records, Watermark(3)]) == []
 
 
 def test_a_watermark_with_nothing_in_front_of_it_goes_at_once() -> None:
