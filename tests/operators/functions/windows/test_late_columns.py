@@ -12,7 +12,8 @@ from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import columnar_descriptor, count, sum
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
-from tests.operators.functions.windows.test_sliding import AGGREGATES, ROWS, feed, key_selector, operator, shown
+from tests.operators.functions.windows.fleets import ROWS, feed
+from tests.operators.functions.windows.test_sliding import AGGREGATES, key_selector, operator, shown
 from tests.operators.harness import OperatorHarness
 
 
