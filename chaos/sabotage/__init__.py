@@ -14,6 +14,7 @@ from holdfast.chaos.sabotage.panes import SABOTAGES as PANES
 from holdfast.chaos.sabotage.restarts import SABOTAGES as RESTARTS
 from holdfast.chaos.sabotage.retention import SABOTAGES as RETENTION
 from holdfast.chaos.sabotage.rewinding import SABOTAGES as REWINDING
+from holdfast.chaos.sabotage.sessions import SABOTAGES as SESSIONS
 from holdfast.chaos.sabotage.silence import SABOTAGES as SILENCE
 from holdfast.chaos.sabotage.sinks import SABOTAGES as SINKS
 from holdfast.chaos.sabotage.sources import SABOTAGES as SOURCES
@@ -28,7 +29,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
+        *(CHANNELS, LATENESS, LATE_WINDOWS, SESSIONS, SILENCE, PANES, VERSIONS, TASKS, SOURCES, STATE, KEYS, LOCALDISK),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -19,6 +19,7 @@ from holdfast.chaos.workloads import (
     random_graphs,
     restarts,
     rules,
+    sessions,
     side_outputs,
     sliding,
     states,
@@ -33,7 +34,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows),
+        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, sessions),
     )
 }
 """Workloads that run when none is named."""

@@ -84,6 +84,8 @@ SCENES = {
     "forgotten_refire": Scene("late_windows"),
     "hasty_forgetting": Scene("late_windows", first=3),
     "lost_late_records": Scene("late_windows", first=2),
+    "forgetful_fold": Scene("sessions"),
+    "apart_when_touching": Scene("sessions"),
     "uncounted_late": Scene("late"),
     "counted_again": Scene("late", (at(900, "user_error", "window"),), first=1),
     "forgotten_counts": Scene("late", (at(900, "user_error", "window"),), first=1),
