@@ -211,7 +211,7 @@ class Model:
     gap=5,
     lateness=8,
 )  # fmt: skip
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps=STEPS, slice_rows=st.integers(1, 4), gap=st.sampled_from([1, 3, 5, 8, 20]), lateness=st.sampled_from([0, 0, 4, 25]))
 def test_every_session_is_emitted_once_and_again_for_late_records_whatever_happens(
     steps: list[Any], slice_rows: int, gap: int, lateness: int
@@ -220,7 +220,7 @@ def test_every_session_is_emitted_once_and_again_for_late_records_whatever_happe
     drive(steps, make, shown, Model(gap, lateness))
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     rows=st.lists(RECORDS, min_size=1, max_size=6), gap=st.sampled_from([1, 3, 5, 20]), batch_rows=st.sampled_from([1, 7, 65_536])
 )
