@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -460,6 +460,41 @@ class WindowRows(Protocol):
         `keys`: of the distinct keys among these alone, each of which has such a row. Raises StateOverflowError."""
 
 
+class Straddling(NamedTuple):
+    """Sessions of some keys that began at a moment or before it, and end behind it: of a key there is one at most."""
+
+    codes: npt.NDArray[np.int64]
+    """Of each row, the number of its key."""
+    starts: npt.NDArray[np.int64]
+    """Of each key, by number; the greatest int64 where there is none."""
+    has_remains: npt.NDArray[np.bool_]
+    """Of each key, by number: whether a row is there of a session that is gone."""
+
+
+class SessionRows(Protocol):
+    """Sessions over panes of a columnar state, whose first two aggregates are start and end of a session, ms: its least event time,
+    and its greatest plus the gap. A session that ends at `late_until` or before it is gone."""
+
+    def first_pane(self, late_until: int) -> int:
+        """Records of earlier panes belong into this one."""
+
+    def closing(self, after: int, until: int) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
+        """Key columns, and results, of the sessions whose end lies behind `after`, and not behind `until`."""
+
+    def touched(
+        self, keys: KeyColumn, panes: npt.NDArray[np.int64], until: int
+    ) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
+        """The same of the sessions of these rows, each once, whose end does not lie behind `until`."""
+
+    def straddling(self, keys: KeyColumn, late_until: int) -> Straddling: ...
+
+    def drop_remains(self, late_until: int) -> None:
+        """Rows of sessions that are gone leave the state, in the first pane, which is the only one that may have some."""
+
+    def forget(self, late_until: int) -> None:
+        """The panes in front of the first one leave the state; of sessions that go on their rows are merged into the next."""
+
+
 class ColumnarState(Protocol):
     """Vectorised accumulators of one descriptor, one row per (key, namespace)."""
 
@@ -524,6 +559,12 @@ class ColumnarState(Protocol):
         """Merge of windows that are made of `panes` namespaces each, which begin at multiples of pane_ms plus offset_ms.
 
         `keys`, `between`: of the rows of these keys in namespaces of this range alone."""
+
+    def sessions(self, gap_ms: int) -> SessionRows:
+        """Merge of sessions that are made of namespaces as long as the gap, which begin at its multiples."""
+
+    def numbered(self, keys: KeyColumn) -> tuple[npt.NDArray[np.int64], KeyColumn]:
+        """(number of each row's key, from 0 in order of first arrival; each key once, by number)."""
 
     def drop_front(self, namespace: int, count: int) -> None:
         """Drop the first `count` rows in read order: a window that fires in slices keeps exactly the rows it has not emitted.

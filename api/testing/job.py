@@ -117,7 +117,6 @@ class Job:
             "retain_on_finish": True,
             "restart": _RESTART,
             "batch_rows_max": batch_rows,
-            "combine_aggregates": False,  # results follow each row and mark, in their order
         }
         _check_clock(at_ms, "at_ms")
         if at_ms < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.chaos.sabotage.channels import SABOTAGES as CHANNELS
+from holdfast.chaos.sabotage.column_sessions import SABOTAGES as COLUMN_SESSIONS
 from holdfast.chaos.sabotage.combining import SABOTAGES as COMBINING
 from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from holdfast.chaos.sabotage.eventtime import SABOTAGES as EVENT_TIME
@@ -33,7 +34,7 @@ SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
         *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TABLES, TASKS, SOURCES, STATE, KEYS),
-        *(LOCALDISK, EVENT_TIME, SESSIONS, COMBINING),
+        *(LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COMBINING),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

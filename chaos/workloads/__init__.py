@@ -8,6 +8,7 @@ from holdfast.chaos.workloads import (
     aggregate,
     async_io,
     broadcast,
+    column_sessions,
     connected,
     counter,
     ends,
@@ -40,7 +41,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn),
-        *(latecomers, sessions),
+        *(latecomers, sessions, column_sessions),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }

@@ -143,6 +143,14 @@ def distinct_slots(slots: Slots) -> Slots:
     return found
 
 
+def empty_accumulator(aggregate: ColumnAggregate, capacity: int, operator: str) -> AccumulatorColumns:
+    """Rows into which others are merged; none of them has seen a value."""
+    made = create_accumulator(aggregate, capacity, operator=operator)
+    if made.parts[0].nullable:
+        made.seen = np.zeros(capacity, np.bool_)
+    return made
+
+
 class _Ends:
     """An aggregate as the end of a block and the beginning of the next."""
 
@@ -153,10 +161,7 @@ class _Ends:
         self._before: dict[int, list[Column]] = {}
 
     def _new(self, capacity: int) -> AccumulatorColumns:
-        made = create_accumulator(self._aggregate, capacity, operator=self._operator)
-        if made.parts[0].nullable:
-            made.seen = np.zeros(capacity, np.bool_)
-        return made
+        return empty_accumulator(self._aggregate, capacity, self._operator)
 
     def resize(self, capacity: int) -> None:
         self._end.resize(capacity)

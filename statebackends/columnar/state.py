@@ -25,7 +25,8 @@ from holdfast.statebackends.columnar.accumulators import check_descriptor, creat
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
 from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
 from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes, distinct_slots
-from holdfast.statebackends.columnar.parts import Slots, Values
+from holdfast.statebackends.columnar.parts import AccumulatorColumns, Slots, Values
+from holdfast.statebackends.columnar.sessions import SessionPanes
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
 
@@ -141,11 +142,11 @@ class NumpyColumnarState:
     def merge(self, keys: KeyColumn, namespaces: npt.NDArray[np.int64] | int, parts: Sequence[pa.Array]) -> None:
         for namespace, rows in _runs(namespaces, len(keys)):
             if rows is None:
-                self._rows(namespace).merge(keys, parts, self._epoch)
+                self._rows(namespace).merge_parts(keys, parts, self._epoch)
             else:
                 taken = pa.array(rows)
                 part_keys = self._column_of([array.take(taken) for array in keys.arrays])
-                self._rows(namespace).merge(part_keys, [part.take(taken) for part in parts], self._epoch)
+                self._rows(namespace).merge_parts(part_keys, [part.take(taken) for part in parts], self._epoch)
 
     def namespaces(self) -> list[int]:
         return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
@@ -192,19 +193,54 @@ class NumpyColumnarState:
         keys = self._column_of(rows.index.key_arrays(rows.dropped, rows.index.count))
         return PaneRows(keys, np.arange(rows.dropped, rows.index.count), rows.accumulators)
 
-    def rows_of_keys(self, namespace: int, keys: KeyColumn) -> tuple[Slots, PaneRows]:
-        """Which of some distinct keys have a row in a namespace, and these rows, as of `pane`."""
-        rows = self._tables.get(namespace) or self._new_rows()
-        slots = rows.index.find(keys)
-        there = np.flatnonzero(slots >= rows.dropped)
-        taken = pa.array(there)
-        return there, PaneRows(self._column_of([array.take(taken) for array in keys.arrays]), slots[there], rows.accumulators)
+    def sessions(self, gap_ms: int) -> SessionPanes:
+        return SessionPanes(self, self.descriptor.aggregates, gap_ms, self._operator)
 
-    def distinct_keys(self, keys: KeyColumn) -> KeyColumn:
-        """Each of some keys once, in order of first arrival."""
+    def accumulators(self, namespace: int) -> Sequence[AccumulatorColumns]:
+        """Of a namespace, as they are: they must not be changed, and change with the next update."""
+        return (self._tables.get(namespace) or self._new_rows()).accumulators
+
+    def keys_of(self, namespace: int, slots: Slots) -> KeyColumn:
+        """Keys of some rows of a namespace, which holds them."""
+        return self._column_of(self._tables[namespace].index.key_arrays_of(slots)) if len(slots) else self._no_keys()
+
+    def slots_of(self, namespace: int, keys: KeyColumn) -> Slots:
+        """The row of each key in a namespace; -1 for a key without one."""
+        rows = self._tables.get(namespace)
+        if rows is None:
+            return np.full(len(keys), -1, np.int64)
+        slots = rows.index.find(keys)
+        return slots if not rows.dropped else np.where(slots >= rows.dropped, slots, -1)
+
+    def taken(self, keys: KeyColumn, rows: Slots) -> KeyColumn:
+        """Some of these keys."""
+        return self._column_of([array.take(pa.array(rows)) for array in keys.arrays])
+
+    def numbered(self, keys: KeyColumn) -> tuple[Slots, KeyColumn]:
+        """(number of each row's key, each key once, by number)."""
         index = self._new_index()
-        index.slots(keys)
+        return index.slots(keys), self._column_of(index.key_arrays(0, index.count))
+
+    def distinct(self, columns: Sequence[KeyColumn]) -> KeyColumn:
+        """Each of these keys once, in order of first arrival."""
+        index = self._new_index()
+        for keys in columns:
+            index.slots(keys)
         return self._column_of(index.key_arrays(0, index.count))
+
+    def _no_keys(self) -> KeyColumn:
+        return self._column_of([pa.array([], kind) for kind in self.field_types])
+
+    def merge_into(self, namespace: int, keys: KeyColumn, accumulators: Sequence[AccumulatorColumns], rows: Slots) -> None:
+        """Add rows of another namespace to those of a namespace that have their keys, which are distinct."""
+        self._rows(namespace).merge(keys, accumulators, rows, self._epoch)
+
+    def keep(self, namespace: int, slots: Slots) -> None:
+        """Drop all other rows of a namespace."""
+        rows, keys = self._tables[namespace], self.keys_of(namespace, slots)
+        self.remove(namespace)
+        if len(slots):
+            self.merge_into(namespace, keys, rows.accumulators, slots)
 
     def drop_front(self, namespace: int, count: int) -> None:
         if not 0 <= count <= self.row_count(namespace):
@@ -291,7 +327,7 @@ class _PanesOfKeys:
 
     def __init__(self, state: NumpyColumnarState, keys: KeyColumn, between: tuple[int, int] | None) -> None:
         self._state = state
-        self._keys = state.distinct_keys(keys)
+        self._keys = state.numbered(keys)[1]
         there = state.namespaces()
         self._namespaces = there if between is None else [each for each in there if between[0] <= each < between[1]]
 
@@ -299,7 +335,9 @@ class _PanesOfKeys:
         return self._namespaces
 
     def pane(self, namespace: int) -> PaneRows:
-        return self._state.rows_of_keys(namespace, self._keys)[1]
+        slots = self._state.slots_of(namespace, self._keys)
+        there = np.flatnonzero(slots >= 0)
+        return PaneRows(self._state.taken(self._keys, there), slots[there], self._state.accumulators(namespace))
 
 
 def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
@@ -366,18 +404,17 @@ class _Rows:
             accumulator.load(slots, [column.take(taken)], before)
         return rows
 
-    def merge(self, keys: KeyColumn, parts: Sequence[pa.Array], epoch: int | None) -> None:
-        before = self.index.count
-        slots = self._slots_to_change(keys)
-        if epoch is not None:
-            self._note(slots, epoch)
-        position, rows = 0, np.arange(len(slots))
-        for accumulator in self.accumulators:
-            count = len(accumulator.parts)
-            folded = create_accumulator(accumulator.aggregate, len(slots))
-            folded.load(rows, parts[position : position + count], 0)
-            accumulator.merge(slots, folded, rows, before)
+    def merge_parts(self, keys: KeyColumn, parts: Sequence[pa.Array], epoch: int | None) -> None:
+        """Fold accumulators in that came as columns of their parts."""
+        folded: list[Any] = []
+        position, rows = 0, np.arange(len(keys))
+        for own in self.accumulators:
+            count = len(own.parts)
+            accumulator = create_accumulator(own.aggregate, len(keys))
+            accumulator.load(rows, parts[position : position + count], 0)
+            folded.append(accumulator)
             position += count
+        self.merge(keys, folded, rows, epoch)
 
     def _note(self, slots: Slots, epoch: int) -> None:
         """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""
@@ -389,6 +426,16 @@ class _Rows:
             self._all_changed = (epoch, count)
         else:
             self.changed[slots] = epoch
+
+    def merge(self, keys: KeyColumn, accumulators: Sequence[AccumulatorColumns], rows: Slots, epoch: int | None) -> None:
+        """Fold rows of other accumulators in, one for each key given; a key may come several times."""
+        before = self.index.count
+        slots = self._slots_to_change(keys)
+        if epoch is not None:
+            self._note(slots, epoch)
+        own: Any
+        for own, other in zip(self.accumulators, accumulators, strict=True):
+            own.merge(slots, other, rows, before)
 
     def load(self, keys: KeyColumn, parts: Sequence[pa.Array]) -> None:
         before = self.index.count

@@ -98,6 +98,8 @@ SCENES = {
     "overtaken_by_barrier": Scene("windows", first=4),
     "overtaken_by_watermark": Scene("windows", first=7),
     "combined_twice": Scene("windows", first=2),
+    "forgetful_fold": Scene("column_sessions"),
+    "apart_when_touching": Scene("column_sessions"),
     "uncounted_late": Scene("late"),
     "counted_again": Scene("late", (at(900, "user_error", "window"),), first=1),
     "forgotten_counts": Scene("late", (at(900, "user_error", "window"),), first=1),

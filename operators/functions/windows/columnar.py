@@ -7,7 +7,8 @@ cuts exactly there. The watermark is kept in the snapshot, so that no window fir
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,12 @@ import pyarrow as pa
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
 from holdfast.operators.base import Operator
-from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields
+from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
+from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.statebackends.columnar.parts import Values
 from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.state import (
     ColumnarState,
@@ -35,6 +37,8 @@ FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
 _WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
 """One entry a subtask: its watermark, ms, 8 bytes."""
+_LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
+"""One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
 _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 """The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
@@ -49,7 +53,7 @@ class ColumnarWindowOperator(Operator):
 
     def __init__(
         self,
-        windows: Tumbling | Sliding,
+        windows: Tumbling | Sliding | Session,
         descriptor: ColumnarStateDescriptor,
         selector: Selector,
         input_type: RowType,
@@ -60,7 +64,7 @@ class ColumnarWindowOperator(Operator):
         """`late_tag`: the side output for late records; empty: there is none."""
         self.lateness_ms = lateness_ms
         self.late_tag = late_tag
-        self.windows = windows
+        self.windows: Any = windows
         self.descriptor = descriptor
         self.selector = selector
         self.input_type = input_type
@@ -84,6 +88,8 @@ class ColumnarWindowOperator(Operator):
         return None if self.late_tag else columns_of(self.descriptor, self.selector.columns)
 
     def combining(self) -> Combining | str:
+        if isinstance(self.windows, Session):
+            return "sessions begin and end with their records"
         return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
@@ -144,19 +150,68 @@ class ColumnarWindowOperator(Operator):
     def _fire_due(self) -> Iterator[None]: ...
 
     def _update(self, state: ColumnarState, namespaces: npt.NDArray[np.int64] | int, batch: Batch) -> KeyColumn:
-        keys = self.selector.keys(
-            batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
-        )
+        keys = self._batch_keys(batch)
         fold(state, keys, namespaces, batch, self.descriptor, self.context)
         return keys
 
+    def _batch_keys(self, batch: Batch) -> KeyColumn:
+        context = self.context
+        return self.selector.keys(
+            batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
+        )
+
+    def _values(self, batch: Batch) -> list[Values]:
+        context = self.context
+        return state_columns(self.descriptor, batch.columns(), operator=context.uid, subtask=context.subtask)
+
     def _result(self, start: int, rows: pa.RecordBatch) -> Batch:
-        count, end = rows.num_rows, start + self.windows.size_ms
         keys = len(self.selector.names)
-        times = [pa.array(np.full(count, moment * 1000)).view(EVENT_TIME_TYPE) for moment in (start, end)]
-        arrays = [*rows.columns[:keys], *times, *rows.columns[keys:]]
-        columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
-        return Batch(columns=columns, timestamps=np.full(count, end - 1, np.int64))
+        starts = np.full(rows.num_rows, start, np.int64)
+        return self._results(rows.columns[:keys], starts, starts + self.windows.size_ms, rows.columns[keys:])
+
+    def _results(
+        self, keys: Sequence[pa.Array], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], results: Sequence[pa.Array]
+    ) -> Batch:
+        times = [pa.array(moments * 1000).view(EVENT_TIME_TYPE) for moments in (starts, ends)]
+        columns = pa.RecordBatch.from_arrays([*keys, *times, *results], schema=self.output_type.schema)
+        return Batch(columns=columns, timestamps=ends - 1)
+
+    def _keys(self, arrays: Sequence[pa.Array]) -> KeyColumn:
+        """Of columns of which the first are the key's."""
+        count, context = len(self.selector.names), self.context
+        return self.selector.key_type.column(arrays[:count], max_parallelism=context.max_parallelism, operator=context.uid)
+
+    def _taken(self, keys: KeyColumn, rows: npt.NDArray[np.int64]) -> KeyColumn:
+        return self._keys([array.take(pa.array(rows)) for array in keys.arrays])
+
+
+class LateWindowOperator(ColumnarWindowOperator):
+    """Base of windows that keep their state when they have fired, for late records."""
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (*super().declared_states(), _LATE_UNTIL)
+
+    def initialize_state(self) -> None:
+        super().initialize_state()
+        entries = self.context.operator_state.list_state(_LATE_UNTIL.name).entries
+        kept = [int.from_bytes(entry, "big", signed=True) for entry in entries]
+        self._restored_late_until = min(kept) if kept else self._late_at(self._watermark, 0)
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        super().snapshot_state(checkpoint_id)
+        late_until = max(self._restored_late_until, self._late_at(self._kept_watermark, self.lateness_ms))
+        self.context.operator_state.list_state(_LATE_UNTIL.name).update([late_until.to_bytes(8, "big", signed=True)])
+
+    @property
+    def _late_until(self) -> int:
+        """Up to where windows are late: their state is gone."""
+        if self._watermark == MAX_WATERMARK:
+            return MAX_WATERMARK
+        return max(self._restored_late_until, self._late_at(self._watermark, self.lateness_ms))
+
+    @abstractmethod
+    def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:
+        """Up to where windows are late at a watermark."""
 
 
 class TumblingWindowOperator(ColumnarWindowOperator):

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from holdfast.operators.functions.aggregates import Aggregate, columnar_descriptor
 from holdfast.operators.functions.schema import RowType, undeclared_error
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.functions.windows.assigners import Sliding, Tumbling, WindowAssigner
+from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling, WindowAssigner
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, ColumnarWindowOperator, TumblingWindowOperator
+from holdfast.operators.functions.windows.columnar_sessions import SessionWindowOperator
 from holdfast.operators.functions.windows.options import RowWindowOptions
 from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.statebackends.errors import GraphError
@@ -38,16 +39,20 @@ def columnar_window(
     operator: ColumnarWindowOperator
     if isinstance(windows, Tumbling) and not options.lateness_ms:
         operator = TumblingWindowOperator(windows, descriptor, selector, rows, late_tag=options.late_tag)
+    elif isinstance(windows, Session):
+        operator = SessionWindowOperator(windows, descriptor, selector, rows, **late)
     else:
         operator = SlidingWindowOperator(_sliding(windows), descriptor, selector, rows, **late)
     return ColumnarWindow(operator, _properties(windows, options), {options.late_tag: rows} if options.late_tag else {})
 
 
-def _checked(windows: WindowAssigner, options: RowWindowOptions) -> Tumbling | Sliding:
+def _checked(windows: WindowAssigner, options: RowWindowOptions) -> Tumbling | Sliding | Session:
     rows = "give row functions: reduce, process or aggregate(function)"
-    if not isinstance(windows, Tumbling | Sliding) or not windows.is_event_time:
+    is_fixed = not isinstance(windows, Session) or windows.gap_of is None
+    if not isinstance(windows, Tumbling | Sliding | Session) or not windows.is_event_time or not is_fixed:
         raise GraphError(
-            f"operator 'window': aggregates over columns take tumbling and sliding windows of event time, not {windows!r}; {rows}",
+            "operator 'window': aggregates over columns take tumbling and sliding windows, and sessions with one gap, of event "
+            f"time, not {windows!r}; {rows}",
             operator="window",
         )
     for what, given in (("trigger", options.trigger), ("evictor", options.evictor)):
@@ -64,8 +69,11 @@ def _sliding(windows: Tumbling | Sliding) -> Sliding:
     return windows if isinstance(windows, Sliding) else Sliding(windows.size_ms, windows.size_ms, offset=windows.offset_ms)
 
 
-def _properties(windows: Tumbling | Sliding, options: RowWindowOptions) -> dict[str, Any]:
-    properties = {"size_ms": windows.size_ms, "offset_ms": windows.offset_ms}
+def _properties(windows: Tumbling | Sliding | Session, options: RowWindowOptions) -> dict[str, Any]:
+    if isinstance(windows, Session):
+        properties = {"gap_ms": windows.gap_ms}
+    else:
+        properties = {"size_ms": windows.size_ms, "offset_ms": windows.offset_ms}
     if isinstance(windows, Sliding):
         properties["slide_ms"] = windows.slide_ms
     if options.lateness_ms:

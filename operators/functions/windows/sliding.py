@@ -8,7 +8,7 @@ windows for which that is not so. Those among them that have fired fire again fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import msgspec
@@ -21,7 +21,7 @@ from holdfast.operators.functions.combining import count_records
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Sliding
-from holdfast.operators.functions.windows.columnar import ColumnarWindowOperator
+from holdfast.operators.functions.windows.columnar import LateWindowOperator
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.state import (
@@ -37,14 +37,12 @@ from holdfast.statebackends.state import (
 
 _FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
 """Entries of a subtask: msgpack [first key group, key group behind the last one, start of the last window that fired], ms."""
-_LATE = OperatorListStateDescriptor("late_until", Redistribution.UNION)
-"""One entry a subtask: start of the last window that was late, ms, 8 bytes. What was late stays late if the lateness grows."""
 
 PANES_MAX = 10_000
 """Of a window."""
 
 
-class SlidingWindowOperator(ColumnarWindowOperator):
+class SlidingWindowOperator(LateWindowOperator):
     """Sliding windows: one row per key and window that has records."""
 
     windows: Sliding
@@ -79,7 +77,7 @@ class SlidingWindowOperator(ColumnarWindowOperator):
             raise GraphError(f"operator 'window': {error}", operator="window") from error
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (*super().declared_states(), self.waiting, _FIRED, _LATE)
+        return (*super().declared_states(), self.waiting, _FIRED)
 
     def initialize_state(self) -> None:
         super().initialize_state()
@@ -87,8 +85,6 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         for entry in self.context.operator_state.list_state(_FIRED.name).entries:
             start, stop, fired = msgspec.msgpack.decode(entry)
             self._fired[start:stop] = fired
-        kept = [int.from_bytes(entry, "big", signed=True) for entry in self.context.operator_state.list_state(_LATE.name).entries]
-        self._restored_late_until = min(kept) if kept else self._late_at(self._watermark, 0)
         self._is_restored = self._watermark > MIN_WATERMARK
 
     def open(self) -> None:
@@ -108,8 +104,6 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         bounds = [0, *(np.flatnonzero(np.diff(self._own)) + 1).tolist(), len(self._own)]
         runs = ((first + start, first + stop, int(self._own[start])) for start, stop in pairwise(bounds))
         self.context.operator_state.list_state(_FIRED.name).update([msgspec.msgpack.encode(run) for run in runs])
-        late_until = max(self._restored_late_until, self._late_at(self._kept_watermark, self.lateness_ms))
-        self.context.operator_state.list_state(_LATE.name).update([late_until.to_bytes(8, "big", signed=True)])
         if self._emitting is not None:
             start, rows = self._emitting
             self._waiting.remove(start)
@@ -152,14 +146,8 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % pane
         return starts, batch
 
-    @property
-    def _late_until(self) -> int:
-        """Start of the last window that is late: its state is gone."""
-        if self._watermark == MAX_WATERMARK:
-            return MAX_WATERMARK
-        return max(self._restored_late_until, self._late_at(self._watermark, self.lateness_ms))
-
     def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:
+        """Start of the last window that is late."""
         return max(MIN_WATERMARK, watermark_ms - lateness_ms - self.windows.size_ms + 1)
 
     def _last_window(self, moment: int) -> int:
@@ -231,9 +219,6 @@ class SlidingWindowOperator(ColumnarWindowOperator):
             for offset in range(0, found.num_rows, self.rows_per_slice_max):
                 self.output.collect(self._result(start, found.slice(offset, self.rows_per_slice_max)))
 
-    def _taken(self, keys: KeyColumn, rows: npt.NDArray[np.int64]) -> KeyColumn:
-        return self._keys([array.take(pa.array(rows)) for array in keys.arrays])
-
     def _clean(self, start: int) -> None:
         """Remove the panes that no window behind this one has."""
         for pane in self._state.namespaces():
@@ -281,7 +266,3 @@ class SlidingWindowOperator(ColumnarWindowOperator):
         if watermark_ms == MIN_WATERMARK:
             return MIN_WATERMARK
         return max(MIN_WATERMARK, self._last_window(watermark_ms - self.windows.size_ms + 1))
-
-    def _keys(self, arrays: Sequence[pa.Array]) -> KeyColumn:
-        count, context = len(self.selector.names), self.context
-        return self.selector.key_type.column(arrays[:count], max_parallelism=context.max_parallelism, operator=context.uid)

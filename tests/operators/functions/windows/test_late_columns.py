@@ -12,7 +12,8 @@ from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import columnar_descriptor, count, sum
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
-from tests.operators.functions.windows.test_sliding import AGGREGATES, ROWS, feed, key_selector, operator, shown
+from tests.operators.functions.windows.fleets import ROWS, feed
+from tests.operators.functions.windows.test_sliding import AGGREGATES, key_selector, operator, shown
 from tests.operators.harness import OperatorHarness
 
 
@@ -132,6 +133,7 @@ def test_what_aggregates_over_columns_refuse() -> None:
             (keyed.window(hf.Tumbling(10)).trigger(hf.CountTrigger(3)), "no trigger of their own"),
             (keyed.window(hf.Sliding(10, 5)).evictor(hf.CountEvictor(3)), "no evictor of their own"),
             (keyed.window(hf.Global()), "not Global"),
+            (keyed.window(hf.Session(lambda row: 5)), "not Session"),
         ]:
             with pytest.raises(hf.GraphError, match=f"operator 'window': .*{text}"):
                 windowed.aggregate(n=hf.count())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import (
     Aggregate,
     arg_max,
@@ -27,18 +28,14 @@ from holdfast.operators.functions.aggregates import (
     stddev,
     sum,
 )
-from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.operators.functions.windows.assigners import Sliding
 from holdfast.operators.functions.windows.sliding import PANES_MAX, SlidingWindowOperator
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
-from holdfast.statebackends.keygroups import subtask_of_key_group
 from tests.examples import examples
-from tests.operators.harness import HarnessSnapshot, OperatorHarness
+from tests.operators.functions.windows.fleets import RECORDS, ROWS, STEPS, Row, columns, drive, feed
+from tests.operators.harness import OperatorHarness
 
-ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
-Row = tuple[str, int, int | None]
-"""Key, event time, value."""
 AGGREGATES: dict[str, Aggregate] = {"n": count(), "total": sum("v"), "different": count_distinct("v")}
 
 
@@ -52,23 +49,11 @@ def operator(
     return made
 
 
-def columns(rows: list[Row]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"k": key, "v": value} for key, _, value in rows], schema=ROWS.schema)
-
-
-def batch(rows: list[Row]) -> Batch:
-    return Batch(columns=columns(rows), timestamps=np.array([at for _, at, _ in rows], np.int64))
-
-
 def shown(harness: OperatorHarness) -> list[tuple[Any, ...]]:
     """(key, window start in ms, results ...) of each row."""
     return [
         (row["k"], round(row["window_start"].timestamp() * 1000), *list(row.values())[3:]) for row in harness.output.rows()
     ]
-
-
-def feed(harness: OperatorHarness, *rows: Row) -> None:
-    harness.operator.process_batch(batch(list(rows)), 0)
 
 
 def test_each_window_that_holds_a_record_fires_at_its_last_millisecond() -> None:
@@ -130,58 +115,6 @@ def test_what_sliding_windows_refuse() -> None:
 # ------------------------------------------------------------------------------------------------- crashes, against a model
 
 
-class Fleet:
-    """All subtasks of the operator."""
-
-    def __init__(
-        self,
-        windows: Sliding,
-        parallelism: int,
-        slice_rows: int,
-        lateness_ms: int,
-        snapshots: list[HarnessSnapshot] | None = None,
-    ) -> None:
-        self.subtasks = [
-            OperatorHarness.restored(
-                operator(windows, rows_per_slice_max=slice_rows, lateness_ms=lateness_ms),
-                snapshots or [],
-                parallelism=parallelism,
-                subtask=subtask,
-                key_type="utf8",
-                max_parallelism=8,
-            ).open()
-            for subtask in range(parallelism)
-        ]
-        for harness in self.subtasks:
-            harness.output.sides["late"] = []
-
-    def process(self, rows: list[Row]) -> None:
-        all_rows = batch(rows)
-        groups = self.subtasks[0].operator.selector.keys(all_rows, max_parallelism=8, operator="op").key_groups
-        owners = np.array([subtask_of_key_group(group, 8, len(self.subtasks)) for group in groups.tolist()])
-        for subtask, harness in enumerate(self.subtasks):
-            part = all_rows.filter(owners == subtask)
-            if part.num_rows:
-                harness.operator.process_batch(part, 0)
-
-    def output(self) -> Counter[Any]:
-        """Rows, and late records: (key, time, value)."""
-        found = Counter(row for harness in self.subtasks for row in shown(harness))
-        for some in (some for harness in self.subtasks for some in harness.output.sides["late"]):
-            assert some.timestamps is not None
-            found.update((row["k"], at, row["v"]) for row, at in zip(some.rows(), some.timestamps.tolist(), strict=True))
-        return found
-
-    def clear(self) -> None:
-        for harness in self.subtasks:
-            harness.output.clear()
-            harness.output.sides["late"] = []
-
-    def close(self) -> None:
-        for harness in self.subtasks:
-            harness.close()
-
-
 class Model:
     """What a run without failures gives."""
 
@@ -220,20 +153,6 @@ class Model:
 
 
 WINDOWS = st.sampled_from([(10, 5, 0), (10, 10, 3), (10, 4, 1), (7, 3, 0), (12, 2, 1), (3, 5, 2), (9, 6, 0)])
-RECORDS = st.lists(
-    st.tuples(st.sampled_from("abcdefgh"), st.integers(-15, 40), st.none() | st.integers(-3, 3)), min_size=1, max_size=12
-)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("records"), RECORDS),
-        st.tuples(st.just("watermark"), st.integers(-20, 60)),
-        st.tuples(st.just("crash"), st.integers(1, 3)),
-        st.tuples(st.just("barrier"), st.integers(0, 6), st.integers(-20, 60)),
-    ),
-    max_size=14,
-)
-
-
 @example(
     steps=[("records", [("a", 0, 0), ("b", 1, 1)]), ("barrier", 1, 9), ("records", [("a", 6, 5)]), ("crash", 3)],
     slice_rows=1,
@@ -257,46 +176,8 @@ def test_every_window_is_emitted_once_and_again_for_late_records_whatever_happen
     """`barrier` takes a snapshot in the middle of a firing: after so many slices on each subtask. A crash throws away what
     was emitted since the last barrier, and starts again behind it, at another parallelism."""
     windows = Sliding(shape[0], shape[1], offset=shape[2])
-    model, fleet = Model(windows, lateness), Fleet(windows, 2, slice_rows, lateness)
-    committed: Counter[Any] = Counter()
-    kept: tuple[int, list[HarnessSnapshot]] = (0, [harness.snapshot() for harness in fleet.subtasks])
-    seen = position = 0
-    crashes = Counter(index for index, step in enumerate(steps) if step[0] == "crash")
-    while position < len(steps):
-        step = steps[position]
-        position += 1
-        if step[0] == "records":
-            fleet.process(step[1])
-        elif step[0] == "crash" and crashes[position - 1]:
-            crashes[position - 1] = 0
-            fleet.close()
-            fleet = Fleet(windows, step[1], slice_rows, lateness, kept[1])
-            position = kept[0]
-            continue
-        elif step[0] != "crash":
-            running = [harness.watermark_slices(step[-1]) for harness in fleet.subtasks]
-            for index, slices in enumerate(running):
-                for _ in range(step[1] + index if step[0] == "barrier" else 0):
-                    next(slices, None)
-            if step[0] == "barrier":
-                kept = (position, [harness.snapshot() for harness in fleet.subtasks])
-                committed += fleet.output()
-                fleet.clear()
-            for slices in running:
-                for _ in slices:
-                    pass
-        if position > seen:
-            seen = position
-            if step[0] == "records":
-                model.process(step[1])
-            elif step[0] != "crash":
-                model.advance(step[-1])
-    for harness in fleet.subtasks:
-        harness.watermark(MAX_WATERMARK)
-        assert harness.operator._state.namespaces() == [], "at the end no state is left"
-    model.advance(MAX_WATERMARK)
-    assert committed + fleet.output() == model.output
-    fleet.close()
+    model = Model(windows, lateness)
+    drive(steps, partial(operator, windows, rows_per_slice_max=slice_rows, lateness_ms=lateness), shown, model)
 
 
 @settings(max_examples=examples(30), deadline=None)
