@@ -152,7 +152,7 @@ _IF_TOLD = {
     "source_idle_ms": "sourceIdleTime",
     "idle": "isIdle",
 }
-"""Field of SubtaskMetrics -> Flink's name (`isIdle` is ours)."""
+"""Field of SubtaskMetrics -> Flink's name (`isIdle` is ours, and so is `isDrained`)."""
 _OF_OPERATORS = {"records_in": "numRecordsIn", "records_out": "numRecordsOut", "late_dropped": "numLateRecordsDropped"}
 _QUANTILES = {"median": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p98": 0.98, "p99": 0.99, "p999": 0.999}
 
@@ -172,6 +172,8 @@ def vertex_metrics(view: JobView, vertex_id: str) -> dict[str, str]:
             value = getattr(metrics, field)
             if value is not None and value is not UNSET:
                 found[f"{number}.{name}"] = str(int(value))
+        if subtask.drained:
+            found[f"{number}.isDrained"] = "1"
         for operator in metrics.operators:
             for field, name in _OF_OPERATORS.items():
                 found[f"{number}.{operator.operator}.{name}"] = str(getattr(operator, field))

@@ -202,7 +202,7 @@ def test_metrics_of_a_vertex(
         SINK, 0, records_in=5, watermark_ms=7, output_watermark_ms=6, watermark_lag_ms=12, emit_lag_ms=-3, source_idle_ms=40,
         idle=True, operators=(OperatorMetrics("out", 5, 4, 3),), latencies=stats.histograms(),
     )  # fmt: skip
-    other = replace(vertex.subtasks[0], subtask=1)
+    other = replace(vertex.subtasks[0], subtask=1, drained=True)
     told = replace(vertex, subtasks=(other, replace(vertex.subtasks[0], metrics=metrics)))
     monkeypatch.setattr(coordinator, "job", lambda job_id: replace(view, vertices=(view.vertices[0], told)))
     latency = f"0.latency.source_id.{SOURCE}.operator_id.{SINK}.operator_subtask_index.0.latency"
@@ -220,6 +220,7 @@ def test_metrics_of_a_vertex(
         f"{latency}_mean": "24.500",
         f"{latency}_p99": "90.000",
         "1.numRecordsIn": "5",
+        "1.isDrained": "1",
     }
     assert set(expected) <= {each["id"] for each in served.json("GET", path)}
     asked = f"{path}?get={','.join([*expected, 'nothing', '1.watermarkLag', '1.numRecordsIn'])}"

@@ -1,0 +1,216 @@
+"""Checkpoints when some of a job's tasks have reached the end of their input (scenarios L, docs/order.md): they take part, with
+their state, until the job ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.barriers.elements import Batch
+from holdfast.operators.base import Poll
+from holdfast.statebackends.state import Redistribution
+
+VALUE = {"key": str, "n": int}
+SPLITS = (range(3), range(10, 16))
+WAITS_AT, WAITS_MS = 12, 1_000
+"""Before this number of the second split the source waits."""
+
+
+class Total(hf.ProcessFunction):
+    """Running total of each key."""
+
+    total = hf.ValueStateDescriptor("total", int)
+    states = (total,)
+    returns = VALUE
+
+    def process_element(self, row: dict[str, Any], ctx: Any, out: Any) -> None:
+        total = ctx.state(self.total).value(0) + row["n"]
+        ctx.state(self.total).update(total)
+        out({"key": row["key"], "n": total})
+
+
+class Seen(hf.ProcessFunction):
+    """Keeps the numbers that it has seen as union state, and tells with each the sum of those of all subtasks at the restore."""
+
+    seen = hf.OperatorListStateDescriptor("seen", Redistribution.UNION, int)
+    states = (seen,)
+    returns = {"i": int, "restored": int}  # noqa: RUF012 - the contract's class attribute
+
+    def open(self, ctx: Any) -> None:
+        entries = list(ctx.operator_list_state(self.seen).get() or ())
+        self.restored = sum(entries)
+        ctx.operator_list_state(self.seen).update(entries if ctx.subtask == 0 else [])
+
+    def process_element(self, row: dict[str, Any], ctx: Any, out: Any) -> None:
+        ctx.operator_list_state(self.seen).add(row["i"])
+        out({"i": row["i"], "restored": self.restored})
+
+
+class Numbers:
+    """A source of two splits, one of which ends at once; reader and source."""
+
+    name = "numbers"
+    schema = pa.schema([pa.field("i", pa.int64(), nullable=False)])
+
+    def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> Numbers:
+        reader = Numbers()
+        reader.positions = {split: 0 for split in range(len(SPLITS)) if split % parallelism == subtask}
+        return reader
+
+    def open(self, context: Any, entries: list[bytes] | None) -> None:
+        self.since_ms = context.monotonic_ms()
+        if entries is not None:
+            self.positions = {entry[0]: entry[1] for entry in entries}
+
+    def poll(self, rows_max: int, now_ms: int) -> Poll:
+        for split, position in self.positions.items():
+            if position < len(SPLITS[split]):
+                number = SPLITS[split][position]
+                if number == WAITS_AT and now_ms < self.since_ms + WAITS_MS:
+                    return Poll(ready_at_ms=self.since_ms + WAITS_MS)
+                self.positions[split] += 1
+                return Poll(batch=Batch(columns=pa.RecordBatch.from_arrays([pa.array([number])], schema=self.schema)))
+        return Poll(finished=True)
+
+    def snapshot(self) -> list[bytes]:
+        return [bytes(position) for position in self.positions.items()]
+
+    def external_files(self) -> tuple[str, ...]:
+        return ()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Pair:
+    """A feed that ends and one that goes on: totals over both, windows of the first one alone."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.job = hf.testing.Job(**settings)
+        self.short, self.long = (self.job.input(name, VALUE) for name in ("short", "long"))
+        self.totals = self.job.output(self.short.stream.union(self.long.stream).key_by("key").process(Total()).uid("totals"))
+        windows = self.short.stream.key_by("key").window(hf.Tumbling(milliseconds=100)).aggregate(n=hf.sum("n")).uid("windows")
+        self.windows = self.job.output(windows)
+
+    def __enter__(self) -> Pair:
+        self.job.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.job.close()
+
+    def committed(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        return tuple(sorted((row["key"], row["n"]) for row, _ in out.committed()) for out in (self.totals, self.windows))  # type: ignore[return-value]
+
+
+def row(key: str, n: int) -> dict[str, Any]:
+    return {"key": key, "n": n}
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_checkpoints_go_on_and_commit_what_the_ended_part_has_left(parallelism: int) -> None:
+    with Pair(parallelism=parallelism) as pair:
+        pair.short.add([row("a", 1), row("b", 2)], at=[10, 20])
+        pair.long.add(row("a", 10), at=10)
+        first = pair.job.checkpoint()
+        assert pair.committed() == ([("a", 1), ("a", 11), ("b", 2)], []), "the window is open"
+        pair.short.end()
+        assert (pair.job.status, pair.committed()[1]) == ("RUNNING", []), "fired, and not committed yet"
+        second = pair.job.checkpoint()
+        assert second > first
+        assert pair.committed() == ([("a", 1), ("a", 11), ("b", 2)], [("a", 1), ("b", 2)]), "before the job ends"
+        pair.long.add(row("b", 20), at=500)
+        third = pair.job.checkpoint()
+        assert third > second
+        assert pair.committed()[0] == [("a", 1), ("a", 11), ("b", 2), ("b", 22)]
+        pair.long.end()
+        assert pair.job.status == "FINISHED"
+        assert pair.committed() == ([("a", 1), ("a", 11), ("b", 2), ("b", 22)], [("a", 1), ("b", 2)])
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("how", ["failure", "restart", "savepoint"])
+def test_a_restore_goes_on_without_the_ended_part(how: str, parallelism: int, tmp_path: Path) -> None:
+    """L10: what has ended is not read, fired or emitted again, at any parallelism; what goes on has all state."""
+    settings = {"restart": hf.RestartStrategy()} if how == "failure" else {}
+    with Pair(parallelism=2, **settings) as pair:
+        pair.short.add([row("a", 1), row("b", 2), row("c", 4)], at=[10, 20, 130])
+        pair.short.end()
+        pair.long.add(row("a", 10), at=10)
+        pair.job.checkpoint()
+        before = pair.committed()
+        assert before[1] == [("a", 1), ("b", 2), ("c", 4)]
+        pair.long.add(row("b", 20), at=20)
+        match how:
+            case "failure":
+                pair.job.fail(RuntimeError("a subtask"))
+                pair.job.advance(by_ms=60_000)
+            case "restart":
+                pair.job.restart(parallelism=parallelism)
+            case _:
+                pair.job.restart(parallelism=parallelism, from_=pair.job.stop(str(tmp_path / "savepoints")))
+        pair.long.add(row("c", 40), at=30)
+        pair.job.checkpoint()
+        assert pair.committed() == (sorted([*before[0], ("b", 22), ("c", 44)]), before[1])
+        pair.long.end()
+        assert pair.job.status == "FINISHED"
+        assert pair.committed() == (sorted([*before[0], ("b", 22), ("c", 44)]), before[1])
+
+
+def test_an_input_ends_while_a_checkpoint_is_pending() -> None:
+    """F40: the subtask that ends acknowledges all the same; nothing is aborted."""
+    with Pair(parallelism=2, checkpoint_interval_ms=100) as pair:
+        for n in range(3):
+            pair.short.add(row("a", 1), at=n)
+            pair.long.add(row("b", 1), at=n)
+            pair.job.advance(by_ms=150)
+        pair.short.end()
+        pair.job.advance(by_ms=250)
+        pair.long.end()
+        assert pair.job.status == "FINISHED"
+        stats = pair.job._ask(lambda master: master.coordinator.stats.counts)
+        assert (stats.failed, stats.completed >= 4) == (0, True)
+        assert pair.committed()[0] == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_partly_ended_operator_is_whole_at_any_parallelism(parallelism: int) -> None:
+    """L08, P10: Flink stores nothing of subtasks that have ended, and so refuses union state of an operator with some. Here all of
+    their state is in the checkpoint."""
+    with hf.testing.Job(parallelism=2) as job:
+        out = job.output(job.environment.from_source(Numbers()).uid("numbers").process(Seen()).uid("seen"))
+        job.start()
+        assert sorted(subtask.drained for subtask in _subtasks(job)) == [False, True], "of the operator"
+        job.checkpoint()
+        before = [row["i"] for row, _ in out.committed()]
+        assert sorted(before) == [0, 1, 2, 10, 11]
+        job.restart(parallelism=parallelism)
+        job.advance(by_ms=WAITS_MS)
+        assert job.status == "FINISHED"
+        rows = [row for row, _ in out.committed()]
+        assert sorted(row["i"] for row in rows) == [*SPLITS[0], *SPLITS[1]], "no split is read again, none is left out"
+        assert {row["restored"] for row in rows[len(before) :]} == {sum(before)}, "of all subtasks, ended or not"
+
+
+def _subtasks(job: hf.testing.Job) -> list[Any]:
+    execution = job._ask(lambda master: master.lifecycle.execution)
+    assert execution is not None
+    return [subtask for vertex in execution.views({}) if vertex.parallelism == 2 for subtask in vertex.subtasks]
+
+
+def test_a_drained_stop_of_a_partly_ended_job() -> None:
+    with Pair(parallelism=2) as pair:
+        pair.short.add(row("a", 1), at=10)
+        pair.short.end()
+        pair.long.add(row("a", 2), at=10)
+        pair.job.restart(from_=pair.job.stop(drain=True))
+        pair.long.add(row("a", 4), at=2_000)
+        pair.job.checkpoint()
+        assert pair.committed() == ([("a", 1), ("a", 3), ("a", 7)], [("a", 1)])
+        pair.long.end()
+        assert pair.job.status == "FINISHED"
