@@ -71,7 +71,7 @@ class ColumnarWindowOperator(Operator):
         """As stored: the last one that records brought. The maximum of a drain is not kept, for a resumed job has a future."""
 
     def _result_schema(self) -> pa.Schema:
-        keys = zip(self.selector.names, self.selector.key_type.arrow_types, strict=True)
+        keys = zip(self.selector.names, self.selector.key_type.arrow_types, strict=True) if self.selector.is_shown else ()
         return pa.schema(
             [
                 *(pa.field(name, data_type, nullable=False) for name, data_type in keys),
@@ -154,7 +154,7 @@ class ColumnarWindowOperator(Operator):
         count, end = rows.num_rows, start + self.windows.size_ms
         keys = len(self.selector.names)
         times = [pa.array(np.full(count, moment * 1000)).view(EVENT_TIME_TYPE) for moment in (start, end)]
-        arrays = [*rows.columns[:keys], *times, *rows.columns[keys:]]
+        arrays = [*(rows.columns[:keys] if self.selector.is_shown else ()), *times, *rows.columns[keys:]]
         columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
         return Batch(columns=columns, timestamps=np.full(count, end - 1, np.int64))
 
