@@ -123,11 +123,15 @@ class TimerQueue:
         timer = self.head()
         if timer is None or timer[0] > time_ms:
             return None
-        heappop(self._stretches[self._numbers[0]])
-        self._entries -= 1
+        self._leave()
         self._count -= 1
         self.table.remove(timer)
         return timer
+
+    def _leave(self) -> None:
+        """The head leaves the heap, and not yet the table."""
+        heappop(self._stretches[self._numbers[0]])
+        self._entries -= 1
 
     def compact(self) -> None:
         """Rebuild the heap when most of it was deleted; amortised over the deletions."""
