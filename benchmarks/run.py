@@ -28,6 +28,8 @@ from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.restarts import measure as measure_restarts
 from benchmarks.restore import measure as measure_restore
+from benchmarks.row_windows import measure as measure_row_windows
+from benchmarks.row_windows import measure_timers
 from benchmarks.rowtable import measure as measure_row_table
 from benchmarks.simulation import measure as measure_simulation
 from benchmarks.tables import measure as measure_tables
@@ -93,6 +95,16 @@ def sliding(bench: Bench, quick: bool) -> list[Row]:
             setting = {"keys": 10_000, "workers": 1, "backend": "filesystem", "checkpoint_ms": interval_ms or "off"}
             table.append(throughput_row(name, measured, **setting))
     return table
+
+
+def row_windows(bench: Bench, quick: bool) -> list[Row]:
+    """Windows of row functions."""
+    return [throughput_row(name, measured) for name, measured in measure_row_windows(bench, quick)]
+
+
+def timers(bench: Bench, quick: bool) -> list[Row]:
+    """Timers set and fired, with many pending."""
+    return measure_timers(quick)
 
 
 def w1b(bench: Bench, quick: bool) -> list[Row]:
@@ -271,6 +283,7 @@ SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap,
     "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "tables": tables, "restarts": restarts, "flood": flood,
     "restore": restore, "transfers": transfers, "nexmark": nexmark, "simulation": simulation, "tools": tools,
+    "row_windows": row_windows, "timers": timers,
 }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from heapq import heappop
 from typing import Any
 
 import holdfast.coordinator.restore.assign as restore_module
@@ -124,7 +123,7 @@ def _keeps_fired(original: Any) -> Any:
         timer = self.head()
         if timer is None or timer[0] > time_ms:
             return None
-        heappop(self._heap)
+        self._leave()
         return timer
 
     return take_due

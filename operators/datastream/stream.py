@@ -57,7 +57,7 @@ from holdfast.operators.functions.process import (
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapBatchesOperator, MapOperator
 from holdfast.operators.functions.running_aggregates import RunningAggregateOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType, annotated_type, declared_type, merged_type, undeclared_error
-from holdfast.operators.functions.selectors import Key, Selector, key_selector
+from holdfast.operators.functions.selectors import Key, OneKeySelector, Selector, key_selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, declared_side_outputs, tag_name
 from holdfast.operators.functions.skipping import is_skipping
 from holdfast.operators.functions.tables.carried import map_with_state_operator, reduce_operator
@@ -371,6 +371,13 @@ class Stream(Stage):
         selector = key_selector(key, key_type, self._row_type, f"key_by({self._key_text(key)})")
         inputs = tuple(edge.partitioned(Partitioning.HASH, selector=selector) for edge in self._inputs)
         return KeyedStream(self.environment, inputs, self._row_type, selector)
+
+    def window_all(self, windows: WindowAssigner) -> WindowedStream:
+        """Group all records into windows, on one subtask, whose speed bounds the job's. Their key is 0; results over columns have
+        no column of it. Source: Flink, windowAll."""
+        selector = OneKeySelector()
+        inputs = tuple(edge.partitioned(Partitioning.HASH, selector=selector) for edge in self._inputs)
+        return KeyedStream(self.environment, inputs, self._row_type, selector).window(windows)
 
     # --------------------------------------------------------------------------------------------------- partitionings
 
@@ -793,7 +800,8 @@ class KeyedStream(Stream):
         raise GraphError("a union of keyed streams loses the key: call union before key_by")
 
     def _add_keyed(self, kind: str, operator: Operator, output: RowType, **properties: Any) -> Stream:
-        return self._add(kind, operator, output, selector=self._selector, properties=properties)
+        stream = self._add(kind, operator, output, selector=self._selector, properties=properties)
+        return stream if self._selector.is_shown else stream.set_parallelism(1)
 
     def _need_columns(self, operator: str) -> None:
         if self._row_type.schema is None:

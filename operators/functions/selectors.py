@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,8 +23,35 @@ Key: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
 """Argument of `key_by`: a column, several columns, or a function of the row."""
 
 
+class OneKeySelector:
+    """Gives all rows one key, of which their results say nothing."""
+
+    is_shown = False
+
+    def __init__(self) -> None:
+        self.columns: tuple[str, ...] | None = ()
+        self.key_type = KeyType.of(int)
+        self.key_type_text = self.key_type.text
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column name of the key in state."""
+        return ("key",)
+
+    def keys(self, batch: Batch, *, max_parallelism: int, operator: str, subtask: int | None = None) -> ArrowKeyColumn:
+        """The key of all rows: 0."""
+        zeros = pa.array(np.zeros(batch.num_rows, np.int64))
+        return self.key_type.column([zeros], max_parallelism=max_parallelism, operator=operator)
+
+    def __repr__(self) -> str:
+        return "one key"
+
+
 class ColumnKeySelector:
     """Takes the key from one column, or from several as a tuple."""
+
+    is_shown = True
+    """Results have columns of the key."""
 
     def __init__(self, columns: Sequence[str], key_type: KeyType) -> None:
         self.columns: tuple[str, ...] | None = tuple(columns)
@@ -57,6 +85,8 @@ class ColumnKeySelector:
 
 class FunctionKeySelector:
     """Computes the key from the row; the function must be deterministic."""
+
+    is_shown = True
 
     def __init__(self, function: Callable[[Any], Any], key_type: KeyType, input_type: RowType) -> None:
         self.columns: tuple[str, ...] | None = None
@@ -109,7 +139,7 @@ def _null_key(what: str, record: Any, hint: str, operator: str, subtask: int | N
     )
 
 
-Selector: TypeAlias = ColumnKeySelector | FunctionKeySelector
+Selector: TypeAlias = ColumnKeySelector | FunctionKeySelector | OneKeySelector
 
 
 def key_selector(key: Key, key_type: Any, input_type: RowType, operator: str) -> Selector:

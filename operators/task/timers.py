@@ -31,6 +31,8 @@ FIRED_PER_SLICE_MAX = 512
 """Callbacks between two yields."""
 _HEAP_SLACK = 1024
 """Deleted entries that the heap may hold beyond as many as there are timers, before it is rebuilt."""
+_STRETCH_BITS = 10
+"""Timers whose times, ms, agree but for so many low bits are in one stretch: about a second."""
 _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
 
 
@@ -50,22 +52,23 @@ def timer_metas(key_type_text: str) -> tuple[StateMeta, ...]:
 
 
 class TimerQueue:
-    """The timers of one kind of time, ordered."""
+    """The timers of one kind of time, ordered.
 
-    __slots__ = ("_count", "_counts", "_heap", "table")
+    Their heap is cut into stretches of time: each is a list until it is the earliest, then a heap. So timers that wait for later
+    cost those that fire now nothing."""
+
+    __slots__ = ("_count", "_entries", "_heaps", "_numbers", "_stretches", "table")
 
     def __init__(self) -> None:
-        self._heap: list[Timer] = []
-        self._counts: dict[bytes, int] = {}
+        self._stretches: dict[int, list[Timer]] = {}
+        self._numbers: list[int] = []  # of the stretches, as a heap
+        self._heaps: set[int] = set()  # stretches that are heaps
+        self._entries = 0
         self._count = 0
         self.table = CopyOnWriteStateTable()
 
     def __len__(self) -> int:
         return self._count
-
-    def count(self, namespace: bytes) -> int:
-        """Timers of a namespace."""
-        return self._counts.get(namespace, 0)
 
     def add(self, timer: Timer) -> None:
         """Idempotent."""
@@ -74,9 +77,19 @@ class TimerQueue:
             return
         table.active[timer] = True
         self._count += 1
-        namespace = timer[2]
-        self._counts[namespace] = self._counts.get(namespace, 0) + 1
-        heappush(self._heap, timer)
+        self._put(timer)
+
+    def _put(self, timer: Timer) -> None:
+        number = timer[0] >> _STRETCH_BITS
+        stretch = self._stretches.get(number)
+        self._entries += 1
+        if stretch is None:
+            self._stretches[number] = [timer]
+            heappush(self._numbers, number)
+        elif number in self._heaps:
+            heappush(stretch, timer)
+        else:
+            stretch.append(timer)
 
     def remove(self, timer: Timer) -> bool:
         """Whether the timer existed. Its place in the heap is left behind, and skipped."""
@@ -84,20 +97,25 @@ class TimerQueue:
             return False
         self.table.remove(timer)
         self._count -= 1
-        left = self._counts[timer[2]] - 1
-        if left:
-            self._counts[timer[2]] = left
-        else:
-            del self._counts[timer[2]]
         return True
 
     def head(self) -> Timer | None:
         """The earliest timer."""
-        heap, find = self._heap, self.table.find
-        while heap:
-            if find(heap[0])[0] is not MISSING:
-                return heap[0]
-            heappop(heap)
+        find = self.table.find
+        while self._numbers:
+            number = self._numbers[0]
+            stretch = self._stretches[number]
+            if number not in self._heaps:
+                heapify(stretch)
+                self._heaps.add(number)
+            while stretch:
+                if find(stretch[0])[0] is not MISSING:
+                    return stretch[0]
+                heappop(stretch)
+                self._entries -= 1
+            heappop(self._numbers)
+            del self._stretches[number]
+            self._heaps.discard(number)
         return None
 
     def take_due(self, time_ms: int) -> Timer | None:
@@ -105,16 +123,24 @@ class TimerQueue:
         timer = self.head()
         if timer is None or timer[0] > time_ms:
             return None
-        heappop(self._heap)
-        self.remove(timer)
+        self._leave()
+        self._count -= 1
+        self.table.remove(timer)
         return timer
+
+    def _leave(self) -> None:
+        """The head leaves the heap, and not yet the table."""
+        heappop(self._stretches[self._numbers[0]])
+        self._entries -= 1
 
     def compact(self) -> None:
         """Rebuild the heap when most of it was deleted; amortised over the deletions."""
-        if len(self._heap) > 2 * self._count + _HEAP_SLACK:
+        if self._entries > 2 * self._count + _HEAP_SLACK:
             find = self.table.find
-            self._heap = [timer for timer in set(self._heap) if find(timer)[0] is not MISSING]
-            heapify(self._heap)
+            kept = {timer for stretch in self._stretches.values() for timer in stretch if find(timer)[0] is not MISSING}
+            self._stretches, self._numbers, self._heaps, self._entries = {}, [], set(), 0
+            for timer in kept:
+                self._put(timer)
 
     def load(self, timers: Iterable[Timer]) -> None:
         """Add restored timers."""

@@ -75,7 +75,7 @@ class ColumnarWindowOperator(Operator):
         """As stored: the last one that records brought. The maximum of a drain is not kept, for a resumed job has a future."""
 
     def _result_schema(self) -> pa.Schema:
-        keys = zip(self.selector.names, self.selector.key_type.arrow_types, strict=True)
+        keys = zip(self.selector.names, self.selector.key_type.arrow_types, strict=True) if self.selector.is_shown else ()
         return pa.schema(
             [
                 *(pa.field(name, data_type, nullable=False) for name, data_type in keys),
@@ -173,7 +173,8 @@ class ColumnarWindowOperator(Operator):
         self, keys: Sequence[pa.Array], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], results: Sequence[pa.Array]
     ) -> Batch:
         times = [pa.array(moments * 1000).view(EVENT_TIME_TYPE) for moments in (starts, ends)]
-        columns = pa.RecordBatch.from_arrays([*keys, *times, *results], schema=self.output_type.schema)
+        arrays = [*(keys if self.selector.is_shown else ()), *times, *results]
+        columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
         return Batch(columns=columns, timestamps=ends - 1)
 
     def _keys(self, arrays: Sequence[pa.Array]) -> KeyColumn:

@@ -114,7 +114,8 @@ class ProcessWindowFunction(KeyedFunction):
     `states` has those of a key, for `ctx.global_state`."""
 
     def process(self, key: Any, ctx: WindowContext, elements: list[Any], out: Collector) -> None:
-        """The window fires with these elements, in the order of arrival; or with the one result of `reduce` or `aggregate`."""
+        """The window fires with these elements, in the order of arrival (merged sessions: one behind the other); or with the one
+        result of `reduce` or `aggregate`."""
         raise InvariantError(f"{type(self).__name__} defines no process, which building the graph refuses")
 
 

@@ -39,10 +39,11 @@ def windowed(stream: Any, case: Case) -> Any:
     return made.allowed_lateness(case.lateness).side_output_late("late")
 
 
-def operator_of(make: Callable[[Any], Any], *, timestamped: bool = True) -> Any:
+def operator_of(make: Callable[[Any], Any], *, timestamped: bool = True, types: Any = ROWS) -> Any:
     """The operator that `make(stream)` adds last."""
     environment = hf.Environment("windows")
-    stream: Any = environment.from_collection([{"key": "a", "at": 0}], returns=ROWS)
+    row = {"key": "a", "at": 0, "value": 0}
+    stream: Any = environment.from_collection([{name: row[name] for name in types}], returns=types)
     if timestamped:
         stream = stream.assign_timestamps("at", max_out_of_orderness_ms=0)
     make(stream)
