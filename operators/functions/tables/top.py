@@ -211,7 +211,7 @@ class _Ranked:
         is_null = len(self.numbers) > 1 and compared[0].null_count
         self.primary: Numbers = np.where(self.numbers[0] == 1, LAST, self.numbers[1]) if is_null else self.numbers[0]
         arrival = np.arange(len(all_owners))
-        least_last: list[Any] = [~arrival if ranking.latest else arrival]
+        least_last: list[Any] = [~arrival] if ranking.latest else []  # the sort is stable
         if offered.times is not None:
             self.times = np.concatenate([held.times, offered.times])
             least_last.append(~self.times if ranking.latest else self.times)
