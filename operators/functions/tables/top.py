@@ -111,7 +111,10 @@ class TopOperator(Operator):
         return (self.descriptor,)
 
     def open(self) -> None:
-        names = [f"key_{place}" for place in range(len(self.selector.key_type.fields))]
+        prefix = "key"
+        while any(name.startswith(prefix) for name in self.descriptor.schema.names):  # columns are taken by name
+            prefix = f"_{prefix}"
+        names = [f"{prefix}_{place}" for place in range(len(self.selector.key_type.fields))]
         self._table: RowTable = self.context.keyed_state.row_table(self.descriptor, names)
         self._thresholds = Thresholds(self.ranking, self._new_index, self._is_lasting())
 
