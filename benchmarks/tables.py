@@ -10,7 +10,7 @@ from typing import Any
 
 import holdfast as hf
 from benchmarks.harness import Bench
-from examples.nexmark import events
+from holdfast.api.nexmark import events
 
 Table = Callable[[hf.Stream], hf.Stream]
 

@@ -111,7 +111,10 @@ class TopOperator(Operator):
         return (self.descriptor,)
 
     def open(self) -> None:
-        names = [f"key_{place}" for place in range(len(self.selector.key_type.fields))]
+        prefix = "key"
+        while any(name.startswith(prefix) for name in self.descriptor.schema.names):  # columns are taken by name
+            prefix = f"_{prefix}"
+        names = [f"{prefix}_{place}" for place in range(len(self.selector.key_type.fields))]
         self._table: RowTable = self.context.keyed_state.row_table(self.descriptor, names)
         self._thresholds = Thresholds(self.ranking, self._new_index, self._is_lasting())
 
@@ -211,7 +214,7 @@ class _Ranked:
         is_null = len(self.numbers) > 1 and compared[0].null_count
         self.primary: Numbers = np.where(self.numbers[0] == 1, LAST, self.numbers[1]) if is_null else self.numbers[0]
         arrival = np.arange(len(all_owners))
-        least_last: list[Any] = [~arrival if ranking.latest else arrival]
+        least_last: list[Any] = [~arrival] if ranking.latest else []  # the sort is stable
         if offered.times is not None:
             self.times = np.concatenate([held.times, offered.times])
             least_last.append(~self.times if ranking.latest else self.times)

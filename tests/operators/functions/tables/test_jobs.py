@@ -98,6 +98,20 @@ def test_a_key_that_a_function_computes_is_in_the_updates() -> None:
         assert top.schema.names == ["key", "auction", "bidder", "price", "rank"]
 
 
+def test_columns_may_be_called_as_a_state_calls_its_own() -> None:
+    types = {"key_0": int, "key": int, "order": int, "time": int, "value": int}
+    row = {"key_0": 1, "key": 2, "order": 3, "time": 4, "value": 5}
+    with hf.testing.Job(state_backend="filesystem") as job:
+        feed = job.input("rows", types)
+        out = job.output(feed.stream.key_by("key_0").top(2, by="key").uid("top"))
+        job.start()
+        feed.add(row)
+        job.restart(parallelism=2)
+        out.take()
+        feed.add({**row, "key": 9, "value": 6})
+        assert sorted(out.rows(), key=repr) == [{**row, "rank": 2}, {**row, "key": 9, "value": 6, "rank": 1}]
+
+
 def test_ties_go_to_the_earlier_or_the_later() -> None:
     for ties, first in (("earlier", "bob"), ("later", "cat")):
         with bids(lambda keyed, ties=ties: keyed.top(1, by="price", ties=ties)) as (_, feed, out):  # type: ignore[misc]
