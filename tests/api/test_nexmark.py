@@ -15,7 +15,7 @@ from holdfast.api.nexmark.queries import QUERIES, named_queries
 from holdfast.api.nexmark.query import Judged, Query
 from holdfast.api.nexmark.speed import FLINK, environment
 
-EVENTS = 1_500
+EVENTS = 2_000
 Pair = tuple[int, int]
 
 
