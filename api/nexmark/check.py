@@ -16,9 +16,9 @@ from holdfast.api.testing.job import Job
 EVENTS = 200_000
 EVENTS_PER_SECOND = 1_000
 """Of event time: one in each ms, so that no two bids come at one time."""
-MADE_MS = 200
-"""By the job's clock, in which all events are made: in some 20 steps."""
-BEGINS_MS = 9_900
+MADE_MS = 100
+"""By the job's clock, in which all events are made: in some 10 steps."""
+BEGINS_MS = 9_950
 """The job's clock at the start: a window by the clock ends in the middle."""
 
 Backend = Literal["memory", "filesystem", "rocksdb"]

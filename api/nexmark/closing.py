@@ -1,101 +1,69 @@
 """Queries of auctions that have closed, and of their winning bids: q4, q6, q9.
 
 A bid counts if its time is that of the auction or later, and not behind `expires`. The highest wins; of equals the earliest, and of
-those of one time the one of the bidder with the least id, then with the least text. An auction without such a bid gives nothing."""
+those of one time the one that came first. An auction without such a bid gives nothing.
+
+Bids meet their auctions within the longest time that one is open. What they make has the end of its auction as event time, so that
+an auction closes when a window does, and all of it is columnar."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from holdfast.api.nexmark.events import SCHEMAS
+from holdfast.api.nexmark.events import AUCTIONS, EVENTS, OPEN_AUCTIONS, SCHEMAS
 from holdfast.api.nexmark.query import Auctions, Query, picked
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
-from holdfast.operators.functions.connected import KeyedCoProcessFunction
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.statebackends.state import ListStateDescriptor, ValueStateDescriptor
+from holdfast.operators.functions.windows.assigners import Tumbling
+from holdfast.statebackends.state import ListStateDescriptor
 
 LAST = 10
 """Auctions of a seller in q6's mean."""
+CLOSING_MS = 1_000
+"""Auctions that end within one such stretch of time close together."""
 
-CLOSES = "closes_ms"
-
-
-class WinningBids(KeyedCoProcessFunction):
-    """Emits each auction with its winning bid, when event time has reached its end.
-
-    Bids may come before their auction; those whose auction should have come are forgotten."""
-
-    def __init__(self, auction: pa.Schema, bid: pa.Schema) -> None:
-        """Columns of both, of which none are called alike. The auction has `closes_ms`, the bid `price` and `bidder`."""
-        self.auction = ValueStateDescriptor("auction", pa.struct([*auction, ("opened_ms", pa.int64())]))
-        timed = pa.struct([*bid, ("at_ms", pa.int64())])
-        self.best = ValueStateDescriptor("best", timed)
-        self.early = ListStateDescriptor("early", timed)
-        self.states = (self.auction, self.best, self.early)  # type: ignore[misc]  # of this instance: the columns are the streams'
-
-    def process_element1(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
-        opened = {**value, "opened_ms": ctx.timestamp}
-        ctx.state(self.auction).update(opened)
-        ctx.timers.register_event_time_timer(value[CLOSES])
-        early = ctx.state(self.early)
-        for bid in early.get():
-            self._offer(opened, bid, ctx)
-        early.clear()
-
-    def process_element2(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
-        assert ctx.timestamp is not None
-        bid = {**value, "at_ms": ctx.timestamp}
-        opened = ctx.state(self.auction).value()
-        if opened is None:
-            ctx.state(self.early).add(bid)
-            ctx.timers.register_event_time_timer(ctx.timestamp)
-        else:
-            self._offer(opened, bid, ctx)
-
-    def _offer(self, opened: Any, bid: Any, ctx: ProcessContext) -> None:
-        if opened["opened_ms"] <= bid["at_ms"] <= opened[CLOSES]:
-            best = ctx.state(self.best)
-            before = best.value()
-            if before is None or _rank(bid) < _rank(before):
-                best.update(bid)
-
-    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
-        auction, best, early = ctx.state(self.auction), ctx.state(self.best), ctx.state(self.early)
-        opened = auction.value()
-        if opened is None:
-            early.update([bid for bid in early.get() if bid["at_ms"] > timestamp_ms])
-        elif timestamp_ms >= opened[CLOSES]:
-            winner = best.value()
-            if winner is not None:
-                del opened["opened_ms"], winner["at_ms"]
-                out({**opened, **winner})
-            auction.clear()
-            best.clear()
+_TIME_BITS = 24
+"""Of the time from an auction to a bid, ms: 4 hours."""
+_RANK = pa.field("rank", pa.int64())
 
 
-def _rank(bid: Any) -> tuple[Any, ...]:
-    """Less wins."""
-    return -bid["price"], bid["at_ms"], bid.get("bidder", 0), bid.get("bid_extra", "")
+def open_ms(house: Auctions) -> int:
+    """The longest that an auction is open."""
+    horizon = -(-OPEN_AUCTIONS * EVENTS * 1_000 // (AUCTIONS * house.events_per_second))
+    return 2 * (horizon + 1) + 1
 
 
-def winning_bids(house: Auctions, auction: tuple[str, ...], **bid: str) -> Stream:
-    """Auctions that have closed, with these columns, and their winning bids with those that are named, as {name: column}."""
-    given = house.read("auction", tuple(dict.fromkeys(("id", "dateTime", "expires", *auction))))
-    auctions = picked(given, "id", *auction, **{CLOSES: ("expires", pa.int64())}).uid("auctions-closing")
-    bids = house.read("bid", tuple(dict.fromkeys(("auction", "dateTime", *bid.values()))))
-    renamed = picked(bids, "auction", **bid).uid("bids-of-auctions")
-    assert auctions.schema is not None
-    assert renamed.schema is not None
-    function, returns = WinningBids(auctions.schema, renamed.schema), pa.schema([*auctions.schema, *renamed.schema])
-    return auctions.connect(renamed).key_by("id", "auction").process(function, returns=returns).uid("winning")
+def ranked(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """One number for each bid of an auction: the greatest wins."""
+    bid_ms, auction_ms = (rows.column(name).view(pa.int64()).to_numpy() for name in ("bid_dateTime", "opened"))
+    rank = rows.column("price").to_numpy() * 2**_TIME_BITS + (2**_TIME_BITS - 1 - (bid_ms - auction_ms))
+    return rows.append_column(_RANK, pa.array(rank.astype(np.int64)))
+
+
+def winning_bids(house: Auctions, auctions: Stream, *auction: str, **bid: str) -> Stream:
+    """Each auction that has closed: `auction`, its id, `expires`, these of its columns, and, of its winning bid, the price and
+    those that are named, as {name: column}. Event times are within `CLOSING_MS` of `expires`."""
+    opened = picked(auctions, "id", "expires", *auction, opened="dateTime").uid("opened")
+    made = house.read("bid", tuple(dict.fromkeys(("auction", "price", "dateTime", *bid.values()))))
+    bids = picked(made, "auction", "price", **{"bid_dateTime": "dateTime", **bid}).uid("bids-of-auctions")
+    longest = open_ms(house)
+    pairs = bids.interval_join(opened, on=("auction", "id"), lower=-longest, upper=0).uid("pairs")
+    counting = pairs.filter("bid_dateTime <= expires").uid("counting")
+    assert counting.schema is not None
+    ranks = counting.map_batches(ranked, returns=counting.schema.append(_RANK)).uid("ranked")
+    closing = ranks.assign_timestamps("expires", longest).uid("closing").key_by("auction").window(Tumbling(CLOSING_MS))
+    of_auction: dict[str, Any] = {name: aggregates.first(name) for name in ("expires", *auction)}
+    of_bid: dict[str, Any] = {name: aggregates.arg_max(name, by="rank") for name in bid}
+    return closing.aggregate(price=aggregates.max("price"), **of_auction, **of_bid).uid("winning")
 
 
 def average_price_of_category(house: Auctions) -> Stream:
-    winners = winning_bids(house, ("category",), price="price")
-    return winners.key_by("category").aggregate(final=aggregates.mean("price")).uid("averages")
+    auctions = house.auctions("id", "dateTime", "expires", "category")
+    return winning_bids(house, auctions, "category").key_by("category").aggregate(final=aggregates.mean("price")).uid("averages")
 
 
 class LastAuctions(ProcessFunction):
@@ -109,12 +77,13 @@ class LastAuctions(ProcessFunction):
     returns = pa.schema({"seller": pa.int64(), "auction": pa.int64(), "average": pa.float64()})
 
     def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
-        ctx.state(self.waiting).add((value[CLOSES], value["id"], value["price"]))
-        ctx.timers.register_event_time_timer(value[CLOSES])
+        assert ctx.timestamp is not None
+        ctx.state(self.waiting).add((value["expires"], value["auction"], value["price"]))
+        ctx.timers.register_event_time_timer(ctx.timestamp)
 
     def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
         waiting, last = ctx.state(self.waiting), ctx.state(self.last)
-        closed = sorted(row for row in waiting.get() if row[0] <= timestamp_ms)
+        closed = sorted(row for row in waiting.get() if row[0] <= timestamp_ms)  # of this window, and no other's
         waiting.update([row for row in waiting.get() if row[0] > timestamp_ms])
         prices = list(last.get())
         for _, auction, price in closed:
@@ -124,21 +93,25 @@ class LastAuctions(ProcessFunction):
 
 
 def average_price_of_seller(house: Auctions) -> Stream:
-    winners = winning_bids(house, ("seller",), price="price")
-    return winners.key_by("seller").process(LastAuctions()).uid("averages")
+    winners = winning_bids(house, house.auctions("id", "dateTime", "expires", "seller"), "seller")
+    times = picked(winners, "auction", "seller", "price", expires=("expires", pa.int64())).uid("ends")
+    return times.key_by("seller").process(LastAuctions()).uid("averages")
 
 
 def auctions_with_winners(house: Auctions) -> Stream:
-    own = tuple(name for name in SCHEMAS["auction"].names if name != "id")
-    bid = {"bidder": "bidder", "price": "price", "bid_dateTime": "dateTime", "bid_extra": "extra"}
-    return winning_bids(house, own, **bid)
+    """Winners meet the whole auction again: its texts are not carried along with every bid."""
+    auctions = house.read("auction", SCHEMAS["auction"].names)
+    winners = winning_bids(house, auctions, bidder="bidder", bid_dateTime="dateTime", bid_extra="extra")
+    narrow = picked(winners, "bidder", "price", "bid_dateTime", "bid_extra", id="auction").uid("winners")
+    longest = open_ms(house) + CLOSING_MS
+    return narrow.interval_join(auctions, on="id", lower=-longest, upper=0).uid("auctions-with-winners")
 
 
 _WINNERS = """
     WITH winners AS (
         SELECT auction.*, bidder, price, bid.dateTime AS bid_dateTime, bid.extra AS bid_extra
         FROM auction JOIN bid ON id = bid.auction AND bid.dateTime BETWEEN auction.dateTime AND expires
-        QUALIFY row_number() OVER (PARTITION BY id ORDER BY price DESC, bid_dateTime, bidder, bid_extra) = 1
+        QUALIFY row_number() OVER (PARTITION BY id ORDER BY price DESC, bid_dateTime) = 1
     )
 """
 

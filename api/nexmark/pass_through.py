@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.api.nexmark.query import Auctions, Query
 from holdfast.operators.datastream.stream import Stream
@@ -36,20 +35,17 @@ def selection(house: Auctions) -> Stream:
     return house.bids("auction", "price").filter("auction % 123 = 0").uid("selected")
 
 
-def side_input(bids: pa.RecordBatch) -> pa.RecordBatch:
-    """Each bid with the value that a bounded table has for its auction."""
-    keys = pc.subtract(bids.column("auction"), pc.multiply(pc.divide(bids.column("auction"), SIDE_ROWS), SIDE_ROWS))
-    return bids.append_column("value", _side_values().take(keys))
-
-
-def _side_values() -> pa.Array:
-    return pa.array(range(SIDE_ROWS), pa.int64()).cast(pa.string())
+def with_side_key(bids: pa.RecordBatch) -> pa.RecordBatch:
+    return bids.append_column("key", pa.array(bids.column("auction").to_numpy() % SIDE_ROWS))
 
 
 def bounded_side_input(house: Auctions) -> Stream:
     bids = house.bids("auction", "bidder", "price", "dateTime")
     assert bids.schema is not None
-    return bids.map_batches(side_input, returns=bids.schema.append(pa.field("value", pa.string()))).uid("values")
+    keyed = bids.map_batches(with_side_key, returns=bids.schema.append(pa.field("key", pa.int64()))).uid("keyed")
+    keys = pa.array(range(SIDE_ROWS), pa.int64())
+    side_input = pa.table({"key": keys, "value": keys.cast(pa.string())})
+    return keyed.lookup_join(side_input, on="key").uid("values")
 
 
 def calculation(house: Auctions) -> Stream:
