@@ -478,6 +478,9 @@ class SessionRows(Protocol):
     def first_pane(self, late_until: int) -> int:
         """Records of earlier panes belong into this one."""
 
+    def next_end(self, after: int) -> int | None:
+        """The first moment behind `after` at which a session may end; None without rows that end behind it."""
+
     def closing(self, after: int, until: int) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
         """Key columns, and results, of the sessions whose end lies behind `after`, and not behind `until`."""
 

@@ -65,6 +65,13 @@ class SessionPanes:
         """Start of the first pane that a record can be in whose own window ends behind `late_until`."""
         return max(_ALWAYS, ((late_until + 1) // self._gap_ms - 1) * self._gap_ms)
 
+    def next_end(self, after: int) -> int | None:
+        for pane in self._store.namespaces():
+            ends = self._ends(pane)
+            if len(ends := ends[ends > after]):
+                return int(ends.min())
+        return None
+
     def closing(self, after: int, until: int) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
         for pane in self._store.namespaces():
             if pane + self._gap_ms > until:
@@ -110,9 +117,12 @@ class SessionPanes:
 
     def drop_remains(self, late_until: int) -> None:
         pane = self.first_pane(late_until)
+        if not self._store.row_count(pane):
+            return
         slots, ends = np.arange(self._store.row_count(pane)), self._ends(pane)
         is_alive = (ends > late_until) | self._goes_on(pane, self._store.keys_of(pane, slots), ends)
-        self._store.keep(pane, slots[is_alive])
+        if not is_alive.all():
+            self._store.keep(pane, slots[is_alive])
 
     def forget(self, late_until: int) -> None:
         first = self.first_pane(late_until)

@@ -88,6 +88,10 @@ class ColumnarWindowOperator(Operator):
         return None if self.late_tag else columns_of(self.descriptor, self.selector.columns)
 
     def combining(self) -> Combining | str:
+        if self.late_tag:
+            return "late records go on unchanged"
+        if not self.windows.is_event_time:
+            return "the clock at arrival decides"
         if isinstance(self.windows, Session):
             return "sessions begin and end with their records"
         return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
@@ -100,8 +104,22 @@ class ColumnarWindowOperator(Operator):
         entries = [*self.context.operator_state.list_state(_WATERMARKS.name).entries, *copies.entries]
         copies.update([])
         if entries:
-            # at the cut the watermark was the same on every subtask, since each channel brings it to all of them
-            self._watermark = self._kept_watermark = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
+            # at the cut the watermark was the same on every subtask, since each channel brings it to all of them; clocks were not
+            found = [int.from_bytes(entry, "big", signed=True) for entry in entries]
+            self._watermark = self._kept_watermark = min(found)
+            self._clock_was = max(found)
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        if not self.windows.is_event_time:
+            batch = self._arrived(batch)
+        stamps = self._stamps(batch)
+        if batch.num_rows:
+            count_records(batch, self.context)
+            self._take(batch, stamps)
+
+    @abstractmethod
+    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
+        """Records with their times."""
 
     def close(self) -> None:
         close_selections(self.descriptor)
@@ -140,6 +158,9 @@ class ColumnarWindowOperator(Operator):
         return self._watermark - self.windows.size_ms + 1 if self._watermark < MAX_WATERMARK else MAX_WATERMARK
 
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+        return self._advance(watermark_ms) if self.windows.is_event_time else iter(())
+
+    def _advance(self, watermark_ms: int) -> Iterator[None]:
         """What is late is decided at once; what is due fires in slices."""
         self._watermark = max(self._watermark, watermark_ms)
         if watermark_ms < MAX_WATERMARK:
@@ -148,6 +169,40 @@ class ColumnarWindowOperator(Operator):
 
     @abstractmethod
     def _fire_due(self) -> Iterator[None]: ...
+
+    # ---------------------------------------------------------------------------------------------- processing time
+
+    _clock_was = MIN_WATERMARK
+    """The latest clock of a subtask at the cut; time does not go back."""
+
+    def _arrived(self, batch: Batch) -> Batch:
+        """With the clock as event time: that of a window that has not fired, so that none fires twice."""
+        now_ms = max(self.context.now_ms(), self._watermark + 1, self._clock_was + 1)
+        due_ms = self.next_processing_time_ms()
+        if due_ms is not None and due_ms < now_ms:
+            for _ in self._advance(now_ms - 1):
+                pass
+        return batch.with_timestamps(np.full(batch.num_rows, now_ms, np.int64))
+
+    def next_processing_time_ms(self) -> int | None:
+        return None if self.windows.is_event_time else self._next_due()
+
+    def process_processing_time(self, now_ms: int) -> Iterator[None]:
+        """No further than windows are due, so that a record that comes in the same ms has the clock as its time."""
+        due_ms = self.next_processing_time_ms()
+        if due_ms is not None and due_ms < now_ms:
+            yield from self._advance(now_ms - 1)
+            due_ms = self.next_processing_time_ms()
+        if due_ms == now_ms:
+            yield from self._advance(now_ms)
+
+    def finish(self) -> Iterator[None]:
+        """Windows of processing time that are open at the end of input fire once."""
+        return iter(()) if self.windows.is_event_time else self._advance(MAX_WATERMARK)
+
+    @abstractmethod
+    def _next_due(self) -> int | None:
+        """When the clock fires a window next, ms; what a restore found unfinished is due at once."""
 
     def _update(self, state: ColumnarState, namespaces: npt.NDArray[np.int64] | int, batch: Batch) -> KeyColumn:
         keys = self._batch_keys(batch)
@@ -221,14 +276,14 @@ class TumblingWindowOperator(ColumnarWindowOperator):
     def open(self) -> None:
         self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        stamps = self._stamps(batch)
-        if not batch.num_rows:
-            return
-        count_records(batch, self.context)
+    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         windows, batch = self._windows_of(batch, stamps)
         if batch.num_rows:
             self._update(self._state, windows, batch)
+
+    def _next_due(self) -> int | None:
+        windows = self._state.namespaces()
+        return windows[0] + self.windows.size_ms - 1 if windows else None
 
     def _windows_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
         """Start of each record's window (one number when it is the same for all), and the records that are not late."""

@@ -35,9 +35,9 @@ def columnar_window(
     if len(set(reserved)) != len(reserved):
         raise GraphError(f"operator 'window': a key column is called like a window's: {', '.join(reserved)}", operator="window")
     descriptor = columnar_descriptor("windows", aggregates, rows, reserved, "window")
-    late: dict[str, Any] = {"lateness_ms": options.lateness_ms, "late_tag": options.late_tag}
+    late: dict[str, Any] = {"lateness_ms": options.lateness_ms if windows.is_event_time else 0, "late_tag": options.late_tag}
     operator: ColumnarWindowOperator
-    if isinstance(windows, Tumbling) and not options.lateness_ms:
+    if isinstance(windows, Tumbling) and not late["lateness_ms"]:
         operator = TumblingWindowOperator(windows, descriptor, selector, rows, late_tag=options.late_tag)
     elif isinstance(windows, Session):
         operator = SessionWindowOperator(windows, descriptor, selector, rows, **late)
@@ -49,10 +49,10 @@ def columnar_window(
 def _checked(windows: WindowAssigner, options: RowWindowOptions) -> Tumbling | Sliding | Session:
     rows = "give row functions: reduce, process or aggregate(function)"
     is_fixed = not isinstance(windows, Session) or windows.gap_of is None
-    if not isinstance(windows, Tumbling | Sliding | Session) or not windows.is_event_time or not is_fixed:
+    if not isinstance(windows, Tumbling | Sliding | Session) or not is_fixed:
         raise GraphError(
-            "operator 'window': aggregates over columns take tumbling and sliding windows, and sessions with one gap, of event "
-            f"time, not {windows!r}; {rows}",
+            "operator 'window': aggregates over columns take tumbling and sliding windows, and sessions with one gap, not "
+            f"{windows!r}; {rows}",
             operator="window",
         )
     for what, given in (("trigger", options.trigger), ("evictor", options.evictor)):
@@ -70,12 +70,15 @@ def _sliding(windows: Tumbling | Sliding) -> Sliding:
 
 
 def _properties(windows: Tumbling | Sliding | Session, options: RowWindowOptions) -> dict[str, Any]:
+    properties: dict[str, Any]
     if isinstance(windows, Session):
         properties = {"gap_ms": windows.gap_ms}
     else:
         properties = {"size_ms": windows.size_ms, "offset_ms": windows.offset_ms}
     if isinstance(windows, Sliding):
         properties["slide_ms"] = windows.slide_ms
+    if not windows.is_event_time:
+        properties["time"] = "processing"
     if options.lateness_ms:
         properties["lateness_ms"] = options.lateness_ms
     return properties

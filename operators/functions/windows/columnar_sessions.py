@@ -74,6 +74,8 @@ class SessionWindowOperator(LateWindowOperator):
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
+        if not self.windows.is_event_time:
+            self._sessions.drop_remains(self._late_until)  # clocks differ: what has fired is told by its absence
         for namespace in self._waiting.namespaces():
             self._waiting.remove(namespace)
         if self._pending:
@@ -83,10 +85,7 @@ class SessionWindowOperator(LateWindowOperator):
 
     # ------------------------------------------------------------------------------------------------------ records
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        stamps = self._stamps(batch)
-        if not batch.num_rows:
-            return
+    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         for _ in self._emit():  # what was due at the barrier
             pass
         late_until = self._late_until
@@ -140,9 +139,15 @@ class SessionWindowOperator(LateWindowOperator):
         """End of the last session that is late."""
         return max(MIN_WATERMARK, self._ended(watermark_ms) - lateness_ms)
 
-    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
+    def _next_due(self) -> int | None:
+        if self._pending:
+            return 0
+        end = self._sessions.next_end(self._fired_until)
+        return None if end is None else end - 1
+
+    def _advance(self, watermark_ms: int) -> Iterator[None]:
         before = self._fired_until
-        slices = super().process_watermark(watermark_ms)
+        slices = super()._advance(watermark_ms)
         if self._fired_until > before:
             self._pending.extend(self._named(self._sessions.closing(before, self._fired_until)))
             self._sessions.forget(self._late_until)

@@ -111,10 +111,7 @@ class SlidingWindowOperator(LateWindowOperator):
                 arrays = rows.columns
                 self._waiting.update(self._keys(arrays), start, arrays[len(self.selector.names) :])
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        stamps = self._stamps(batch)
-        if not batch.num_rows:
-            return
+    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         self._go_on()
         count_records(batch, self.context)
         panes, batch = self._panes_of(batch, stamps)
@@ -177,6 +174,12 @@ class SlidingWindowOperator(LateWindowOperator):
         while (due := self._next_window()) is not None and due <= self._fired_until:
             yield from self._fire(due)
         self._settle()
+
+    def _next_due(self) -> int | None:
+        if self._is_restored:
+            return 0
+        start = self._next_window()
+        return None if start is None else start + self.windows.size_ms - 1
 
     def _next_window(self) -> int | None:
         """Start of the next window that has records."""
