@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
-from holdfast.operators.functions.combining import count_records
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Sliding
@@ -113,7 +112,6 @@ class SlidingWindowOperator(LateWindowOperator):
 
     def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         self._go_on()
-        count_records(batch, self.context)
         panes, batch = self._panes_of(batch, stamps)
         if batch.num_rows:
             keys = self._update(self._state, panes, batch)
