@@ -137,3 +137,7 @@ def test_what_aggregates_over_columns_refuse() -> None:
         ]:
             with pytest.raises(hf.GraphError, match=f"operator 'window': .*{text}"):
                 windowed.aggregate(n=hf.count())
+
+
+def test_records_that_may_go_to_a_late_output_are_not_combined_before_an_exchange() -> None:
+    assert operator(Sliding(10, 10)).combining() == "late records go on unchanged"
