@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
-from holdfast.operators.functions.joins.buffers import Arrival, SideBuffer
+from holdfast.operators.functions.joins.buffers import SideBuffer
+from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.statebackends.row_tables.table import SortedRowTable
-from holdfast.statebackends.state import NO_ORDER
 
 
 def _one_millisecond_early(original: Any) -> Any:
@@ -25,14 +24,16 @@ def _loses_deletions(original: Any) -> Any:
     return note_deleted
 
 
-def _forgets_how_far(original: Any) -> Any:
-    def restored_pending(self: SideBuffer, side: int) -> Iterator[Arrival]:
-        """Rows that were cut off make all of their pairs again."""
-        for arrival in original(self, side):
-            arrival.after[:] = NO_ORDER
-            yield arrival
+def _made_by_both(original: Any) -> Any:
+    def make_pairs(self: IntervalJoinOperator) -> None:
+        """Of two rows of one time either makes the pair."""
+        arrival = self._arrivals[0]
+        original(self)
+        found = self.buffers[1 - arrival.side].rows.probe(arrival.keys, (arrival.times, arrival.times)).next(1 << 15)
+        if found is not None and len(found):
+            self._emit_pairs(arrival, found)
 
-    return restored_pending
+    return make_pairs
 
 
 def _forgets_partners(original: Any) -> Any:
@@ -53,36 +54,36 @@ SABOTAGES = (
     Sabotage(
         "hasty_buffer",
         "a row goes from the buffer of a join 1 ms before its last partner may come",
-        ("I1", "I2"),
+        ("I1", "I2", "I7"),
         (Mutant(SideBuffer, "due_until", _one_millisecond_early),),
         workloads=("joins",),
     ),
     Sabotage(
         "lost_deletions",
         "an increment of a row table does not say which older rows were deleted",
-        ("I1", "I2", "I7", "I11", "I35"),
+        ("I2", "I7"),
         (Mutant(SortedRowTable, "_note_deleted", _loses_deletions),),
-        workloads=("joins",),
+        workloads=("versions",),
     ),
     Sabotage(
         "partner_forgotten",
         "a row that has found a partner comes out without one, too",
-        ("I2",),
+        ("I2", "I7"),
         (Mutant(SideBuffer, "found", _forgets_partners),),
         workloads=("joins",),
     ),
     Sabotage(
         "pair_made_twice",
-        "a row that a barrier cut off between two of its pairs makes those in front of it again",
+        "a pair of two rows of one time is made by each of them",
         ("I2", "I7"),
-        (Mutant(SideBuffer, "restored_pending", _forgets_how_far),),
+        (Mutant(IntervalJoinOperator, "_make_pairs", _made_by_both),),
         workloads=("joins",),
     ),
     Sabotage(
         "uncleaned_buffer",
         "rows stay in the buffer of a join for which no partner can follow",
         ("I35",),
-        (Mutant(SideBuffer, "clean_exactly", _keeps_rows),),
+        (Mutant(SideBuffer, "clean", _keeps_rows), Mutant(SideBuffer, "clean_exactly", _keeps_rows)),
         workloads=("joins",),
     ),
 )

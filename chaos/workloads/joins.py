@@ -59,17 +59,17 @@ class Joined:
 
 def make(rng: random.Random) -> Scenario:
     """Two feeds over about the same event time, of which one is ahead of the other; nothing is late."""
-    keys, disorder_ms = rng.choice((1, 4, 12)), rng.choice((0, 15, 60))
-    start_ms = 10_000 + rng.choice((-300, 0, 300))
+    keys, disorder_ms, step_ms = rng.choice((1, 4, 12)), rng.choice((1, 3, 15, 60)), rng.choice((1, 1, 2, 4))
+    start_ms = 10_000 + rng.choice((-100, 0, 50))
     feeds = (
-        Feed("left-in", rng.randint(60, 200), keys, 0, 10_000, rng.randint(2, 6), disorder_ms),
-        Feed("right-in", rng.randint(60, 200), keys, 1_000_000, start_ms, rng.randint(2, 6), disorder_ms),
+        Feed("left-in", rng.randint(60, 160), keys, 0, 10_000, step_ms, disorder_ms),
+        Feed("right-in", rng.randint(60, 160), keys, 1_000_000, start_ms, step_ms, disorder_ms),
     )
     hows: tuple[How, ...] = ("inner", "left", "right", "full", "full")
-    joined = Joined(feeds, *rng.choice(((0, 0), (-10, 40), (-60, -20), (20, 60), (0, 120))), rng.choice(hows))
+    joined = Joined(feeds, *rng.choice(((0, 0), (-10, 20), (-30, -10), (10, 30), (0, 40))), rng.choice(hows))
     paces = tuple(draw_pace(rng, feed.rows) for feed in feeds)
     parallelism = rng.randint(1, PARALLELISM_MAX)
-    slices = rng.choice((1, 4, 20, PAIRS_PER_SLICE_MAX)), rng.choice((1, 3, ROWS_PER_SLICE_MAX))
+    slices = rng.choice((8, 30, PAIRS_PER_SLICE_MAX)), rng.choice((1, 3, ROWS_PER_SLICE_MAX))
     settings = draw_settings(rng)
     uids, rows = tuple(feed.uid for feed in feeds), partial(_rows, joined)
     emitted = Emitted("joined", STATES, partial(_emitted_at, joined))
@@ -101,7 +101,9 @@ def _plan(
 
 def _timed(environment: Environment, feed: Feed, pace: tuple[float, int]) -> Stream:
     source = environment.from_source(feed.source(*pace)).uid(feed.uid)
-    return source.assign_timestamps("at", max_out_of_orderness_ms=feed.disorder_ms).uid(f"{feed.uid}-times")
+    # as exact as can be: a record may come when the watermark is 1 ms behind it
+    bound_ms = max(0, feed.disorder_ms - feed.step_ms)
+    return source.assign_timestamps("at", max_out_of_orderness_ms=bound_ms).uid(f"{feed.uid}-times")
 
 
 # ------------------------------------------------------------------------------------------ the same, one record at a time
