@@ -7,7 +7,6 @@ from typing import Any
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.operators.functions.joins.buffers import SideBuffer
 from holdfast.operators.functions.joins.interval import IntervalJoinOperator
-from holdfast.statebackends.row_tables.table import SortedRowTable
 
 
 def _one_millisecond_early(original: Any) -> Any:
@@ -15,13 +14,6 @@ def _one_millisecond_early(original: Any) -> Any:
         return int(original(self, watermark_ms + 1))
 
     return due_until
-
-
-def _loses_deletions(original: Any) -> Any:
-    def note_deleted(self: SortedRowTable, run: Any, positions: Any) -> None:
-        """What the next increment says of rows that older ones have."""
-
-    return note_deleted
 
 
 def _made_by_both(original: Any) -> Any:
@@ -57,13 +49,6 @@ SABOTAGES = (
         ("I1", "I2", "I7"),
         (Mutant(SideBuffer, "due_until", _one_millisecond_early),),
         workloads=("joins",),
-    ),
-    Sabotage(
-        "lost_deletions",
-        "an increment of a row table does not say which older rows were deleted",
-        ("I2", "I7"),
-        (Mutant(SortedRowTable, "_note_deleted", _loses_deletions),),
-        workloads=("versions",),
     ),
     Sabotage(
         "partner_forgotten",

@@ -89,7 +89,6 @@ SCENES = {
     "early_cleaning": Scene("sessions"),
     "needed_version_dropped": Scene("versions"),
     "stale_version": Scene("versions"),
-    "lost_deletions": Scene("versions", backend="filesystem"),
     "hasty_buffer": Scene("joins", first=4),
     "partner_forgotten": Scene("joins"),
     "pair_made_twice": Scene("joins", first=1),
