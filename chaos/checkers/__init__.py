@@ -104,7 +104,7 @@ INVARIANTS: dict[str, str] = {
     "I32": "each record of a window is in a result, in the late output or in the count of late records, and in one of them alone",
     "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
     "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
-    "I35": "no window keeps state past the watermark at which it is to be cleaned up",
+    "I35": "no window and no join keeps state past the watermark at which it is to be cleaned up",
 }
 """Invariant -> its meaning in one line."""
 

@@ -18,7 +18,7 @@ from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from holdfast.chaos.checkers.observations import Observation, Report, Stored, WorldView
 from holdfast.chaos.checkers.oracle import compare_states
 from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError
-from holdfast.chaos.workloads.scenario import CutExpectation, Drained, Scenario, source_uids
+from holdfast.chaos.workloads.scenario import Cleanup, CutExpectation, Drained, Scenario, source_uids
 from holdfast.statebackends.errors import HoldfastError
 
 CHECK_EVERY = 10
@@ -28,7 +28,7 @@ CHECK_EVERY = 10
 class CutChecker(Checker):
     """Compares completed checkpoints with the scenario's expectation for their positions."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I6", "I7", "I8", "I9", "I11", "I26", "I28")
+    invariants: ClassVar[tuple[str, ...]] = ("I6", "I7", "I8", "I9", "I11", "I26", "I28", "I35")
     hears: ClassVar[tuple[type, ...]] = (Stored,)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
@@ -77,3 +77,13 @@ class CutChecker(Checker):
         problem = compare_states(expected, seen.keyed_state(cut.operator_uid, expected))
         if problem is not None:
             self.report("I7", f"{where}: operator {cut.operator_uid}: {problem}")
+        if cut.cleanup is not None:
+            self._check_cleanup(where, seen, cut.operator_uid, cut.cleanup)
+
+    def _check_cleanup(self, where: str, seen: SnapshotView, uid: str, cleanup: Cleanup) -> None:
+        entries = [entry for subtask in seen.list_entries(uid, "watermarks") for entry in subtask]
+        if entries:
+            watermark_ms = min(int.from_bytes(entry, "big", signed=True) for entry in entries)
+            problem = cleanup.problem(seen.keyed_state(uid, cleanup.states), watermark_ms)
+            if problem is not None:
+                self.report("I35", f"{where}: operator {uid}: {problem}")

@@ -9,6 +9,7 @@ from holdfast.chaos.sabotage.combining import SABOTAGES as COMBINING
 from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from holdfast.chaos.sabotage.eventtime import SABOTAGES as EVENT_TIME
 from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
+from holdfast.chaos.sabotage.joins import SABOTAGES as JOINS
 from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
 from holdfast.chaos.sabotage.late_windows import SABOTAGES as LATE_WINDOWS
 from holdfast.chaos.sabotage.lateness import SABOTAGES as LATENESS
@@ -33,8 +34,8 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, TABLES, TASKS, SOURCES, STATE, KEYS),
-        *(LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COMBINING),
+        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, TABLES, TASKS, SOURCES, STATE),
+        *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COMBINING),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -15,6 +15,7 @@ from holdfast.chaos.workloads import (
     expiring,
     fanout,
     idle,
+    joins,
     keys,
     late,
     late_windows,
@@ -41,7 +42,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn),
-        *(latecomers, sessions, column_sessions),
+        *(joins, latecomers, sessions, column_sessions),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }

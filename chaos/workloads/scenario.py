@@ -98,6 +98,15 @@ and a row table as a whole RowsInAnyOrder."""
 
 
 @dataclass(frozen=True, slots=True)
+class Cleanup:
+    """State whose time has passed is gone (I35), at any cut."""
+
+    states: tuple[str, ...]
+    problem: Callable[[CutStates, int], str | None]
+    """What is kept too long, given these states and the watermark that the operator keeps in its list state `watermarks`."""
+
+
+@dataclass(frozen=True, slots=True)
 class CutExpectation:
     """The content of a completed checkpoint: the state that belongs to exactly the input before its source positions."""
 
@@ -107,6 +116,7 @@ class CutExpectation:
     """Keyed state of the operator, given the positions of the sources."""
     after_drains: Callable[[Positions, Drained], CutStates] | None = None
     """The same for a job that was drained before; None: `expected`."""
+    cleanup: Cleanup | None = None
 
 
 @dataclass(frozen=True, slots=True)

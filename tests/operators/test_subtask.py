@@ -547,6 +547,33 @@ def test_rows_of_a_batch_are_in_front_of_its_barrier_whatever_the_slices() -> No
     assert bench.port.take() == [*range(40), barrier(1)]
 
 
+def test_output_that_is_left_lets_a_barrier_in_and_nothing_else() -> None:
+    """The operator has the whole batch before the first slice, and another batch waits until all slices are done."""
+
+    class Doubles(Recording):
+        def process_batch(self, batch: Batch, input_index: int) -> None:
+            self.left = [*getattr(self, "left", []), *batch.rows()]
+
+        def remaining_output(self) -> Iterator[None] | None:
+            return self.slices() if self.left else None
+
+        def slices(self) -> Iterator[None]:
+            while self.left:
+                self.output.collect(Batch(rows=[self.left.pop(0)]))
+                yield
+
+    log: list[str] = []
+    bench = Bench([Doubles("a", log)], 1, log=log).started()
+    bench.rows(0, *range(10))
+    bench.events(0, barrier(1), Watermark(5))
+    bench.rows(0, 77)
+    bench.run()
+    taken = bench.port.take()
+    assert [each for each in taken if isinstance(each, int)] == [*range(10), 77]
+    assert taken.index(barrier(1)) < taken.index(9)
+    assert taken.index(9) < taken.index(Watermark(5)) < taken.index(77)
+
+
 def test_mail_is_served_between_slices() -> None:
     bench = recordings(1, clock=ManualClock(tick_s=0.004))
     bench.rows(0, *range(40))

@@ -162,6 +162,13 @@ class SideBuffer:
             self.rows.drop(stretch)
         self._dropped_until = last if last < MAX_WATERMARK else MIN_WATERMARK  # behind a drain the job may go on
 
+    def has_due(self, watermark_ms: int) -> bool:
+        """Whether rows without a partner are to come out at this watermark."""
+        until = self.due_until(watermark_ms)
+        return (self.is_outer and len(self.unmatched.until(until, 1)) > 0) or (
+            self.keeps_unkeyed and len(self.unkeyed.until(until, 1)) > 0
+        )
+
     def clean_exactly(self, watermark_ms: int) -> None:
         """As `clean`, to the ms, where it costs little."""
         if watermark_ms > MIN_WATERMARK and self.rows.count() <= EXACT_ROWS_MAX:

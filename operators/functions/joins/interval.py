@@ -85,8 +85,6 @@ class IntervalJoinOperator(Operator):
         self._arrivals: deque[Arrival] = deque()
         self._passed = MIN_WATERMARK
         """The watermark behind which rows are no longer kept: the last one whose firing has begun."""
-        self._is_fired = False
-        """All that was due at that watermark is out."""
         self._has_stored = False
 
     def initialize_state(self) -> None:
@@ -113,9 +111,10 @@ class IntervalJoinOperator(Operator):
                 for side, buffer in enumerate(self.buffers)
             ]
             self._has_stored = any(stored)
-        if self._is_fired and not self._arrivals:
+        reached = self._reached.current
+        if not self._arrivals and not any(buffer.has_due(reached) for buffer in self.buffers):
             for buffer in self.buffers:
-                buffer.clean_exactly(self._passed)
+                buffer.clean_exactly(reached)
 
     # ------------------------------------------------------------------------------------------------------------ records
 
@@ -219,7 +218,6 @@ class IntervalJoinOperator(Operator):
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
         """What is late is decided at once; what is due comes out in slices."""
         self._reached.advance(watermark_ms)
-        self._is_fired = False
         return self._fire()
 
     def _fire(self) -> Iterator[None]:
@@ -230,7 +228,6 @@ class IntervalJoinOperator(Operator):
                 yield from self._emit_unmatched(side, buffer)
         for buffer in self.buffers:
             buffer.clean(self._passed)
-        self._is_fired = True
 
     def _emit_unmatched(self, side: int, buffer: SideBuffer) -> Iterator[None]:
         """Rows leave the state as they are emitted."""
