@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from examples.nexmark import events
+
 import holdfast as hf
 from benchmarks.harness import Bench
-from examples.nexmark import events
 
 Table = Callable[[hf.Stream], hf.Stream]
 
