@@ -59,7 +59,7 @@ class Scan:
                 pieces.append((number, positions))
             if found == before:
                 window *= 2
-            elif found + len(runs) * window > rows_max:
+            elif found + len(runs) * window * found // scanned > rows_max:  # as many of the next ones as of those so far
                 break
         if self._from is None and not found:
             return None

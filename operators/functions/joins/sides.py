@@ -13,6 +13,7 @@ from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.joins.output import JoinSide
 from holdfast.statebackends.errors import InvalidTimestampError
+from holdfast.statebackends.row_tables.key_codes import equal_rows, key_codes
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import RowMatches, RowTable, RowTableStateDescriptor
 
@@ -60,6 +61,22 @@ class StoredSide:
         wanted = np.unique(places[found])
         taken = pa.array(np.searchsorted(wanted, places), mask=~found)
         return [column.take(taken) for column in self.values(rows.select(wanted))]
+
+    def by_key(self, rows: RowMatches, context: OperatorContext) -> tuple[RowMatches, ArrowKeyColumn, Positions]:
+        """(rows so that those of a key are together, in their order; the keys; which of them each row has).
+
+        A key may be there twice, where another one has its code."""
+        keys = self.keys_of(rows.keys(), context)
+        codes = key_codes(keys)
+        order = np.argsort(codes, kind="stable")
+        keys, codes = keys.take(order), codes[order]
+        begins = np.ones(len(order), np.bool_)
+        np.not_equal(codes[1:], codes[:-1], out=begins[1:])
+        if not begins.all():
+            count = len(order) - 1
+            neighbours = [array.slice(0, count) for array in keys.arrays], [array.slice(1, count) for array in keys.arrays]
+            begins[1:] |= ~equal_rows(*neighbours)
+        return rows.select(order), keys.take(np.flatnonzero(begins)), np.cumsum(begins) - 1
 
     def distinct_keys(self, rows: RowMatches, context: OperatorContext) -> tuple[ArrowKeyColumn, Positions]:
         """(the keys of rows that are grouped by key, and which of them each row has)."""

@@ -146,21 +146,15 @@ class TemporalJoinOperator(Operator):
         self._is_restored = False
         due = self._reached.current
         if self._earliest_waiting <= due:
-            scan = self._waiting.scan(times=(_MIN_TIME, due))
-            while (rows := scan.next(self.rows_per_slice_max)) is not None:
-                rows = rows.select(np.lexsort((rows.times, rows.queries)))
-                for start in range(0, len(rows), self.rows_per_slice_max):
-                    some = rows.select(np.arange(start, min(start + self.rows_per_slice_max, len(rows))))
-                    self._waiting.delete(some)
-                    self._emit(some)
-                    yield
-                if not len(rows):
-                    yield
+            while len(rows := self._waiting.until(due, self.rows_per_slice_max)):
+                self._waiting.delete(rows)
+                self._emit(rows)
+                yield
             self._earliest_waiting = due + 1 if self._waiting.count() else MAX_WATERMARK
         yield from self._clean()
 
     def _emit(self, rows: RowMatches) -> None:
-        keys, numbers = self.left.distinct_keys(rows, self.context)
+        rows, keys, numbers = self.left.by_key(rows, self.context)
         times = rows.times
         versions = self._versions.rows_of(keys, times=(_MIN_TIME, int(times.max())))
         places, found = valid_at(numbers, times, versions)
