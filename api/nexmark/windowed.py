@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.api.nexmark.events import TIME
-from holdfast.api.nexmark.query import Auctions, Query
+from holdfast.api.nexmark.query import Auctions, Query, picked
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.process import Collector
@@ -141,7 +141,8 @@ class BidsOfBidder(ProcessWindowFunction):
 
 def user_sessions(house: Auctions) -> Stream:
     windows = house.bids("bidder", "dateTime").key_by("bidder").window(Session(GAP_MS))
-    return windows.aggregate(CountRows(), accumulator_type=int, window_function=BidsOfBidder()).uid("sessions")
+    counted = windows.aggregate(bid_count=aggregates.count()).uid("sessions")
+    return picked(counted, "bidder", "bid_count", starttime="window_start", endtime="window_end").uid("named")
 
 
 def user_sessions_by_clock(house: Auctions) -> Stream:
