@@ -12,7 +12,7 @@ The cut at a barrier, exactly. What a checkpoint reflects is every element read 
 
 How many rows a slice may have follows from the measured cost of a row: a step must end in about its time budget whatever a row
 costs, and a cheap row must not pay for that. So a slice starts at one row, grows eightfold while it stays cheap, and shrinks at
-once when it does not."""
+once when its rows are not."""
 
 from __future__ import annotations
 
@@ -49,12 +49,23 @@ GROWTH = 8
 
 SMOOTHING = 0.5
 """Weight of the newest measurement."""
+PROBE_EVERY = 32
+"""Slices cut short by their cost, behind which one has twice as many rows, or half as many."""
+GROWN_PAYS_BELOW = 1.3
+"""Twice the rows in less than so many times the time: most of it was not theirs, and slices stay so large."""
+SHRUNK_PAYS_ABOVE = 1.5
+"""Half the rows in a time that so many times is still less than before: most of it was theirs, and slices stay so small."""
 
 
 class RowBudget:
-    """Rows per slice for one subtask: at least 1, at most `rows_max`."""
+    """Rows per slice for one subtask: at least 1, at most `rows_max`.
 
-    __slots__ = ("_budget_s", "_cost_s", "_proven", "_rows_max")
+    A slice costs something by itself, whatever it has: a columnar operator makes a hundred calls for one row or for a thousand.
+    Where that alone is about the budget, fewer rows would not make a slice shorter, only more of them. So now and then a slice has
+    twice as many rows; while these take hardly longer, slices grow beyond the budget, until a good part of their time is the rows'
+own."""
+
+    __slots__ = ("_budget_s", "_cost_s", "_floor", "_is_upwards", "_proven", "_reference_s", "_rows_max", "_since_probe")
 
     def __init__(self, budget_ms: int, rows_max: int, *, proven: int = 0) -> None:
         """`proven`: rows that are taken to fit before any slice was measured."""
@@ -62,29 +73,68 @@ class RowBudget:
         self._rows_max = rows_max
         self._cost_s = 0.0
         self._proven = proven
+        self._floor = 1
+        """Rows below which slices would not be much shorter."""
+        self._reference_s = 0.0
+        """Time of the last slice that had as many rows as it might have, and was no probe; 0: none."""
+        self._since_probe = PROBE_EVERY
+        self._is_upwards = True
+        """Whether the next probe has more rows, not fewer."""
 
     def rows(self) -> int:
         """Rows that the next slice may have."""
+        rows, is_probe = self._wanted()
+        if not is_probe:
+            return rows
+        return min(2 * rows, self._ceiling) if self._is_upwards or rows < 2 else rows // 2
+
+    @property
+    def _ceiling(self) -> int:
+        return min(self._rows_max, self._proven * GROWTH)
+
+    def _wanted(self) -> tuple[int, bool]:
+        """(rows of a slice, whether the next one is a probe instead)."""
         if self._proven == 0:
-            return 1
-        ceiling = min(self._rows_max, self._proven * GROWTH)
+            return 1, False
+        ceiling = self._ceiling
         if self._cost_s * ceiling <= self._budget_s:
-            return ceiling
-        return max(1, int(self._budget_s / self._cost_s))
+            return ceiling, False
+        rows = max(1, int(self._budget_s / self._cost_s), min(self._floor, ceiling))
+        return rows, rows < ceiling and self._reference_s > 0 and self._since_probe >= PROBE_EVERY
 
     def measured(self, rows: int, seconds: float) -> None:
         """A slice of `rows` took this long."""
         if rows < 1:
             return
         cost = seconds / rows
+        wanted, is_probe = self._wanted()
+        if rows < self.rows():
+            if seconds <= self._budget_s and cost > self._cost_s:
+                return  # of the little that was left of a batch the rows' part is not known
+        elif is_probe:
+            self._compare(wanted, rows, seconds)
+        else:
+            self._reference_s = seconds
+            self._since_probe += 1
         if self._proven == 0 or cost > 4 * self._cost_s:
             self._cost_s = cost
+            self._floor = 1 if rows <= self._floor else self._floor
         else:
             self._cost_s += SMOOTHING * (cost - self._cost_s)
-        if seconds > 2 * self._budget_s:
+        if seconds > 2 * self._budget_s and rows > self._floor:
             self._proven = max(1, rows // 2)
         elif rows > self._proven:
             self._proven = rows
+
+    def _compare(self, wanted: int, rows: int, seconds: float) -> None:
+        """A probe was measured. One that pays is followed by another one at once."""
+        has_more = rows > wanted
+        pays_below = GROWN_PAYS_BELOW if has_more else 1 / SHRUNK_PAYS_ABOVE
+        if seconds < pays_below * self._reference_s:
+            self._floor, self._reference_s = rows, seconds
+            return
+        self._since_probe = 0
+        self._is_upwards = not has_more or wanted > self._floor  # with fewer rows where the floor is what keeps them many
 
 
 class InputPort(Protocol):

@@ -289,7 +289,7 @@ def subtask(watermark_ms: int = 0, **parts: Any) -> Any:
         key=key,
         attempt=1,
         _input=SimpleNamespace(watermark_ms=watermark_ms),
-        chain=SimpleNamespace(nodes=()),
+        chain=SimpleNamespace(nodes=(), head=SimpleNamespace(operator=None, uid="count")),
         state=TaskState.CREATED,
         mailbox=parts.get("mailbox", []),
         _checkpoints=SimpleNamespace(_aborted=parts.get("aborted", [])),

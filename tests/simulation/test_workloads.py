@@ -158,7 +158,7 @@ from holdfast.operators.worker.main import pickle_plan
 for family in WORKLOADS.values():
     for seed in range(5):
         scenario = family.make(random.Random(seed))
-        rows = [sorted(sink.rows().items()) if sink.rows else [] for sink in scenario.sinks]
+        rows = [sorted(sink.rows().items(), key=repr) if sink.rows else [] for sink in scenario.sinks]
         text = repr((scenario.plan(None).graph, scenario.records, scenario.operators, rows))
         print(hashlib.sha256(text.encode() + pickle_plan(scenario.plan(None))).hexdigest())
 """

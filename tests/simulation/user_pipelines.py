@@ -119,14 +119,14 @@ def running_said(env):
 
 
 def sums(env):
-    """How many rows a key has depends on where batches end."""
-    rows = env.from_collection([{"key": i % 5, "n": i} for i in range(300)]).uid("numbers")
+    """How many rows a key has depends on where batches end; sums of floats are not combined before the exchange."""
+    rows = env.from_collection([{"key": i % 5, "n": float(i)} for i in range(300)]).uid("numbers")
     written(rows.key_by("key").aggregate(total=hf.sum("n")).uid("sums"))
 
 
 def pairs(env):
     """Most keys have one row or two, as the end of a batch falls between their records or not."""
-    rows = env.from_collection([{"key": i // 2, "n": i} for i in range(300)]).uid("numbers")
+    rows = env.from_collection([{"key": i // 2, "n": float(i)} for i in range(300)]).uid("numbers")
     written(rows.key_by("key").aggregate(total=hf.sum("n")).uid("sums"))
 
 

@@ -1,0 +1,62 @@
+"""How many rows a slice has, by what slices have cost: no clock, costs are made up."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdfast.operators.task.input import PROBE_EVERY, RowBudget
+
+BUDGET_MS = 5
+ROWS_MAX = 65_536
+MS = 0.001
+
+
+def run(budget: RowBudget, fixed_s: float, cost_s: float, slices: int, *, noise: float = 0.0) -> list[tuple[int, float]]:
+    """(rows, seconds) of slices that cost something by themselves, and something for each row."""
+    rng, found = random.Random(3), []
+    for _ in range(slices):
+        rows = budget.rows()
+        seconds = (fixed_s + cost_s * rows) * (1 + noise * rng.random())
+        budget.measured(rows, seconds)
+        found.append((rows, seconds))
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("cost_s", [5e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("fixed_s", [0.0, 0.5 * MS, 4 * MS, 6 * MS, 20 * MS])
+def test_rows_get_their_part_of_the_time_whatever_a_slice_costs_by_itself(fixed_s: float, cost_s: float, noise: float) -> None:
+    later = run(RowBudget(BUDGET_MS, ROWS_MAX), fixed_s, cost_s, 600, noise=noise)[300:]
+    own_s = cost_s * sum(rows for rows, _ in later)
+    assert own_s / sum(seconds for _, seconds in later) > 0.2
+    assert max(seconds for _, seconds in later) < (2 * max(BUDGET_MS * MS, 4 * fixed_s) + 4 * cost_s) * (1 + noise)
+
+
+def test_costly_rows_come_one_by_one() -> None:
+    later = run(RowBudget(BUDGET_MS, ROWS_MAX), 0.1 * MS, 0.05, 400)[100:]
+    assert max(rows for rows, _ in later) == 2, "a probe now and then"
+    assert sum(rows == 1 for rows, _ in later) >= len(later) * (1 - 2 / PROBE_EVERY)
+
+
+def test_slices_are_short_again_once_they_cost_little_by_themselves() -> None:
+    budget = RowBudget(BUDGET_MS, ROWS_MAX)
+    assert run(budget, 20 * MS, 1e-6, 300)[-1][1] > 25 * MS
+    assert run(budget, 0.1 * MS, 1e-6, 400)[-1][1] < 2 * BUDGET_MS * MS
+
+
+def test_slices_shrink_at_once_when_rows_become_costly() -> None:
+    budget = RowBudget(BUDGET_MS, ROWS_MAX)
+    run(budget, 6 * MS, 1e-6, 300)
+    first, second = run(budget, 6 * MS, 0.01, 2)
+    assert first[0] > 1_000
+    assert second[0] == 1
+
+
+def test_what_is_left_of_a_batch_is_no_probe() -> None:
+    budget = RowBudget(BUDGET_MS, ROWS_MAX)
+    for _ in range(300):
+        for rows in (budget.rows(), 3):
+            budget.measured(rows, 0.2 * MS + 1e-6 * rows)
+    assert budget.rows() * 1e-6 > BUDGET_MS * MS / 4
