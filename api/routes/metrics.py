@@ -40,6 +40,8 @@ _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 
 _MAY_SKIP = frozenset({"map", "filter", "flat_map", "timestamps"})
 """Kinds of operators with the option `on_error`."""
+_MAY_BE_LATE = frozenset({"window", "row_window", "interval_join", "join", "temporal_join", "window_join", "cogroup"})
+"""Kinds of operators that drop late records."""
 
 
 class JobMetrics:
@@ -135,7 +137,7 @@ class JobMetrics:
         self.records_out.add_metric(labels, total.records_out)
         for operator in (each for vertex in job.graph.vertices for each in vertex.operators):
             entry = job.reached.get(operator.uid, NOTHING)
-            if operator.kind == "window" or entry.late_dropped:  # shown from 0 on, or an alert would miss the first ones
+            if operator.kind in _MAY_BE_LATE or entry.late_dropped:  # shown from 0 on, or an alert would miss the first ones
                 self.late.add_metric((*labels, operator.uid), entry.late_dropped)
             if operator.kind in _MAY_SKIP or entry.rows_skipped:
                 self.skipped.add_metric((*labels, operator.uid), entry.rows_skipped)

@@ -408,10 +408,12 @@ class SparkJobHandle:
             is_left, self._is_left = self._is_left, True
         if not is_left and self._runner is not None and not is_over:
             self._line.say(describe_left(self._graph.name, self._progress))
-        if not is_over:
-            self._end_watch()
-            self._let_coordinator_go()
-        self._let_workers_go()
+        try:
+            if not is_over:
+                self._end_watch()
+                self._let_coordinator_go()
+        finally:
+            self._let_workers_go()
         self._let_coordinator_go()
 
     def _let_coordinator_go(self) -> None:

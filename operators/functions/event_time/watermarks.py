@@ -232,10 +232,15 @@ class UserGenerator:
             output.call(generator.on_batch, columns, columns, batch.timestamps, output)
             return
 
+        is_idle: list[bool] = []  # said behind the newest record: a further one makes the input active again
+
         def each(row: Any, time_ms: int, emit: Callable[[int], None]) -> None:
-            output.call(generator.on_event, row, row, time_ms, _Between(emit, output.mark_idle))
+            is_idle.clear()
+            output.call(generator.on_event, row, row, time_ms, _Between(emit, lambda: is_idle.append(True)))
 
         in_order(batch, output, each)
+        if is_idle:
+            output.mark_idle()
 
     def on_periodic_emit(self, output: RecordOutput) -> None:
         output.call(self._generator.on_periodic_emit, None, output)

@@ -68,7 +68,7 @@ class SideBuffer:
         """All rows for which a partner can follow, in stretches of event time."""
         self._unmatched = RowTableStateDescriptor(f"{name}_unmatched", pa.schema([]))
         """Key, order and time of those that have no partner yet."""
-        self._pending = RowTableStateDescriptor(f"{name}_pending", _with_own(values))
+        self._pending = RowTableStateDescriptor(f"{name}_pending", _with_own(values, side.selector.names))
         """Rows that a barrier met before all of their pairs were made."""
         keys = zip(side.selector.names, side.selector.key_type.arrow_types, strict=True)
         self._unkeyed = RowTableStateDescriptor(f"{name}_unkeyed", pa.schema([*keys, *side.columns]))
@@ -199,11 +199,11 @@ class SideBuffer:
             yield Arrival(side, self.keys_of(rows.keys()), columns[2:], rows.times, after.copy(), is_matched.copy())
 
 
-def _with_own(values: pa.Schema) -> pa.Schema:
+def _with_own(values: pa.Schema, keys: Sequence[str]) -> pa.Schema:
     """With two columns of our own, called like no column of the user's."""
-    names = []
+    names: list[str] = []
     for name in ("after", "is_matched"):
-        while name in values.names:
+        while name in (*values.names, *keys, *names):
             name = f"{name}_"
         names.append(name)
     return pa.schema([(names[0], pa.int64()), (names[1], pa.bool_()), *values])

@@ -213,7 +213,11 @@ class TableLookupOperator(Operator):
             batch = batch.filter(~keyless)
         keys, count = self._keys(self.right, batch), batch.num_rows
         arrays = [*keys.arrays, *self.right.values(batch.columns())]
-        names = [*(f"key_{position}" for position in range(len(keys.arrays))), *(field.name for field in self.right.columns)]
+        values = [field.name for field in self.right.columns]
+        prefix = "key_"
+        while any(name.startswith(prefix) for name in values):
+            prefix = f"_{prefix}"
+        names = [*(f"{prefix}{position}" for position in range(len(keys.arrays))), *values]
         schema = pa.schema([pa.field(name, array.type) for name, array in zip(names, arrays, strict=True)])
         orders, nothing = np.arange(count), np.zeros(count, np.int64)
         rows = Rows(key_codes(keys), orders, nothing, np.full(count, NO_TIME), pa.RecordBatch.from_arrays(arrays, schema=schema))

@@ -55,6 +55,8 @@ def _filled(array: pa.Array) -> pa.Array:
         return array
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):  # Arrow fills no nulls of views
+        array = array.cast(pa.string() if pa.types.is_string_view(array.type) else pa.binary())
     return array.fill_null(_zero(array.type))
 
 

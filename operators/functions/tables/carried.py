@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
+from copy import copy, deepcopy
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -109,7 +109,7 @@ class ReduceOperator(CarryingOperator):
         if value is not None:
             row = self._not_none(self.call(value, row), row)
         self._value.update(row)
-        collect(copy(row))  # a function that changes its first argument must not change what was emitted
+        collect(_copied(row))  # a function that changes its first argument must not change what was emitted
 
     def _not_none(self, result: Any, record: Any) -> Any:
         if result is None:
@@ -138,3 +138,9 @@ class MapWithStateOperator(CarryingOperator):
             self._value.update(value)
         if emitted is not None:
             collect(emitted)
+
+
+def _copied(row: Any) -> Any:
+    """With lists and the like of its own. Most rows have none, and are copied ten times as fast."""
+    is_flat = isinstance(row, dict) and not any(isinstance(value, list | dict | set) for value in row.values())
+    return copy(row) if is_flat else deepcopy(row)

@@ -21,6 +21,10 @@ def _time_of(time: str) -> bool:
     return time == "event"
 
 
+LENGTH_MS_MAX = 2**40
+"""Of a size, a slide or a gap: an event time and as much more fit 64-bit microseconds."""
+
+
 def _length_ms(value: timedelta | int | None, parts: timedelta, what: str) -> int:
     """ms of a length given once: as a timedelta, as ms, or in units. Raises InvalidConfigError when it is not positive."""
     if value is not None and parts:
@@ -28,6 +32,11 @@ def _length_ms(value: timedelta | int | None, parts: timedelta, what: str) -> in
     length_ms = duration_ms(parts if value is None else value, f"the {what} of a window")
     if length_ms < 1:
         raise InvalidConfigError(f"the {what} of a window must be at least 1 ms, not {length_ms}", setting=what)
+    if length_ms > LENGTH_MS_MAX:
+        raise InvalidConfigError(
+            f"the {what} of a window must be at most {LENGTH_MS_MAX} ms (34 years), not {length_ms}; hf.Global() never ends",
+            setting=what,
+        )
     return length_ms
 
 

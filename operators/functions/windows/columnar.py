@@ -71,6 +71,8 @@ class ColumnarWindowOperator(Operator):
         self.output_type = RowType(self._result_schema())
         self.rows_per_slice_max = FIRED_ROWS_PER_SLICE_MAX
         self._watermark = MIN_WATERMARK
+        self._lowest = MIN_WATERMARK
+        """The watermark that all subtasks had reached at the cut."""
         self._kept_watermark = MIN_WATERMARK
         """As stored: the last one that records brought. The maximum of a drain is not kept, for a resumed job has a future."""
 
@@ -104,10 +106,11 @@ class ColumnarWindowOperator(Operator):
         entries = [*self.context.operator_state.list_state(_WATERMARKS.name).entries, *copies.entries]
         copies.update([])
         if entries:
-            # at the cut the watermark was the same on every subtask, since each channel brings it to all of them; clocks were not
             found = [int.from_bytes(entry, "big", signed=True) for entry in entries]
-            self._watermark = self._kept_watermark = min(found)
-            self._clock_was = max(found)
+            self._lowest, self._clock_was = min(found), max(found)
+            # An input that returned from idleness may have let one subtask go further than another. What the first one has fired
+            # must stay so; what the other one has not is in the state, and is due.
+            self._watermark = self._kept_watermark = self._clock_was if self.windows.is_event_time else self._lowest
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not self.windows.is_event_time:
@@ -251,7 +254,7 @@ class LateWindowOperator(ColumnarWindowOperator):
         super().initialize_state()
         entries = self.context.operator_state.list_state(_LATE_UNTIL.name).entries
         kept = [int.from_bytes(entry, "big", signed=True) for entry in entries]
-        self._restored_late_until = min(kept) if kept else self._late_at(self._watermark, 0)
+        self._restored_late_until = max(kept) if kept else self._late_at(self._watermark, 0)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)

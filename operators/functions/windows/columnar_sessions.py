@@ -71,11 +71,14 @@ class SessionWindowOperator(LateWindowOperator):
         self._sessions: SessionRows = self._state.sessions(self._gap_ms)
         self._pending: deque[pa.RecordBatch] = deque(self._waiting.read(namespace) for namespace in self._waiting.namespaces())
         """Key columns, start, end and results of sessions that have fired and are not emitted."""
+        if self.windows.is_event_time and self._lowest < self._watermark:  # of a subtask that had not come so far
+            due = self._sessions.closing(self._ended(self._lowest), self._fired_until)
+            self._pending.extend(self._named(due))
+            self._sessions.forget(self._late_until)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
-        if not self.windows.is_event_time:
-            self._sessions.drop_remains(self._late_until)  # clocks differ: what has fired is told by its absence
+        self._sessions.drop_remains(self._late_until)  # subtasks differ in time: what is gone is told by its absence
         for namespace in self._waiting.namespaces():
             self._waiting.remove(namespace)
         if self._pending:

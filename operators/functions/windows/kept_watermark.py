@@ -20,9 +20,10 @@ class KeptWatermark:
         self.kept = MIN_WATERMARK
 
     def restore(self, state: OperatorListState) -> None:
-        """At a cut the watermark is the same on every subtask, since each channel brings it to all of them."""
+        """The highest of all subtasks: an input that returned from idleness may have let one go further than another. What it has
+        fired stays fired; what the others have not is in their state, and is due."""
         if state.entries:
-            self.current = self.kept = min(int.from_bytes(entry, "big", signed=True) for entry in state.entries)
+            self.current = self.kept = max(int.from_bytes(entry, "big", signed=True) for entry in state.entries)
 
     def store(self, state: OperatorListState) -> None:
         state.update([self.kept.to_bytes(8, "big", signed=True)])

@@ -10,13 +10,16 @@ import pyarrow as pa
 
 from holdfast.operators.functions.process import KeyedFunction
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.windows.assigners import Global, WindowAssigner
+from holdfast.operators.functions.windows.assigners import Global, Sliding, WindowAssigner
 from holdfast.operators.functions.windows.evictors import Evictor
 from holdfast.operators.functions.windows.row_functions import ProcessWindowFunction, WindowSettings
 from holdfast.operators.functions.windows.triggers import EventTimeTrigger, ProcessingTimeTrigger, Trigger
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.serialization.python_types import python_type_of_arrow
 from holdfast.statebackends.state import ColumnarStateDescriptor, OperatorListStateDescriptor, StateDescriptor
+
+WINDOWS_PER_ROW_MAX = 10_000
+"""Of sliding windows with row functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,12 @@ class RowWindowOptions:
             if isinstance(assigner, Global):
                 raise GraphError("operator 'window': a global window never ends: give it a trigger", operator="window")
             trigger = EventTimeTrigger() if assigner.is_event_time else ProcessingTimeTrigger()
+        if isinstance(assigner, Sliding) and (windows := assigner.size_ms // assigner.slide_ms) > WINDOWS_PER_ROW_MAX:
+            raise GraphError(
+                f"operator 'window': a row is in {windows} windows of {assigner!r}, and row functions take at most "
+                f"{WINDOWS_PER_ROW_MAX}: take a longer slide, or aggregates over columns",
+                operator="window",
+            )
         return WindowSettings(assigner, trigger, self.evictor, self.lateness_ms, self.late_tag)
 
 

@@ -20,7 +20,7 @@ from holdfast.operators.functions.process import Collector, KeyedFunction, Keyed
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import SideOutputs
-from holdfast.operators.functions.windows.assigners import Global, Session, WindowAssigner
+from holdfast.operators.functions.windows.assigners import LENGTH_MS_MAX, Global, Session, WindowAssigner
 from holdfast.operators.functions.windows.bounds import GLOBAL_WINDOW, TimeWindow, cleanup_time, slide_of, window_of
 from holdfast.operators.functions.windows.contents import Contents
 from holdfast.operators.functions.windows.evictors import Evictor
@@ -462,8 +462,8 @@ class WindowOperator(KeyedFunctionOperator):
         if assigner.gap_of is None:
             return assigner.gap_ms
         gap_ms = assigner.gap_of(row)
-        if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or gap_ms < 1:
-            raise ValueError(f"the gap of a session must be a whole number of ms, at least 1, not {gap_ms!r}")
+        if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or not 1 <= gap_ms <= LENGTH_MS_MAX:
+            raise ValueError(f"the gap of a session must be a whole number of ms, at least 1 and at most {LENGTH_MS_MAX}, not {gap_ms!r}")
         return gap_ms
 
     def _merge(self, pane: _Pane, merged: tuple[SessionWindow, ...]) -> None:
@@ -599,7 +599,7 @@ class WindowOperator(KeyedFunctionOperator):
         window = window_of(namespace)
         if not self._is_session:
             pane = self._panes.get(window.start)
-            return pane if pane is not None and pane.window == window else self._pane(window)
+            return pane if pane is not None and pane.window == window else self._new_pane(window)
         for session in self._sessions():
             if session.start <= window.start and window.end <= session.end:
                 return self._session_pane(session)

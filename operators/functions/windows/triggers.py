@@ -10,8 +10,9 @@ from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.base import TimerService
-from holdfast.operators.functions.windows.bounds import TimeWindow
+from holdfast.operators.functions.windows.bounds import GLOBAL_WINDOW, TimeWindow
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvariantError, UndeclaredStateError
 from holdfast.statebackends.state import (
@@ -297,11 +298,15 @@ class _ContinuousTrigger(Trigger):
         if next_ms is not None and next_ms < window.end - 1:
             register(next_ms)
 
-    def _fired(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext, register: Callable[[int], None]) -> TriggerResult:
+    def _fired(
+        self, timestamp_ms: int, now_ms: int, window: TimeWindow, ctx: TriggerContext, register: Callable[[int], None]
+    ) -> TriggerResult:
+        """A timer fired; the next one is behind `now_ms`. Behind the end of event time there is none."""
         state = ctx.state(self.next_state)
         if state.get() == timestamp_ms:
             state.clear()
-            self._set_next(timestamp_ms, window, ctx, register)
+            if now_ms < MAX_WATERMARK:
+                self._set_next(now_ms, window, ctx, register)
             return FIRE
         return FIRE if timestamp_ms == window.end - 1 else CONTINUE
 
@@ -325,7 +330,9 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger):
         return CONTINUE
 
     def on_event_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        return self._fired(timestamp_ms, window, ctx, ctx.register_event_time_timer)
+        is_over = ctx.current_watermark == MAX_WATERMARK  # a global window would fire for ever
+        now_ms = MAX_WATERMARK if is_over and window == GLOBAL_WINDOW else timestamp_ms
+        return self._fired(timestamp_ms, now_ms, window, ctx, ctx.register_event_time_timer)
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         ctx.merge_state(self.next_state)
@@ -344,7 +351,8 @@ class ContinuousProcessingTimeTrigger(_ContinuousTrigger):
         return CONTINUE
 
     def on_processing_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        return self._fired(timestamp_ms, window, ctx, ctx.register_processing_time_timer)
+        now_ms = max(timestamp_ms, ctx.current_processing_time)  # behind a pause it fires once
+        return self._fired(timestamp_ms, now_ms, window, ctx, ctx.register_processing_time_timer)
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         ctx.merge_state(self.next_state)
