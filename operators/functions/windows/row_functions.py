@@ -463,7 +463,8 @@ class WindowOperator(KeyedFunctionOperator):
             return assigner.gap_ms
         gap_ms = assigner.gap_of(row)
         if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or not 1 <= gap_ms <= LENGTH_MS_MAX:
-            raise ValueError(f"the gap of a session must be a whole number of ms, at least 1 and at most {LENGTH_MS_MAX}, not {gap_ms!r}")
+            bounds = f"at least 1 and at most {LENGTH_MS_MAX}"
+            raise ValueError(f"the gap of a session must be a whole number of ms, {bounds}, not {gap_ms!r}")
         return gap_ms
 
     def _merge(self, pane: _Pane, merged: tuple[SessionWindow, ...]) -> None:
