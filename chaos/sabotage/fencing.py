@@ -128,8 +128,8 @@ SABOTAGES = (
             Mutant(CheckpointCoordinator, "_abort_all", _leaves_old_attempt_pending),
             Mutant(CheckpointCoordinator, "is_quiet", _does_not_wait),
         ),
-        kinds=("pause_worker",),
-        seeds_max=200,
+        workloads=("counter",),
+        plan=(Fault("pause_worker", "worker-0", at_ms=500, duration_ms=2_500),),
     ),
     Sabotage(
         "foreign_decline",

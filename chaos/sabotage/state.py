@@ -7,7 +7,7 @@ from typing import Any
 import holdfast.coordinator.restore.assign as restore_module
 import holdfast.statebackends.redistribute as redistribute_module
 from holdfast.barriers.elements import MAX_WATERMARK
-from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.operators.functions.async_map import AsyncMapOperator
 from holdfast.operators.functions.operator_state import BroadcastState
 from holdfast.operators.task.timers import Timer, TimerQueue
@@ -196,8 +196,7 @@ SABOTAGES = (
         ("I27",),
         (Mutant(ListOperatorStateBackend, "snapshot", _stores_lists_as_they_are), Mutant(BroadcastState, "put", _writes_at_once)),
         workloads=("rules",),
-        kinds=("store_slow",),
-        seeds_max=80,
+        plan=(throughout("store_slow", "worker:WriteFile", amount=60),),
     ),
     Sabotage(
         "lost_list_entry",
