@@ -166,7 +166,9 @@ class Scenario:
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:
-    """Sources whose positions its cuts depend on."""
+    """Sources whose positions its cuts, or its rows behind a drain, depend on."""
+    if any(sink.after_drains for sink in scenario.sinks):
+        return tuple(sorted(scenario.plan(None).sources))
     return tuple(sorted({uid for cut in scenario.cuts for uid in cut.source_uids}))
 
 

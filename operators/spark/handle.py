@@ -417,10 +417,10 @@ class SparkJobHandle:
         self._let_coordinator_go()
 
     def _let_coordinator_go(self) -> None:
-        with self._lock:
-            is_released, self._is_released = self._is_released, True
-        if not is_released:
+        """Idempotent; one that was interrupted or failed is tried again."""
+        if not self._is_released:
             self._release()
+            self._is_released = True
 
     def _let_workers_go(self) -> None:
         """End workers, threads and display; the coordinator can still be asked. Idempotent."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -45,6 +46,7 @@ def test_what_had_fired_stays_fired(parallelism: int, tmp_path: Path) -> None:
     ]  # fmt: skip
     stored = [lists for _, lists in found]
     assert [lists.pop("watermarks") for lists in stored] == [[WATERMARK_MS.to_bytes(8, "big", signed=True)]] * parallelism
+    assert [lists.pop("assigner") for lists in stored] == [[msgspec.msgpack.encode(["sliding", SIZE_MS, SIZE_MS, 0])]] * parallelism
     assert stored == [{"watermark": []}] * parallelism, "the old form is not written any more"
 
 

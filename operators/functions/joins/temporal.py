@@ -82,7 +82,7 @@ class TemporalJoinOperator(Operator):
     def _wait(self, batch: Batch, stamps: Positions) -> None:
         late = stamps <= self._reached.current
         if late.any():
-            self._count_late(stamps[late])
+            self._reached.count_late(self.context, stamps[late])
             batch, stamps = batch.filter(~late), stamps[~late]
         keyless = self.left.side.selector.without_key(batch)
         if keyless is not None:
@@ -125,15 +125,10 @@ class TemporalJoinOperator(Operator):
             if stamp >= newest[key]:
                 newest[key], valid[row] = stamp, True
         if not valid.all():
-            self._count_late(stamps[~valid])
+            self._reached.count_late(self.context, stamps[~valid])
         if valid.any():
             self.right.append(self._versions, late.filter(valid), _NAMESPACE, self.context)
             self._drop_superseded(distinct, passed)
-
-    def _count_late(self, stamps: Positions) -> None:
-        counters = self.context.counters
-        counters.late_dropped += len(stamps)
-        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(int(stamps.min())))
 
     # ------------------------------------------------------------------------------------------------------------- firing
 

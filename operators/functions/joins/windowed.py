@@ -159,7 +159,7 @@ class WindowedOperator(Operator):
         in_window = ends > stamps
         late = in_window & (ends - 1 <= passed)
         if late.any():
-            self._count_late(stamps[late])
+            self._reached.count_late(self.context, stamps[late])
         taken = in_window & ~late
         while taken.any():
             some = batch if taken.all() else batch.filter(taken)
@@ -189,7 +189,7 @@ class WindowedOperator(Operator):
         if is_past.any():
             late |= self._late_in_sessions(batch, stamps, is_past, gap_ms, input_index)
         if late.any():
-            self._count_late(stamps[late])
+            self._reached.count_late(self.context, stamps[late])
         taken = ~late if keyless is None else ~(late | keyless)
         if taken.any():
             side.append(self._table(input_index), batch if taken.all() else batch.filter(taken), _OPEN, self.context)
@@ -215,11 +215,6 @@ class WindowedOperator(Operator):
             else:
                 insort(times, stamp)
         return late
-
-    def _count_late(self, stamps: Positions) -> None:
-        counters = self.context.counters
-        counters.late_dropped += len(stamps)
-        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(int(stamps.min())))
 
     # ------------------------------------------------------------------------------------------------------------- firing
 

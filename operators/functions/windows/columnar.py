@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -23,7 +24,7 @@ from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
 from holdfast.statebackends.columnar.parts import Values
-from holdfast.statebackends.errors import InvalidTimestampError
+from holdfast.statebackends.errors import IncompatibleStateError, InvalidTimestampError
 from holdfast.statebackends.state import (
     ColumnarState,
     ColumnarStateDescriptor,
@@ -37,6 +38,8 @@ FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
 _WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
 """One entry a subtask: its watermark, ms, 8 bytes."""
+_ASSIGNER = OperatorListStateDescriptor("assigner", Redistribution.UNION)
+"""One entry a subtask: msgpack [kind, lengths in ms], of the windows whose rows are in the state."""
 _LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
 """One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
 _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
@@ -99,9 +102,10 @@ class ColumnarWindowOperator(Operator):
         return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.descriptor, _WATERMARK_COPIES, _WATERMARKS)
+        return (self.descriptor, _WATERMARK_COPIES, _WATERMARKS, _ASSIGNER)
 
     def initialize_state(self) -> None:
+        self._check_assigner()
         copies = self.context.operator_state.list_state(_WATERMARK_COPIES.name)
         entries = [*self.context.operator_state.list_state(_WATERMARKS.name).entries, *copies.entries]
         copies.update([])
@@ -111,6 +115,30 @@ class ColumnarWindowOperator(Operator):
             # An input that returned from idleness may have let one subtask go further than another. What the first one has fired
             # must stay so; what the other one has not is in the state, and is due.
             self._watermark = self._kept_watermark = self._clock_was if self.windows.is_event_time else self._lowest
+
+    def _check_assigner(self) -> None:
+        """Raises IncompatibleStateError for state of other windows: its namespaces are their starts, and would be taken for ours.
+        Snapshots from before this was stored say nothing."""
+        own = self._lengths()
+        for entry in self.context.operator_state.list_state(_ASSIGNER.name).entries:
+            stored = msgspec.msgpack.decode(entry, type=list[Any])
+            if stored != own:
+                uid = self.context.uid
+                raise IncompatibleStateError(
+                    f"operator {uid!r}: the snapshot has rows of windows {stored}, and the job declares {own} "
+                    "(kind, lengths in ms): give windows of another length, offset or gap a uid of their own",
+                    operator=uid,
+                    state=self.descriptor.name,
+                    stored=str(stored),
+                    declared=str(own),
+                )
+
+    def _lengths(self) -> list[Any]:
+        windows = self.windows
+        if isinstance(windows, Session):
+            return ["session", windows.gap_ms]
+        slide_ms = windows.slide_ms if isinstance(windows, Sliding) else windows.size_ms
+        return ["sliding", windows.size_ms, slide_ms, windows.offset_ms]  # tumbling ones are those that slide by their size
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not self.windows.is_event_time:
@@ -130,6 +158,7 @@ class ColumnarWindowOperator(Operator):
     def snapshot_state(self, checkpoint_id: int) -> None:
         entry = self._kept_watermark.to_bytes(8, "big", signed=True)
         self.context.operator_state.list_state(_WATERMARKS.name).update([entry])
+        self.context.operator_state.list_state(_ASSIGNER.name).update([msgspec.msgpack.encode(self._lengths())])
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
         if batch.timestamps is None:

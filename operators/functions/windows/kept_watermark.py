@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.base import OperatorContext
 from holdfast.statebackends.backend import OperatorListState
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
 
@@ -32,6 +36,12 @@ class KeptWatermark:
         self.current = max(self.current, watermark_ms)
         if watermark_ms < MAX_WATERMARK:
             self.kept = self.current
+
+    def count_late(self, context: OperatorContext, stamps: npt.NDArray[np.int64]) -> None:
+        """Count late records by their times; at least one."""
+        counters = context.counters
+        counters.late_dropped += len(stamps)
+        counters.late_ms_max = max(counters.late_ms_max, self.behind(int(stamps.min())))
 
     def behind(self, timestamp_ms: int) -> int:
         """ms by which a record is behind the watermark; the maximum of a drain is no moment."""
