@@ -16,7 +16,7 @@ from holdfast.operators.functions import expressions
 from holdfast.operators.functions.predicates import Selection, Where, rows_where, selection
 from holdfast.operators.functions.schema import RowType
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
-from holdfast.statebackends.columnar.parts import Values
+from holdfast.statebackends.columnar.parts import Chosen, Values
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
 
@@ -151,6 +151,7 @@ def state_columns(
 ) -> list[Values]:
     """What feeds each aggregate: its column, null where its `where` is false. Operator and subtask are for errors."""
     masks: dict[int, npt.NDArray[np.bool_]] = {}
+    arrays: dict[str, pa.Array] = {}  # one object for each column: aggregates know by it what they have in common
     found: list[Values] = []
     for aggregate in descriptor.aggregates:
         mask = None
@@ -158,7 +159,10 @@ def state_columns(
             mask = masks.get(id(aggregate.where))
             if mask is None:
                 mask = masks[id(aggregate.where)] = rows_where(aggregate.where, columns, operator=operator, subtask=subtask)
-        found.append(_values(aggregate, columns, mask))
+        for name in (aggregate.column, aggregate.by):
+            if name is not None and name not in arrays:
+                arrays[name] = _plain(columns.column(name))
+        found.append(_values(aggregate, arrays, mask))
     return found
 
 
@@ -186,13 +190,15 @@ def close_selections(descriptor: ColumnarStateDescriptor) -> None:
             aggregate.where.close()
 
 
-def _values(aggregate: ColumnAggregate, columns: pa.RecordBatch, mask: npt.NDArray[np.bool_] | None) -> Values:
+def _values(aggregate: ColumnAggregate, arrays: Mapping[str, pa.Array], mask: npt.NDArray[np.bool_] | None) -> Values:
     if aggregate.column is None:
         return None if mask is None else np.ma.MaskedArray(mask, ~mask)
-    values = _plain(columns.column(aggregate.column))
+    values = arrays[aggregate.column]
     if mask is not None:
+        if aggregate.function == "count_distinct":
+            return Chosen(values, mask)
         values = pc.if_else(pa.array(mask), values, pa.scalar(None, values.type))
-    return values if aggregate.by is None else (values, _plain(columns.column(aggregate.by)))
+    return values if aggregate.by is None else (values, arrays[aggregate.by])
 
 
 def _plain(array: pa.Array) -> pa.Array:

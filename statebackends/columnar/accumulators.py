@@ -18,7 +18,7 @@ import pyarrow as pa
 from holdfast.statebackends.columnar import decimals
 from holdfast.statebackends.columnar.column_values import from_arrow, is_temporal, is_text
 from holdfast.statebackends.columnar.deviation import DeviationAccumulator, parts_of_deviation
-from holdfast.statebackends.columnar.distinct import DistinctAccumulator, parts_of_distinct
+from holdfast.statebackends.columnar.distinct import DistinctAccumulator, DistinctPairs, parts_of_distinct
 from holdfast.statebackends.columnar.parts import AccumulatorColumns, Column, Part, Slots, Values, as_arrow, part_of
 from holdfast.statebackends.columnar.picks import PICKS, PickAccumulator, parts_of_pick
 from holdfast.statebackends.errors import InvalidConfigError, StateOverflowError
@@ -106,6 +106,21 @@ def create_accumulator(aggregate: ColumnAggregate, capacity: int, **where: str) 
     if aggregate.function == "stddev":
         return DeviationAccumulator(aggregate, capacity, where)
     return Accumulator(aggregate, capacity, where)
+
+
+def create_accumulators(aggregates: Sequence[ColumnAggregate], capacity: int, **where: str) -> list[AccumulatorColumns]:
+    """The accumulators of the same rows, as `create_accumulator`; those that count the values of one column share them."""
+    pairs: dict[tuple[Any, Any], DistinctPairs] = {}
+    made: list[AccumulatorColumns] = []
+    for aggregate in aggregates:
+        if aggregate.function == "count_distinct":
+            column = (aggregate.column, aggregate.input_type)
+            distinct = DistinctAccumulator(aggregate, capacity, where, pairs.get(column))
+            pairs[column] = distinct.pairs
+            made.append(distinct)
+        else:
+            made.append(create_accumulator(aggregate, capacity, **where))
+    return made
 
 
 def result_field(aggregate: ColumnAggregate) -> pa.Field:

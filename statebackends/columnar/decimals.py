@@ -4,7 +4,6 @@ All values of a column have one scale, so that what is computed is computed with
 
 from __future__ import annotations
 
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +30,7 @@ Slots = npt.NDArray[np.int64]
 _HALF = np.int64(32)
 _LOW_HALF = np.uint64(2**32 - 1)
 _LIMB = np.int64(2**32 - 1)
+_DIVISORS = 2**31
 _BOUND_HIGH, _BOUND_LOW = divmod(10**PRECISION_MAX, 2**64)
 
 
@@ -102,15 +102,50 @@ def means(sums: Decimals, counts: npt.NDArray[np.int64], column: pa.DataType) ->
     """sum / count, rounded half away from zero to the digits of `mean_type`; null where the count is 0."""
     result = mean_type(column)
     shift = 10 ** (result.scale - column.scale)
-    values: list[Decimal | None] = []
-    for total, count in zip(_integers(sums), counts.tolist(), strict=True):
-        if count == 0:
-            values.append(None)
-            continue
-        magnitude = (2 * abs(total) * shift + count) // (2 * count)
-        digits = tuple(map(int, str(magnitude)))
-        values.append(Decimal((int(total < 0), digits, -result.scale)))
-    return pa.array(values, result)
+    is_empty = counts == 0
+    divisors = np.where(is_empty, 1, counts)
+    divided = _divided if int(divisors.max(initial=1)) < _DIVISORS else _divided_one_by_one
+    return to_arrow(divided(sums, shift, divisors), result, is_empty if is_empty.any() else None)
+
+
+def _divided(totals: Decimals, shift: int, divisors: npt.NDArray[np.int64]) -> Decimals:
+    """total * shift / divisor, rounded half away from zero; shift is at most 10**MEAN_DIGITS, divisors are below _DIVISORS.
+
+    By long division, a limb at a time: what is left of one, and the next, have 63 bits together."""
+    is_negative = totals["high"] < 0
+    quotient, left = [], np.zeros(len(totals), np.int64)
+    for limb in reversed(_limbs(_negated(totals, is_negative))):
+        place, left = np.divmod((left << _HALF) | limb, divisors)
+        quotient.append(place)
+    carried, left = np.divmod(left * shift, divisors)
+    carried += 2 * left >= divisors
+    limbs = []
+    for place in reversed(quotient):
+        carried += place * shift
+        limbs.append(carried & _LIMB)
+        carried = carried >> _HALF
+    found = np.empty(len(totals), DECIMAL)
+    found["low"] = (limbs[0] | (limbs[1] << _HALF)).view(np.uint64)
+    found["high"] = limbs[2] | (limbs[3] << _HALF)
+    return _negated(found, is_negative)
+
+
+def _divided_one_by_one(totals: Decimals, shift: int, divisors: npt.NDArray[np.int64]) -> Decimals:
+    """As `_divided`, of any divisors."""
+    found = np.empty(len(totals), DECIMAL)
+    for row, (total, divisor) in enumerate(zip(_integers(totals), divisors.tolist(), strict=True)):
+        magnitude = (2 * abs(total) * shift + divisor) // (2 * divisor)
+        high, low = divmod(-magnitude if total < 0 else magnitude, 2**64)
+        found[row] = low, high
+    return found
+
+
+def _negated(values: Decimals, which: npt.NDArray[np.bool_]) -> Decimals:
+    """A copy in which some have the other sign."""
+    found = values.copy()
+    found["low"][which] = ~values["low"][which] + np.uint64(1)
+    found["high"][which] = ~values["high"][which] + (values["low"][which] == 0)
+    return found
 
 
 def _limbs(values: Decimals) -> list[npt.NDArray[np.int64]]:

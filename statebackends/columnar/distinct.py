@@ -1,11 +1,11 @@
 """The accumulator of count_distinct: a set of values for each row, exact, in two indexes for all rows.
 
-One numbers the values, the other the pairs of row and value: a batch costs two look-ups of vectors, a pair 16 to 40 bytes, a value
-what it takes once. In a snapshot the set of a row is a list, in order of arrival. It knows nothing of keys or namespaces."""
+One numbers the values, the other the pairs of row and value: a batch costs two look-ups of vectors, a pair 24 to 48 bytes, a value
+what it takes once. Aggregates of one column share both; each knows which of the pairs are its own, for 9 bytes of each. In a snapshot the set of a row is a list, in order of arrival. It knows nothing of keys or namespaces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from holdfast.statebackends.columnar.column_values import from_arrow, is_tempora
 from holdfast.statebackends.columnar.key_index import EncodedKeyIndex, Int64KeyIndex, KeyIndex
 from holdfast.statebackends.columnar.parts import (
     AccumulatorColumns,
+    Chosen,
     Column,
     Frozen,
     Mask,
@@ -30,6 +31,7 @@ from holdfast.statebackends.state import ColumnAggregate
 
 _CODE_BITS = np.int64(32)
 _CODES = np.int64(2**32 - 1)
+_PAIRS_MIN = 64
 
 
 def parts_of_distinct(aggregate: ColumnAggregate) -> tuple[Part, ...]:
@@ -44,17 +46,95 @@ def parts_of_distinct(aggregate: ColumnAggregate) -> tuple[Part, ...]:
     return (Part(aggregate.output, np.dtype(np.int64), 0, nullable=False, declared_type=pa.list_(source)),)
 
 
+class DistinctPairs:
+    """Pairs of row and value of one column, each with a number: those of all aggregates that count its values.
+
+    Aggregates that differ in their `where` share them, so that each record of a batch is looked up once."""
+
+    __slots__ = ("_array", "_batch", "_known", "_pairs", "_present", "_source", "_values")
+
+    def __init__(self, source: pa.DataType) -> None:
+        """`source`: type of the column."""
+        self._source = source
+        self._values = _value_index(source)
+        self._pairs = Int64KeyIndex(pa.int64())
+        self._batch: tuple[Any, Any] = (None, None)
+        """Slots and values of the last batch, by whose identity it is known."""
+        self._known: Slots = np.empty(0, np.int64)
+        self._array: pa.Array | None = None
+        self._present: Mask | None = None
+
+    @property
+    def count(self) -> int:
+        return self._pairs.count
+
+    def of_batch(self, slots: Slots, values: Any, rows: Mask | None) -> Slots:
+        """Numbers of the pairs of some records of a batch, without nulls. None: of all."""
+        if self._batch[0] is not slots or self._batch[1] is not values:
+            self._batch = slots, values
+            self._known = np.full(len(slots), -1, np.int64)
+            self._array = array = arrow_values(values, self._source)
+            self._present = np.asarray(array.is_valid()) if array.null_count else None
+        if self._present is not None:
+            rows = self._present if rows is None else rows & self._present
+        if rows is None and self._known.min(initial=0) >= 0:
+            return self._known
+        places = np.arange(len(slots)) if rows is None else np.flatnonzero(rows)
+        missing = places[self._known[places] < 0]
+        if len(missing) == len(slots):
+            self._known = self.of(slots, _canonical(self._array))
+        elif len(missing):
+            assert self._array is not None
+            self._known[missing] = self.of(slots[missing], _canonical(self._array.take(pa.array(missing))))
+        return self._known[places]
+
+    def end_batch(self) -> None:
+        """Let go of the batch, which may be a part of a much larger one."""
+        self._batch, self._array, self._present = (None, None), None, None
+        self._known = self._known[:0].copy()
+
+    def of(self, slots: Slots, values: pa.Array) -> Slots:
+        """Numbers of pairs; the values have the form of the index."""
+        return self._pairs.slots_of((slots << _CODE_BITS) | self._values.slots(_Values([values])))
+
+    def codes(self) -> Slots:
+        """By number: row * 2**32 + number of the value. They stay as they are while pairs are added."""
+        return self._pairs.numbers()
+
+    def values(self, codes: Slots) -> pa.Array:
+        """Values, in the form of the index, of some codes."""
+        return self._values.key_arrays_of(codes & _CODES)[0]
+
+    def frozen_values(self) -> Callable[[], pa.Array]:
+        """O(1): all values known now, in the column's type, made when called, on any thread."""
+        values, source = self._values.frozen_keys(), self._source
+        return lambda: _stored(values()[0], source)
+
+    def size(self) -> int:
+        """Bytes, estimated."""
+        values = self._values.key_arrays(0, self._values.count)[0]
+        return 24 * self._pairs.count + int(values.nbytes) + 16 * self._values.count
+
+
 class DistinctAccumulator(AccumulatorColumns):
     """One aggregate's sets, and in its one column how many values each has."""
 
-    __slots__ = ("_pairs", "_source", "_values")
+    __slots__ = ("_count", "_holds", "_numbers", "_owns_pairs", "_source", "pairs")
 
-    def __init__(self, aggregate: ColumnAggregate, capacity: int, where: dict[str, Any]) -> None:
+    def __init__(
+        self, aggregate: ColumnAggregate, capacity: int, where: dict[str, Any], pairs: DistinctPairs | None = None
+    ) -> None:
+        """`pairs`: those of another aggregate of the same column and the same rows."""
         super().__init__(aggregate, parts_of_distinct(aggregate), capacity, where)
         assert aggregate.input_type is not None
         self._source: pa.DataType = aggregate.input_type
-        self._values = _value_index(self._source)
-        self._pairs = Int64KeyIndex(pa.int64())
+        self._owns_pairs = pairs is None
+        self.pairs = DistinctPairs(self._source) if pairs is None else pairs
+        self._holds = np.zeros(_PAIRS_MIN, np.bool_)
+        """Whether a pair, by number, is in the sets."""
+        self._numbers: Slots = np.empty(_PAIRS_MIN, np.int64)
+        """Of the pairs in the sets, in order of arrival; only appended to."""
+        self._count = 0
 
     @property
     def result_type(self) -> pa.DataType:
@@ -64,25 +144,28 @@ class DistinctAccumulator(AccumulatorColumns):
         return pa.array(self.columns[0][rows].copy())
 
     def update(self, slots: Slots, values: Values, rows_before: int, times: Slots | None = None) -> None:
-        array = arrow_values(values, self._source)
-        if array.null_count:
-            slots, array = slots[np.asarray(array.is_valid())], array.drop_null()
-        if len(slots):
-            self._add(slots, self._values.slots(_Values([_canonical(array)])))
+        if isinstance(values, Chosen):
+            self._add(self.pairs.of_batch(slots, values.values, values.rows))
+        else:
+            self._add(self.pairs.of_batch(slots, values, None))
+
+    def end_batch(self) -> None:
+        if self._owns_pairs:
+            self.pairs.end_batch()
 
     def merge(self, slots: Slots, other: DistinctAccumulator, rows: Slots, rows_before: int) -> None:
         into, values = other.values_at(slots, rows)
         if len(into):
-            self._add(into, self._values.slots(_Values(values)))
+            self._add(self.pairs.of(into, values))
 
-    def values_at(self, slots: Slots, rows: Slots) -> tuple[Slots, list[pa.Array]]:
+    def values_at(self, slots: Slots, rows: Slots) -> tuple[Slots, pa.Array]:
         """The values of some rows, in the form of the index, each with the slot that its row is to have."""
         target = np.full(len(self.columns[0]), -1, np.int64)
         target[rows] = slots
-        pairs = self.pairs()
-        into = target[pairs >> _CODE_BITS]
+        codes = self.pairs.codes()[self._numbers[: self._count]]
+        into = target[codes >> _CODE_BITS]
         found = np.flatnonzero(into >= 0)
-        return into[found], self._values.key_arrays_of(pairs[found] & _CODES)
+        return into[found], self.pairs.values(codes[found])
 
     def load(self, slots: Slots, arrays: Sequence[pa.Array], rows_before: int) -> None:
         """Raises ValueError for a null in a list."""
@@ -90,22 +173,19 @@ class DistinctAccumulator(AccumulatorColumns):
         values = lists.flatten()
         if values.null_count:
             raise ValueError(f"column {self.parts[0].name!r} holds a null in a list")
-        self.update(np.repeat(slots, lists.value_lengths().to_numpy(zero_copy_only=False)), values, rows_before)
-
-    def pairs(self) -> Slots:
-        """row * 2**32 + number of the value, for each value of each row, in order of arrival."""
-        return self._pairs.numbers()
+        if len(values):
+            owners = np.repeat(slots, lists.value_lengths().to_numpy(zero_copy_only=False))
+            self._add(self.pairs.of(owners, _canonical(arrow_values(values, self._source))))
 
     def freeze(self) -> Frozen:
-        pairs, values, source = self.pairs(), self._values.frozen_keys(), self._source
+        numbers, codes_of, values, source = self._numbers[: self._count], self.pairs.codes(), self.pairs.frozen_values(), self._source
 
         def lists(columns: Sequence[Column], seen: Mask | None) -> list[pa.Array]:
-            rows = pairs >> _CODE_BITS
-            order = np.argsort(rows, kind="stable")
-            codes = (pairs & _CODES)[order]
+            codes = codes_of[numbers]
+            rows = codes >> _CODE_BITS
             lengths = np.bincount(rows, minlength=len(columns[0]))
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32)
-            items = _stored(values()[0], source).take(pa.array(codes))
+            items = values().take(pa.array((codes & _CODES)[_in_order(rows)]))
             return [pa.ListArray.from_arrays(pa.array(offsets), items, type=pa.list_(source))]
 
         return lists
@@ -114,14 +194,43 @@ class DistinctAccumulator(AccumulatorColumns):
         return self.freeze()(columns, seen)
 
     def size(self) -> int:
-        values = self._values.key_arrays(0, self._values.count)[0]
-        return self.columns[0].nbytes + 24 * self._pairs.count + int(values.nbytes) + 16 * self._values.count
+        own = self.columns[0].nbytes + 9 * self._count
+        return own + self.pairs.size() if self._owns_pairs else own
 
-    def _add(self, slots: Slots, codes: Slots) -> None:
-        known = self._pairs.count
-        self._pairs.slots(_Values([pa.array((slots << _CODE_BITS) | codes)]))
-        if self._pairs.count > known:
-            np.add.at(self.columns[0], self.pairs()[known:] >> _CODE_BITS, 1)
+    def _add(self, numbers: Slots) -> None:
+        """Pairs, by number; repeats are allowed."""
+        if self.pairs.count > len(self._holds):
+            self._holds = extended(self._holds, max(self.pairs.count, 2 * len(self._holds)), False)
+        new = numbers[~self._holds[numbers]]
+        if not len(new):
+            return
+        new = _firsts(new)
+        self._holds[new] = True
+        count = self._count + len(new)
+        if count > len(self._numbers):
+            self._numbers = extended(self._numbers, max(count, 2 * len(self._numbers)), 0)
+        self._numbers[self._count : count] = new
+        self._count = count
+        np.add.at(self.columns[0], self.pairs.codes()[new] >> _CODE_BITS, 1)
+
+
+def _firsts(numbers: Slots) -> Slots:
+    """Each number once, in order of first arrival. Numbers are sorted faster than their positions, which go along as lowest bits."""
+    shift = len(numbers).bit_length()
+    packed = np.sort((numbers << shift) | np.arange(len(numbers)))
+    ordered = packed >> shift
+    is_first = np.append(True, ordered[1:] != ordered[:-1])
+    rows = packed[is_first] & ((1 << shift) - 1)
+    rows.sort()
+    found: Slots = numbers[rows]
+    return found
+
+
+def _in_order(rows: Slots) -> Slots:
+    """Positions by row; those of one row keep their order."""
+    shift = len(rows).bit_length()
+    found: Slots = np.sort((rows << shift) | np.arange(len(rows))) & ((1 << shift) - 1)
+    return found
 
 
 class DistinctWindow:
@@ -144,8 +253,7 @@ class DistinctWindow:
     def add(self, number: int, slots: Slots, pane: DistinctAccumulator, rows: Slots) -> None:
         """Rows of a pane, which may lie anywhere among those that are there."""
         into, values = pane.values_at(slots, rows)
-        codes = self._values.slots(_Values(values))
-        pairs = self._pairs.slots(_Values([pa.array((into << _CODE_BITS) | codes)]))
+        pairs = self._pairs.slots_of((into << _CODE_BITS) | self._values.slots(_Values([values])))
         if self._pairs.count > len(self._last):
             self._last = extended(self._last, max(self._pairs.count, 2 * len(self._last)), 0)
         self._panes[number] = into, pairs

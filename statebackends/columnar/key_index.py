@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.statebackends.columnar.key_words import has_words, key_words
+from holdfast.statebackends.columnar.key_words import Words, has_words, key_words
 
 Slots = npt.NDArray[np.int64]
 
@@ -77,9 +77,9 @@ class HashTable:
 
     __slots__ = ("_cell_keys", "_cell_slots", "_mask", "_shift")
 
-    def __init__(self, keys: Slots) -> None:
-        """keys[slot]: distinct keys to begin with."""
-        size = max(_HASH_CELLS_MIN, 1 << (4 * len(keys) + 1).bit_length())
+    def __init__(self, keys: Slots, room: int = 0) -> None:
+        """keys[slot]: distinct keys to begin with. `room`: for so many more."""
+        size = max(_HASH_CELLS_MIN, 1 << (4 * (len(keys) + room) + 1).bit_length())
         self._cell_keys: Slots = np.zeros(size, np.int64)
         self._cell_slots: Slots = np.full(size, -1, np.int64)
         self._mask = np.int64(size - 1)
@@ -101,15 +101,38 @@ class HashTable:
 
     def add(self, keys: Slots, first_slot: int, slots: Slots, rows: Slots) -> Slots:
         """As DirectTable.add; may leave the table more than half full until `grown`."""
-        distinct, first_rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        by_arrival = np.argsort(first_rows)
-        new_keys: Slots = distinct[by_arrival]
-        rank = np.empty(len(distinct), np.int64)
-        rank[by_arrival] = np.arange(first_slot, first_slot + len(distinct))
-        slots[rows] = rank[inverse]
-        if 4 * (first_slot + len(new_keys)) <= 3 * len(self._cell_slots):
-            self._insert(new_keys, first_slot)
-        return new_keys
+        if 4 * (first_slot + len(keys)) > 3 * len(self._cell_slots):
+            new_keys = HashTable(np.empty(0, np.int64), len(keys)).add(keys, first_slot, slots, rows)
+            if 4 * (first_slot + len(new_keys)) <= 3 * len(self._cell_slots):
+                self._insert(new_keys, first_slot)
+            return new_keys
+        owners, cells = self._claimed(keys, first_slot)
+        first = np.flatnonzero(owners == np.arange(len(keys)))
+        rank = np.empty(len(keys), np.int64)
+        rank[first] = np.arange(first_slot, first_slot + len(first))
+        self._cell_slots[cells[first]] = rank[first]
+        slots[rows] = rank[owners]
+        return keys[first]
+
+    def _claimed(self, keys: Slots, first_slot: int) -> tuple[Slots, Slots]:
+        """Give each absent key a cell, whose slot is first_slot and the first row with the key: (that row, the cell), of each row.
+
+        All rows of a key go the same way, and of all that want a free cell the first row gets it."""
+        owners = np.empty(len(keys), np.int64)
+        taken = np.empty(len(keys), np.int64)
+        pending, cells = np.arange(len(keys)), self._home(keys)
+        while len(pending):
+            free = self._cell_slots[cells] < 0
+            rows, claimed = pending[free], cells[free]
+            self._cell_slots[claimed[::-1]] = first_slot + rows[::-1]  # of several claims the last assignment stays
+            won = self._cell_slots[claimed] == first_slot + rows
+            self._cell_keys[claimed[won]] = keys[rows[won]]
+            is_own = self._cell_keys[cells] == keys[pending]
+            found = pending[is_own]
+            owners[found] = self._cell_slots[cells[is_own]] - first_slot
+            taken[found] = cells[is_own]
+            pending, cells = pending[~is_own], (cells[~is_own] + 1) & self._mask
+        return owners, taken
 
     def grown(self, keys: Slots) -> DirectTable | HashTable:
         """This table, or one that fits when it is more than half full; a direct one if the keys turned out dense."""
@@ -182,7 +205,7 @@ def create_key_index(field_types: Sequence[pa.DataType], column_of: Callable[[li
     """The fastest index for keys with these Arrow field types; `column_of` makes a KeyColumn from such arrays."""
     if len(field_types) == 1 and field_types[0] in _INT64_COMPATIBLE:
         return Int64KeyIndex(field_types[0])
-    if has_words(field_types):
+    if len(field_types) > 1 or has_words(field_types[0]):
         return WordsKeyIndex(field_types, column_of)
     return EncodedKeyIndex(field_types, column_of)
 
@@ -348,28 +371,63 @@ class EncodedKeyIndex:
             self._pieces[-1] = self._joined([self._pieces[-1], last])
 
 
+class _Texts:
+    """A number for each text, or binary value."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._numbers)
+
+    def slots_of(self, array: pa.Array) -> Slots:
+        codes, values = self._distinct(array)
+        found = list(map(self._numbers.get, values))
+        if None in found:
+            found = [self._numbers.setdefault(value, len(self._numbers)) for value in values]
+        numbers: Slots = np.array(found, np.int64)
+        return numbers[codes]
+
+    def find_numbers(self, array: pa.Array) -> Slots:
+        """-1 for a text that was not seen before."""
+        codes, values = self._distinct(array)
+        found: Slots = np.array([self._numbers.get(value, -1) for value in values], np.int64)
+        return found[codes]
+
+    def _distinct(self, array: pa.Array) -> tuple[Slots, list[bytes]]:
+        codes, (distinct,) = _distinct_rows([array])
+        return codes, distinct.view(pa.binary()).to_pylist()
+
+
 class WordsKeyIndex(EncodedKeyIndex):
-    """Keys of several fields of fixed width, or of one that is no 64-bit number, without a Python object for any.
+    """Keys of several fields, or of one that has a fixed width and is no 64-bit number. Of the fields only texts are looked up in a
+    dict, each distinct one of a batch once.
 
     Each word of a key has a slot of its own, and each pair of a slot so far and the next word's slot: numbers below 2**63, which
-    tell keys apart exactly."""
+    tell keys apart exactly. A text is one word."""
 
     __slots__ = ("_pairs", "_words")
 
     def __init__(self, field_types: Sequence[pa.DataType], column_of: Callable[[list[pa.Array]], Identified]) -> None:
         super().__init__(field_types, column_of)
-        count = sum(2 if pa.types.is_decimal128(kind) else 1 for kind in field_types)
-        self._words = [Int64KeyIndex(pa.int64()) for _ in range(count)]
-        self._pairs = [Int64KeyIndex(pa.int64()) for _ in range(count - 1)]
+        self._words: list[Any] = []
+        for kind in field_types:
+            count = 2 if pa.types.is_decimal128(kind) else 1
+            self._words += [Int64KeyIndex(pa.int64()) if has_words(kind) else _Texts() for _ in range(count)]
+        self._pairs = [Int64KeyIndex(pa.int64()) for _ in self._words[1:]]
 
     @property
     def count(self) -> int:
-        return (self._pairs or self._words)[-1].count
+        found: int = (self._pairs or self._words)[-1].count
+        return found
 
     def slots(self, keys: Identified) -> Slots:
         before = self.count
-        words = [each.view(np.int64) for array in keys.arrays for each in key_words(array)]
-        slots = self._words[0].slots_of(words[0])
+        words = _words_of(keys.arrays)
+        slots: Slots = self._words[0].slots_of(words[0])
         for index, pairs, numbers in zip(self._words[1:], self._pairs, words[1:], strict=True):
             slots = pairs.slots_of((slots << _PAIR_SHIFT) | index.slots_of(numbers))
         if self.count > before:
@@ -377,8 +435,8 @@ class WordsKeyIndex(EncodedKeyIndex):
         return slots
 
     def find(self, keys: Identified) -> Slots:
-        words = [each.view(np.int64) for array in keys.arrays for each in key_words(array)]
-        slots = self._words[0].find_numbers(words[0])
+        words = _words_of(keys.arrays)
+        slots: Slots = self._words[0].find_numbers(words[0])
         for index, pairs, numbers in zip(self._words[1:], self._pairs, words[1:], strict=True):
             seconds = index.find_numbers(numbers)
             known = np.flatnonzero((slots >= 0) & (seconds >= 0))
@@ -386,6 +444,14 @@ class WordsKeyIndex(EncodedKeyIndex):
             found[known] = pairs.find_numbers((slots[known] << _PAIR_SHIFT) | seconds[known])
             slots = found
         return slots
+
+
+def _words_of(arrays: Sequence[pa.Array]) -> list[Words | pa.Array]:
+    """Numbers, and texts as they are."""
+    found: list[Any] = []
+    for array in arrays:
+        found += [word.view(np.int64) for word in key_words(array)] if has_words(array.type) else [array]
+    return found
 
 
 def _int64_view(array: pa.Array) -> Slots:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -13,9 +11,9 @@ Words = npt.NDArray[np.uint64]
 _CANONICAL_NAN = np.uint64(0x7FF8000000000000)
 
 
-def has_words(field_types: Sequence[pa.DataType]) -> bool:
-    """Whether all fields have a fixed width."""
-    return not any(pa.types.is_string(kind) or pa.types.is_binary(kind) for kind in field_types)
+def has_words(kind: pa.DataType) -> bool:
+    """Whether values of a field have a fixed width."""
+    return not (pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def key_words(array: pa.Array) -> list[Words]:

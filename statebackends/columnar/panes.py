@@ -138,6 +138,11 @@ class WindowPanes:
 
 def distinct_slots(slots: Slots) -> Slots:
     """Ascending. np.unique hashes, which is far slower on slots spread over a large table."""
+    highest = int(slots.max(initial=-1))
+    if highest < 8 * len(slots):
+        is_there = np.zeros(highest + 1, np.bool_)
+        is_there[slots] = True
+        return np.flatnonzero(is_there)
     ordered = np.sort(slots)
     found: Slots = ordered[np.diff(ordered, prepend=-1) != 0]
     return found

@@ -18,7 +18,16 @@ Slots = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Values: TypeAlias = npt.NDArray[Any] | Any | None
-"""Numpy, masked numpy or Arrow array, or a pair of them for an aggregate of two columns; None for count(*)."""
+"""Numpy, masked numpy or Arrow array, or a pair of them for an aggregate of two columns; None for count(*). For count_distinct it
+may be `Chosen`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A column of a batch, and which of its rows an aggregate takes. Aggregates that have the same `values` share their work."""
+
+    values: npt.NDArray[Any] | Any
+    rows: Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,9 @@ class AccumulatorColumns(ABC):
     def update(self, slots: Slots, values: Values, rows_before: int, times: Slots | None = None) -> None:
         """Fold one value per slot in (repeats allowed). Slots from rows_before on are new in this batch. `times`: event times, by
         which `first` and `last` go, and what is equal otherwise; None: all are equal, and order of arrival decides."""
+
+    def end_batch(self) -> None:  # noqa: B027 - most have nothing to forget
+        """All aggregates have taken their values of the batch."""
 
     @abstractmethod
     def merge(self, slots: Slots, other: Any, rows: Slots, rows_before: int) -> None:

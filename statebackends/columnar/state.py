@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, parts_of
+from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, create_accumulators, parts_of
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
 from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
 from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes, distinct_slots
-from holdfast.statebackends.columnar.parts import AccumulatorColumns, Slots, Values
+from holdfast.statebackends.columnar.parts import AccumulatorColumns, Chosen, Slots, Values
 from holdfast.statebackends.columnar.sessions import SessionPanes
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
@@ -111,6 +111,7 @@ class NumpyColumnarState:
         self._epoch: int | None = None  # from 1; None: changes are not noted
         self._marks: dict[int, int] = {}  # barrier -> epoch that it ended
         self._removed: dict[int, int] = {}  # namespace -> epoch in which it went
+        self._looked_up: tuple[KeyColumn, int, Slots] | None = None  # of the last update: who asks for its rows asks next
 
     def update(
         self,
@@ -121,11 +122,12 @@ class NumpyColumnarState:
     ) -> None:
         for namespace, rows in _runs(namespaces, len(keys)):
             if rows is None:
-                self._rows(namespace).update(keys, columns, times, self._epoch)
+                slots = self._rows(namespace).update(keys, columns, times, self._epoch)
+                self._looked_up = keys, namespace, slots
             else:
                 taken = pa.array(rows)
                 part = self._column_of([array.take(taken) for array in keys.arrays])
-                values = [_taken(column, rows, taken) for column in columns]
+                values = _all_taken(columns, rows, taken)
                 self._rows(namespace).update(part, values, None if times is None else times[rows], self._epoch)
 
     def keep_first(
@@ -162,11 +164,14 @@ class NumpyColumnarState:
         return self._batch(rows.index.key_arrays(start, stop), [part.result(slice(start, stop)) for part in rows.accumulators])
 
     def rows_of(self, keys: KeyColumn, namespace: int) -> pa.RecordBatch:
-        rows = self._rows(namespace)
-        known = rows.index.count
-        slots = distinct_slots(rows.index.slots(keys))
-        if rows.index.count > known:
-            raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
+        rows, asked = self._rows(namespace), self._looked_up
+        if asked is not None and asked[0] is keys and asked[1] == namespace:
+            slots = distinct_slots(asked[2])
+        else:
+            known = rows.index.count
+            slots = distinct_slots(rows.index.slots(keys))
+            if rows.index.count > known:
+                raise InvariantError(f"state {self.descriptor.name!r} was asked for rows of keys that it never got")
         return self._batch(rows.index.key_arrays_of(slots), [part.result(slots) for part in rows.accumulators])
 
     def panes(
@@ -251,6 +256,7 @@ class NumpyColumnarState:
             rows.dropped_in = self._epoch or 0
 
     def remove(self, namespace: int) -> None:
+        self._looked_up = None
         rows = self._tables.pop(namespace, None)
         if rows is not None and self._epoch is not None:
             self._removed[namespace] = self._epoch
@@ -361,23 +367,26 @@ class _Rows:
         """Epoch in which each row changed last; None: nobody asks."""
         self._all_changed = (0, 0)  # (epoch, rows) for which every row is noted
         self._capacity = _CAPACITY_MIN
-        self.accumulators = [
-            create_accumulator(aggregate, _CAPACITY_MIN, operator=operator, state=descriptor.name)
-            for aggregate in descriptor.aggregates
-        ]
+        self.accumulators = create_accumulators(
+            descriptor.aggregates, _CAPACITY_MIN, operator=operator, state=descriptor.name
+        )
         self._freezes: list[FrozenColumns] = []
 
     @property
     def count(self) -> int:
         return self.index.count - self.dropped
 
-    def update(self, keys: KeyColumn, columns: Sequence[Values], times: Slots | None, epoch: int | None) -> None:
+    def update(self, keys: KeyColumn, columns: Sequence[Values], times: Slots | None, epoch: int | None) -> Slots:
+        """The slot of each key."""
         before = self.index.count
         slots = self._slots_to_change(keys)
         if epoch is not None:
             self._note(slots, epoch)
         for accumulator, values in zip(self.accumulators, columns, strict=True):
             accumulator.update(slots, values, before, times)
+        for accumulator in self.accumulators:
+            accumulator.end_batch()
+        return slots
 
     def keep_first(
         self, keys: KeyColumn, columns: Sequence[pa.Array], greatest: Sequence[bool], epoch: int | None, *, latest: bool
@@ -575,13 +584,23 @@ class FrozenState:
             table.release()
 
 
-def _taken(column: Values, rows: Slots, taken: pa.Array) -> Values:
-    """Some rows of what feeds an aggregate; `taken`: their numbers for Arrow."""
-    if column is None:
-        return None
-    if isinstance(column, tuple):
-        return tuple(_taken(each, rows, taken) for each in column)
-    return column.take(taken if isinstance(column, pa.Array) else rows)
+def _all_taken(columns: Sequence[Values], rows: Slots, taken: pa.Array) -> list[Values]:
+    """Some rows of what feeds aggregates; `taken`: their numbers for Arrow. What is one column before is one behind it."""
+    known: dict[int, Values] = {}
+
+    def of(column: Values) -> Values:
+        if column is None:
+            return None
+        if isinstance(column, tuple):
+            return tuple(map(of, column))
+        if isinstance(column, Chosen):
+            return Chosen(of(column.values), column.rows[rows])
+        found = known.get(id(column))
+        if found is None:
+            found = known[id(column)] = column.take(taken if isinstance(column, pa.Array) else rows)
+        return found
+
+    return list(map(of, columns))
 
 
 def _joined(pieces: Sequence[list[pa.Array]]) -> list[pa.Array]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.statebackends.columnar import decimals
 from holdfast.statebackends.columnar.accumulators import check_descriptor, value_type_text
 from holdfast.statebackends.columnar.state import CHUNK_ROWS, NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, StateOverflowError
@@ -139,6 +140,28 @@ def test_results_of_decimals_are_exact(batches: list[list[tuple[int, int, int | 
         present = [price for namespace, key, price in rows if (namespace, key) == group and price is not None]
         row[5] = _mean(present, 6) if present else None
     assert _contents(state) == expected
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-(10**38) + 1, 10**38 - 1) | st.integers(-3, 3), st.integers(0, 3) | st.integers(1, 2**62)),
+        max_size=8,
+    ),
+    st.integers(0, 4),
+)
+def test_means_of_any_sums_and_counts_are_exact(totals: list[tuple[int, int]], more: int) -> None:
+    column = pa.decimal128(38 - more, 0)
+    bound = 10 ** (38 - more) - 1
+    kept = [(max(-bound * max(count, 1), min(bound * max(count, 1), total)), count) for total, count in totals]
+    sums = np.array([(total % 2**64, total // 2**64) for total, _ in kept], decimals.DECIMAL)
+    found = decimals.means(sums, np.array([count for _, count in kept], np.int64), column)
+    with localcontext(prec=200):
+        expected = [
+            (Decimal(total) / count).quantize(Decimal(1).scaleb(-more), ROUND_HALF_UP) if count else None for total, count in kept
+        ]
+    assert found.to_pylist() == expected
+    assert found.type == decimals.mean_type(column)
 
 
 def test_results_of_decimals_have_the_types_that_are_stated() -> None:

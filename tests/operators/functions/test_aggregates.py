@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,6 +144,8 @@ def test_what_is_kept_and_counted_is_what_sql_keeps_and_counts(job: tuple[RowTyp
             "n": count(where=where),
             "values": count("v", where=where),
             "different": count_distinct("v", where=where),
+            "different_rest": count_distinct("v", where=lambda batch: pc.invert(pc.fill_null(batch.column("picked"), False))),
+            "different_all": count_distinct("v"),
             "least": min("v", where=where),
             "most": max("v", where=where),
             "earliest": first("v", where=where),
@@ -163,6 +166,7 @@ def test_what_is_kept_and_counted_is_what_sql_keeps_and_counts(job: tuple[RowTyp
             rows,
             batches,
             f"""count(*) {taken} AS n, count(v) {taken} AS "values", count(DISTINCT v) {taken} AS different,
+            count(DISTINCT v) FILTER (picked IS NOT TRUE) AS different_rest, count(DISTINCT v) AS different_all,
             min(v) {taken} AS least, max(v) {taken} AS most,
             first(v ORDER BY t, i) {there} AS earliest, first(v ORDER BY t DESC, i DESC) {there} AS latest,
             first(v ORDER BY b DESC, t, i) {compared} AS of_most, first(v ORDER BY b, t, i) {compared} AS of_least""",
