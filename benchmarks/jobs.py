@@ -42,12 +42,12 @@ def w1(rows: int, keys: int, workers: int, backend: str, interval_ms: int | None
 
 
 def tumbling(rows: int, keys: int, workers: int, backend: str, interval_ms: int | None) -> hf.Environment:
-    """W1 with windows of 60 s."""
+    """W1 with windows of 60 s, and 100,000 records in a second of event time."""
     return _minutes("tumbling", hf.Tumbling(seconds=60), rows, keys, workers, backend, interval_ms)
 
 
 def sliding(rows: int, keys: int, workers: int, backend: str, interval_ms: int | None) -> hf.Environment:
-    """W1 with windows of 60 s that slide by 1 s."""
+    """As `tumbling`, with windows of 60 s that slide by 1 s."""
     return _minutes("sliding", hf.Sliding(seconds=60, slide=1_000), rows, keys, workers, backend, interval_ms)
 
 
@@ -55,7 +55,8 @@ def _minutes(
     name: str, windows: hf.Tumbling | hf.Sliding, rows: int, keys: int, workers: int, backend: str, interval_ms: int | None
 ) -> hf.Environment:
     env = environment(name, workers, backend, interval_ms)
-    bids = env.from_source(hf.GeneratorSource(Bids(keys), rows, SCHEMA)).uid("bids").assign_timestamps("ts", 0).uid("time")
+    source = hf.GeneratorSource(Bids(keys, per_ms=100), rows, SCHEMA)
+    bids = env.from_source(source).uid("bids").assign_timestamps("ts", 0).uid("time")
     found = bids.key_by("bidder").window(windows)
     found.aggregate(bids=hf.count(), highest=hf.max("price"), volume=hf.sum("price")).uid("w").sink_to(hf.Blackhole()).uid("out")
     return env

@@ -12,6 +12,8 @@ import holdfast as hf
 from benchmarks.harness import Bench
 from holdfast.api.nexmark import events
 
+AIM = 1_000_000
+"""Events a second."""
 Table = Callable[[hf.Stream], hf.Stream]
 
 TABLES: dict[str, Table] = {
@@ -39,6 +41,7 @@ def measure(bench: Bench, quick: bool) -> list[dict[str, Any]]:
             {
                 "workload": name,
                 "events_per_second": round(measured.records_per_second),
+                "aim": AIM,
                 "cpu_s_per_million": round(measured.cpu_per_million, 3),
                 "checkpoints": f"{measured.checkpoints}/{measured.checkpoints_expected}",
             }

@@ -1,7 +1,7 @@
 """The benchmark streams, defined for comparison with other engines.
 
 Record i (0-based, global) = auction, bidder, price, ts: h = splitmix64(i); auction = h & 1023;
-bidder = (h >> 10) mod K; price = 1 + (h >> 20) mod 10000; ts = i / 1000 (1 ms per 1,000 records)."""
+bidder = (h >> 10) mod K; price = 1 + (h >> 20) mod 10000; ts = i / 1000 (1 ms per 1,000 records, unless said otherwise)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Bids:
     """The W0, W1 and W1b stream over `keys` bidders."""
 
     keys: int
+    per_ms: int = 1000
+    """Records in a ms of event time."""
 
     def __call__(self, index: npt.NDArray[np.int64]) -> pa.RecordBatch:
         h = splitmix64(index)
@@ -36,7 +38,7 @@ class Bids:
             (h & np.uint64(1023)).view(np.int64),
             ((h >> np.uint64(10)) % np.uint64(self.keys)).view(np.int64),
             (np.uint64(1) + (h >> np.uint64(20)) % np.uint64(10_000)).view(np.int64),
-            index // 1000,
+            index // self.per_ms,
         ]
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)
 

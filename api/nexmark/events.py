@@ -238,11 +238,12 @@ class _Events:
         return pa.array(self._price("price"))
 
     def bid_channel(self) -> pa.Array:
-        return _pools().channels.take(self._channel())
+        return _pools().channels.take(self._channel)
 
     def bid_url(self) -> pa.Array:
-        return _pools().urls.take(self._channel())
+        return _pools().urls.take(self._channel)
 
+    @cached_property
     def _channel(self) -> pa.Array:
         """Half of the bids come through one of the hot channels, which stand in front of the others."""
         is_hot = self._below("hot channel", 2) > 0

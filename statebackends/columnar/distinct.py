@@ -1,7 +1,8 @@
 """The accumulator of count_distinct: a set of values for each row, exact, in two indexes for all rows.
 
 One numbers the values, the other the pairs of row and value: a batch costs two look-ups of vectors, a pair 24 to 48 bytes, a value
-what it takes once. Aggregates of one column share both; each knows which of the pairs are its own, for 9 bytes of each. In a snapshot the set of a row is a list, in order of arrival. It knows nothing of keys or namespaces."""
+what it takes once. Aggregates of one column share both; each knows which of the pairs are its own, for 9 bytes of each. In a
+snapshot the set of a row is a list, in order of arrival. It knows nothing of keys or namespaces."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ class DistinctAccumulator(AccumulatorColumns):
             self._add(self.pairs.of(owners, _canonical(arrow_values(values, self._source))))
 
     def freeze(self) -> Frozen:
-        numbers, codes_of, values, source = self._numbers[: self._count], self.pairs.codes(), self.pairs.frozen_values(), self._source
+        numbers, codes_of, values = self._numbers[: self._count], self.pairs.codes(), self.pairs.frozen_values()
+        source = self._source
 
         def lists(columns: Sequence[Column], seen: Mask | None) -> list[pa.Array]:
             codes = codes_of[numbers]
@@ -215,7 +217,8 @@ class DistinctAccumulator(AccumulatorColumns):
 
 
 def _firsts(numbers: Slots) -> Slots:
-    """Each number once, in order of first arrival. Numbers are sorted faster than their positions, which go along as lowest bits."""
+    """Each number once, in order of first arrival. Numbers are sorted faster than their positions, which go along as lowest
+    bits."""
     shift = len(numbers).bit_length()
     packed = np.sort((numbers << shift) | np.arange(len(numbers)))
     ordered = packed >> shift
