@@ -9,6 +9,7 @@ Each kind is a source of its own, whose record i is the i-th event of that kind:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.operators.sources.generator import GeneratorSource
 
@@ -40,6 +42,11 @@ CHANNELS = 10_000
 HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 POOL = 4_096
 """Different texts of each kind that are not told apart by a query."""
+_HASH_BITS = 31
+"""Of a hash that choose a number; with those of a bound they fit 64 bits."""
+_LOG_10 = math.log(10.0)
+_PRICE_ERROR = 1e-5
+"""Cents, far more than the error of a price by `exp`."""
 
 TIME = pa.timestamp("ms", "UTC")
 SCHEMAS = {
@@ -99,70 +106,91 @@ class Nexmark:
         return whole if self.columns is None else pa.schema([whole.field(name) for name in self.columns])
 
     def __call__(self, indices: Numbers) -> pa.RecordBatch:
-        share, first = _PLACES[self.kind]
-        rounds, place = np.divmod(indices, share)
-        events = _Events(rounds * EVENTS + first + place, rounds, place, self)
+        events = _Events(indices, self)
         arrays = [getattr(events, f"{self.kind}_{name.name}")() for name in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 class _Events:
-    """One batch of one kind. A method for each column, called `<kind>_<column>`."""
+    """One batch of one kind. A method for each column, called `<kind>_<column>`.
 
-    def __init__(self, numbers: Numbers, rounds: Numbers, place: Numbers, settings: Nexmark) -> None:
-        self._numbers = numbers
-        self._rounds = rounds
-        self._place = place
+    Division by a plain number and shifts are several times as fast in NumPy as `divmod` and other products are."""
+
+    def __init__(self, indices: Numbers, settings: Nexmark) -> None:
+        share, first = _PLACES[settings.kind]
+        self._indices = indices
+        self._rounds: Numbers = indices // share
+        """Persons before each event's 50, and their positions."""
+        self._numbers: Numbers = self._rounds * (EVENTS - share) + indices + first
         self._settings = settings
 
     # ------------------------------------------------------------------------------------------------------------ numbers
 
-    def _hash(self, name: str) -> Hashes:
-        """64 bits for each event that depend on the seed, its number and the field."""
+    @cached_property
+    def _products(self) -> Hashes:
+        return self._numbers.view(np.uint64) * np.uint64(0xD1342543DE82EF95)
+
+    def _hash(self, name: str, rows: Numbers | None = None) -> Hashes:
+        """64 bits for each event, or for some, that depend on the seed, its number and the field."""
         salt = np.uint64((self._settings.seed * len(_FIELDS) + _FIELDS.index(name) + 1) * 0x9E3779B97F4A7C15 & (2**64 - 1))
-        mixed = self._numbers.astype(np.uint64) * np.uint64(0xD1342543DE82EF95) + salt
-        mixed ^= mixed >> np.uint64(30)
-        mixed *= np.uint64(0xBF58476D1CE4E5B9)
-        mixed ^= mixed >> np.uint64(27)
-        mixed *= np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
+        mixed = self._products + salt if rows is None else self._products[rows] + salt
+        shifted = np.empty_like(mixed)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            np.right_shift(mixed, np.uint64(shift), out=shifted)
+            mixed ^= shifted
+            mixed *= np.uint64(factor)
+        np.right_shift(mixed, np.uint64(31), out=shifted)
+        mixed ^= shifted
         return mixed
 
-    def _below(self, name: str, bound: int | Numbers) -> Numbers:
-        """A whole number from 0 on, below `bound`, which is below 2^31."""
-        top = self._hash(name) >> np.uint64(33)
-        return ((top * np.asarray(bound).astype(np.uint64)) >> np.uint64(31)).astype(np.int64)
+    def _below(self, name: str, bound: int | Numbers, rows: Numbers | None = None) -> Numbers:
+        """A whole number from 0 on, below `bound`, which is from 2 to 2^31, for each event, or for some."""
+        return _scaled(self._hash(name, rows), bound)
+
+    def _is_hot(self, name: str, ratio: int) -> npt.NDArray[np.bool_]:
+        """All but one in so many."""
+        least = -(-(2**_HASH_BITS) // ratio) << (64 - _HASH_BITS)
+        hot: npt.NDArray[np.bool_] = self._hash(name) >= np.uint64(least)
+        return hot
 
     def _text(self, pool: pa.Array, name: str) -> pa.Array:
         return pool.take(pa.array(self._below(name, len(pool))))
 
     def _price(self, name: str) -> Numbers:
         """From 100 to 10^8 cents, evenly on a logarithmic scale."""
-        unit = (self._hash(name) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return np.round(np.power(10.0, unit * 6.0) * 100.0).astype(np.int64)
+        exponents = (self._hash(name) >> np.uint64(11)).view(np.int64).astype(np.float64)
+        exponents *= 2.0**-53 * 6.0
+        prices = np.exp(exponents * _LOG_10)
+        prices *= 100.0
+        rounded = np.rint(prices)
+        prices -= rounded
+        near = np.flatnonzero(np.abs(prices, out=prices) > 0.5 - _PRICE_ERROR)
+        if len(near):  # on which side of a half cent they are the slower function decides
+            rounded[near] = np.rint(np.power(10.0, exponents[near]) * 100.0)
+        return rounded.astype(np.int64)
 
-    def _time_ms(self, numbers: Numbers | int) -> Any:
-        return self._settings.base_time_ms + numbers * 1_000 // self._settings.events_per_second
+    def _time_ms(self, numbers: Numbers) -> Numbers:
+        shared = math.gcd(1_000, self._settings.events_per_second)
+        passed = numbers * (1_000 // shared) if shared < 1_000 else numbers
+        return passed // (self._settings.events_per_second // shared) + self._settings.base_time_ms
 
     def _last_person(self) -> Numbers:
         """Position of the newest person, from 0."""
         return self._rounds * PERSONS
 
     def _last_auction(self) -> Numbers:
-        """Position of the newest auction, from 0; -1 before the first."""
-        return self._rounds * AUCTIONS + (self._place if self._settings.kind == "auction" else AUCTIONS - 1)
-
-    def _some_person(self, name: str) -> Numbers:
-        """An active person, or one of the next few."""
-        persons = self._last_person() + 1
-        active = np.minimum(persons, ACTIVE_PERSONS)
-        return persons - active + self._below(name, active + LEAD)
+        """Position of the newest auction, from 0."""
+        return self._indices if self._settings.kind == "auction" else self._rounds * AUCTIONS + (AUCTIONS - 1)
 
     def _person(self, name: str, hot: int, hot_ratio: int) -> Numbers:
-        """The hot person of the newest batch, at position `hot` in it, or some person."""
-        is_hot = self._below("hot person", hot_ratio) > 0
-        popular = self._last_person() // HOT_BATCH * HOT_BATCH + hot
-        return FIRST_ID + np.where(is_hot, popular, self._some_person(name))
+        """The hot person of the newest batch, at position `hot` in it, or an active person, or one of the next few."""
+        newest = self._last_person()
+        chosen = newest // HOT_BATCH * HOT_BATCH + (FIRST_ID + hot)
+        others = np.flatnonzero(~self._is_hot("hot person", hot_ratio))
+        persons = newest[others] + 1
+        active = np.minimum(persons, ACTIVE_PERSONS)
+        chosen[others] = FIRST_ID + persons - active + self._below(name, active + LEAD, others)
+        return chosen
 
     def _date_time(self) -> pa.Array:
         return pa.array(self._time_ms(self._numbers)).view(TIME)
@@ -202,10 +230,14 @@ class _Events:
         return self._text(_pools().descriptions, "description")
 
     def auction_initialBid(self) -> pa.Array:
-        return pa.array(self._price("price"))
+        return pa.array(self._initial_bid)
+
+    @cached_property
+    def _initial_bid(self) -> Numbers:
+        return self._price("price")
 
     def auction_reserve(self) -> pa.Array:
-        return pa.array(self._price("price") + self._price("reserve"))
+        return pa.array(self._initial_bid + self._price("reserve"))
 
     def auction_expires(self) -> pa.Array:
         """Open for 1 ms to twice the time that it takes to make OPEN_AUCTIONS further ones."""
@@ -226,10 +258,12 @@ class _Events:
 
     def bid_auction(self) -> pa.Array:
         newest = self._last_auction()
-        is_hot = self._below("hot auction", HOT_AUCTION) > 0
-        oldest = np.maximum(newest - OPEN_AUCTIONS, 0)
-        some = oldest + self._below("auction", newest - oldest + 1 + LEAD)
-        return pa.array(FIRST_ID + np.where(is_hot, newest // HOT_BATCH * HOT_BATCH, some))
+        chosen = newest // HOT_BATCH * HOT_BATCH + FIRST_ID
+        others = np.flatnonzero(~self._is_hot("hot auction", HOT_AUCTION))
+        latest = newest[others]
+        oldest = np.maximum(latest - OPEN_AUCTIONS, 0)
+        chosen[others] = FIRST_ID + oldest + self._below("auction", latest - oldest + (1 + LEAD), others)
+        return pa.array(chosen)
 
     def bid_bidder(self) -> pa.Array:
         return pa.array(self._person("bidder", 1, HOT_BIDDER))
@@ -246,9 +280,9 @@ class _Events:
     @cached_property
     def _channel(self) -> pa.Array:
         """Half of the bids come through one of the hot channels, which stand in front of the others."""
-        is_hot = self._below("hot channel", 2) > 0
-        hot = self._below("channel", len(HOT_CHANNELS))
-        return pa.array(np.where(is_hot, hot, len(HOT_CHANNELS) + self._below("channel", CHANNELS)))
+        hashes = self._hash("channel")
+        others = len(HOT_CHANNELS) + _scaled(hashes, CHANNELS)
+        return pa.array(np.where(self._is_hot("hot channel", 2), _scaled(hashes, len(HOT_CHANNELS)), others))
 
     def bid_extra(self) -> pa.Array:
         return self._text(_pools().bid_extras, "extra")
@@ -256,31 +290,81 @@ class _Events:
     person_dateTime = auction_dateTime = bid_dateTime = _date_time
 
 
+def _scaled(hashes: Hashes, bound: int | Numbers) -> Numbers:
+    """Whole numbers from 0 on, below `bound`, of the upper bits of some hashes."""
+    if isinstance(bound, int) and bound & (bound - 1) == 0:
+        return (hashes >> np.uint64(65 - bound.bit_length())).view(np.int64)
+    scaled = hashes >> np.uint64(64 - _HASH_BITS)
+    scaled *= np.uint64(bound) if isinstance(bound, int) else bound.view(np.uint64)
+    scaled >>= np.uint64(_HASH_BITS)
+    return scaled.view(np.int64)
+
+
 # ------------------------------------------------------------------------------------------------------------------ texts
 
 
 class _Pools:
-    """Texts that events choose from; the same in every process."""
+    """Texts that events choose from; the same in every process. Each pool is drawn when an event first chooses from it."""
 
-    def __init__(self) -> None:
-        draw = np.random.Generator(np.random.PCG64(0))
+    @cached_property
+    def names(self) -> pa.Array:
         first = ["Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter"]
         last = ["Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris"]
-        self.names = pa.array([f"{one} {other}" for one in first for other in last])
+        return pa.array([f"{one} {other}" for one in first for other in last])
+
+    @cached_property
+    def cities(self) -> pa.Array:
         cities = ["Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent", "Cheyenne"]
-        self.cities = pa.array(cities)
-        self.states = pa.array(["AZ", "CA", "ID", "OR", "WA", "WY"])
-        self.emails = pa.array([f"{_word(draw, 7)}@{_word(draw, 5)}.com" for _ in range(POOL)])
-        self.cards = pa.array([" ".join(f"{part:04d}" for part in draw.integers(0, 10_000, 4)) for _ in range(POOL)])
-        self.items = pa.array([_word(draw, 20, " ").strip() for _ in range(POOL)])
-        self.descriptions = pa.array([_word(draw, 100, " ").strip() for _ in range(POOL)])
-        hot_urls = [_url(draw) for _ in HOT_CHANNELS]
-        urls = [_url(draw) + (f"&channel_id={_reversed(channel)}" if draw.integers(10) else "") for channel in range(CHANNELS)]
-        self.channels = pa.array([*HOT_CHANNELS, *(f"channel-{channel}" for channel in range(CHANNELS))])
-        self.urls = pa.array([*hot_urls, *urls])
-        self.bid_extras = _extras(draw, 100 - 32)
-        self.person_extras = _extras(draw, 200 - 65)
-        self.auction_extras = _extras(draw, 500 - 110)
+        return pa.array(cities)
+
+    @cached_property
+    def states(self) -> pa.Array:
+        return pa.array(["AZ", "CA", "ID", "OR", "WA", "WY"])
+
+    @cached_property
+    def emails(self) -> pa.Array:
+        draw = _drawing(1)
+        hosts = pc.binary_join_element_wise(_words(draw, POOL, 5), "com", ".")
+        return pc.binary_join_element_wise(_words(draw, POOL, 7), hosts, "@")
+
+    @cached_property
+    def cards(self) -> pa.Array:
+        numbers = _drawing(2).integers(0, 10_000, (POOL, 4)).tolist()
+        return pa.array([" ".join(f"{part:04d}" for part in parts) for parts in numbers])
+
+    @cached_property
+    def items(self) -> pa.Array:
+        return pc.utf8_trim(_words(_drawing(3), POOL, 20, " "), " ")
+
+    @cached_property
+    def descriptions(self) -> pa.Array:
+        return pc.utf8_trim(_words(_drawing(4), POOL, 100, " "), " ")
+
+    @cached_property
+    def channels(self) -> pa.Array:
+        return pa.array([*HOT_CHANNELS, *(f"channel-{channel}" for channel in range(CHANNELS))])
+
+    @cached_property
+    def urls(self) -> pa.Array:
+        """In the order of channels; nine of ten that are not hot say their channel's number."""
+        draw = _drawing(5)
+        directories = [_words(draw, len(HOT_CHANNELS) + CHANNELS, 5) for _ in range(3)]
+        urls = pc.binary_join_element_wise("https://www.nexmark.com", *directories, "item.htm?query=1", "/")
+        says = (draw.integers(0, 10, CHANNELS) > 0).tolist()
+        numbers = [f"&channel_id={_reversed(channel)}" if says[channel] else "" for channel in range(CHANNELS)]
+        return pc.binary_join_element_wise(urls, pa.array([*("" for _ in HOT_CHANNELS), *numbers]), "")
+
+    @cached_property
+    def bid_extras(self) -> pa.Array:
+        return _extras(_drawing(6), 100 - 32)
+
+    @cached_property
+    def person_extras(self) -> pa.Array:
+        return _extras(_drawing(7), 200 - 65)
+
+    @cached_property
+    def auction_extras(self) -> pa.Array:
+        return _extras(_drawing(8), 500 - 110)
 
 
 @lru_cache(maxsize=1)
@@ -288,14 +372,16 @@ def _pools() -> _Pools:
     return _Pools()
 
 
-def _word(draw: np.random.Generator, length_max: int, special: str = "_") -> str:
-    """3 to `length_max` - 1 letters, one in 13 of them special."""
-    letters = draw.integers(0, 26, draw.integers(3, length_max))
-    return "".join(special if draw.integers(13) == 0 else chr(97 + letter) for letter in letters.tolist())
+def _drawing(pool: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(pool))
 
 
-def _url(draw: np.random.Generator) -> str:
-    return f"https://www.nexmark.com/{_word(draw, 5)}/{_word(draw, 5)}/{_word(draw, 5)}/item.htm?query=1"
+def _words(draw: np.random.Generator, count: int, length_max: int, special: str = "_") -> pa.Array:
+    """Each of 3 to `length_max` - 1 letters, one in 13 of them special."""
+    lengths = draw.integers(3, length_max, count)
+    letters = _letters(draw, int(lengths.sum()))
+    letters[draw.integers(0, 13, len(letters)) == 0] = ord(special)
+    return _texts(letters, lengths)
 
 
 def _reversed(channel: int) -> int:
@@ -307,4 +393,14 @@ def _reversed(channel: int) -> int:
 def _extras(draw: np.random.Generator, length: int) -> pa.Array:
     """Letters that fill an event up to its size: `length` on average, up to a fifth more or less."""
     lengths = length - round(length * 0.2) + draw.integers(0, max(1, 2 * round(length * 0.2)), POOL)
-    return pa.array(["".join(map(chr, (97 + draw.integers(0, 26, size)).tolist())) for size in lengths.tolist()])
+    return _texts(_letters(draw, int(lengths.sum())), lengths)
+
+
+def _letters(draw: np.random.Generator, count: int) -> npt.NDArray[np.uint8]:
+    return draw.integers(ord("a"), ord("z") + 1, count, np.uint8)
+
+
+def _texts(letters: npt.NDArray[np.uint8], lengths: Numbers) -> pa.Array:
+    """Texts of these lengths, out of their letters in a row."""
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(letters))

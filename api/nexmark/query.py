@@ -60,8 +60,15 @@ class Picked:
     schema: pa.Schema
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = [rows.column(name).cast(field.type) for name, field in zip(self.columns, self.schema, strict=True)]
+        arrays = [_as_type(rows.column(name), field.type) for name, field in zip(self.columns, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in another type. The days of UTC times need no look at the time zone for each, which costs ten times as much."""
+    if pa.types.is_date(kind) and pa.types.is_timestamp(array.type) and array.type.tz == "UTC":
+        array = array.view(pa.timestamp(array.type.unit))
+    return array.cast(kind)
 
 
 def picked(stream: Stream, *columns: str, **others: str | tuple[str, pa.DataType]) -> Stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ WINDOW_MS = 10_000
 SLIDE_MS = 2_000
 GAP_MS = 10_000
 MARK = "candidate"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -113,32 +111,6 @@ def new_sellers(house: Auctions) -> Stream:
     return found.filter("sold > 0 AND name IS NOT NULL").uid("new").select("id", "name", "window_start").uid("named")
 
 
-class CountRows:
-    """Of a window, row by row."""
-
-    def create_accumulator(self) -> int:
-        return 0
-
-    def add(self, value: Any, accumulator: int) -> int:
-        return accumulator + 1
-
-    def get_result(self, accumulator: int) -> int:
-        return accumulator
-
-    def merge(self, one: int, other: int) -> int:
-        return one + other
-
-
-class BidsOfBidder(ProcessWindowFunction):
-    """One row for each window."""
-
-    returns = pa.schema({"bidder": pa.int64(), "bid_count": pa.int64(), "starttime": TIME, "endtime": TIME})
-
-    def process(self, key: Any, ctx: WindowContext, elements: list[Any], out: Collector) -> None:
-        (count,) = elements
-        out({"bidder": key, "bid_count": count, "starttime": _at(ctx.window.start), "endtime": _at(ctx.window.end)})
-
-
 def user_sessions(house: Auctions) -> Stream:
     windows = house.bids("bidder", "dateTime").key_by("bidder").window(Session(GAP_MS))
     counted = windows.aggregate(bid_count=aggregates.count()).uid("sessions")
@@ -147,11 +119,8 @@ def user_sessions(house: Auctions) -> Stream:
 
 def user_sessions_by_clock(house: Auctions) -> Stream:
     windows = house.bids("bidder").key_by("bidder").window(Tumbling(WINDOW_MS, time="processing"))
-    return windows.aggregate(CountRows(), accumulator_type=int, window_function=BidsOfBidder()).uid("windows")
-
-
-def _at(at_ms: int) -> datetime:
-    return EPOCH + timedelta(milliseconds=at_ms)
+    counted = windows.aggregate(bid_count=aggregates.count()).uid("windows")
+    return picked(counted, "bidder", "bid_count", starttime="window_start", endtime="window_end").uid("named")
 
 
 QUERIES = (

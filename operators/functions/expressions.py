@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -68,6 +69,8 @@ class Expressions:
         self._operator = operator
         self._connection: duckdb.DuckDBPyConnection | None = None
         self.expressions: list[Expression] = []
+        self._is_computed: list[bool] = []
+        """Of each expression: by DuckDB. A column as it is needs none."""
         self.schema = pa.schema([])
         """Columns of the result; each may be null."""
         self.columns: tuple[str, ...] = ()
@@ -81,13 +84,22 @@ class Expressions:
         try:
             checker = ExpressionChecker(connection, schema, operator)
             self.expressions = [checker.check(name, text) for name, text in texts.items()]
-            used = {name for each in self.expressions for name in each.columns}
-            self._input = pa.schema([field for field in schema if field.name in used])
-            self.columns = tuple(self._input.names)
-            connection.register(_TABLE, _Feed(self._fed([_no_rows(self._input)])))
+            self.columns = _read(self.expressions, schema)
+            self._fed_columns = self.columns
+            connection.register(_TABLE, _Feed([self._fed(_no_rows(schema))]))
             self.schema = pa.schema([pa.field(each.name, self._type_of(connection, each)) for each in self.expressions])
+            self._is_computed = [
+                each.column is None or schema.field(each.column).type != data_type
+                for each, data_type in zip(self.expressions, self.schema.types, strict=True)
+            ]
+            self._fed_columns = _read(self._computed, schema)
+            self._input = pa.schema([schema.field(name) for name in self._fed_columns])
         finally:
             connection.close()
+
+    @property
+    def _computed(self) -> list[Expression]:
+        return list(compress(self.expressions, self._is_computed))
 
     def _type_of(self, connection: duckdb.DuckDBPyConnection, expression: Expression) -> pa.DataType:
         import duckdb
@@ -104,16 +116,17 @@ class Expressions:
 
     def open(self) -> None:
         """Connect and prepare; done with the first batch, too. Raises InvalidConfigError."""
-        if not self.expressions:
+        if not any(self._is_computed):
             return
         self._connection = connection = connect(self._operator)
-        self._feed = _Feed(self._fed([_no_rows(self._input)]))
+        self._feed = _Feed([self._fed(_no_rows(self._input))])
         connection.register(_TABLE, self._feed)
-        self._query = connection.sql(_statement(self.expressions))
-        if [_arrow_type(each) for each in self._query.types] != self.schema.types:
+        self._query = connection.sql(_statement(self._computed))
+        expected = list(compress(self.schema.types, self._is_computed))
+        if [_arrow_type(each) for each in self._query.types] != expected:
             found = ", ".join(map(str, self._query.types))
             raise InvalidConfigError(
-                f"operator {self._operator!r}: DuckDB gives {found} here, on the driver {self.schema.types}: install one version",
+                f"operator {self._operator!r}: DuckDB gives {found} here, on the driver {expected}: install one version",
                 operator=self._operator,
                 package="duckdb",
             )
@@ -127,10 +140,16 @@ class Expressions:
         """The result for each row. Raises duckdb.Error if one has none: `failing` finds it."""
         if not self.expressions:
             return columns.select([])
-        if self._connection is None:
-            self.open()
-        results = zip(self._run(self._query, columns), self.schema.types, strict=True)
-        return pa.RecordBatch.from_arrays([_array(result, data_type) for result, data_type in results], schema=self.schema)
+        results: Iterator[pa.ChunkedArray] = iter(())
+        if any(self._is_computed):
+            if self._connection is None:
+                self.open()
+            results = iter(self._run(self._query, columns))
+        arrays = [
+            _array(next(results), data_type) if is_computed else columns.column(each.column)
+            for each, data_type, is_computed in zip(self.expressions, self.schema.types, self._is_computed, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def failing(self, columns: pa.RecordBatch) -> Iterator[tuple[int, duckdb.Error]]:
         """(index, error) of each row that has no result, in order."""
@@ -177,15 +196,15 @@ class Expressions:
         import duckdb
 
         assert self._connection is not None
-        for expression in self.expressions:
+        for expression in self._computed:
             try:
                 self._run(self._connection.sql(_statement([expression])), row)
             except duckdb.Error:
                 return expression
-        return self.expressions[0]
+        return self._computed[0]
 
     def _run(self, query: duckdb.DuckDBPyRelation, columns: pa.RecordBatch) -> list[pa.ChunkedArray]:
-        self._feed.batches = self._fed([columns])
+        self._feed.batches = [self._fed(columns)]
         try:
             table = query.to_arrow_table()
         finally:
@@ -194,11 +213,11 @@ class Expressions:
             raise InvariantError(f"operator {self._operator!r}: DuckDB gave {table.num_rows} rows for {columns.num_rows}")
         return list(table.columns)
 
-    def _fed(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """The columns that are read; without any, one that tells how many rows there are."""
-        if self.columns:
-            return [each.select(list(self.columns)) for each in batches]
-        return [pa.record_batch({"rows": pa.nulls(each.num_rows, pa.bool_())}) for each in batches]
+    def _fed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that DuckDB reads; without any, one that tells how many rows there are."""
+        if self._fed_columns:
+            return batch.select(list(self._fed_columns))
+        return pa.record_batch({"rows": pa.nulls(batch.num_rows, pa.bool_())})
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_feed", "_query")} | {"_connection": None}
@@ -351,6 +370,12 @@ def select_operator(taken: Sequence[str], texts: Mapping[str, str], input_type: 
 def condition_operator(text: str, input_type: RowType, *, skips: bool) -> ConditionOperator:
     """Raises GraphError, UnknownColumnError, InvalidConfigError without DuckDB."""
     return ConditionOperator(predicate_of(text, input_type.schema, "filter").expressions, skips=skips)
+
+
+def _read(expressions: Sequence[Expression], schema: pa.Schema) -> tuple[str, ...]:
+    """Columns that expressions read, in their order."""
+    read = {name for each in expressions for name in each.columns}
+    return tuple(name for name in schema.names if name in read)
 
 
 def _statement(expressions: Sequence[Expression]) -> str:

@@ -115,6 +115,12 @@ class Expression:
     """Columns that it reads."""
 
     @property
+    def column(self) -> str | None:
+        """The column that it is, as it stands; None: it is more than a column, or written otherwise."""
+        name = self.text.strip()
+        return name if self.columns == (name,) and name.isidentifier() else None
+
+    @property
     def shown(self) -> str:
         return f"{self.name} = {self.text!r}" if self.name else repr(self.text)
 

@@ -53,8 +53,15 @@ PROBE_EVERY = 32
 """Slices cut short by their cost, behind which one has twice as many rows, or half as many."""
 GROWN_PAYS_BELOW = 1.3
 """Twice the rows in less than so many times the time: most of it was not theirs, and slices stay so large."""
+SUSPECT = 1.5
+"""So many times the expected time, above which a slice may have waited for a CPU."""
 SHRUNK_PAYS_ABOVE = 1.5
 """Half the rows in a time that so many times is still less than before: most of it was theirs, and slices stay so small."""
+
+
+def never_delayed() -> float:
+    """Of a clock that only work moves."""
+    return 0.0
 
 
 class RowBudget:
@@ -63,14 +70,23 @@ class RowBudget:
     A slice costs something by itself, whatever it has: a columnar operator makes a hundred calls for one row or for a thousand.
     Where that alone is about the budget, fewer rows would not make a slice shorter, only more of them. So now and then a slice has
     twice as many rows; while these take hardly longer, slices grow beyond the budget, until a good part of their time is the rows'
-own."""
+    own.
 
-    __slots__ = ("_budget_s", "_cost_s", "_floor", "_is_upwards", "_proven", "_reference_s", "_rows_max", "_since_probe")
+    Time in which others had the CPU is no cost: fewer rows would not bring it back. On a machine with more to do than it has CPUs
+    slices would shrink to the few rows that fit between two such waits."""
 
-    def __init__(self, budget_ms: int, rows_max: int, *, proven: int = 0) -> None:
-        """`proven`: rows that are taken to fit before any slice was measured."""
+    __slots__ = (
+        "_budget_s", "_cost_s", "_delayed_s", "_floor", "_is_upwards", "_known_delay_s", "_proven", "_reference_s", "_rows_max",
+        "_since_probe",
+    )  # fmt: skip
+
+    def __init__(self, budget_ms: int, rows_max: int, *, proven: int = 0, delayed_s: Callable[[], float] = never_delayed) -> None:
+        """`proven`: rows that are taken to fit before any slice was measured. `delayed_s`: seconds that the thread has waited for a
+        CPU so far."""
         self._budget_s = budget_ms / 1000
         self._rows_max = rows_max
+        self._delayed_s = delayed_s
+        self._known_delay_s = 0.0
         self._cost_s = 0.0
         self._proven = proven
         self._floor = 1
@@ -106,6 +122,8 @@ own."""
         """A slice of `rows` took this long."""
         if rows < 1:
             return
+        if seconds > SUSPECT * self._cost_s * rows:
+            seconds = self._undelayed(seconds)
         cost = seconds / rows
         wanted, is_probe = self._wanted()
         if rows < self.rows():
@@ -125,6 +143,13 @@ own."""
             self._proven = max(1, rows // 2)
         elif rows > self._proven:
             self._proven = rows
+
+    def _undelayed(self, seconds: float) -> float:
+        """The time of a slice without what the thread waited for a CPU.
+
+        To ask costs a system call, and is done for some slices alone: what those before it waited is taken off, too."""
+        known_s, self._known_delay_s = self._known_delay_s, self._delayed_s()
+        return max(0.0, seconds - (self._known_delay_s - known_s))
 
     def _compare(self, wanted: int, rows: int, seconds: float) -> None:
         """A probe was measured. One that pays is followed by another one at once."""

@@ -39,7 +39,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.operators.task.chain import OperatorChain, ResultPort
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SourceReady, SubtaskPool
-from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput
+from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput, never_delayed
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.user_failures import error_line, stack_trace
@@ -117,8 +117,9 @@ class Subtask:
         proven_rows: int = 0,
         units_max: int = UNITS_MAX,
         latency_interval_ms: int = 0,
+        delayed_s: Callable[[], float] = never_delayed,
     ) -> None:
-        """`latency_interval_ms`: a source sends a latency marker so often; 0: never."""
+        """`latency_interval_ms`: a source sends a latency marker so often; 0: never. `delayed_s`: as of `RowBudget`."""
         self.key = key
         self.attempt = attempt
         self.state = TaskState.CREATED
@@ -135,7 +136,7 @@ class Subtask:
             ports.chain,
             ports.inputs,
             ports.clock,
-            RowBudget(step_budget_ms, batch_rows_max, proven=proven_rows),
+            RowBudget(step_budget_ms, batch_rows_max, proven=proven_rows, delayed_s=delayed_s),
             on_barrier=self._barrier,
             on_drained=self._report_status,
         )

@@ -24,7 +24,7 @@ from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
 from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import Clock, Mailbox, Pool, RuntimeContext, SubtaskPool
-from holdfast.operators.task.input import GateInputs
+from holdfast.operators.task.input import GateInputs, never_delayed
 from holdfast.operators.task.restore import StateLoader
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
@@ -95,6 +95,8 @@ class WorkerPorts:
     """Rows that a slice may have before any was measured; more than 0 where the clock measures nothing."""
     units_max: int = UNITS_MAX
     """Units of work in one step of a subtask, whatever the clock says."""
+    delayed_s: Callable[[], float] = never_delayed
+    """Seconds that the loop's thread has waited for a CPU so far."""
 
 
 class SubtaskBuilder:
@@ -156,6 +158,7 @@ class SubtaskBuilder:
             proven_rows=ports.proven_rows,
             units_max=ports.units_max,
             latency_interval_ms=graph.config.latency_tracking_interval_ms,
+            delayed_s=ports.delayed_s,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
 

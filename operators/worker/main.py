@@ -30,7 +30,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.functions.context import LOGGER
 from holdfast.operators.pickling import dumps_by_value
 from holdfast.operators.task.context import Pool
-from holdfast.operators.task.pool import SystemClock, ThreadPool
+from holdfast.operators.task.pool import RunQueueDelay, SystemClock, ThreadPool
 from holdfast.operators.task.subtask import Report
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
@@ -152,7 +152,9 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
 
     directory_nonce = _directory_nonce(storage)
     recovery = _recovery(spec, storage, directory_nonce)
-    worker = _worker(spec, transport, clock, storage, pool, report, folder.path, recovery)
+    delay = RunQueueDelay()
+    opened.callback(delay.close)
+    worker = _worker(spec, transport, clock, storage, pool, report, folder.path, recovery, delay)
     address, identity = _address(spec, directory_nonce), _identity(spec, nonce, host, directory_nonce, transport)
     gateway = Gateway(
         identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
@@ -241,6 +243,7 @@ def _worker(
     report: Report,
     local_directory: str,
     recovery: LocalRecovery,
+    delay: RunQueueDelay,
 ) -> Worker:
     ports = WorkerPorts(
         job_id=spec.job_id,
@@ -252,6 +255,7 @@ def _worker(
         new_nonce=lambda: uuid.uuid4().hex[:12],
         local_directory=local_directory,
         recovery=recovery,
+        delayed_s=delay,
     )
     return Worker(spec.slot, transport, clock, SubtaskBuilder(spec.plan, ports), report)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
 
 from holdfast.operators.task.input import PROBE_EVERY, RowBudget
+from holdfast.operators.task.pool import RunQueueDelay
 
 BUDGET_MS = 5
 ROWS_MAX = 65_536
@@ -60,3 +63,32 @@ def test_what_is_left_of_a_batch_is_no_probe() -> None:
         for rows in (budget.rows(), 3):
             budget.measured(rows, 0.2 * MS + 1e-6 * rows)
     assert budget.rows() * 1e-6 > BUDGET_MS * MS / 4
+
+
+def test_time_in_which_others_had_the_cpu_is_no_cost() -> None:
+    waited_s = 0.0
+    budget = RowBudget(BUDGET_MS, ROWS_MAX, delayed_s=lambda: waited_s)
+    turn_s, found = 3 * MS, []
+    for _ in range(1_000):
+        rows = budget.rows()
+        work_s = left_s = 1.5 * MS + 4e-7 * rows
+        before_s = waited_s
+        while left_s > turn_s:  # then four others have theirs
+            left_s -= turn_s
+            waited_s += 12 * MS
+            turn_s = 3 * MS
+        turn_s -= left_s
+        budget.measured(rows, work_s + waited_s - before_s)
+        found.append(rows)
+    assert min(found[50:]) > 4_000, "as many as fit into the budget"
+
+
+def test_the_delay_of_a_thread_is_what_linux_counts() -> None:
+    delay = RunQueueDelay()
+    first = delay()
+    assert 0 <= first <= delay()
+    if sys.platform == "linux":
+        assert (first > 0) == (int(Path("/proc/thread-self/schedstat").read_text().split()[1]) > 0)
+    delay.close()
+    delay.close()
+    assert delay() == 0

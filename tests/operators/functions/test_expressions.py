@@ -175,6 +175,23 @@ def test_a_select_of_columns_alone_needs_no_duckdb(monkeypatch: pytest.MonkeyPat
     assert stream().select("price", "auction").schema == pa.schema([BIDS.field("price"), BIDS.field("auction")])
 
 
+def test_columns_as_they_are_go_past_duckdb_and_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = pa.schema({"price": pa.int64(), "at": pa.timestamp("ms", "UTC"), "is_hot": pa.bool_()})
+    rows = pa.RecordBatch.from_pylist([{"price": 3, "at": 5, "is_hot": True}, {"price": 4, "at": None, "is_hot": None}], schema)
+    mixed = expressions("price", "price + 1", "PRICE", "at", schema=schema)
+    made = mixed.evaluate(rows)
+    assert made.to_pydict() == {"c0": [3, 4], "c1": [4, 5], "c2": [3, 4], "c3": rows.column("at").to_pylist()}
+    assert made.column("c0").buffers()[1].address == rows.column("price").buffers()[1].address
+    assert made.schema.field("c3").type == pa.timestamp("us", "UTC")  # as DuckDB has it
+    mixed.close()
+    alone = pickle.dumps((expressions("price", " is_hot ", schema=schema), predicate_of("is_hot", schema, "filter")))
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    found, condition = pickle.loads(alone)
+    found.open()
+    assert found.evaluate(rows).to_pydict() == {"c0": [3, 4], "c1": [True, None]}
+    assert condition.mask(rows).tolist() == [True, False]
+
+
 # -------------------------------------------------------------------------------------------------------------------- types
 
 
@@ -221,7 +238,7 @@ def test_times_are_utc_wherever_the_worker_is(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_connection_reaches_nothing_and_stays_so() -> None:
-    found = expressions("price")
+    found = expressions("price + 1")
     found.open()
     assert found._connection is not None
     for statement in ("COPY (SELECT 1) TO '/tmp/x.csv'", "SELECT * FROM read_csv('/etc/passwd')", "LOAD httpfs", "SET threads = 4"):
