@@ -56,8 +56,21 @@ def channel_statistics(house: Auctions) -> Stream:
     days = picked(bids, "auction", "bidder", "price", "channel", "dateTime", day=DAY).uid("days")
     keyed = days.key_by(("channel", "day"))
     found = keyed.aggregate(latest=aggregates.max("dateTime"), **bid_counts(), **distinct_counts()).uid("totals")
-    names = [*bid_counts(), *distinct_counts()]
-    return found.select("channel", "day", *names, minute="strftime(latest, '%H:%M')").uid("minutes")
+    assert found.schema is not None
+    place = found.schema.get_field_index("latest")
+    minute = pa.field("minute", pa.string())
+    return found.map_batches(with_minute, returns=found.schema.set(place, minute)).uid("minutes")
+
+
+MINUTES = pa.array([f"{hour:02d}:{minute:02d}" for hour in range(24) for minute in range(60)])
+"""Of a day."""
+
+
+def with_minute(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The minute of the day in place of `latest`."""
+    place = rows.schema.names.index("latest")
+    minutes = rows.column(place).view(pa.int64()).to_numpy() // 60_000 % len(MINUTES)
+    return rows.set_column(place, "minute", MINUTES.take(pa.array(minutes)))
 
 
 def auction_statistics(house: Auctions) -> Stream:

@@ -222,7 +222,8 @@ def _firsts(numbers: Slots) -> Slots:
     shift = len(numbers).bit_length()
     packed = np.sort((numbers << shift) | np.arange(len(numbers)))
     ordered = packed >> shift
-    is_first = np.append(True, ordered[1:] != ordered[:-1])
+    is_first = np.ones(len(numbers), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     rows = packed[is_first] & ((1 << shift) - 1)
     rows.sort()
     found: Slots = numbers[rows]
