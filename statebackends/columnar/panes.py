@@ -181,10 +181,9 @@ class _Ends:
         self._end.put_back(slots, self._before.pop(number))
 
     def results(self, slots: Slots) -> pa.Array:
-        both, rows = self._new(len(slots)), np.arange(len(slots))
-        both.put_back(rows, self._end.saved(slots))
-        both.merge(rows, self._beginning, slots, 0)
-        return both.result(rows)
+        both = self._end.picked(slots)
+        both.merge(np.arange(len(slots)), self._beginning, slots, 0)
+        return both.result(slice(None))
 
 
 class _Distinct:

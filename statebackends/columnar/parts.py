@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +120,13 @@ class AccumulatorColumns(ABC):
     def size(self) -> int:
         """Bytes, estimated."""
         return sum(size_of(column) for column in self.columns)
+
+    def picked(self, slots: Slots) -> Self:
+        """Some rows as an accumulator of their own, which may be changed."""
+        made = copy(self)
+        made.columns = [column[slots] for column in self.columns]
+        made.seen = None if self.seen is None else self.seen[slots]
+        return made
 
     def saved(self, slots: Slots) -> list[Column]:
         """Copies of some rows, for `put_back`."""
