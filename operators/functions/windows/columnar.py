@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
-from holdfast.operators.base import Operator
+from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
@@ -102,6 +102,12 @@ class ColumnarWindowOperator(Operator):
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (self.descriptor, _WATERMARK_COPIES, WATERMARKS, _ASSIGNER)
 
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._reached = KeptWatermark()
+        self._is_restored = False
+        """What was due at the barrier has not fired yet."""
+
     def initialize_state(self) -> None:
         self._check_assigner()
         lists = self.context.operator_state
@@ -109,8 +115,6 @@ class ColumnarWindowOperator(Operator):
         watermarks.update([*watermarks.entries, *copies.entries])
         copies.update([])
         self._is_restored = bool(watermarks.entries)
-        """What was due at the barrier has not fired yet."""
-        self._reached = KeptWatermark()
         self._reached.restore(watermarks)
 
     def _check_assigner(self) -> None:

@@ -150,7 +150,12 @@ def drive(
             exhaust(running)
         if position > seen:
             seen = position
-            {"records": model.process, "watermark": model.advance, "drain": lambda _: model.drain()}[kind](what)
+            if kind == "records":
+                model.process(what)
+            elif kind == "watermark":
+                model.advance(what)
+            else:
+                model.drain()
     for harness in run.fleet.subtasks:
         harness.watermark(MAX_WATERMARK)
         assert harness.operator._state.namespaces() == [], "at the end no state is left"

@@ -161,9 +161,13 @@ def test_a_late_batch_over_many_panes_costs_what_comes_out_of_it() -> None:
         feed(harness, *((f"k{number % 7}", 10 * number, 1) for number in range(150)))
         harness.watermark(1_500)
         asked: list[int] = []
-        state = harness.operator._state
-        rows_of = state.rows_of
-        state.rows_of = lambda keys, namespace: (asked.append(len(keys)), rows_of(keys, namespace))[1]
+        rows_of = harness.operator._state.rows_of
+
+        def counted(keys: Any, namespace: int) -> Any:
+            asked.append(len(keys))
+            return rows_of(keys, namespace)
+
+        harness.operator._state.rows_of = counted
         feed(harness, *((f"k{number % 7}", 10 * number + 5, 1) for number in range(150)))
         assert asked == [1] * 150
 
