@@ -481,8 +481,14 @@ class SessionRows(Protocol):
     def next_end(self, after: int) -> int | None:
         """The first moment behind `after` at which a session may end; None without rows that end behind it."""
 
-    def closing(self, after: int, until: int) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
-        """Key columns, and results, of the sessions whose end lies behind `after`, and not behind `until`."""
+    def next_closing(self, after: int, until: int) -> int | None:
+        """Start of the first pane in which a session may end behind `after` and not behind `until`; None: there is none."""
+
+    def closing(self, pane: int, after: int, until: int) -> tuple[list[pa.Array], list[pa.Array]] | None:
+        """Key columns, and results, of the sessions that end in a pane, behind `after` and not behind `until`; None without any."""
+
+    def last_end(self, pane: int) -> int:
+        """The last moment at which a session can end that ends in a pane; those of earlier panes end before all of this one."""
 
     def touched(
         self, keys: KeyColumn, panes: npt.NDArray[np.int64], until: int
@@ -494,8 +500,9 @@ class SessionRows(Protocol):
     def drop_remains(self, late_until: int) -> None:
         """Rows of sessions that are gone leave the state, in the first pane, which is the only one that may have some."""
 
-    def forget(self, late_until: int) -> None:
-        """The panes in front of the first one leave the state; of sessions that go on their rows are merged into the next."""
+    def forget(self, late_until: int) -> bool:
+        """One pane in front of the first one leaves the state; of sessions that go on its rows are merged into the next. False:
+        there is none."""
 
 
 class ColumnarState(Protocol):
@@ -538,8 +545,11 @@ class ColumnarState(Protocol):
 
         Only of aggregates that `accumulators.is_exact` allows. Raises StateOverflowError."""
 
-    def namespaces(self) -> list[int]:
-        """Namespaces that hold rows, ascending."""
+    def namespaces(self, since: int | None = None, until: int | None = None) -> list[int]:
+        """Namespaces that hold rows, ascending: all of them, or those of a range [since, until)."""
+
+    def first_namespace(self, since: int | None = None) -> int | None:
+        """The first namespace that holds rows, from `since` on; None: there is none."""
 
     def row_count(self, namespace: int) -> int: ...
 
@@ -557,11 +567,10 @@ class ColumnarState(Protocol):
         panes: int,
         offset_ms: int,
         keys: KeyColumn | None = None,
-        between: tuple[int, int] | None = None,
     ) -> WindowRows:
         """Merge of windows that are made of `panes` namespaces each, which begin at multiples of pane_ms plus offset_ms.
 
-        `keys`, `between`: of the rows of these keys in namespaces of this range alone."""
+        `keys`: of the rows of these keys alone."""
 
     def sessions(self, gap_ms: int) -> SessionRows:
         """Merge of sessions that are made of namespaces as long as the gap, which begin at its multiples."""

@@ -18,14 +18,14 @@ def _without_the_last_record(original: Any) -> Any:
         """The window has the record; that it fires again is forgotten."""
         rows = np.arange(len(panes) - 1)
         if len(rows):
-            original(self, self._taken(keys, rows), panes[:-1])
+            original(self, keys.take(rows), panes[:-1])
 
     return fire_again
 
 
 def _cleans_what_has_fired(original: Any) -> Any:
     def clean(self: SlidingWindowOperator, start: int) -> None:
-        original(self, max(start, self._passed(self._watermark)))
+        original(self, max(start, self._passed(self._reached.current)))
 
     return clean
 

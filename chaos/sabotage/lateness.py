@@ -21,18 +21,18 @@ Stamps = npt.NDArray[np.int64]
 
 def _takes_every_record(original: Any) -> Any:
     def windows_of(self: TumblingWindowOperator, batch: Batch, stamps: Stamps) -> Any:
-        watermark_ms, self._watermark = self._watermark, MIN_WATERMARK
+        watermark_ms, self._reached.current = self._reached.current, MIN_WATERMARK
         try:
             return original(self, batch, stamps)
         finally:
-            self._watermark = watermark_ms
+            self._reached.current = watermark_ms
 
     return windows_of
 
 
 def _drops_behind_the_watermark(original: Any) -> Any:
     def windows_of(self: TumblingWindowOperator, batch: Batch, stamps: Stamps) -> Any:
-        in_time = stamps > self._watermark
+        in_time = stamps > self._reached.current
         self.context.counters.late_dropped += len(stamps) - int(np.count_nonzero(in_time))
         batch = batch.filter(in_time)
         return original(self, batch, stamps[in_time]) if batch.num_rows else (0, batch)

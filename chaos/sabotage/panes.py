@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.operators.functions.windows.columnar import LateWindowOperator
 from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.statebackends.columnar.panes import WindowPanes
 from holdfast.statebackends.columnar.parts import AccumulatorColumns, Slots
 
 
 def _without_the_last_pane(original: Any) -> Any:
-    def add_until(self: WindowPanes, first: int, start: int, there: dict[int, int]) -> None:
-        original(self, first, start, {number: pane for number, pane in there.items() if number != first + self._panes - 1})
+    def there(self: WindowPanes, start: int, stop: int) -> list[int]:
+        return [pane for pane in original(self, start, stop) if (self._number(pane) + 1) % self._panes]
 
-    return add_until
+    return there
 
 
 def _without_the_first_row(original: Any) -> Any:
@@ -28,6 +29,14 @@ def _without_the_first_row(original: Any) -> Any:
     return saved
 
 
+def _knows_no_firings(original: Any) -> Any:
+    def initialize_state(self: LateWindowOperator) -> None:
+        original(self)
+        self._stored_fired = []
+
+    return initialize_state
+
+
 def _cleans_a_window_early(original: Any) -> Any:
     def clean(self: SlidingWindowOperator, start: int) -> None:
         original(self, start + self.windows.slide_ms)
@@ -38,9 +47,9 @@ def _cleans_a_window_early(original: Any) -> Any:
 SABOTAGES = (
     Sabotage(
         "left_out_pane",
-        "the last pane of a sliding window is not merged",
+        "the last pane of a block is not merged into its windows",
         ("I1", "I2"),
-        (Mutant(WindowPanes, "_add_until", _without_the_last_pane),),
+        (Mutant(WindowPanes, "_there", _without_the_last_pane),),
         workloads=("sliding",),
     ),
     Sabotage(
@@ -55,6 +64,13 @@ SABOTAGES = (
         "panes go while a window that has them is still open",
         ("I1", "I2", "I7"),
         (Mutant(SlidingWindowOperator, "_clean", _cleans_a_window_early),),
+        workloads=("sliding",),
+    ),
+    Sabotage(
+        "forgotten_firings",
+        "behind a restore it is not known up to where windows have fired",
+        ("I1", "I2"),
+        (Mutant(LateWindowOperator, "initialize_state", _knows_no_firings),),
         workloads=("sliding",),
     ),
 )

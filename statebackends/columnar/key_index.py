@@ -4,8 +4,9 @@ Slots are numbered 0, 1, 2 ... in the order in which keys first arrive, and are 
 looked up; it knows nothing of accumulators, namespaces or snapshots. Used on the worker's loop thread only; what
 `frozen_keys` returns stays valid on another thread while the index goes on growing.
 
-int64 key -> slot tables in numpy: direct-address while keys are small and dense, else open addressing. Keys of several fields of
-fixed width are looked up word by word: a slot for each word, and one for each pair of slots.
+int64 key -> slot tables in numpy: direct-address while keys are small and dense, else open addressing; a few keys are a dict, since
+there may be very many indexes. Keys of several fields of fixed width are looked up word by word: a slot for each word, and one for
+each pair of slots.
 
 They find and add whole batches with a constant number of vector operations per probe. Keys and slots are the caller's;
 a table is only the way from one to the other."""
@@ -13,6 +14,7 @@ a table is only the way from one to the other."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,12 +25,40 @@ from holdfast.statebackends.columnar.key_words import Words, has_words, key_word
 
 Slots = npt.NDArray[np.int64]
 
+_FEW_KEYS_MAX = 64
+"""So many keys are a dict, which a batch of no more rows looks up as fast; one of more rows makes a table for itself."""
 _DIRECT_CELLS_MIN = 1 << 12
 _DIRECT_CELLS_PER_KEY = 16
-"""A direct-address table may have this many cells (8 bytes each) per key; beyond that, keys are hashed."""
-_HASH_CELLS_MIN = 1 << 10
+"""A direct-address table may grow to this many cells (8 bytes each) per key; beyond that, keys are hashed."""
+_DIRECT_CELLS_KEPT = 2 * _DIRECT_CELLS_PER_KEY
+"""The same, when it is known how many keys a batch has added."""
+_HASH_CELLS_MIN = 1 << 8
+_KEYS_MIN = 1 << 4
 _PAIR_SHIFT = 32
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class FewTable:
+    """A dict. For a few keys, looked up a few at a time."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self, keys: Slots) -> None:
+        """keys[slot]: distinct keys to begin with."""
+        self._slots: dict[int, int] = dict(zip(keys.tolist(), range(len(keys)), strict=True))
+
+    def find(self, keys: Slots) -> Slots:
+        known = self._slots
+        return np.array([known.get(key, -1) for key in keys.tolist()], np.int64)
+
+    def add(self, keys: Slots, first_slot: int, slots: Slots, rows: Slots) -> Slots:
+        """As DirectTable.add."""
+        known = self._slots
+        slots[rows] = [known.setdefault(key, len(known)) for key in keys.tolist()]
+        return np.fromiter(islice(known, first_slot, None), np.int64)
+
+    def grown(self, keys: Slots) -> FewTable | DirectTable | HashTable:
+        return self if len(keys) <= _FEW_KEYS_MAX else _table_of(keys)
 
 
 class DirectTable:
@@ -36,14 +66,16 @@ class DirectTable:
 
     __slots__ = ("_cells",)
 
-    def __init__(self, size: int = _DIRECT_CELLS_MIN) -> None:
-        self._cells: Slots = np.full(size, -1, np.int64)
+    def __init__(self, keys: Slots, highest: int) -> None:
+        """keys[slot]: distinct keys to begin with. `highest`: key that there is to be a cell for."""
+        self._cells: Slots = np.full(1 << highest.bit_length(), -1, np.int64)
+        self._cells[keys] = np.arange(len(keys))
 
     def reserve(self, highest: int, count: int) -> bool:
         """Make room for keys up to `highest`; False when a table for `count` keys may not be that large."""
         if highest < len(self._cells):
             return True
-        if highest >= max(_DIRECT_CELLS_MIN, _DIRECT_CELLS_PER_KEY * count):
+        if not _is_dense(highest, count):
             return False
         bigger = np.full(1 << highest.bit_length(), -1, np.int64)
         bigger[: len(self._cells)] = self._cells
@@ -68,8 +100,11 @@ class DirectTable:
         slots[rows] = cells[keys]
         return new_keys
 
-    def grown(self, keys: Slots) -> DirectTable:
-        return self
+    def grown(self, keys: Slots) -> FewTable | DirectTable | HashTable:
+        """This table, or a smaller one when its batch added fewer keys than it had room for."""
+        if len(keys) <= _FEW_KEYS_MAX:
+            return FewTable(keys)
+        return self if len(self._cells) <= _DIRECT_CELLS_KEPT * len(keys) else HashTable(keys)
 
 
 class HashTable:
@@ -134,17 +169,11 @@ class HashTable:
             pending, cells = pending[~is_own], (cells[~is_own] + 1) & self._mask
         return owners, taken
 
-    def grown(self, keys: Slots) -> DirectTable | HashTable:
+    def grown(self, keys: Slots) -> FewTable | DirectTable | HashTable:
         """This table, or one that fits when it is more than half full; a direct one if the keys turned out dense."""
-        if 2 * len(keys) <= len(self._cell_slots):
-            return self
-        highest = int(keys.view(np.uint64).max())
-        direct = DirectTable()
-        # half of the permitted size, so that the next key beyond it doesn't turn the table back
-        if direct.reserve(2 * highest, len(keys)):
-            direct.add(keys, 0, np.empty_like(keys), np.arange(len(keys)))
-            return direct
-        return HashTable(keys)
+        if len(keys) <= _FEW_KEYS_MAX:
+            return FewTable(keys)
+        return self if 2 * len(keys) <= len(self._cell_slots) else _table_of(keys)
 
     def _home(self, keys: Slots) -> Slots:
         return ((keys.view(np.uint64) * _GOLDEN) >> self._shift).view(np.int64)
@@ -160,6 +189,17 @@ class HashTable:
             self._cell_keys[cells[won]] = keys[won]
             lost = ~won
             keys, slots, cells = keys[lost], slots[lost], (cells[lost] + 1) & self._mask
+
+
+def _is_dense(highest: int, count: int) -> bool:
+    """Whether a direct-address table may have a cell for a key, when there are as many keys."""
+    return highest < max(_DIRECT_CELLS_MIN, _DIRECT_CELLS_PER_KEY * count)
+
+
+def _table_of(keys: Slots) -> DirectTable | HashTable:
+    """The table for some more keys like these, not few."""
+    highest = 2 * int(keys.view(np.uint64).max())  # so that the next key beyond the highest doesn't turn the table back
+    return DirectTable(keys, highest) if highest < _DIRECT_CELLS_PER_KEY * len(keys) else HashTable(keys)
 
 
 _OWN_IDENTITY = (pa.string(), pa.binary())
@@ -217,9 +257,9 @@ class Int64KeyIndex:
 
     def __init__(self, arrow_type: pa.DataType) -> None:
         self._arrow_type = arrow_type
-        self._keys: Slots = np.empty(1024, np.int64)
+        self._keys: Slots = np.empty(_KEYS_MIN, np.int64)
         self._count = 0
-        self._table: DirectTable | HashTable = DirectTable()
+        self._table: FewTable | DirectTable | HashTable = FewTable(self._keys[:0])
 
     @property
     def count(self) -> int:
@@ -235,11 +275,14 @@ class Int64KeyIndex:
         """As `find`, of the numbers themselves."""
         if not len(numbers):
             return np.empty(0, np.int64)
-        if isinstance(self._table, HashTable):
-            return self._table.find(numbers)
+        table = self._table
+        if isinstance(table, FewTable) and len(numbers) > _FEW_KEYS_MAX:
+            table = HashTable(self.numbers())
+        if not isinstance(table, DirectTable):
+            return table.find(numbers)
         found = np.full(len(numbers), -1, np.int64)
-        within = self._table.holds(numbers)
-        found[within] = self._table.find(numbers[within])
+        within = table.holds(numbers)
+        found[within] = table.find(numbers[within])
         return found
 
     def slots_of(self, numbers: Slots) -> Slots:
@@ -274,13 +317,20 @@ class Int64KeyIndex:
             return pa.array(numbers.astype(np.int32)).view(pa.date32())
         return pa.array(numbers).view(self._arrow_type)
 
-    def _table_for(self, numbers: Slots) -> DirectTable | HashTable:
-        """The present table, or another kind when these keys don't fit it."""
-        if isinstance(self._table, DirectTable):
-            highest = int(numbers.view(np.uint64).max())  # a negative number is seen as a huge one
-            if not self._table.reserve(highest, self._count + len(numbers)):
-                self._table = HashTable(self._keys[: self._count])
-        return self._table
+    def _table_for(self, numbers: Slots) -> FewTable | DirectTable | HashTable:
+        """The present table, or one of another kind when it is not for these keys."""
+        table = self._table
+        if isinstance(table, HashTable) or (isinstance(table, FewTable) and len(numbers) <= _FEW_KEYS_MAX):
+            return table
+        keys, highest = self.numbers(), int(numbers.view(np.uint64).max())  # a negative number is seen as a huge one
+        if isinstance(table, FewTable):
+            highest = max(highest, int(keys.view(np.uint64).max(initial=0)))
+            # a first batch may bring as many keys as it has rows; later ones found few, and make their table in vain
+            likely = len(numbers) if not len(keys) else len(numbers) // 4
+            return DirectTable(keys, highest) if _is_dense(highest, likely) else HashTable(keys)
+        if not table.reserve(highest, self._count + len(numbers)):
+            self._table = table = HashTable(keys)
+        return table
 
     def _append(self, new_keys: Slots) -> int:
         needed = self._count + len(new_keys)

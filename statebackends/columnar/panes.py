@@ -35,7 +35,7 @@ class PaneRows:
 class PaneStore(Protocol):
     """Where panes are."""
 
-    def namespaces(self) -> list[int]: ...
+    def namespaces(self, since: int | None = None, until: int | None = None) -> list[int]: ...
     def pane(self, namespace: int) -> PaneRows: ...
 
 
@@ -84,37 +84,40 @@ class WindowPanes:
         """Key arrays and results of the window that begins at `start`: each key with a row in any of its panes, or those of `keys`
         alone, which have one."""
         first = self._number(start)
-        there = {self._number(namespace): namespace for namespace in self._store.namespaces()}
         if self._first is not None and self._first <= first and self._block(first) == self._block(self._first):
-            self._go_on(first, there)
+            self._take_back(self._first, first)
+            self._add_until(first, max(first, self._first + self._panes))
         else:
-            self._begin(first, there)
+            self._begin(first)
         self._first = first
         slots = np.flatnonzero(self._counts) if keys is None else distinct_slots(self._index.slots(keys))
         return self._index.key_arrays_of(slots), [merged.results(slots) for merged in self._merged]
 
-    def _begin(self, first: int, there: dict[int, int]) -> None:
+    def _begin(self, first: int) -> None:
         self._index = self._new_index()
         self._slots = {}
         self._counts = np.zeros(_CAPACITY_MIN, np.int64)
         self._merged = [_merged(aggregate, _CAPACITY_MIN, self._operator) for aggregate in self._aggregates]
         boundary = (self._block(first) + 1) * self._panes
-        for number in sorted((number for number in there if first <= number < boundary), reverse=True):
-            self._add(number, there[number], is_end=True)
-        self._add_until(first, boundary, there)
+        for namespace in reversed(self._there(first, boundary)):
+            self._add(self._number(namespace), namespace, is_end=True)
+        self._add_until(first, boundary)
 
-    def _go_on(self, first: int, there: dict[int, int]) -> None:
-        assert self._first is not None
-        for number in sorted(number for number in self._slots if number < first):
-            slots = self._slots.pop(number)
-            self._counts[slots] -= 1
-            for merged in self._merged:
-                merged.take_back(number, slots)
-        self._add_until(first, self._first + self._panes, there)
+    def _take_back(self, before: int, first: int) -> None:
+        for number in range(before, first):
+            slots = self._slots.pop(number, None)
+            if slots is not None:
+                self._counts[slots] -= 1
+                for merged in self._merged:
+                    merged.take_back(number, slots)
 
-    def _add_until(self, first: int, start: int, there: dict[int, int]) -> None:
-        for number in sorted(number for number in there if start <= number < first + self._panes):
-            self._add(number, there[number], is_end=False)
+    def _add_until(self, first: int, start: int) -> None:
+        for namespace in self._there(start, first + self._panes):
+            self._add(self._number(namespace), namespace, is_end=False)
+
+    def _there(self, start: int, stop: int) -> list[int]:
+        """Panes of these numbers."""
+        return self._store.namespaces(*(number * self._pane_ms + self._offset_ms for number in (start, stop)))
 
     def _add(self, number: int, namespace: int, *, is_end: bool) -> None:
         pane = self._store.pane(namespace)

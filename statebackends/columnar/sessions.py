@@ -9,6 +9,7 @@ and end: the least event time, and the greatest plus the gap."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +27,8 @@ _ALWAYS = np.iinfo(np.int64).min
 class SessionStore(Protocol):
     """Where panes are."""
 
-    def namespaces(self) -> list[int]: ...
+    def namespaces(self, since: int | None = None, until: int | None = None) -> list[int]: ...
+    def first_namespace(self, since: int | None = None) -> int | None: ...
     def row_count(self, namespace: int) -> int: ...
     def accumulators(self, namespace: int) -> Sequence[AccumulatorColumns]: ...
     def keys_of(self, namespace: int, slots: Slots) -> KeyColumn: ...
@@ -63,40 +65,53 @@ class SessionPanes:
 
     def first_pane(self, late_until: int) -> int:
         """Start of the first pane that a record can be in whose own window ends behind `late_until`."""
-        return max(_ALWAYS, ((late_until + 1) // self._gap_ms - 1) * self._gap_ms)
+        # one ms more than that: a record that is not behind the watermark is never in a pane which another was folded into
+        return max(_ALWAYS, (late_until // self._gap_ms - 1) * self._gap_ms)
 
     def next_end(self, after: int) -> int | None:
-        for pane in self._store.namespaces():
+        for pane in self._store.namespaces(self._first_open(after)):
             ends = self._ends(pane)
             if len(ends := ends[ends > after]):
                 return int(ends.min())
         return None
 
-    def closing(self, after: int, until: int) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
-        for pane in self._store.namespaces():
-            if pane + self._gap_ms > until:
-                break
-            if pane + 2 * self._gap_ms <= after:
-                continue
-            ends = self._ends(pane)
-            slots = np.flatnonzero((ends > after) & (ends <= until))
-            if len(slots):
-                slots = slots[~self._goes_on(pane, self._store.keys_of(pane, slots), ends[slots])]
-            if len(slots):
-                yield self._merged(pane, slots)
+    def next_closing(self, after: int, until: int) -> int | None:
+        pane = self._store.first_namespace(self._first_open(after)) if after < until else None
+        return None if pane is None or pane + self._gap_ms > until else pane
+
+    def closing(self, pane: int, after: int, until: int) -> tuple[list[pa.Array], list[pa.Array]] | None:
+        ends = self._ends(pane)
+        slots = np.flatnonzero((ends > after) & (ends <= until))
+        if len(slots):
+            slots = slots[~self._goes_on(pane, self._store.keys_of(pane, slots), ends[slots])]
+        return self._merged(pane, slots) if len(slots) else None
+
+    def last_end(self, pane: int) -> int:
+        return pane + 2 * self._gap_ms - 1
+
+    def _first_open(self, after: int) -> int:
+        """Start of the first pane in which a session may end behind a moment."""
+        return after + 2 - 2 * self._gap_ms
 
     def touched(
         self, keys: KeyColumn, panes: npt.NDArray[np.int64], until: int
     ) -> Iterator[tuple[list[pa.Array], list[pa.Array]]]:
-        waiting = {pane: [self._store.taken(keys, np.flatnonzero(panes == pane))] for pane in np.unique(panes).tolist()}
-        while waiting:
-            pane = min(waiting)
+        order = np.argsort(panes, kind="stable")
+        starts, firsts = np.unique(panes[order], return_index=True)
+        rows = np.split(order, firsts[1:])
+        waiting = {pane: [self._store.taken(keys, some)] for pane, some in zip(starts.tolist(), rows, strict=True)}
+        todo = sorted(waiting)
+        while todo:
+            pane = heappop(todo)
             some = self._store.distinct(waiting.pop(pane))
             slots = self._store.slots_of(pane, some)
             ends = self._ends(pane)[slots]
             goes_on = self._goes_on(pane, some, ends)
             if goes_on.any():
-                waiting.setdefault(pane + self._gap_ms, []).append(self._store.taken(some, np.flatnonzero(goes_on)))
+                behind = pane + self._gap_ms
+                if behind not in waiting:
+                    heappush(todo, behind)
+                waiting.setdefault(behind, []).append(self._store.taken(some, np.flatnonzero(goes_on)))
             fires = ~goes_on & (ends <= until)
             if fires.any():
                 yield self._merged(pane, slots[fires])
@@ -124,18 +139,18 @@ class SessionPanes:
         if not is_alive.all():
             self._store.keep(pane, slots[is_alive])
 
-    def forget(self, late_until: int) -> None:
-        first = self.first_pane(late_until)
-        for pane in self._store.namespaces():
-            if pane >= first:
-                break
-            slots = np.arange(self._store.row_count(pane))
-            keys = self._store.keys_of(pane, slots)
-            goes_on = np.flatnonzero(self._goes_on(pane, keys, self._ends(pane)))
-            if len(goes_on):
-                some = self._store.taken(keys, goes_on)
-                self._store.merge_into(pane + self._gap_ms, some, self._store.accumulators(pane), slots[goes_on])
-            self._store.remove(pane)
+    def forget(self, late_until: int) -> bool:
+        pane = self._store.first_namespace()
+        if pane is None or pane >= self.first_pane(late_until):
+            return False
+        slots = np.arange(self._store.row_count(pane))
+        keys = self._store.keys_of(pane, slots)
+        goes_on = np.flatnonzero(self._goes_on(pane, keys, self._ends(pane)))
+        if len(goes_on):
+            some = self._store.taken(keys, goes_on)
+            self._store.merge_into(pane + self._gap_ms, some, self._store.accumulators(pane), slots[goes_on])
+        self._store.remove(pane)
+        return True
 
     # ------------------------------------------------------------------------------------------------------------- rows
 

@@ -13,6 +13,7 @@ has already copied them; the reader copies chunk by chunk. Rows added after the 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,7 @@ class FrozenColumns:
         return [None if column is None else column[start:stop] for column in self._columns]
 
 
-_CAPACITY_MIN = 1024
+_CAPACITY_MIN = 16
 _REMOVED_MAX = 1 << 16
 """Namespaces removed since the base, before their rows cost less than their names."""
 KeyColumnOf = Callable[[list[pa.Array]], KeyColumn]
@@ -108,6 +109,7 @@ class NumpyColumnarState:
         self._column_of = column_of
         self._operator = operator
         self._tables: dict[int, _Rows] = {}
+        self._order: list[int] = []  # the keys of _tables, ascending
         self._epoch: int | None = None  # from 1; None: changes are not noted
         self._marks: dict[int, int] = {}  # barrier -> epoch that it ended
         self._removed: dict[int, int] = {}  # namespace -> epoch in which it went
@@ -150,8 +152,16 @@ class NumpyColumnarState:
                 part_keys = self._column_of([array.take(taken) for array in keys.arrays])
                 self._rows(namespace).merge_parts(part_keys, [part.take(taken) for part in parts], self._epoch)
 
-    def namespaces(self) -> list[int]:
-        return sorted(namespace for namespace, rows in self._tables.items() if rows.count)
+    def namespaces(self, since: int | None = None, until: int | None = None) -> list[int]:
+        start = 0 if since is None else bisect_left(self._order, since)
+        stop = len(self._order) if until is None else bisect_left(self._order, until)
+        return [namespace for namespace in self._order[start:stop] if self._tables[namespace].count]
+
+    def first_namespace(self, since: int | None = None) -> int | None:
+        for position in range(0 if since is None else bisect_left(self._order, since), len(self._order)):
+            if self._tables[self._order[position]].count:
+                return self._order[position]
+        return None
 
     def row_count(self, namespace: int) -> int:
         rows = self._tables.get(namespace)
@@ -180,10 +190,9 @@ class NumpyColumnarState:
         panes: int,
         offset_ms: int,
         keys: KeyColumn | None = None,
-        between: tuple[int, int] | None = None,
     ) -> WindowPanes:
         return WindowPanes(
-            self if keys is None else _PanesOfKeys(self, keys, between),
+            self if keys is None else _PanesOfKeys(self, keys),
             self.descriptor.aggregates,
             self._new_index,
             pane_ms=pane_ms,
@@ -258,7 +267,10 @@ class NumpyColumnarState:
     def remove(self, namespace: int) -> None:
         self._looked_up = None
         rows = self._tables.pop(namespace, None)
-        if rows is not None and self._epoch is not None:
+        if rows is None:
+            return
+        del self._order[bisect_left(self._order, namespace)]
+        if self._epoch is not None:
             self._removed[namespace] = self._epoch
             if len(self._removed) > _REMOVED_MAX:
                 self._removed.clear()
@@ -317,6 +329,7 @@ class NumpyColumnarState:
         rows = self._tables.get(namespace)
         if rows is None:
             rows = self._tables[namespace] = self._new_rows()
+            insort(self._order, namespace)
             if self._epoch is not None:
                 rows.track_since()
         return rows
@@ -329,16 +342,14 @@ class NumpyColumnarState:
 
 
 class _PanesOfKeys:
-    """The rows of some keys, in namespaces of a range."""
+    """The rows of some keys."""
 
-    def __init__(self, state: NumpyColumnarState, keys: KeyColumn, between: tuple[int, int] | None) -> None:
+    def __init__(self, state: NumpyColumnarState, keys: KeyColumn) -> None:
         self._state = state
         self._keys = state.numbered(keys)[1]
-        there = state.namespaces()
-        self._namespaces = there if between is None else [each for each in there if between[0] <= each < between[1]]
 
-    def namespaces(self) -> list[int]:
-        return self._namespaces
+    def namespaces(self, since: int | None = None, until: int | None = None) -> list[int]:
+        return self._state.namespaces(since, until)
 
     def pane(self, namespace: int) -> PaneRows:
         slots = self._state.slots_of(namespace, self._keys)

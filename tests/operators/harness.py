@@ -153,7 +153,7 @@ class OperatorHarness:
         self._lists = ListOperatorStateBackend(operator.declared_states(), operator="op")
         self._keyed = self._keyed_backend()
         self._checkpoint_id = 0
-        self._is_open = False
+        self._is_open = self._is_behind = False
 
     # --------------------------------------------------------------------------------------------------------- life
 
@@ -170,6 +170,7 @@ class OperatorHarness:
             harness._lists.restore(RestoredOperatorState(redistribute(old, parallelism)[subtask]))
         for snapshot in snapshots:
             harness.storage.files.update(snapshot.storage.files)
+        harness._is_behind = True
         if harness._keyed is not None:
             harness._keyed.restore([handle for snapshot in snapshots for handle in snapshot.keyed], harness.storage, "chk")
         return harness
@@ -228,9 +229,27 @@ class OperatorHarness:
             batch = Batch(columns=data, timestamps=stamps)
         else:
             batch = Batch(rows=list(copy.deepcopy(data)), schema=schema, timestamps=stamps)
+        return self.take_slices(batch, input_index)
+
+    def take_slices(self, batch: Batch, input_index: int = 0) -> Iterator[None]:
+        """As `process_slices`."""
+        self._catch_up()
         self._set_processing_time()
         self.operator.process_batch(batch, input_index)
         return self.operator.remaining_output() or iter(())
+
+    def catch_up_slices(self) -> Iterator[None]:
+        """Behind a restore the runtime does at first, before it reads anything, what is due by the clock."""
+        is_behind, self._is_behind = self._is_behind, False
+        due = self.operator.next_processing_time_ms() if is_behind else None
+        if due is None or due > self.clock.now_ms:
+            return iter(())
+        slices: Iterator[None] = self.operator.process_processing_time(self.clock.now_ms)
+        return slices
+
+    def _catch_up(self) -> None:
+        for _ in self.catch_up_slices():
+            pass
 
     def _set_processing_time(self) -> None:
         """As the runtime does before each unit of work."""
@@ -238,12 +257,14 @@ class OperatorHarness:
             self._keyed.set_processing_time(self.clock.wall_ms())
 
     def watermark(self, watermark_ms: int) -> None:
+        self._catch_up()
         self._set_processing_time()
         for _ in self.operator.process_watermark(watermark_ms):
             pass
 
     def watermark_slices(self, watermark_ms: int) -> Iterator[None]:
         """Advance slice by slice; a barrier may fall between two."""
+        self._catch_up()
         slices: Iterator[None] = self.operator.process_watermark(watermark_ms)
         return slices
 

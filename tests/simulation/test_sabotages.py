@@ -81,6 +81,7 @@ SCENES = {
     "kept_contents": Scene("latecomers", first=2),
     "kept_panes": Scene("sliding", first=1),
     "left_out_pane": Scene("sliding"),
+    "forgotten_firings": Scene("sliding", WORKERS_DIE),
     "forgetful_merge": Scene("sliding"),
     "hasty_cleaning": Scene("sliding"),
     "merge_without_timer": Scene("sessions"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -15,20 +16,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.barriers.elements import MAX_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
-from holdfast.operators.base import Operator
+from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
 from holdfast.statebackends.columnar.parts import Values
 from holdfast.statebackends.errors import IncompatibleStateError, InvalidTimestampError
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import (
     ColumnarState,
     ColumnarStateDescriptor,
-    KeyColumn,
     OperatorListStateDescriptor,
     Redistribution,
     StateDescriptor,
@@ -36,12 +38,13 @@ from holdfast.statebackends.state import (
 
 FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
-_WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
-"""One entry a subtask: its watermark, ms, 8 bytes."""
 _ASSIGNER = OperatorListStateDescriptor("assigner", Redistribution.UNION)
 """One entry a subtask: msgpack [kind, lengths in ms], of the windows whose rows are in the state."""
 _LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
 """One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
+_FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
+"""Entries of a subtask: msgpack [first key group, key group behind the last one, up to where windows have fired, ms], and a further
+`true` in the middle of a drain."""
 _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 """The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
@@ -73,11 +76,6 @@ class ColumnarWindowOperator(Operator):
         self.input_type = input_type
         self.output_type = RowType(self._result_schema())
         self.rows_per_slice_max = FIRED_ROWS_PER_SLICE_MAX
-        self._watermark = MIN_WATERMARK
-        self._lowest = MIN_WATERMARK
-        """The watermark that all subtasks had reached at the cut."""
-        self._kept_watermark = MIN_WATERMARK
-        """As stored: the last one that records brought. The maximum of a drain is not kept, for a resumed job has a future."""
 
     def _result_schema(self) -> pa.Schema:
         keys = zip(self.selector.names, self.selector.key_type.arrow_types, strict=True) if self.selector.is_shown else ()
@@ -102,19 +100,22 @@ class ColumnarWindowOperator(Operator):
         return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.descriptor, _WATERMARK_COPIES, _WATERMARKS, _ASSIGNER)
+        return (self.descriptor, _WATERMARK_COPIES, WATERMARKS, _ASSIGNER)
+
+    def setup(self, context: OperatorContext, output: Output) -> None:
+        super().setup(context, output)
+        self._reached = KeptWatermark()
+        self._is_restored = False
+        """What was due at the barrier has not fired yet."""
 
     def initialize_state(self) -> None:
         self._check_assigner()
-        copies = self.context.operator_state.list_state(_WATERMARK_COPIES.name)
-        entries = [*self.context.operator_state.list_state(_WATERMARKS.name).entries, *copies.entries]
+        lists = self.context.operator_state
+        copies, watermarks = lists.list_state(_WATERMARK_COPIES.name), lists.list_state(WATERMARKS.name)
+        watermarks.update([*watermarks.entries, *copies.entries])
         copies.update([])
-        if entries:
-            found = [int.from_bytes(entry, "big", signed=True) for entry in entries]
-            self._lowest, self._clock_was = min(found), max(found)
-            # An input that returned from idleness may have let one subtask go further than another. What the first one has fired
-            # must stay so; what the other one has not is in the state, and is due.
-            self._watermark = self._kept_watermark = self._clock_was if self.windows.is_event_time else self._lowest
+        self._is_restored = bool(watermarks.entries)
+        self._reached.restore(watermarks)
 
     def _check_assigner(self) -> None:
         """Raises IncompatibleStateError for state of other windows: its namespaces are their starts, and would be taken for ours.
@@ -156,8 +157,7 @@ class ColumnarWindowOperator(Operator):
         close_selections(self.descriptor)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        entry = self._kept_watermark.to_bytes(8, "big", signed=True)
-        self.context.operator_state.list_state(_WATERMARKS.name).update([entry])
+        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
         self.context.operator_state.list_state(_ASSIGNER.name).update([msgspec.msgpack.encode(self._lengths())])
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
@@ -181,46 +181,50 @@ class ColumnarWindowOperator(Operator):
     def _count_late(self, late: Batch) -> None:
         counters = self.context.counters
         counters.late_dropped += record_count(late)
-        watermark = min(self._watermark, self._kept_watermark)  # the maximum of a drain is no moment
-        counters.late_ms_max = max(counters.late_ms_max, watermark - int(self._stamps(late).min()))
+        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(int(self._stamps(late).min())))
 
     @property
     def _fired_until(self) -> int:
         """Start of the last window that the watermark has passed; every window up to it has fired."""
-        return self._watermark - self.windows.size_ms + 1 if self._watermark < MAX_WATERMARK else MAX_WATERMARK
+        reached = self._reached.current
+        return reached - self.windows.size_ms + 1 if reached < MAX_WATERMARK else MAX_WATERMARK
 
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
         return self._advance(watermark_ms) if self.windows.is_event_time else iter(())
 
     def _advance(self, watermark_ms: int) -> Iterator[None]:
         """What is late is decided at once; what is due fires in slices."""
-        self._watermark = max(self._watermark, watermark_ms)
-        if watermark_ms < MAX_WATERMARK:
-            self._kept_watermark = self._watermark
-        return self._fire_due()
+        self._reached.advance(watermark_ms)
+        return self._go_on()
+
+    def _go_on(self) -> Iterator[None]:
+        yield from self._fire_due()
+        self._is_restored = False
 
     @abstractmethod
-    def _fire_due(self) -> Iterator[None]: ...
+    def _fire_due(self) -> Iterator[None]:
+        """Fire what the watermark has passed, in slices that leave nothing: a barrier may fall between two."""
 
     # ---------------------------------------------------------------------------------------------- processing time
 
-    _clock_was = MIN_WATERMARK
-    """The latest clock of a subtask at the cut; time does not go back."""
-
     def _arrived(self, batch: Batch) -> Batch:
         """With the clock as event time: that of a window that has not fired, so that none fires twice."""
-        now_ms = max(self.context.now_ms(), self._watermark + 1, self._clock_was + 1)
-        due_ms = self.next_processing_time_ms()
-        if due_ms is not None and due_ms < now_ms:
-            for _ in self._advance(now_ms - 1):
-                pass
+        now_ms = max(self.context.now_ms(), self._reached.current + 1)
         return batch.with_timestamps(np.full(batch.num_rows, now_ms, np.int64))
 
+    @property
+    def uses_processing_time(self) -> bool:
+        return self._is_restored or not self.windows.is_event_time
+
     def next_processing_time_ms(self) -> int | None:
+        if self._is_restored:
+            return 0  # what was due at the barrier is due before a record is read: it must not see that record
         return None if self.windows.is_event_time else self._next_due()
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         """No further than windows are due, so that a record that comes in the same ms has the clock as its time."""
+        if self._is_restored:
+            yield from self._go_on()
         due_ms = self.next_processing_time_ms()
         if due_ms is not None and due_ms < now_ms:
             yield from self._advance(now_ms - 1)
@@ -234,14 +238,14 @@ class ColumnarWindowOperator(Operator):
 
     @abstractmethod
     def _next_due(self) -> int | None:
-        """When the clock fires a window next, ms; what a restore found unfinished is due at once."""
+        """When the clock fires a window next, ms."""
 
-    def _update(self, state: ColumnarState, namespaces: npt.NDArray[np.int64] | int, batch: Batch) -> KeyColumn:
+    def _update(self, state: ColumnarState, namespaces: npt.NDArray[np.int64] | int, batch: Batch) -> ArrowKeyColumn:
         keys = self._batch_keys(batch)
         fold(state, keys, namespaces, batch, self.descriptor, self.context)
         return keys
 
-    def _batch_keys(self, batch: Batch) -> KeyColumn:
+    def _batch_keys(self, batch: Batch) -> ArrowKeyColumn:
         context = self.context
         return self.selector.keys(
             batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
@@ -264,42 +268,80 @@ class ColumnarWindowOperator(Operator):
         columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
         return Batch(columns=columns, timestamps=ends - 1)
 
-    def _keys(self, arrays: Sequence[pa.Array]) -> KeyColumn:
+    def _keys(self, arrays: Sequence[pa.Array]) -> ArrowKeyColumn:
         """Of columns of which the first are the key's."""
         count, context = len(self.selector.names), self.context
         return self.selector.key_type.column(arrays[:count], max_parallelism=context.max_parallelism, operator=context.uid)
 
-    def _taken(self, keys: KeyColumn, rows: npt.NDArray[np.int64]) -> KeyColumn:
-        return self._keys([array.take(pa.array(rows)) for array in keys.arrays])
-
 
 class LateWindowOperator(ColumnarWindowOperator):
-    """Base of windows that keep their state when they have fired, for late records."""
+    """Base of windows that keep their state when they have fired, for late records or for further windows.
+
+    What has fired is known for each key group: the subtasks of a snapshot may have come to different points."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (*super().declared_states(), _LATE_UNTIL)
+        return (*super().declared_states(), _LATE_UNTIL, _FIRED)
 
     def initialize_state(self) -> None:
         super().initialize_state()
-        entries = self.context.operator_state.list_state(_LATE_UNTIL.name).entries
-        kept = [int.from_bytes(entry, "big", signed=True) for entry in entries]
-        self._restored_late_until = max(kept) if kept else self._late_at(self._watermark, 0)
+        lists = self.context.operator_state
+        kept = [int.from_bytes(entry, "big", signed=True) for entry in lists.list_state(_LATE_UNTIL.name).entries]
+        self._restored_late_until = max(kept) if kept else self._late_at(self._reached.current, 0)
+        self._stored_fired = [msgspec.msgpack.decode(entry) for entry in lists.list_state(_FIRED.name).entries]
+
+    def open(self) -> None:
+        groups = self.context.keyed_state.key_groups
+        self._fired = np.full(self.context.max_parallelism, self._fired_before(), np.int64)
+        for start, stop, fired, *is_drain in self._stored_fired:
+            self._fired[start:stop] = fired
+            if is_drain and start < groups.stop and groups.start < stop:
+                self._reached.current = MAX_WATERMARK  # the drain is ended first, all of it; then the job goes on
+        self._own = self._fired[groups.start : groups.stop]
+        """Of each key group of ours: up to where windows have fired."""
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
-        late_until = max(self._restored_late_until, self._late_at(self._kept_watermark, self.lateness_ms))
-        self.context.operator_state.list_state(_LATE_UNTIL.name).update([late_until.to_bytes(8, "big", signed=True)])
+        lists = self.context.operator_state
+        late_until = max(self._restored_late_until, self._late_at(self._reached.kept, self.lateness_ms))
+        lists.list_state(_LATE_UNTIL.name).update([late_until.to_bytes(8, "big", signed=True)])
+        first, is_drain = self.context.keyed_state.key_groups.start, self._reached.current == MAX_WATERMARK
+        bounds = [0, *(np.flatnonzero(np.diff(self._own)) + 1).tolist(), len(self._own)]
+        runs = ([first + start, first + stop, int(self._own[start]), *[True] * is_drain] for start, stop in pairwise(bounds))
+        lists.list_state(_FIRED.name).update([msgspec.msgpack.encode(run) for run in runs])
 
     @property
     def _late_until(self) -> int:
         """Up to where windows are late: their state is gone."""
-        if self._watermark == MAX_WATERMARK:
+        if self._reached.current == MAX_WATERMARK:
             return MAX_WATERMARK
-        return max(self._restored_late_until, self._late_at(self._watermark, self.lateness_ms))
+        return max(self._restored_late_until, self._late_at(self._reached.current, self.lateness_ms))
 
     @abstractmethod
     def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:
         """Up to where windows are late at a watermark."""
+
+    @abstractmethod
+    def _fired_before(self) -> int:
+        """Up to where windows of key groups have fired of which the snapshot does not say it."""
+
+    @abstractmethod
+    def _passed(self, watermark_ms: int) -> int:
+        """Up to where a watermark lets windows fire."""
+
+    def _not_fired(self, rows: pa.RecordBatch, windows: npt.NDArray[np.int64] | int) -> pa.RecordBatch:
+        """The rows of key groups for which their windows have not fired: after a restore these may differ."""
+        if self._own.min() == self._own.max():
+            return rows
+        return rows.filter(pa.array(self._fired[self._keys(rows.columns).key_groups] < windows))
+
+    def _settle(self) -> None:
+        """All windows that the watermark has passed have fired, with records or without. After a drain, as before it: when the job
+        goes on, records may come for windows that the drain has cut in two."""
+        if self._reached.current < MAX_WATERMARK:
+            np.maximum(self._own, self._passed(self._reached.current), out=self._own)
+        else:
+            self._reached.end_drain()
+            self._own[:] = self._passed(self._reached.kept)
 
 
 class TumblingWindowOperator(ColumnarWindowOperator):
@@ -344,3 +386,12 @@ class TumblingWindowOperator(ColumnarWindowOperator):
             self.output.collect(self._result(start, rows))
             yield
         self._state.remove(start)
+
+
+def occurrences(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How often the code of each row came before."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    found = np.empty(len(codes), np.int64)
+    found[order] = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
+    return found

@@ -1,14 +1,16 @@
 """Session windows over columns. A record updates one row, that of its key in its pane of one gap; rows are merged to sessions when
 these fire (ADR 64).
 
-A session [start, end) fires when the watermark reaches end - 1, and again, once for a batch, when late records have changed it. All
-that are due are made at once and leave in slices; what a barrier finds not emitted waits in the snapshot. A record is late when the
-session that it would be merged into is gone; which that is depends on the records in front of it, one by one."""
+A session [start, end) fires when the watermark reaches end - 1, and again, once for a batch, when late records have changed it.
+Those that end in one pane are made at once and leave in slices, then those of the next pane: the snapshot has the end up to which
+sessions have fired, for each range of key groups, and what was made and not emitted. A record is late when the session that it is
+to be merged into is gone; which that is depends on the records in front of it, one by one."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +20,14 @@ from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session
-from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, LateWindowOperator
+from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, LateWindowOperator, occurrences
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarState,
     ColumnarStateDescriptor,
-    KeyColumn,
     SessionRows,
     StateDescriptor,
 )
@@ -64,6 +66,7 @@ class SessionWindowOperator(LateWindowOperator):
         return (self.rows, *super().declared_states()[1:], self.waiting)
 
     def open(self) -> None:
+        super().open()
         state, names = self.context.keyed_state, self.selector.names
         self._gap_ms: int = self.windows.gap_ms
         self._state: ColumnarState = state.columnar_state(self.rows, names)
@@ -71,26 +74,21 @@ class SessionWindowOperator(LateWindowOperator):
         self._sessions: SessionRows = self._state.sessions(self._gap_ms)
         self._pending: deque[pa.RecordBatch] = deque(self._waiting.read(namespace) for namespace in self._waiting.namespaces())
         """Key columns, start, end and results of sessions that have fired and are not emitted."""
-        if self.windows.is_event_time and self._lowest < self._watermark:  # of a subtask that had not come so far
-            due = self._sessions.closing(self._ended(self._lowest), self._fired_until)
-            self._pending.extend(self._named(due))
-            self._sessions.forget(self._late_until)
+        self._next_end = MAX_WATERMARK
+        """By the clock: no session that has not fired ends before."""
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
-        self._sessions.drop_remains(self._late_until)  # subtasks differ in time: what is gone is told by its absence
         for namespace in self._waiting.namespaces():
             self._waiting.remove(namespace)
         if self._pending:
             rows = pa.Table.from_batches(self._pending).combine_chunks().to_batches()[0]
             keys = self._keys(rows.columns)
-            self._waiting.update(keys, _occurrences(self._state.numbered(keys)[0]), rows.columns[len(self.selector.names) :])
+            self._waiting.update(keys, occurrences(self._state.numbered(keys)[0]), rows.columns[len(self.selector.names) :])
 
     # ------------------------------------------------------------------------------------------------------ records
 
     def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
-        for _ in self._emit():  # what was due at the barrier
-            pass
         late_until = self._late_until
         keys = self._batch_keys(batch)
         if int(stamps.min()) <= late_until:
@@ -100,14 +98,15 @@ class SessionWindowOperator(LateWindowOperator):
             stamps = self._stamps(batch)
         panes = np.maximum(stamps - stamps % self._gap_ms, self._sessions.first_pane(late_until))
         self._state.update(keys, panes, [stamps, stamps + self._gap_ms, *self._values(batch)], stamps)
+        self._next_end = min(self._next_end, int(stamps.min()) + self._gap_ms)
         if self.lateness_ms and int(stamps.min()) + self._gap_ms <= self._fired_until:
             self._fire_again(keys, panes, stamps)
 
-    def _admitted(self, batch: Batch, keys: KeyColumn, late_until: int) -> tuple[Batch, KeyColumn]:
+    def _admitted(self, batch: Batch, keys: ArrowKeyColumn, late_until: int) -> tuple[Batch, ArrowKeyColumn]:
         """The records that are not late."""
         stamps = self._stamps(batch)
         tardy = np.flatnonzero(stamps <= late_until)
-        found = self._sessions.straddling(self._taken(keys, tardy), late_until)
+        found = self._sessions.straddling(keys.take(tardy), late_until)
         in_time = stamps[tardy] + self._gap_ms > late_until
         if not in_time.all():
             _join(found.codes, stamps[tardy], found.starts, in_time, self._gap_ms)
@@ -118,46 +117,56 @@ class SessionWindowOperator(LateWindowOperator):
         if not is_late.any():
             return batch, keys
         self._take_late(batch, is_late)
-        return batch.filter(~is_late), self._taken(keys, np.flatnonzero(~is_late))
+        return batch.filter(~is_late), keys.take(np.flatnonzero(~is_late))
 
-    def _fire_again(self, keys: KeyColumn, panes: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]) -> None:
+    def _fire_again(self, keys: ArrowKeyColumn, panes: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]) -> None:
         """Sessions that have fired, and got a record: each once, as it is behind the batch."""
         rows = np.flatnonzero(stamps + self._gap_ms <= self._fired_until)
-        self._pending.extend(self._named(self._sessions.touched(self._taken(keys, rows), panes[rows], self._fired_until)))
-        for _ in self._emit():
-            pass
+        self._pending.extend(self._named(self._sessions.touched(keys.take(rows), panes[rows], self._fired_until)))
+
+    def remaining_output(self) -> Iterator[None] | None:
+        return self._emit() if self._pending else None
 
     # ------------------------------------------------------------------------------------------------------- firing
 
     @property
     def _fired_until(self) -> int:
-        """Sessions that end there, or before it, have fired."""
-        return self._ended(self._watermark)
+        """Sessions that end there, or before it, are due, or have fired."""
+        return self._passed(self._reached.current)
 
-    @staticmethod
-    def _ended(watermark_ms: int) -> int:
+    def _passed(self, watermark_ms: int) -> int:
         return min(watermark_ms + 1, MAX_WATERMARK)
+
+    def _fired_before(self) -> int:
+        return self._fired_until
 
     def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:
         """End of the last session that is late."""
-        return max(MIN_WATERMARK, self._ended(watermark_ms) - lateness_ms)
+        return max(MIN_WATERMARK, self._passed(watermark_ms) - lateness_ms)
 
     def _next_due(self) -> int | None:
-        if self._pending:
-            return 0
-        end = self._sessions.next_end(self._fired_until)
-        return None if end is None else end - 1
-
-    def _advance(self, watermark_ms: int) -> Iterator[None]:
-        before = self._fired_until
-        slices = super()._advance(watermark_ms)
-        if self._fired_until > before:
-            self._pending.extend(self._named(self._sessions.closing(before, self._fired_until)))
-            self._sessions.forget(self._late_until)
-        return slices
+        return None if self._next_end == MAX_WATERMARK else self._next_end - 1
 
     def _fire_due(self) -> Iterator[None]:
-        return self._emit()
+        yield from self._emit()
+        until = self._fired_until
+        while (pane := self._sessions.next_closing(fired := int(self._own.min()), until)) is not None:
+            closing = self._sessions.closing(pane, fired, until)
+            for rows in self._named([] if closing is None else [closing]):
+                rows = self._not_fired(rows, rows.column(WINDOW_COLUMNS[1]).to_numpy())
+                self._pending.extend([rows] * bool(rows.num_rows))
+            np.maximum(self._own, min(until, self._sessions.last_end(pane)), out=self._own)
+            yield from chain(self._emit(), self._forget(int(self._own.min())))
+        yield from self._forget(until)
+        self._settle()
+        if not self.windows.is_event_time:
+            end = self._sessions.next_end(self._fired_until)
+            self._next_end = MAX_WATERMARK if end is None else end
+
+    def _forget(self, fired: int) -> Iterator[None]:
+        """Panes of sessions that have fired leave the state when no record can come for them any more."""
+        while self._sessions.forget(min(fired, self._late_until)):
+            yield
 
     def _named(self, found: Iterable[tuple[list[pa.Array], list[pa.Array]]]) -> Iterator[pa.RecordBatch]:
         names = [*self.selector.names, *(aggregate.output for aggregate in self.rows.aggregates)]
@@ -190,12 +199,3 @@ def _join(
         if is_in_time or at >= first[code] - gap_ms:
             in_time[row] = True
             first[code] = min(first[code], at)
-
-
-def _occurrences(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How often the code of each row came before."""
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    found = np.empty(len(codes), np.int64)
-    found[order] = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
-    return found

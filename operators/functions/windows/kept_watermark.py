@@ -37,6 +37,10 @@ class KeptWatermark:
         if watermark_ms < MAX_WATERMARK:
             self.kept = self.current
 
+    def end_drain(self) -> None:
+        """All that was there is out; what comes goes on from where the drain began."""
+        self.current = self.kept
+
     def count_late(self, context: OperatorContext, stamps: npt.NDArray[np.int64]) -> None:
         """Count late records by their times; at least one."""
         counters = context.counters

@@ -4,38 +4,37 @@ its pane: the longest time in which no window begins or ends. The panes of a win
 As with tumbling windows [start, end) fires when the watermark reaches end - 1, in slices of bounded size, and what has fired stays
 fired: the snapshot has the last window that fired for each range of key groups, and the rows of one window that was made and not
 yet emitted whole. A record is late when the last of its windows has fired and its lateness has passed; it enters those of its
-windows for which that is not so. Those among them that have fired fire again for its key, once for a batch."""
+windows for which that is not so. Those among them that have fired fire again for its key, once for a batch, in slices, too: the
+snapshot has the keys and windows that are left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Sliding
-from holdfast.operators.functions.windows.columnar import LateWindowOperator
+from holdfast.operators.functions.windows.columnar import LateWindowOperator, occurrences
+from holdfast.operators.functions.windows.touched import TouchedWindows
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import (
     ColumnAggregate,
     ColumnarState,
     ColumnarStateDescriptor,
-    KeyColumn,
-    OperatorListStateDescriptor,
-    Redistribution,
     StateDescriptor,
     WindowRows,
 )
 
-_FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
-"""Entries of a subtask: msgpack [first key group, key group behind the last one, start of the last window that fired], ms."""
+Numbers = npt.NDArray[np.int64]
+Touched = tuple[ArrowKeyColumn, Numbers, Numbers]
+"""Key of each record, and the starts of the first and of the last window that it touches."""
 
 PANES_MAX = 10_000
 """Of a window."""
@@ -70,57 +69,60 @@ class SlidingWindowOperator(LateWindowOperator):
         waiting = tuple(ColumnAggregate("first", field.name, field.name, field.type) for field in results)
         self.waiting = ColumnarStateDescriptor(f"{descriptor.name}_waiting", waiting)
         """Results of a window that a barrier met half emitted; the namespace is the window's start."""
+        run = (("min", "again_from"), ("max", "again_until"))
+        runs = tuple(ColumnAggregate(function, name, name, pa.int64()) for function, name in run)
+        self.again = ColumnarStateDescriptor(f"{descriptor.name}_again", runs)
+        """Starts of the first and the last window that fire again for a key; the namespace counts the runs of a key."""
         try:
             check_descriptor(self.waiting)
+            check_descriptor(self.again, selector.names)
         except InvalidConfigError as error:
             raise GraphError(f"operator 'window': {error}", operator="window") from error
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (*super().declared_states(), self.waiting, _FIRED)
-
-    def initialize_state(self) -> None:
-        super().initialize_state()
-        self._fired = np.full(self.context.max_parallelism, MIN_WATERMARK, np.int64)
-        for entry in self.context.operator_state.list_state(_FIRED.name).entries:
-            start, stop, fired = msgspec.msgpack.decode(entry)
-            self._fired[start:stop] = fired
-        self._is_restored = self._watermark > MIN_WATERMARK
+        return (*super().declared_states(), self.waiting, self.again)
 
     def open(self) -> None:
-        windows, context = self.windows, self.context
-        self._state: ColumnarState = context.keyed_state.columnar_state(self.descriptor, self.selector.names)
-        self._waiting: ColumnarState = context.keyed_state.columnar_state(self.waiting, self.selector.names)
-        self._panes = windows.size_ms // windows.pane_ms
-        self._merged: WindowRows = self._state.panes(windows.pane_ms, self._panes, windows.offset_ms % windows.pane_ms)
-        groups = context.keyed_state.key_groups
-        self._own = self._fired[groups.start : groups.stop]
-        """Of each key group of ours: start of the last window that fired."""
+        super().open()
+        state, names = self.context.keyed_state, self.selector.names
+        self._state: ColumnarState = state.columnar_state(self.descriptor, names)
+        self._waiting: ColumnarState = state.columnar_state(self.waiting, names)
+        self._again: ColumnarState = state.columnar_state(self.again, names)
+        self._panes = self.windows.size_ms // self.windows.pane_ms
+        self._merged = self._panes_merged()
         self._emitting: tuple[int, pa.RecordBatch] | None = None
+        self._late: list[Touched] = []
+        """Of the batches so far."""
+        self._touched: TouchedWindows | None = None
+        """What is firing again."""
+        for namespace in self._again.namespaces():
+            *keys, firsts, lasts = self._again.read(namespace).columns
+            self._late.append((self._keys(keys), firsts.to_numpy(), lasts.to_numpy()))
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
-        first = self.context.keyed_state.key_groups.start
-        bounds = [0, *(np.flatnonzero(np.diff(self._own)) + 1).tolist(), len(self._own)]
-        runs = ((first + start, first + stop, int(self._own[start])) for start, stop in pairwise(bounds))
-        self.context.operator_state.list_state(_FIRED.name).update([msgspec.msgpack.encode(run) for run in runs])
         if self._emitting is not None:
             start, rows = self._emitting
             self._waiting.remove(start)
             if rows.num_rows:
                 arrays = rows.columns
                 self._waiting.update(self._keys(arrays), start, arrays[len(self.selector.names) :])
+        for namespace in self._again.namespaces():
+            self._again.remove(namespace)
+        if (touched := self._all_touched()) is not None:
+            keys, firsts, lasts = touched.rest()
+            self._again.update(keys, occurrences(self._state.numbered(keys)[0]), [firsts, lasts])
 
-    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
-        self._go_on()
+    def _take(self, batch: Batch, stamps: Numbers) -> None:
         panes, batch = self._panes_of(batch, stamps)
         if batch.num_rows:
             keys = self._update(self._state, panes, batch)
             earliest = panes if isinstance(panes, int) else int(panes.min())
             self._merged.changed(earliest)
-            if self.lateness_ms and self._first_window_of(earliest) <= self._passed(self._watermark):
+            if self.lateness_ms and self._first_window_of(earliest) <= self._passed(self._reached.current):
                 self._fire_again(keys, np.full(batch.num_rows, panes) if isinstance(panes, int) else panes)
 
-    def _panes_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
+    def _panes_of(self, batch: Batch, stamps: Numbers) -> tuple[Numbers | int, Batch]:
         """Start of each record's pane (one number when it is the same for all), and the records that are not late."""
         pane, offset = self.windows.pane_ms, self.windows.offset_ms
         earliest, latest = int(stamps.min()), int(stamps.max())
@@ -138,7 +140,7 @@ class SlidingWindowOperator(LateWindowOperator):
             taken = in_time & in_window
         if not taken.all():
             batch, stamps = batch.filter(taken), stamps[taken]
-        starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % pane
+        starts: Numbers = stamps - (stamps - offset) % pane
         return starts, batch
 
     def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:
@@ -157,39 +159,39 @@ class SlidingWindowOperator(LateWindowOperator):
         """Start of the first window that has a pane."""
         return self._first_window(pane + self.windows.pane_ms - self.windows.size_ms)
 
+    def _first_windows_of(self, panes: Numbers) -> Numbers:
+        """The same of many panes."""
+        since: Numbers = panes + (self.windows.pane_ms - self.windows.size_ms)
+        return since + (self.windows.offset_ms - since) % self.windows.slide_ms
+
     # ------------------------------------------------------------------------------------------------------------ firing
 
-    def _go_on(self) -> None:
-        """After a restore, what was due at the barrier fires before a record comes: it must not see that record."""
-        if self._is_restored:
-            for _ in self._fire_due():
-                pass
-
     def _fire_due(self) -> Iterator[None]:
-        self._is_restored = False
         for start in self._waiting.namespaces():
             yield from self._emit_waiting(start)
+        yield from self._fire_touched()
         while (due := self._next_window()) is not None and due <= self._fired_until:
             yield from self._fire(due)
+        if self.lateness_ms:
+            self._clean(self._late_until)
         self._settle()
 
     def _next_due(self) -> int | None:
-        if self._is_restored:
-            return 0
         start = self._next_window()
         return None if start is None else start + self.windows.size_ms - 1
 
     def _next_window(self) -> int | None:
         """Start of the next window that has records."""
         fired = int(self._own.min())
-        pane = next((pane for pane in self._state.namespaces() if self._last_window(pane) > fired), None)
+        pane = self._state.first_namespace(self._first_window(fired + 1))
         if pane is None:
             return None
         first = self._first_window_of(pane)
         return first if fired == MIN_WATERMARK else max(first, fired + self.windows.slide_ms)
 
     def _fire(self, start: int) -> Iterator[None]:
-        rows = self._not_fired(start, self._state.read(start) if self._panes == 1 else self._named(*self._merged.window(start)))
+        rows = self._state.read(start) if self._panes == 1 else self._named(*self._merged.window(start))
+        rows = self._not_fired(rows, start)
         np.maximum(self._own, start, out=self._own)
         self._clean(min(start, self._late_until))
         yield from self._emit(start, rows)
@@ -198,41 +200,10 @@ class SlidingWindowOperator(LateWindowOperator):
         names = [*self.selector.names, *(aggregate.output for aggregate in self.descriptor.aggregates)]
         return pa.RecordBatch.from_arrays([*keys, *results], names=names)
 
-    def _fire_again(self, keys: KeyColumn, panes: npt.NDArray[np.int64]) -> None:
-        """Windows that have fired, and are not late, for the keys that got a record: each row once, as it is behind the batch.
-
-        `panes`: of each record."""
-        windows, fired, late = self.windows, self._passed(self._watermark), self._late_until
-        rows = np.flatnonzero(panes <= fired + windows.size_ms - windows.pane_ms)
-        keys, panes = self._taken(keys, rows), panes[rows]
-        changed: set[int] = set()
-        for pane in np.unique(panes).tolist():
-            last = min(fired, self._last_window(pane))
-            changed.update(start for start in range(self._first_window_of(pane), last + 1, windows.slide_ms) if start > late)
-        if not changed:
-            return
-        merged = self._state.panes(
-            windows.pane_ms, self._panes, windows.offset_ms % windows.pane_ms, keys, (min(changed), max(changed) + windows.size_ms)
-        )
-        for start in sorted(changed):
-            some = self._taken(keys, np.flatnonzero((panes >= start) & (panes < start + windows.size_ms)))
-            found = self._state.rows_of(some, start) if self._panes == 1 else self._named(*merged.window(start, some))
-            for offset in range(0, found.num_rows, self.rows_per_slice_max):
-                self.output.collect(self._result(start, found.slice(offset, self.rows_per_slice_max)))
-
     def _clean(self, start: int) -> None:
         """Remove the panes that no window behind this one has."""
-        for pane in self._state.namespaces():
-            if self._last_window(pane) > start:
-                break
+        for pane in self._state.namespaces(until=self._first_window(start + 1)):
             self._state.remove(pane)
-
-    def _not_fired(self, start: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of key groups for which the window has not fired: after a restore they may differ."""
-        if int(self._own.max()) < start:
-            return rows
-        groups = self._keys(rows.columns).key_groups
-        return rows.filter(pa.array(self._fired[groups] < start))
 
     def _emit(self, start: int, rows: pa.RecordBatch) -> Iterator[None]:
         while rows.num_rows:
@@ -252,18 +223,63 @@ class SlidingWindowOperator(LateWindowOperator):
             yield
         self._waiting.remove(start)
 
-    def _settle(self) -> None:
-        """All windows that the watermark has passed have fired, with records or without. After a drain, as before it: when the job
-        goes on, records may come for windows that the drain has cut in two."""
-        if self._watermark < MAX_WATERMARK:
-            np.maximum(self._own, self._passed(self._watermark), out=self._own)
-        else:
-            self._own[:] = self._passed(self._kept_watermark)
-        if self.lateness_ms:
-            self._clean(self._late_until)
-
     def _passed(self, watermark_ms: int) -> int:
         """Start of the last window that a watermark has passed."""
         if watermark_ms == MIN_WATERMARK:
             return MIN_WATERMARK
         return max(MIN_WATERMARK, self._last_window(watermark_ms - self.windows.size_ms + 1))
+
+    def _fired_before(self) -> int:
+        return MIN_WATERMARK
+
+    # ------------------------------------------------------------------------------------------------------ late records
+
+    def remaining_output(self) -> Iterator[None] | None:
+        return self._fire_touched() if self._late else None
+
+    def _fire_again(self, keys: ArrowKeyColumn, panes: Numbers) -> None:
+        """Windows that have fired, and are not late, are to fire again for the keys that got a record. `panes`: of each record."""
+        fired = self._passed(self._reached.current)
+        rows = np.flatnonzero(panes <= fired + self.windows.size_ms - self.windows.pane_ms)
+        panes = panes[rows]
+        firsts = np.maximum(self._first_windows_of(panes), self._first_window(self._late_until + 1))
+        lasts = np.minimum(panes - (panes - self.windows.offset_ms) % self.windows.slide_ms, fired)
+        are_there = firsts <= lasts
+        if are_there.any():
+            self._late.append((keys.take(rows[are_there]), firsts[are_there], lasts[are_there]))
+
+    def _all_touched(self) -> TouchedWindows | None:
+        """With the batches that came since it began to fire again, which are none while it does."""
+        if self._late:
+            keys, firsts, lasts = zip(*self._late, strict=True)
+            joined = self._keys([pa.concat_arrays(arrays) for arrays in zip(*(each.arrays for each in keys), strict=True)])
+            codes = self._state.numbered(joined)[0]
+            slide_ms = self.windows.slide_ms
+            self._touched = TouchedWindows(joined, codes, np.concatenate(firsts), np.concatenate(lasts), slide_ms)
+            self._late.clear()
+        return self._touched
+
+    def _fire_touched(self) -> Iterator[None]:
+        """Each row once, as it is behind the batches."""
+        touched = self._all_touched()
+        if touched is None:
+            return
+        for runs, windows in touched.blocks(self._end_of_block):
+            keys, firsts, lasts = touched.keys.take(runs), touched.firsts[runs], touched.lasts[runs]
+            merged = self._panes_merged(keys)
+            for start in windows:
+                some = keys.take(np.flatnonzero((firsts <= start) & (lasts >= start)))
+                if len(some):
+                    rows = self._state.rows_of(some, start) if self._panes == 1 else self._named(*merged.window(start, some))
+                    touched.pass_by(start)
+                    yield from self._emit(start, rows)
+        self._touched = None
+
+    def _panes_merged(self, keys: ArrowKeyColumn | None = None) -> WindowRows:
+        pane_ms = self.windows.pane_ms
+        return self._state.panes(pane_ms, self._panes, self.windows.offset_ms % pane_ms, keys)
+
+    def _end_of_block(self, start: int) -> int:
+        """Windows up to there are merged from the same two halves, see columnar/panes.py."""
+        size_ms, offset_ms = self.windows.size_ms, self.windows.offset_ms % self.windows.pane_ms
+        return start + size_ms - (start - offset_ms) % size_ms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +30,8 @@ def batch(rows: list[Row]) -> Batch:
 
 
 def feed(harness: OperatorHarness, *rows: Row) -> None:
-    harness.operator.process_batch(batch(list(rows)), 0)
+    for _ in harness.take_slices(batch(list(rows))):
+        pass
 
 
 class Fleet:
@@ -58,14 +59,16 @@ class Fleet:
         for harness in self.subtasks:
             harness.output.sides["late"] = []
 
-    def process(self, rows: list[Row]) -> None:
+    def process(self, rows: list[Row]) -> list[Iterator[None]]:
+        """What the batches leave of their output, in slices."""
         all_rows = batch(rows)
         groups = self.subtasks[0].operator.selector.keys(all_rows, max_parallelism=8, operator="op").key_groups
         owners = np.array([subtask_of_key_group(group, 8, len(self.subtasks)) for group in groups.tolist()])
-        for subtask, harness in enumerate(self.subtasks):
-            part = all_rows.filter(owners == subtask)
-            if part.num_rows:
-                harness.operator.process_batch(part, 0)
+        parts = ((harness, all_rows.filter(owners == subtask)) for subtask, harness in enumerate(self.subtasks))
+        return [harness.take_slices(part) for harness, part in parts if part.num_rows]
+
+    def snapshot(self) -> list[HarnessSnapshot]:
+        return [harness.snapshot() for harness in self.subtasks]
 
     def output(self) -> Counter[Any]:
         """Rows, and late records: (key, time, value)."""
@@ -93,65 +96,103 @@ class Model(Protocol):
     def process(self, rows: list[Row]) -> None: ...
     def advance(self, watermark: int) -> None: ...
 
+    def drain(self) -> None:
+        """All that is there fires, and is gone; event time stays as it is."""
+
 
 RECORDS = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.integers(-15, 40), st.none() | st.integers(-3, 3)), min_size=1, max_size=12
 )
+_SLICES = st.integers(0, 6)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("records"), RECORDS),
-        st.tuples(st.just("watermark"), st.integers(-20, 60)),
-        st.tuples(st.just("crash"), st.integers(1, 3)),
-        st.tuples(st.just("barrier"), st.integers(0, 6), st.integers(-20, 60)),
+        st.tuples(st.just("records"), RECORDS, st.none() | _SLICES),
+        st.tuples(st.just("watermark"), st.integers(-20, 60), st.none() | _SLICES),
+        st.tuples(st.just("crash"), st.integers(1, 3), _SLICES),
+        st.tuples(st.just("drain"), st.integers(1, 3), _SLICES),
     ),
     max_size=14,
 )
+"""Of records and watermarks the number says behind how many slices of each subtask a barrier falls; None: no barrier.
+
+A crash throws away what was emitted since the last barrier, and starts again behind it, at another parallelism; a drain is cut off
+by a barrier, and goes on likewise, with more records. Both catch up for so many slices, and crash there once more, at a barrier."""
 
 
 def drive(
     steps: list[Any], make: Callable[[], Operator], shown: Callable[[OperatorHarness], list[Any]], model: Model
 ) -> None:
-    """`barrier` takes a snapshot in the middle of a firing: after so many slices on each subtask. A crash throws away what
-    was emitted since the last barrier, and starts again behind it, at another parallelism."""
-    fleet = Fleet(make, shown, 2)
-    committed: Counter[Any] = Counter()
-    kept: tuple[int, list[HarnessSnapshot]] = (0, [harness.snapshot() for harness in fleet.subtasks])
+    """All steps, through all failures: what is committed in the end is what the model has."""
+    run = _Run(make, shown)
     seen = position = 0
-    crashes = Counter(index for index, step in enumerate(steps) if step[0] == "crash")
+    crashed = set()
     while position < len(steps):
-        step = steps[position]
+        kind, what, slices = steps[position]
         position += 1
-        if step[0] == "records":
-            fleet.process(step[1])
-        elif step[0] == "crash" and crashes[position - 1]:
-            crashes[position - 1] = 0
-            fleet.close()
-            fleet = Fleet(make, shown, step[1], kept[1])
-            position = kept[0]
+        if kind == "crash":
+            if position not in crashed:
+                crashed.add(position)
+                run.restart(what, slices)
+                position = run.kept_position
             continue
-        elif step[0] != "crash":
-            running = [harness.watermark_slices(step[-1]) for harness in fleet.subtasks]
-            for index, slices in enumerate(running):
-                for _ in range(step[1] + index if step[0] == "barrier" else 0):
-                    next(slices, None)
-            if step[0] == "barrier":
-                kept = (position, [harness.snapshot() for harness in fleet.subtasks])
-                committed += fleet.output()
-                fleet.clear()
-            for slices in running:
-                for _ in slices:
-                    pass
+        if kind == "drain":
+            running = [harness.watermark_slices(MAX_WATERMARK) for harness in run.fleet.subtasks]
+            run.cut(running, slices, position)
+            run.restart(what, slices // 2)
+        else:
+            running = (
+                run.fleet.process(what)
+                if kind == "records"
+                else [harness.watermark_slices(what) for harness in run.fleet.subtasks]
+            )
+            if slices is not None:
+                run.cut(running, slices, position)
+            exhaust(running)
         if position > seen:
             seen = position
-            if step[0] == "records":
-                model.process(step[1])
-            elif step[0] != "crash":
-                model.advance(step[-1])
-    for harness in fleet.subtasks:
+            if kind == "records":
+                model.process(what)
+            elif kind == "watermark":
+                model.advance(what)
+            else:
+                model.drain()
+    for harness in run.fleet.subtasks:
         harness.watermark(MAX_WATERMARK)
         assert harness.operator._state.namespaces() == [], "at the end no state is left"
     model.advance(MAX_WATERMARK)
-    assert committed + fleet.output() == model.output
-    fleet.close()
+    assert run.committed + run.fleet.output() == model.output
+    run.fleet.close()
 
 
+class _Run:
+    """A job: its present attempt, and what its last barrier kept."""
+
+    def __init__(self, make: Callable[[], Operator], shown: Callable[[OperatorHarness], list[Any]]) -> None:
+        self._make, self._shown = make, shown
+        self.fleet = Fleet(make, shown, 2)
+        self.committed: Counter[Any] = Counter()
+        self.kept_position, self._kept = 0, self.fleet.snapshot()
+
+    def cut(self, running: list[Iterator[None]], slices: int, position: int) -> None:
+        """A barrier behind so many slices of each subtask."""
+        for index, each in enumerate(running):
+            for _ in range(slices + index):
+                next(each, None)
+        self.kept_position, self._kept = position, self.fleet.snapshot()
+        self.committed += self.fleet.output()
+        self.fleet.clear()
+
+    def restart(self, parallelism: int, slices: int) -> None:
+        """Start again behind the last barrier, and once more behind one in the middle of catching up."""
+        for number in (parallelism, 1 + parallelism % 3):
+            self.fleet.close()
+            self.fleet = Fleet(self._make, self._shown, number, self._kept)
+            running = [harness.catch_up_slices() for harness in self.fleet.subtasks]
+            self.cut(running, slices, self.kept_position)
+        exhaust(running)
+
+
+def exhaust(running: list[Iterator[None]]) -> None:
+    for slices in running:
+        for _ in slices:
+            pass

@@ -12,7 +12,7 @@ from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import columnar_descriptor, count, sum
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
-from tests.operators.functions.windows.fleets import ROWS, feed
+from tests.operators.functions.windows.fleets import ROWS, batch, feed
 from tests.operators.functions.windows.test_sliding import AGGREGATES, key_selector, operator, shown
 from tests.operators.harness import OperatorHarness
 
@@ -137,6 +137,39 @@ def test_what_aggregates_over_columns_refuse() -> None:
         ]:
             with pytest.raises(hf.GraphError, match=f"operator 'window': .*{text}"):
                 windowed.aggregate(n=hf.count())
+
+
+def test_windows_fire_again_in_slices_between_which_a_barrier_may_fall() -> None:
+    expected = [("a", start, 2, 11, 2) for start in range(-8, 2, 2)] + [("b", start, 1, 5, 1) for start in range(2, 12, 2)]
+    for barrier in range(9):
+        with OperatorHarness(operator(Sliding(10, 2), lateness_ms=100), key_type="utf8") as harness:
+            feed(harness, ("a", 1, 1))
+            harness.watermark(20)
+            harness.output.clear()
+            slices = harness.take_slices(batch([("a", 1, 10), ("b", 10, 5)]))
+            assert harness.output.elements == [], "no more than is asked for"
+            for _ in range(barrier):
+                next(slices)
+            found, snapshot = shown(harness), harness.snapshot()
+        with OperatorHarness.restored(operator(Sliding(10, 2), lateness_ms=100), [snapshot], key_type="utf8") as harness:
+            feed(harness, ("c", 40, 1))
+            assert sorted(found + shown(harness)) == sorted(expected), "once each, before a record is read"
+
+
+def test_a_late_batch_over_many_panes_costs_what_comes_out_of_it() -> None:
+    with OperatorHarness(operator(Sliding(10, 10), lateness_ms=10**6), key_type="utf8") as harness:
+        feed(harness, *((f"k{number % 7}", 10 * number, 1) for number in range(150)))
+        harness.watermark(1_500)
+        asked: list[int] = []
+        rows_of = harness.operator._state.rows_of
+
+        def counted(keys: Any, namespace: int) -> Any:
+            asked.append(len(keys))
+            return rows_of(keys, namespace)
+
+        harness.operator._state.rows_of = counted
+        feed(harness, *((f"k{number % 7}", 10 * number + 5, 1) for number in range(150)))
+        assert asked == [1] * 150
 
 
 def test_records_that_may_go_to_a_late_output_are_not_combined_before_an_exchange() -> None:
