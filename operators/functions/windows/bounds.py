@@ -19,8 +19,8 @@ class TimeWindow(NamedTuple):
 
     @property
     def max_timestamp(self) -> int:
-        """The last ms that is in the window."""
-        return self.end - 1
+        """The last ms that is in the window; of the global window, the end of time: the maximum watermark."""
+        return self.end - 1 if self.end < MAX_WATERMARK else MAX_WATERMARK
 
     @property
     def namespace(self) -> bytes:

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -23,25 +22,20 @@ from holdfast.operators.functions.combining import combining_of, count_records, 
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_assigner, keep_assigner
+from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, keep_moment, kept_moments
 from holdfast.statebackends.columnar.parts import Values
-from holdfast.statebackends.errors import IncompatibleStateError, InvalidTimestampError
+from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.state import (
     ColumnarState,
     ColumnarStateDescriptor,
     KeyColumn,
     OperatorListStateDescriptor,
-    Redistribution,
     StateDescriptor,
 )
 
 FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
-_WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
-"""One entry a subtask: its watermark, ms, 8 bytes."""
-_ASSIGNER = OperatorListStateDescriptor("assigner", Redistribution.UNION)
-"""One entry a subtask: msgpack [kind, lengths in ms], of the windows whose rows are in the state."""
-_LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
-"""One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
 _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 """The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
@@ -102,36 +96,24 @@ class ColumnarWindowOperator(Operator):
         return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.descriptor, _WATERMARK_COPIES, _WATERMARKS, _ASSIGNER)
+        return (self.descriptor, _WATERMARK_COPIES, WATERMARKS, ASSIGNER)
 
     def initialize_state(self) -> None:
         self._check_assigner()
-        copies = self.context.operator_state.list_state(_WATERMARK_COPIES.name)
-        entries = [*self.context.operator_state.list_state(_WATERMARKS.name).entries, *copies.entries]
+        state = self.context.operator_state
+        copies = state.list_state(_WATERMARK_COPIES.name)
+        found = [*kept_moments(state.list_state(WATERMARKS.name)), *kept_moments(copies)]
         copies.update([])
-        if entries:
-            found = [int.from_bytes(entry, "big", signed=True) for entry in entries]
+        if found:
             self._lowest, self._clock_was = min(found), max(found)
             # An input that returned from idleness may have let one subtask go further than another. What the first one has fired
             # must stay so; what the other one has not is in the state, and is due.
             self._watermark = self._kept_watermark = self._clock_was if self.windows.is_event_time else self._lowest
 
     def _check_assigner(self) -> None:
-        """Raises IncompatibleStateError for state of other windows: its namespaces are their starts, and would be taken for ours.
-        Snapshots from before this was stored say nothing."""
-        own = self._lengths()
-        for entry in self.context.operator_state.list_state(_ASSIGNER.name).entries:
-            stored = msgspec.msgpack.decode(entry, type=list[Any])
-            if stored != own:
-                uid = self.context.uid
-                raise IncompatibleStateError(
-                    f"operator {uid!r}: the snapshot has rows of windows {stored}, and the job declares {own} "
-                    "(kind, lengths in ms): give windows of another length, offset or gap a uid of their own",
-                    operator=uid,
-                    state=self.descriptor.name,
-                    stored=str(stored),
-                    declared=str(own),
-                )
+        """Namespaces of state are starts of windows, and would be taken for those of other ones."""
+        advice = "give windows of another length, offset or gap a uid of their own"
+        check_assigner(self.context, self._lengths(), self.descriptor.name, "kind, lengths in ms", advice)
 
     def _lengths(self) -> list[Any]:
         windows = self.windows
@@ -156,9 +138,8 @@ class ColumnarWindowOperator(Operator):
         close_selections(self.descriptor)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        entry = self._kept_watermark.to_bytes(8, "big", signed=True)
-        self.context.operator_state.list_state(_WATERMARKS.name).update([entry])
-        self.context.operator_state.list_state(_ASSIGNER.name).update([msgspec.msgpack.encode(self._lengths())])
+        keep_moment(self.context.operator_state.list_state(WATERMARKS.name), self._kept_watermark)
+        keep_assigner(self.context, self._lengths())
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
         if batch.timestamps is None:
@@ -277,18 +258,17 @@ class LateWindowOperator(ColumnarWindowOperator):
     """Base of windows that keep their state when they have fired, for late records."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (*super().declared_states(), _LATE_UNTIL)
+        return (*super().declared_states(), LATE_UNTIL)
 
     def initialize_state(self) -> None:
         super().initialize_state()
-        entries = self.context.operator_state.list_state(_LATE_UNTIL.name).entries
-        kept = [int.from_bytes(entry, "big", signed=True) for entry in entries]
+        kept = kept_moments(self.context.operator_state.list_state(LATE_UNTIL.name))
         self._restored_late_until = max(kept) if kept else self._late_at(self._watermark, 0)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
         late_until = max(self._restored_late_until, self._late_at(self._kept_watermark, self.lateness_ms))
-        self.context.operator_state.list_state(_LATE_UNTIL.name).update([late_until.to_bytes(8, "big", signed=True)])
+        keep_moment(self.context.operator_state.list_state(LATE_UNTIL.name), late_until)
 
     @property
     def _late_until(self) -> int:

@@ -25,7 +25,14 @@ from holdfast.operators.functions.windows.bounds import GLOBAL_WINDOW, TimeWindo
 from holdfast.operators.functions.windows.contents import Contents
 from holdfast.operators.functions.windows.evictors import Evictor
 from holdfast.operators.functions.windows.grouping import Integers, by_key, place
-from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_assigner, keep_assigner
+from holdfast.operators.functions.windows.kept_watermark import (
+    LATE_UNTIL,
+    WATERMARKS,
+    KeptWatermark,
+    keep_moment,
+    kept_moments,
+)
 from holdfast.operators.functions.windows.merging import (
     SESSIONS,
     KeySessions,
@@ -190,7 +197,7 @@ class WindowOperator(KeyedFunctionOperator):
         self.uses_timers = True
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        own: list[StateDescriptor] = [self.contents_state, WATERMARKS]
+        own: list[StateDescriptor] = [self.contents_state, WATERMARKS, LATE_UNTIL, ASSIGNER]
         if isinstance(self.settings.assigner, Session):
             own.append(SESSIONS)
         return (*own, *self.settings.trigger.states, *self.function.states, *self.function.window_states)
@@ -208,11 +215,24 @@ class WindowOperator(KeyedFunctionOperator):
         self._is_list = isinstance(self.contents_state, ListStateDescriptor)
         self._arrived_ms = 0
         """Wall clock when the batch at hand arrived."""
+        self._was_late_until = self._late_until = MIN_WATERMARK
+        """Windows whose last ms is up to it are late: as restored, and now."""
+        self._overdue: Iterator[None] = iter(())
 
     # -------------------------------------------------------------------------------------------------------- state
 
     def initialize_state(self) -> None:
-        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
+        """Windows keep their bounds, so that lengths may change; what they fire by, and how they are merged, may not."""
+        advice = "give windows of another kind a uid of their own"
+        check_assigner(self.context, self._kind_of_windows(), self.contents_state.name, "kind, time", advice)
+        state = self.context.operator_state
+        self._reached.restore(state.list_state(WATERMARKS.name))
+        self._was_late_until = max(kept_moments(state.list_state(LATE_UNTIL.name)), default=MIN_WATERMARK)
+        self._late_until = self._late_at(self._reached.current)
+
+    def _kind_of_windows(self) -> list[str]:
+        kind = "session" if self._is_session else "global" if self._is_global else "aligned"
+        return [kind, "event" if self._is_event_time else "processing"]
 
     def open(self) -> None:
         self._window_states = NamespacedStates(self.context.keyed_state)
@@ -225,7 +245,10 @@ class WindowOperator(KeyedFunctionOperator):
         return WindowContext(self.context, self.function, self._sides, self._window_states, self._reached)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
+        state = self.context.operator_state
+        self._reached.store(state.list_state(WATERMARKS.name))
+        keep_moment(state.list_state(LATE_UNTIL.name), self._late_at(self._reached.kept))
+        keep_assigner(self.context, self._kind_of_windows())
         self._panes.clear()  # what the backend finds in use it can't forget
         self._window_states.forget()
 
@@ -263,7 +286,8 @@ class WindowOperator(KeyedFunctionOperator):
     # ------------------------------------------------------------------------------------------------------ records
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
-        self._catch_up()
+        for _ in self._catch_up():
+            pass
         if self._is_event_time and batch.timestamps is None:
             raise InvalidTimestampError(
                 f"operator {self.context.uid!r}: records reach a window without event times",
@@ -387,19 +411,19 @@ class WindowOperator(KeyedFunctionOperator):
             start -= step_ms
         return in_time
 
-    @property
-    def _late_until(self) -> int:
-        """Windows whose last ms is up to it are late."""
+    def _late_at(self, watermark_ms: int) -> int:
+        """Up to where windows are late at a watermark."""
         if not self._is_event_time:
             return MIN_WATERMARK
-        passed = self._reached.current
-        return passed - self.settings.lateness_ms if passed < MAX_WATERMARK else MAX_WATERMARK
+        if watermark_ms == MAX_WATERMARK:
+            return MAX_WATERMARK
+        return max(self._was_late_until, watermark_ms - self.settings.lateness_ms)
 
     def _add_to_session(self, row: Any, stamp: int | None) -> bool:
         start = self._time_of(stamp)
         sessions = self._sessions()
         window = merged_window(sessions, start, start + self._gap(row))
-        if self._is_event_time and self._cleanup_time(window) <= self._reached.current:
+        if self._is_event_time and window.end - 1 <= self._late_until:
             return False
         merged = merge(sessions, window)
         pane = self._session_pane(merged.session)
@@ -425,7 +449,7 @@ class WindowOperator(KeyedFunctionOperator):
         waiting: dict[int, list[int]] = {}
         for number in numbers:
             start = self._time_of(records.stamps[number])
-            joined = found.join(start, start + self._gap_of(records, number), self._reached.current)
+            joined = found.join(start, start + self._gap_of(records, number), self._late_until)
             if joined is None:
                 late.append(number)
                 continue
@@ -532,17 +556,28 @@ class WindowOperator(KeyedFunctionOperator):
 
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
         self._reached.advance(watermark_ms)
+        self._late_until = self._late_at(self._reached.current)
         self._trigger_context.current_watermark = self._reached.current
         return self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_time))
 
-    def _catch_up(self) -> None:
-        """What was due at the cut fires before the first record behind it, as it did before the failure."""
-        if self._timers().current_watermark < self._reached.current:
-            for _ in self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_time)):
-                pass
+    def _catch_up(self) -> Iterator[None]:
+        """What was due at the cut, in slices: it fires before the first record behind it, as it did before the failure."""
+        if self._is_behind:
+            self._overdue = self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_time))
+        return self._overdue
+
+    @property
+    def _is_behind(self) -> bool:
+        """After a restore: event time has come further than its timers know."""
+        return self._timers().current_watermark < self._reached.current
+
+    def next_processing_time_ms(self) -> int | None:
+        """At once, if something was due at the cut: the runtime asks before it reads, and lets barriers in between slices."""
+        return self.context.now_ms() if self._is_behind else super().next_processing_time_ms()
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
-        return self._fire(self._timers().advance_processing_time(now_ms, self._on_processing_time))
+        yield from self._catch_up()
+        yield from self._fire(self._timers().advance_processing_time(now_ms, self._on_processing_time))
 
     def finish(self) -> Iterator[None]:
         """Windows of processing time that are open at the end of input fire once; timers of triggers don't."""
@@ -562,9 +597,8 @@ class WindowOperator(KeyedFunctionOperator):
         pane = self._pane_of(namespace)
         if pane is None:
             return
-        if pane.namespace != namespace:
-            if self._is_default:  # a session that has grown since
-                self._set_timers(pane)
+        if pane.namespace != namespace:  # a session that has grown since, by the default trigger, which may be another one now
+            self._set_timers(pane)
             return
         try:
             self._trigger_context.enter(pane.namespace, pane.trigger_namespace)
