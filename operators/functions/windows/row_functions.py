@@ -21,7 +21,15 @@ from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import SideOutputs
 from holdfast.operators.functions.windows.assigners import LENGTH_MS_MAX, Global, Session, WindowAssigner
-from holdfast.operators.functions.windows.bounds import GLOBAL_WINDOW, TimeWindow, cleanup_time, slide_of, window_of
+from holdfast.operators.functions.windows.bounds import (
+    GLOBAL_WINDOW,
+    TimeWindow,
+    bounds_of,
+    cleanup_time,
+    namespace_bounds,
+    slide_of,
+    window_of,
+)
 from holdfast.operators.functions.windows.contents import Contents
 from holdfast.operators.functions.windows.evictors import Evictor
 from holdfast.operators.functions.windows.grouping import Integers, by_key, place
@@ -57,6 +65,8 @@ from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor
 
 PANES_MAX = 1_024
 """Windows kept at hand; more in use at a time are made again and again."""
+SESSIONS_AT_HAND_MAX = 16
+"""Numbers of sessions of a key whose contents are kept at hand."""
 
 
 class WindowContext(ProcessContext):
@@ -228,6 +238,7 @@ class WindowOperator(KeyedFunctionOperator):
             self._on_event_timer = self._on_aligned_timer
         else:
             self._on_event_timer = self._on_event_time
+        self._contents_at: dict[int, Any] = {}
         self._fired_pane: _Pane | None = None
         """The window of the last timer: those of one end come together."""
 
@@ -248,10 +259,11 @@ class WindowOperator(KeyedFunctionOperator):
 
     def open(self) -> None:
         self._window_states = NamespacedStates(self.context.keyed_state)
+        self._timer_service = self._timers()
         if self._is_session:
             self._session_lists = self.context.keyed_state.get_state(SESSIONS)
         self._trigger_context = TriggerContext(
-            self.context.uid, tuple(self.settings.trigger.states), self._window_states, self._timers(), self._reached.current
+            self.context.uid, tuple(self.settings.trigger.states), self._window_states, self._timer_service, self._reached.current
         )
         super().open()
 
@@ -265,10 +277,20 @@ class WindowOperator(KeyedFunctionOperator):
         keep_assigner(self.context, self._kind_of_windows())
         self._panes.clear()  # what the backend finds in use it can't forget
         self._fired_pane = None
+        self._contents_at.clear()
         self._window_states.forget()
 
     def _contents_of(self, namespace: bytes) -> Any:
         return self._window_states.get(self.contents_state, namespace)
+
+    def _session_contents(self, number: int) -> Any:
+        """What a session has got, by the number of its contents."""
+        found = self._contents_at.get(number)
+        if found is None:
+            found = self._contents_of(b"c%d" % number)
+            if number < SESSIONS_AT_HAND_MAX:
+                self._contents_at[number] = found
+        return found
 
     def _pane(self, window: TimeWindow) -> _Pane:
         """Of a window that is not merged, kept at hand."""
@@ -283,7 +305,7 @@ class WindowOperator(KeyedFunctionOperator):
 
     def _session_pane(self, session: SessionWindow) -> _Pane:
         window = session.window
-        contents = self._contents_of(b"c%d" % session.contents)
+        contents = self._session_contents(session.contents)
         return _Pane(window, contents, b"t%d" % session.trigger, self._cleanup_time(window))
 
     def _cleanup_time(self, window: TimeWindow) -> int:
@@ -498,11 +520,11 @@ class WindowOperator(KeyedFunctionOperator):
             taken += 1
         if not taken:
             return 0
-        self._put(self._contents_of(b"c%d" % contents), records, numbers if taken == len(numbers) else numbers[:taken])
+        self._put(self._session_contents(contents), records, numbers if taken == len(numbers) else numbers[:taken])
         if end != before:
             lists.store([start, end, contents, trigger])
         if stored is None:
-            self._timers().register_event_time_timer(end - 1, TimeWindow(start, end).namespace)
+            self._set_session_timer(start, end)
         return taken
 
     def _add_to_sessions(self, records: _Records, numbers: list[int]) -> list[int]:
@@ -520,20 +542,20 @@ class WindowOperator(KeyedFunctionOperator):
                 self._absorb(records, joined.contents, absorbed, waiting)
             waiting.setdefault(joined.contents, []).append(number)
         for contents, own in waiting.items():
-            self._put(self._contents_of(b"c%d" % contents), records, own)
+            self._put(self._session_contents(contents), records, own)
         if found.has_changed:
             self._store_sessions(found.sessions)
         for session in found.opened():
-            self._timers().register_event_time_timer(session.end - 1, session.window.namespace)
+            self._set_session_timer(session.start, session.end)
         return late
 
     def _absorb(self, records: _Records, into: int, absorbed: int, waiting: dict[int, list[int]]) -> None:
         """The contents of one session behind those of another, as they would be had each record come by itself."""
         for contents in (into, absorbed):
             if own := waiting.pop(contents, None):
-                self._put(self._contents_of(b"c%d" % contents), records, own)
-        source = self._contents_of(b"c%d" % absorbed)
-        merge_states(self.contents_state, source, self._contents_of(b"c%d" % into))
+                self._put(self._session_contents(contents), records, own)
+        source = self._session_contents(absorbed)
+        merge_states(self.contents_state, source, self._session_contents(into))
         source.clear()
 
     def _gap_of(self, records: _Records, number: int) -> int:
@@ -594,32 +616,36 @@ class WindowOperator(KeyedFunctionOperator):
 
     def _set_timers_of(self, keys: list[tuple[bytes, int]], pane: _Pane) -> None:
         """All that a window with the default trigger needs, of several keys."""
-        timers, end_ms = self._timers(), pane.window.end - 1
+        timers, end_ms = self._timer_service, pane.window.end - 1
         register = timers.register_event_time_timers if self._is_event_time else timers.register_processing_time_timers
         register(end_ms, pane.namespace, keys)
         if self._is_event_time and self.settings.lateness_ms:
             register(pane.cleanup_ms, pane.namespace, keys)
 
+    def _set_session_timer(self, start: int, end: int) -> None:
+        """Of a session of the current key that fires once, at its end."""
+        self._timer_service.register_event_time_timer(end - 1, bounds_of(start, end))
+
     def _set_timers(self, pane: _Pane) -> None:
         """The same of the current key."""
         if not self._is_event_time:
-            self._timers().register_processing_time_timer(pane.window.end - 1, pane.namespace)
+            self._timer_service.register_processing_time_timer(pane.window.end - 1, pane.namespace)
             return
-        self._timers().register_event_time_timer(pane.window.end - 1, pane.namespace)
+        self._timer_service.register_event_time_timer(pane.window.end - 1, pane.namespace)
         if self.settings.lateness_ms:
             self._register_cleanup_timer(pane)
 
     def _register_cleanup_timer(self, pane: _Pane) -> None:
         if self._is_global:
             return
-        timers = self._timers()
+        timers = self._timer_service
         if self._is_event_time:
             timers.register_event_time_timer(pane.cleanup_ms, pane.namespace)
         else:
             timers.register_processing_time_timer(pane.cleanup_ms, pane.namespace)
 
     def _delete_cleanup_timer(self, pane: _Pane) -> None:
-        timers = self._timers()
+        timers = self._timer_service
         if self._is_event_time:
             timers.delete_event_time_timer(pane.cleanup_ms, pane.namespace)
         else:
@@ -629,18 +655,18 @@ class WindowOperator(KeyedFunctionOperator):
         self._reached.advance(watermark_ms)
         self._late_until = self._late_at(self._reached.current)
         self._trigger_context.current_watermark = self._reached.current
-        return self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_timer))
+        return self._fire(self._timer_service.advance_watermark(self._reached.current, self._on_event_timer))
 
     def _catch_up(self) -> Iterator[None]:
         """What was due at the cut, in slices: it fires before the first record behind it, as it did before the failure."""
         if self._is_behind:
-            self._overdue = self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_timer))
+            self._overdue = self._fire(self._timer_service.advance_watermark(self._reached.current, self._on_event_timer))
         return self._overdue
 
     @property
     def _is_behind(self) -> bool:
         """After a restore: event time has come further than its timers know."""
-        return self._timers().current_watermark < self._reached.current
+        return self._timer_service.current_watermark < self._reached.current
 
     def next_processing_time_ms(self) -> int | None:
         """At once, if something was due at the cut: the runtime asks before it reads, and lets barriers in between slices."""
@@ -648,13 +674,13 @@ class WindowOperator(KeyedFunctionOperator):
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         yield from self._catch_up()
-        yield from self._fire(self._timers().advance_processing_time(now_ms, self._on_processing_time))
+        yield from self._fire(self._timer_service.advance_processing_time(now_ms, self._on_processing_time))
 
     def finish(self) -> Iterator[None]:
         """Windows of processing time that are open at the end of input fire once; timers of triggers don't."""
         if self._is_event_time or self._is_global:
             return iter(())
-        return self._fire(self._timers().advance_processing_time(MAX_WATERMARK, self._on_end))
+        return self._fire(self._timer_service.advance_processing_time(MAX_WATERMARK, self._on_end))
 
     def _on_event_time(self, timestamp_ms: int, namespace: bytes) -> None:
         self._on_window_timer(timestamp_ms, namespace, self.settings.trigger.on_event_time, is_event_time=True)
@@ -680,16 +706,16 @@ class WindowOperator(KeyedFunctionOperator):
         if len(stored) != SESSION_FIELDS:
             self._on_event_time(timestamp_ms, namespace)
             return
-        session = SessionWindow(*stored)
-        window = window_of(namespace)
-        if not (session.start <= window.start and window.end <= session.end):
+        start, end, contents, _ = stored
+        first, last = namespace_bounds(namespace)
+        if start > first or last > end:
             return
-        pane = self._session_pane(session)
-        if timestamp_ms < session.end - 1:
-            self._set_timers(pane)
+        if timestamp_ms < end - 1:
+            self._set_session_timer(start, end)
             return
+        pane = _Pane(TimeWindow(start, end), self._session_contents(contents), b"", end - 1)
         try:
-            if timestamp_ms == session.end - 1:
+            if timestamp_ms == end - 1:
                 self._fire_window(pane, timestamp_ms)
             pane.contents.clear()
             self._session_lists.clear()
