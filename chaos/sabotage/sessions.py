@@ -27,6 +27,15 @@ def _joins_alone(original: Any) -> Any:
     return join
 
 
+def _forgets_grown(original: Any) -> Any:
+    def on_session_timer(self: WindowOperator, timestamp_ms: int, namespace: bytes) -> None:
+        stored = self._session_lists.value(())
+        if not stored or timestamp_ms >= stored[1] - 1:
+            original(self, timestamp_ms, namespace)
+
+    return on_session_timer
+
+
 def _a_ms_early(original: Any) -> Any:
     def cleanup_time(self: WindowOperator, window: Any) -> int:
         found: int = original(self, window)
@@ -48,7 +57,11 @@ SABOTAGES = (
         "merge_without_timer",
         "a session that has grown, or was merged, has no timer at its new end, and never fires",
         ("I1", "I7", "I35"),
-        (Mutant(WindowOperator, "_set_timers", constant(None)), Mutant(EventTimeTrigger, "on_merge", constant(None))),
+        (
+            Mutant(WindowOperator, "_set_timers", constant(None)),
+            Mutant(WindowOperator, "_on_session_timer", _forgets_grown),
+            Mutant(EventTimeTrigger, "on_merge", constant(None)),
+        ),
         workloads=("sessions",),
     ),
     Sabotage(
@@ -63,14 +76,22 @@ SABOTAGES = (
         "lateness_of_its_own",
         "a record is late by its own window, though the session that it would be merged into is open",
         ("I1", "I2", "I7"),
-        (Mutant(WindowOperator, "_add_to_session", _judged_alone), Mutant(KeySessions, "join", _joins_alone)),
+        (
+            Mutant(WindowOperator, "_add_to_session", _judged_alone),
+            Mutant(KeySessions, "join", _joins_alone),
+            Mutant(WindowOperator, "_grow", constant(0)),
+        ),
         workloads=("sessions",),
     ),
     Sabotage(
         "early_cleaning",
         "the contents of a session are gone, and its records late, 1 ms early",
         ("I1", "I2", "I7"),
-        (Mutant(WindowOperator, "_cleanup_time", _a_ms_early), Mutant(KeySessions, "join", _joins_a_ms_early)),
+        (
+            Mutant(WindowOperator, "_cleanup_time", _a_ms_early),
+            Mutant(KeySessions, "join", _joins_a_ms_early),
+            Mutant(WindowOperator, "_grow", constant(0)),
+        ),
         workloads=("sessions",),
     ),
 )

@@ -8,8 +8,9 @@ time fire in the order of their canonical keys, on every attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import Protocol, TypeAlias
 
 from holdfast.barriers.elements import MIN_WATERMARK
@@ -31,9 +32,11 @@ FIRED_PER_SLICE_MAX = 512
 """Callbacks between two yields."""
 _HEAP_SLACK = 1024
 """Deleted entries that the heap may hold beyond as many as there are timers, before it is rebuilt."""
-_STRETCH_BITS = 10
-"""Timers whose times, ms, agree but for so many low bits are in one stretch: about a second."""
+_STRETCH_BITS = 8
+"""Timers whose times, ms, agree but for so many low bits are in one stretch: a quarter of a second."""
 _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
+_BEFORE = (_TIME_MIN >> _STRETCH_BITS) - 1
+"""Number of a stretch before all times."""
 
 
 class KeyedContext(Protocol):
@@ -54,18 +57,25 @@ def timer_metas(key_type_text: str) -> tuple[StateMeta, ...]:
 class TimerQueue:
     """The timers of one kind of time, ordered.
 
-    Their heap is cut into stretches of time: each is a list until it is the earliest, then a heap. So timers that wait for later
-    cost those that fire now nothing."""
+    They lie in stretches of time, each of them a list without order until something of it is due: then it is sorted, and taken from
+    its end. So timers that wait for later cost those that fire now nothing. What is added to a sorted stretch, or before it, goes
+    into a heap beside it. The earliest timer of a stretch that is not due is asked for by those who wait: that one is a heap."""
 
-    __slots__ = ("_count", "_entries", "_heaps", "_numbers", "_stretches", "table")
+    __slots__ = ("_added", "_count", "_due", "_entries", "_heaps", "_numbers", "_opened", "_stretches", "table")
 
     def __init__(self) -> None:
+        self.table = CopyOnWriteStateTable()
+        self._count = 0
+        self._clear()
+
+    def _clear(self) -> None:
         self._stretches: dict[int, list[Timer]] = {}
         self._numbers: list[int] = []  # of the stretches, as a heap
         self._heaps: set[int] = set()  # stretches that are heaps
+        self._opened = _BEFORE  # number of the stretch that is sorted, and of those before it
+        self._due: list[Timer] = []  # of that one, the earliest at the end
+        self._added: list[Timer] = []  # to that one, as a heap
         self._entries = 0
-        self._count = 0
-        self.table = CopyOnWriteStateTable()
 
     def __len__(self) -> int:
         return self._count
@@ -73,74 +83,156 @@ class TimerQueue:
     def add(self, timer: Timer) -> None:
         """Idempotent."""
         table = self.table
-        if table.find(timer)[0] is not MISSING:
+        if not table.layered:
+            active = table.active
+            before = len(active)
+            active[timer] = True
+            if len(active) == before:
+                return
+        elif table.find(timer)[0] is MISSING:
+            table.active[timer] = True
+        else:
             return
-        table.active[timer] = True
         self._count += 1
-        self._put(timer)
-
-    def _put(self, timer: Timer) -> None:
+        self._entries += 1
         number = timer[0] >> _STRETCH_BITS
         stretch = self._stretches.get(number)
-        self._entries += 1
-        if stretch is None:
+        if stretch is not None and number not in self._heaps:
+            stretch.append(timer)
+        else:
+            self._put(number, timer)
+
+    def add_all(self, timers: Sequence[Timer]) -> None:
+        """Several timers of one time, none twice."""
+        table = self.table
+        if table.layered:
+            timers = [timer for timer in timers if table.find(timer)[0] is MISSING]
+        else:
+            timers = [timer for timer in timers if timer not in table.active]
+        if not timers:
+            return
+        table.active.update(dict.fromkeys(timers, True))
+        self._count += len(timers)
+        self._entries += len(timers)
+        number = timers[0][0] >> _STRETCH_BITS
+        self._put(number, timers[0])
+        stretch = self._stretches.get(number)
+        if stretch is not None and number not in self._heaps:
+            stretch.extend(timers[1:])
+        else:
+            for timer in timers[1:]:
+                self._put(number, timer)
+
+    def _put(self, number: int, timer: Timer) -> None:
+        if number <= self._opened:
+            heappush(self._added, timer)
+        elif number in self._heaps:
+            heappush(self._stretches[number], timer)
+        elif number in self._stretches:
+            self._stretches[number].append(timer)
+        else:
             self._stretches[number] = [timer]
             heappush(self._numbers, number)
-        elif number in self._heaps:
-            heappush(stretch, timer)
-        else:
-            stretch.append(timer)
 
     def remove(self, timer: Timer) -> bool:
-        """Whether the timer existed. Its place in the heap is left behind, and skipped."""
-        if self.table.find(timer)[0] is MISSING:
+        """Whether the timer existed. Its place in the order is left behind, and skipped."""
+        if not self._forget(timer):
             return False
-        self.table.remove(timer)
         self._count -= 1
+        return True
+
+    def _forget(self, timer: Timer) -> bool:
+        table = self.table
+        if not table.layered:
+            return table.active.pop(timer, MISSING) is not MISSING
+        if table.find(timer)[0] is MISSING:
+            return False
+        table.remove(timer)
         return True
 
     def head(self) -> Timer | None:
         """The earliest timer."""
         find = self.table.find
-        while self._numbers:
-            number = self._numbers[0]
-            stretch = self._stretches[number]
-            if number not in self._heaps:
-                heapify(stretch)
-                self._heaps.add(number)
-            while stretch:
-                if find(stretch[0])[0] is not MISSING:
-                    return stretch[0]
-                heappop(stretch)
-                self._entries -= 1
-            heappop(self._numbers)
-            del self._stretches[number]
-            self._heaps.discard(number)
+        while (timer := self._first()) is not None:
+            if find(timer)[0] is not MISSING:
+                return timer
+            self._leave()
         return None
+
+    def _first(self) -> Timer | None:
+        """The earliest entry, which may have been deleted."""
+        due, added = self._due, self._added
+        if added and not (due and due[-1] < added[0]):
+            return added[0]
+        if due:
+            return due[-1]
+        if not self._numbers:
+            return None
+        number = self._numbers[0]
+        stretch = self._stretches[number]
+        if number not in self._heaps:
+            heapify(stretch)
+            self._heaps.add(number)
+        return stretch[0]
+
+    def _leave(self) -> None:
+        """The earliest entry leaves the order, and not yet the table."""
+        due, added = self._due, self._added
+        self._entries -= 1
+        if added and not (due and due[-1] < added[0]):
+            heappop(added)
+        elif due:
+            due.pop()
+        else:
+            stretch = self._stretches[self._numbers[0]]
+            heappop(stretch)
+            if not stretch:
+                self._leave_stretch()
+
+    def _leave_stretch(self) -> list[Timer]:
+        number = heappop(self._numbers)
+        self._heaps.discard(number)
+        return self._stretches.pop(number)
 
     def take_due(self, time_ms: int) -> Timer | None:
         """Remove and return the earliest timer, if its time is at most `time_ms`."""
-        timer = self.head()
-        if timer is None or timer[0] > time_ms:
-            return None
-        self._leave()
-        self._count -= 1
-        self.table.remove(timer)
-        return timer
+        while True:
+            due, added = self._due, self._added
+            if added and not (due and due[-1] < added[0]):
+                if added[0][0] > time_ms:
+                    return None
+                timer = heappop(added)
+            elif due:
+                if due[-1][0] > time_ms:
+                    return None
+                timer = due.pop()
+            elif self._open(time_ms):
+                continue
+            else:
+                return None
+            self._entries -= 1
+            if self._forget(timer):
+                self._count -= 1
+                return timer
 
-    def _leave(self) -> None:
-        """The head leaves the heap, and not yet the table."""
-        heappop(self._stretches[self._numbers[0]])
-        self._entries -= 1
+    def _open(self, time_ms: int) -> bool:
+        """Sort the next stretch, if it begins in time."""
+        if not self._numbers or self._numbers[0] << _STRETCH_BITS > time_ms:
+            return False
+        self._opened = self._numbers[0]
+        self._due = self._leave_stretch()
+        self._due.sort(reverse=True)
+        return True
 
     def compact(self) -> None:
-        """Rebuild the heap when most of it was deleted; amortised over the deletions."""
+        """Rebuild the order when most of it was deleted; amortised over the deletions."""
         if self._entries > 2 * self._count + _HEAP_SLACK:
             find = self.table.find
-            kept = {timer for stretch in self._stretches.values() for timer in stretch if find(timer)[0] is not MISSING}
-            self._stretches, self._numbers, self._heaps, self._entries = {}, [], set(), 0
-            for timer in kept:
-                self._put(timer)
+            entries = [*self._due, *self._added, *chain.from_iterable(self._stretches.values())]
+            self._clear()
+            for timer in {timer for timer in entries if find(timer)[0] is not MISSING}:
+                self._put(timer[0] >> _STRETCH_BITS, timer)
+                self._entries += 1
 
     def load(self, timers: Iterable[Timer]) -> None:
         """Add restored timers."""
@@ -174,12 +266,20 @@ class InternalTimerService:
         """One at or below the current watermark fires at the next advance (N06)."""
         self.event.add(self._timer(timestamp_ms, namespace))
 
+    def register_event_time_timers(self, timestamp_ms: int, namespace: bytes, keys: Sequence[tuple[bytes, int]]) -> None:
+        """Of several keys, as (canonical key, key group), at one time."""
+        self.event.add_all([(timestamp_ms, key, namespace, group) for key, group in keys])
+
     def delete_event_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
         if self.event.remove(self._timer(timestamp_ms, namespace)):
             self.event.compact()
 
     def register_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
         self.processing.add(self._timer(timestamp_ms, namespace))
+
+    def register_processing_time_timers(self, timestamp_ms: int, namespace: bytes, keys: Sequence[tuple[bytes, int]]) -> None:
+        """As `register_event_time_timers`."""
+        self.processing.add_all([(timestamp_ms, key, namespace, group) for key, group in keys])
 
     def delete_processing_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
         if self.processing.remove(self._timer(timestamp_ms, namespace)):

@@ -74,6 +74,10 @@ class HeapValueState(Generic[V]):
             self._check(value)
         self._table.active[self._context.key] = value
 
+    def store(self, value: V) -> None:
+        """`update`, unchecked, of a value that no user made. Not part of the contract."""
+        self._table.active[self._context.key] = value
+
     def clear(self) -> None:
         self._table.remove(self._context.key)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 from holdfast.statebackends.errors import StateValueError
@@ -180,27 +179,18 @@ def _record(value_type: RecordType) -> Check:
 def _plain_dict(value_type: RecordType, whole: Check) -> Check | None:
     """A check that accepts dicts of obviously right scalars in few calls and leaves others to `whole`; None for other types."""
     names = value_type.keys_of_scalars()
-    if len(names) < 2:  # of one name itemgetter gives no tuple
+    if not names:
         return None
-    members_of, kinds = itemgetter(*names), tuple(names.values())
-    ints = [place for place, kind in enumerate(kinds) if kind is int]
-    texts = [place for place, kind in enumerate(kinds) if kind is str]
-
-    def check(value: Any) -> None:
-        try:
-            members = members_of(value) if type(value) is dict and len(value) == len(kinds) else ()
-        except KeyError:
-            members = ()
-        if tuple(map(type, members)) != kinds:
-            whole(value)
-            return
-        for place in ints:
-            if not -0x8000000000000000 <= members[place] <= 0x7FFFFFFFFFFFFFFF:
-                whole(value)
-        for place in texts:
-            if not members[place].isascii():
-                whole(value)
-
+    conditions = [f"type(value) is dict and len(value) == {len(names)}"]
+    known: dict[str, Any] = {"whole": whole}
+    for place, (name, kind) in enumerate(names.items()):
+        known[f"name{place}"], known[f"kind{place}"] = name, kind
+        conditions.append(f"type(v{place} := value.get(name{place})) is kind{place}")
+        if kind is int:
+            conditions.append(f"-0x8000000000000000 <= v{place} <= 0x7FFFFFFFFFFFFFFF")
+        elif kind is str:
+            conditions.append(f"v{place}.isascii()")
+    check: Check = eval(f"lambda value: ({' and '.join(conditions)}) or whole(value)", known)  # one expression, half the time
     return check
 
 

@@ -93,4 +93,10 @@ TRIGGERS = (
     Case("V16", TEN, "a1 a5 a8 w9", "a[0,10)=5,8@9", evictor=hf.TimeEvictor(5)),
     Case("V17", SESSION, "a0 a20 a10 w60", "a[0,30)=20,10@29", evictor=hf.CountEvictor(2)),
     Case("V18", SESSION, "a0 a4 a8 w60", "a[0,18)3@17 a[0,18)3@17", trigger=hf.ContinuousEventTimeTrigger(15)),
+    Case(
+        "V19", hf.Global(), f"a1 b5 a2 w{FOREVER - 1} a7 end", f"a*=1,2,7@{FOREVER} b*=5@{FOREVER}",
+        trigger=hf.EventTimeTrigger(),
+    ),
+    Case("V20", hf.Global(), "a1 w9 a7 end", f"a*=1@5 a*=1,7@10 a*=1,7@{FOREVER}", trigger=hf.ContinuousEventTimeTrigger(5)),
+    Case("V21", hf.Global(), "p1 a1 p9 end", "", trigger=hf.ProcessingTimeTrigger()),
 )

@@ -9,6 +9,10 @@ from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 
 _BOUNDS = Struct(">qq")
+bounds_of = _BOUNDS.pack
+"""Start and end -> the namespace of that window."""
+namespace_bounds = _BOUNDS.unpack
+"""The namespace of a window -> (start, end)."""
 
 
 class TimeWindow(NamedTuple):
@@ -19,13 +23,13 @@ class TimeWindow(NamedTuple):
 
     @property
     def max_timestamp(self) -> int:
-        """The last ms that is in the window."""
-        return self.end - 1
+        """The last ms that is in the window; of the global window, the end of time: the maximum watermark."""
+        return self.end - 1 if self.end < MAX_WATERMARK else MAX_WATERMARK
 
     @property
     def namespace(self) -> bytes:
         """16 bytes: start and end."""
-        return _BOUNDS.pack(self.start, self.end)
+        return bounds_of(self.start, self.end)
 
 
 GLOBAL_WINDOW = TimeWindow(MIN_WATERMARK, MAX_WATERMARK)
@@ -34,7 +38,7 @@ GLOBAL_WINDOW = TimeWindow(MIN_WATERMARK, MAX_WATERMARK)
 
 def window_of(namespace: bytes) -> TimeWindow:
     """Inverse of `TimeWindow.namespace`."""
-    return TimeWindow(*_BOUNDS.unpack(namespace))
+    return TimeWindow(*namespace_bounds(namespace))
 
 
 def slide_of(assigner: Tumbling | Sliding) -> int:

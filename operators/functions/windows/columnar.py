@@ -24,9 +24,10 @@ from holdfast.operators.functions.combining import combining_of, count_records, 
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
-from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_assigner, keep_assigner
+from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, KeptWatermark, keep_moment, kept_moments
 from holdfast.statebackends.columnar.parts import Values
-from holdfast.statebackends.errors import IncompatibleStateError, InvalidTimestampError
+from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import (
     ColumnarState,
@@ -38,10 +39,6 @@ from holdfast.statebackends.state import (
 
 FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
-_ASSIGNER = OperatorListStateDescriptor("assigner", Redistribution.UNION)
-"""One entry a subtask: msgpack [kind, lengths in ms], of the windows whose rows are in the state."""
-_LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
-"""One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
 _FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
 """Entries of a subtask: msgpack [first key group, key group behind the last one, up to where windows have fired, ms], and a further
 `true` in the middle of a drain."""
@@ -100,7 +97,7 @@ class ColumnarWindowOperator(Operator):
         return combining_of(self.descriptor, self.selector, self.windows.pane_ms, self.windows.offset_ms)
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.descriptor, _WATERMARK_COPIES, WATERMARKS, _ASSIGNER)
+        return (self.descriptor, _WATERMARK_COPIES, WATERMARKS, ASSIGNER)
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
@@ -118,21 +115,9 @@ class ColumnarWindowOperator(Operator):
         self._reached.restore(watermarks)
 
     def _check_assigner(self) -> None:
-        """Raises IncompatibleStateError for state of other windows: its namespaces are their starts, and would be taken for ours.
-        Snapshots from before this was stored say nothing."""
-        own = self._lengths()
-        for entry in self.context.operator_state.list_state(_ASSIGNER.name).entries:
-            stored = msgspec.msgpack.decode(entry, type=list[Any])
-            if stored != own:
-                uid = self.context.uid
-                raise IncompatibleStateError(
-                    f"operator {uid!r}: the snapshot has rows of windows {stored}, and the job declares {own} "
-                    "(kind, lengths in ms): give windows of another length, offset or gap a uid of their own",
-                    operator=uid,
-                    state=self.descriptor.name,
-                    stored=str(stored),
-                    declared=str(own),
-                )
+        """Namespaces of state are starts of windows, and would be taken for those of other ones."""
+        advice = "give windows of another length, offset or gap a uid of their own"
+        check_assigner(self.context, self._lengths(), self.descriptor.name, "kind, lengths in ms", advice)
 
     def _lengths(self) -> list[Any]:
         windows = self.windows
@@ -158,7 +143,7 @@ class ColumnarWindowOperator(Operator):
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
-        self.context.operator_state.list_state(_ASSIGNER.name).update([msgspec.msgpack.encode(self._lengths())])
+        keep_assigner(self.context, self._lengths())
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
         if batch.timestamps is None:
@@ -280,12 +265,12 @@ class LateWindowOperator(ColumnarWindowOperator):
     What has fired is known for each key group: the subtasks of a snapshot may have come to different points."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (*super().declared_states(), _LATE_UNTIL, _FIRED)
+        return (*super().declared_states(), LATE_UNTIL, _FIRED)
 
     def initialize_state(self) -> None:
         super().initialize_state()
         lists = self.context.operator_state
-        kept = [int.from_bytes(entry, "big", signed=True) for entry in lists.list_state(_LATE_UNTIL.name).entries]
+        kept = kept_moments(lists.list_state(LATE_UNTIL.name))
         self._restored_late_until = max(kept) if kept else self._late_at(self._reached.current, 0)
         self._stored_fired = [msgspec.msgpack.decode(entry) for entry in lists.list_state(_FIRED.name).entries]
 
@@ -303,7 +288,7 @@ class LateWindowOperator(ColumnarWindowOperator):
         super().snapshot_state(checkpoint_id)
         lists = self.context.operator_state
         late_until = max(self._restored_late_until, self._late_at(self._reached.kept, self.lateness_ms))
-        lists.list_state(_LATE_UNTIL.name).update([late_until.to_bytes(8, "big", signed=True)])
+        keep_moment(lists.list_state(LATE_UNTIL.name), late_until)
         first, is_drain = self.context.keyed_state.key_groups.start, self._reached.current == MAX_WATERMARK
         bounds = [0, *(np.flatnonzero(np.diff(self._own)) + 1).tolist(), len(self._own)]
         runs = ([first + start, first + stop, int(self._own[start]), *[True] * is_drain] for start, stop in pairwise(bounds))

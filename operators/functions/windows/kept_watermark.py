@@ -12,6 +12,18 @@ from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribu
 
 WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
 """One entry a subtask: its watermark, ms, 8 bytes."""
+LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
+"""One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
+
+
+def kept_moments(state: OperatorListState) -> list[int]:
+    """Of each subtask that stored one, ms."""
+    return [int.from_bytes(entry, "big", signed=True) for entry in state.entries]
+
+
+def keep_moment(state: OperatorListState, moment_ms: int) -> None:
+    """As the entry of this subtask."""
+    state.update([moment_ms.to_bytes(8, "big", signed=True)])
 
 
 class KeptWatermark:
@@ -26,11 +38,10 @@ class KeptWatermark:
     def restore(self, state: OperatorListState) -> None:
         """The highest of all subtasks: an input that returned from idleness may have let one go further than another. What it has
         fired stays fired; what the others have not is in their state, and is due."""
-        if state.entries:
-            self.current = self.kept = max(int.from_bytes(entry, "big", signed=True) for entry in state.entries)
+        self.current = self.kept = max(kept_moments(state), default=MIN_WATERMARK)
 
     def store(self, state: OperatorListState) -> None:
-        state.update([self.kept.to_bytes(8, "big", signed=True)])
+        keep_moment(state, self.kept)
 
     def advance(self, watermark_ms: int) -> None:
         self.current = max(self.current, watermark_ms)

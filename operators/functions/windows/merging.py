@@ -15,7 +15,8 @@ from holdfast.statebackends.state import ValueStateDescriptor
 
 SESSIONS = ValueStateDescriptor("window_sessions", list[int])
 """Start, end, contents and trigger of each session of the key, by start."""
-_FIELDS = 4
+SESSION_FIELDS = 4
+"""Numbers of each."""
 
 
 class SessionWindow(NamedTuple):
@@ -43,7 +44,7 @@ class Merge(NamedTuple):
 
 
 def decode_sessions(stored: Sequence[int]) -> list[SessionWindow]:
-    return [SessionWindow(*stored[at : at + _FIELDS]) for at in range(0, len(stored), _FIELDS)]
+    return [SessionWindow(*stored[at : at + SESSION_FIELDS]) for at in range(0, len(stored), SESSION_FIELDS)]
 
 
 def encode_sessions(sessions: Iterable[SessionWindow]) -> list[int]:

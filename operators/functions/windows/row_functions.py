@@ -21,12 +21,28 @@ from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import SideOutputs
 from holdfast.operators.functions.windows.assigners import LENGTH_MS_MAX, Global, Session, WindowAssigner
-from holdfast.operators.functions.windows.bounds import GLOBAL_WINDOW, TimeWindow, cleanup_time, slide_of, window_of
+from holdfast.operators.functions.windows.bounds import (
+    GLOBAL_WINDOW,
+    TimeWindow,
+    bounds_of,
+    cleanup_time,
+    namespace_bounds,
+    slide_of,
+    window_of,
+)
 from holdfast.operators.functions.windows.contents import Contents
 from holdfast.operators.functions.windows.evictors import Evictor
 from holdfast.operators.functions.windows.grouping import Integers, by_key, place
-from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_assigner, keep_assigner
+from holdfast.operators.functions.windows.kept_watermark import (
+    LATE_UNTIL,
+    WATERMARKS,
+    KeptWatermark,
+    keep_moment,
+    kept_moments,
+)
 from holdfast.operators.functions.windows.merging import (
+    SESSION_FIELDS,
     SESSIONS,
     KeySessions,
     SessionWindow,
@@ -49,6 +65,8 @@ from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor
 
 PANES_MAX = 1_024
 """Windows kept at hand; more in use at a time are made again and again."""
+SESSIONS_AT_HAND_MAX = 16
+"""Numbers of sessions of a key whose contents are kept at hand."""
 
 
 class WindowContext(ProcessContext):
@@ -190,7 +208,7 @@ class WindowOperator(KeyedFunctionOperator):
         self.uses_timers = True
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        own: list[StateDescriptor] = [self.contents_state, WATERMARKS]
+        own: list[StateDescriptor] = [self.contents_state, WATERMARKS, LATE_UNTIL, ASSIGNER]
         if isinstance(self.settings.assigner, Session):
             own.append(SESSIONS)
         return (*own, *self.settings.trigger.states, *self.function.states, *self.function.window_states)
@@ -202,22 +220,50 @@ class WindowOperator(KeyedFunctionOperator):
         self._is_event_time = self.settings.assigner.is_event_time
         self._is_global = isinstance(self.settings.assigner, Global)
         self._is_session = isinstance(self.settings.assigner, Session)
+        self._gap_ms = self.settings.assigner.gap_ms if isinstance(self.settings.assigner, Session) else 0
         default = EventTimeTrigger if self._is_event_time else ProcessingTimeTrigger
         self._is_default = type(self.settings.trigger) is default and not self._is_global
         """Windows fire at their end, and from then on for each record."""
         self._is_list = isinstance(self.contents_state, ListStateDescriptor)
         self._arrived_ms = 0
         """Wall clock when the batch at hand arrived."""
+        self._was_late_until = self._late_until = MIN_WATERMARK
+        """Windows whose last ms is up to it are late: as restored, and now."""
+        self._overdue: Iterator[None] = iter(())
+        self._is_plain_session = self._is_session and self._is_default and self._is_event_time and not self.settings.lateness_ms
+        """Sessions fire once, at their end, and are gone."""
+        if self._is_plain_session:
+            self._on_event_timer = self._on_session_timer
+        elif self._is_default and self._is_event_time and not self._is_session:
+            self._on_event_timer = self._on_aligned_timer
+        else:
+            self._on_event_timer = self._on_event_time
+        self._contents_at: dict[int, Any] = {}
+        self._fired_pane: _Pane | None = None
+        """The window of the last timer: those of one end come together."""
 
     # -------------------------------------------------------------------------------------------------------- state
 
     def initialize_state(self) -> None:
-        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
+        """Windows keep their bounds, so that lengths may change; what they fire by, and how they are merged, may not."""
+        advice = "give windows of another kind a uid of their own"
+        check_assigner(self.context, self._kind_of_windows(), self.contents_state.name, "kind, time", advice)
+        state = self.context.operator_state
+        self._reached.restore(state.list_state(WATERMARKS.name))
+        self._was_late_until = max(kept_moments(state.list_state(LATE_UNTIL.name)), default=MIN_WATERMARK)
+        self._late_until = self._late_at(self._reached.current)
+
+    def _kind_of_windows(self) -> list[str]:
+        kind = "session" if self._is_session else "global" if self._is_global else "aligned"
+        return [kind, "event" if self._is_event_time else "processing"]
 
     def open(self) -> None:
         self._window_states = NamespacedStates(self.context.keyed_state)
+        self._timer_service = self._timers()
+        if self._is_session:
+            self._session_lists = self.context.keyed_state.get_state(SESSIONS)
         self._trigger_context = TriggerContext(
-            self.context.uid, tuple(self.settings.trigger.states), self._window_states, self._timers(), self._reached.current
+            self.context.uid, tuple(self.settings.trigger.states), self._window_states, self._timer_service, self._reached.current
         )
         super().open()
 
@@ -225,12 +271,26 @@ class WindowOperator(KeyedFunctionOperator):
         return WindowContext(self.context, self.function, self._sides, self._window_states, self._reached)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
+        state = self.context.operator_state
+        self._reached.store(state.list_state(WATERMARKS.name))
+        keep_moment(state.list_state(LATE_UNTIL.name), self._late_at(self._reached.kept))
+        keep_assigner(self.context, self._kind_of_windows())
         self._panes.clear()  # what the backend finds in use it can't forget
+        self._fired_pane = None
+        self._contents_at.clear()
         self._window_states.forget()
 
     def _contents_of(self, namespace: bytes) -> Any:
         return self._window_states.get(self.contents_state, namespace)
+
+    def _session_contents(self, number: int) -> Any:
+        """What a session has got, by the number of its contents."""
+        found = self._contents_at.get(number)
+        if found is None:
+            found = self._contents_of(b"c%d" % number)
+            if number < SESSIONS_AT_HAND_MAX:
+                self._contents_at[number] = found
+        return found
 
     def _pane(self, window: TimeWindow) -> _Pane:
         """Of a window that is not merged, kept at hand."""
@@ -245,7 +305,7 @@ class WindowOperator(KeyedFunctionOperator):
 
     def _session_pane(self, session: SessionWindow) -> _Pane:
         window = session.window
-        contents = self._contents_of(b"c%d" % session.contents)
+        contents = self._session_contents(session.contents)
         return _Pane(window, contents, b"t%d" % session.trigger, self._cleanup_time(window))
 
     def _cleanup_time(self, window: TimeWindow) -> int:
@@ -254,16 +314,19 @@ class WindowOperator(KeyedFunctionOperator):
         return cleanup_time(window, self.settings.lateness_ms if self._is_event_time else 0)
 
     def _sessions(self) -> list[SessionWindow]:
-        return decode_sessions(self._sessions_state.value(()))
+        return decode_sessions(self._session_lists.value(()))
 
-    @property
-    def _sessions_state(self) -> Any:
-        return self._backend.get_state(SESSIONS)
+    def _store_sessions(self, sessions: Sequence[SessionWindow]) -> None:
+        if sessions:
+            self._session_lists.store(encode_sessions(sessions))
+        else:
+            self._session_lists.clear()
 
     # ------------------------------------------------------------------------------------------------------ records
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
-        self._catch_up()
+        for _ in self._catch_up():
+            pass
         if self._is_event_time and batch.timestamps is None:
             raise InvalidTimestampError(
                 f"operator {self.context.uid!r}: records reach a window without event times",
@@ -275,7 +338,7 @@ class WindowOperator(KeyedFunctionOperator):
         records = self._records(batch)
         if self._is_default and not self._is_session:
             self._take_aligned(records, batch.timestamps if self._is_event_time else None)
-        elif self._is_default and self._is_event_time and not self.settings.lateness_ms:
+        elif self._is_plain_session:
             self._take_sessions(records)
         else:
             self._take_each(records, range(len(records.rows)), self._adding())
@@ -311,30 +374,48 @@ class WindowOperator(KeyedFunctionOperator):
         ended_at = MIN_WATERMARK if stamps is None else self._reached.current
         times = np.full(len(records.rows), self._arrived_ms, np.int64) if stamps is None else stamps
         placed = place(times, assigner, ended_at)
+        whole: dict[bytes, list[int]] = {}
         for start, numbers in placed.open:
             pane = self._panes.get(start) or self._pane(TimeWindow(start, start + assigner.size_ms))
-            for key, own in by_key(records.keys, numbers).items():
-                self._backend.set_current_key(key, records.groups[own[0]])
-                if self._put(pane.contents, records, own):
-                    self._set_timers(pane)
+            if len(numbers) < len(records.rows):
+                self._put_into(pane, records, by_key(records.keys, numbers))
+            else:  # of sliding windows most have all records of the batch
+                whole = whole or by_key(records.keys, numbers)
+                self._put_into(pane, records, whole)
         self._take_each(records, placed.behind, self._add_to_ended)
+
+    def _put_into(self, pane: _Pane, records: _Records, numbers_of: dict[bytes, list[int]]) -> None:
+        """Records by key into a window that has not ended. It gets its timers with its first record."""
+        groups, set_current_key, put, state = records.groups, self._backend.set_current_key, self._put, pane.contents
+        opened: list[tuple[bytes, int]] = []
+        for key, own in numbers_of.items():
+            group = groups[own[0]]
+            set_current_key(key, group)
+            if put(state, records, own):
+                opened.append((key, group))
+        if opened:
+            self._set_timers_of(opened, pane)
 
     def _put(self, state: Any, records: _Records, numbers: list[int]) -> bool:
         """Records of the current key into a window that has not ended; whether it had none."""
-        contents, row = self.contents, None
+        rows, reduce, row = records.rows, self.contents.reduce, None
         try:
             if self._is_list:
                 return self._put_all(state, records, numbers)
             found = state.value()
             is_new = found is None
-            for number in numbers:
-                row = records.rows[number]
-                if contents.aggregate is not None:
-                    found = contents.aggregate.add(row, contents.aggregate.create_accumulator() if found is None else found)
-                elif contents.reduce is not None:
-                    found = row if found is None else contents.reduce(found, row)
-                if found is None:
-                    break  # which the state refuses
+            if reduce is not None:
+                for number in numbers:
+                    row = rows[number]
+                    found = row if found is None else reduce(found, row)
+                    if found is None:
+                        break  # which the state refuses
+            elif (aggregate := self.contents.aggregate) is not None:
+                for number in numbers:
+                    row = rows[number]
+                    found = aggregate.add(row, aggregate.create_accumulator() if found is None else found)
+                    if found is None:
+                        break
             state.update(found)
         except Exception as error:
             self._raise(error, self._blamed, row, keyed=True)
@@ -387,45 +468,73 @@ class WindowOperator(KeyedFunctionOperator):
             start -= step_ms
         return in_time
 
-    @property
-    def _late_until(self) -> int:
-        """Windows whose last ms is up to it are late."""
+    def _late_at(self, watermark_ms: int) -> int:
+        """Up to where windows are late at a watermark."""
         if not self._is_event_time:
             return MIN_WATERMARK
-        passed = self._reached.current
-        return passed - self.settings.lateness_ms if passed < MAX_WATERMARK else MAX_WATERMARK
+        if watermark_ms == MAX_WATERMARK:
+            return MAX_WATERMARK
+        return max(self._was_late_until, watermark_ms - self.settings.lateness_ms)
 
     def _add_to_session(self, row: Any, stamp: int | None) -> bool:
         start = self._time_of(stamp)
         sessions = self._sessions()
         window = merged_window(sessions, start, start + self._gap(row))
-        if self._is_event_time and self._cleanup_time(window) <= self._reached.current:
+        if self._is_event_time and window.end - 1 <= self._late_until:
             return False
         merged = merge(sessions, window)
         pane = self._session_pane(merged.session)
         if merged.sessions is not sessions:
             self._merge(pane, merged.merged)
-            self._sessions_state.update(encode_sessions(merged.sessions))
+            self._store_sessions(merged.sessions)
         self._add(pane, row, stamp)
         return True
 
     def _take_sessions(self, records: _Records) -> None:
         """Records of event-time sessions that fire once, at their end, and are gone."""
         late: list[int] = []
+        set_current_key, groups, grow = self._backend.set_current_key, records.groups, self._grow
         for key, numbers in by_key(records.keys, range(len(records.keys))).items():
-            self._backend.set_current_key(key, records.groups[numbers[0]])
-            late += self._add_to_sessions(records, numbers)
+            set_current_key(key, groups[numbers[0]])
+            taken = grow(records, numbers)
+            if taken < len(numbers):
+                late += self._add_to_sessions(records, numbers[taken:] if taken else numbers)
         for number in sorted(late):
             self._take_late(records.rows[number], records.stamps[number])
 
+    def _grow(self, records: _Records, numbers: list[int]) -> int:
+        """The first of these records that open the only session of the current key, or join it behind its start: how many."""
+        gap_ms, stamps, lists = self._gap_ms, records.stamps, self._session_lists
+        stored = lists.value()
+        if not gap_ms or (stored is not None and len(stored) > SESSION_FIELDS):
+            return 0
+        first: int = stamps[numbers[0]]  # type: ignore[assignment]
+        start, end, contents, trigger = stored or (first, first, 0, 0)
+        before, taken = end, 0
+        for number in numbers:
+            at: int = stamps[number]  # type: ignore[assignment]
+            grown = max(end, at + gap_ms)
+            if not start <= at <= end or grown - 1 <= self._late_until:
+                break
+            end = grown
+            taken += 1
+        if not taken:
+            return 0
+        self._put(self._session_contents(contents), records, numbers if taken == len(numbers) else numbers[:taken])
+        if end != before:
+            lists.store([start, end, contents, trigger])
+        if stored is None:
+            self._set_session_timer(start, end)
+        return taken
+
     def _add_to_sessions(self, records: _Records, numbers: list[int]) -> list[int]:
         """Records of the current key; returns those that are late."""
-        found = KeySessions(decode_sessions(self._sessions_state.value(())))
+        found = KeySessions(self._sessions())
         late: list[int] = []
         waiting: dict[int, list[int]] = {}
         for number in numbers:
             start = self._time_of(records.stamps[number])
-            joined = found.join(start, start + self._gap_of(records, number), self._reached.current)
+            joined = found.join(start, start + self._gap_of(records, number), self._late_until)
             if joined is None:
                 late.append(number)
                 continue
@@ -433,20 +542,20 @@ class WindowOperator(KeyedFunctionOperator):
                 self._absorb(records, joined.contents, absorbed, waiting)
             waiting.setdefault(joined.contents, []).append(number)
         for contents, own in waiting.items():
-            self._put(self._contents_of(b"c%d" % contents), records, own)
+            self._put(self._session_contents(contents), records, own)
         if found.has_changed:
-            self._sessions_state.update(encode_sessions(found.sessions))
+            self._store_sessions(found.sessions)
         for session in found.opened():
-            self._timers().register_event_time_timer(session.end - 1, session.window.namespace)
+            self._set_session_timer(session.start, session.end)
         return late
 
     def _absorb(self, records: _Records, into: int, absorbed: int, waiting: dict[int, list[int]]) -> None:
         """The contents of one session behind those of another, as they would be had each record come by itself."""
         for contents in (into, absorbed):
             if own := waiting.pop(contents, None):
-                self._put(self._contents_of(b"c%d" % contents), records, own)
-        source = self._contents_of(b"c%d" % absorbed)
-        merge_states(self.contents_state, source, self._contents_of(b"c%d" % into))
+                self._put(self._session_contents(contents), records, own)
+        source = self._session_contents(absorbed)
+        merge_states(self.contents_state, source, self._session_contents(into))
         source.clear()
 
     def _gap_of(self, records: _Records, number: int) -> int:
@@ -505,26 +614,38 @@ class WindowOperator(KeyedFunctionOperator):
 
     # ------------------------------------------------------------------------------------------------------- timers
 
+    def _set_timers_of(self, keys: list[tuple[bytes, int]], pane: _Pane) -> None:
+        """All that a window with the default trigger needs, of several keys."""
+        timers, end_ms = self._timer_service, pane.window.end - 1
+        register = timers.register_event_time_timers if self._is_event_time else timers.register_processing_time_timers
+        register(end_ms, pane.namespace, keys)
+        if self._is_event_time and self.settings.lateness_ms:
+            register(pane.cleanup_ms, pane.namespace, keys)
+
+    def _set_session_timer(self, start: int, end: int) -> None:
+        """Of a session of the current key that fires once, at its end."""
+        self._timer_service.register_event_time_timer(end - 1, bounds_of(start, end))
+
     def _set_timers(self, pane: _Pane) -> None:
-        """All that a window with the default trigger needs."""
+        """The same of the current key."""
         if not self._is_event_time:
-            self._timers().register_processing_time_timer(pane.window.end - 1, pane.namespace)
+            self._timer_service.register_processing_time_timer(pane.window.end - 1, pane.namespace)
             return
-        self._timers().register_event_time_timer(pane.window.end - 1, pane.namespace)
+        self._timer_service.register_event_time_timer(pane.window.end - 1, pane.namespace)
         if self.settings.lateness_ms:
             self._register_cleanup_timer(pane)
 
     def _register_cleanup_timer(self, pane: _Pane) -> None:
         if self._is_global:
             return
-        timers = self._timers()
+        timers = self._timer_service
         if self._is_event_time:
             timers.register_event_time_timer(pane.cleanup_ms, pane.namespace)
         else:
             timers.register_processing_time_timer(pane.cleanup_ms, pane.namespace)
 
     def _delete_cleanup_timer(self, pane: _Pane) -> None:
-        timers = self._timers()
+        timers = self._timer_service
         if self._is_event_time:
             timers.delete_event_time_timer(pane.cleanup_ms, pane.namespace)
         else:
@@ -532,26 +653,74 @@ class WindowOperator(KeyedFunctionOperator):
 
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
         self._reached.advance(watermark_ms)
+        self._late_until = self._late_at(self._reached.current)
         self._trigger_context.current_watermark = self._reached.current
-        return self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_time))
+        return self._fire(self._timer_service.advance_watermark(self._reached.current, self._on_event_timer))
 
-    def _catch_up(self) -> None:
-        """What was due at the cut fires before the first record behind it, as it did before the failure."""
-        if self._timers().current_watermark < self._reached.current:
-            for _ in self._fire(self._timers().advance_watermark(self._reached.current, self._on_event_time)):
-                pass
+    def _catch_up(self) -> Iterator[None]:
+        """What was due at the cut, in slices: it fires before the first record behind it, as it did before the failure."""
+        if self._is_behind:
+            self._overdue = self._fire(self._timer_service.advance_watermark(self._reached.current, self._on_event_timer))
+        return self._overdue
+
+    @property
+    def _is_behind(self) -> bool:
+        """After a restore: event time has come further than its timers know."""
+        return self._timer_service.current_watermark < self._reached.current
+
+    def next_processing_time_ms(self) -> int | None:
+        """At once, if something was due at the cut: the runtime asks before it reads, and lets barriers in between slices."""
+        return self.context.now_ms() if self._is_behind else super().next_processing_time_ms()
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
-        return self._fire(self._timers().advance_processing_time(now_ms, self._on_processing_time))
+        yield from self._catch_up()
+        yield from self._fire(self._timer_service.advance_processing_time(now_ms, self._on_processing_time))
 
     def finish(self) -> Iterator[None]:
         """Windows of processing time that are open at the end of input fire once; timers of triggers don't."""
         if self._is_event_time or self._is_global:
             return iter(())
-        return self._fire(self._timers().advance_processing_time(MAX_WATERMARK, self._on_end))
+        return self._fire(self._timer_service.advance_processing_time(MAX_WATERMARK, self._on_end))
 
     def _on_event_time(self, timestamp_ms: int, namespace: bytes) -> None:
         self._on_window_timer(timestamp_ms, namespace, self.settings.trigger.on_event_time, is_event_time=True)
+
+    def _on_aligned_timer(self, timestamp_ms: int, namespace: bytes) -> None:
+        """`_on_event_time` where the default trigger need not be asked, and windows are not merged."""
+        pane = self._fired_pane
+        if pane is None or pane.namespace != namespace:
+            pane = self._fired_pane = self._new_pane(window_of(namespace))
+        try:
+            if timestamp_ms == pane.window.end - 1:
+                self._fire_window(pane, timestamp_ms)
+                if self.settings.lateness_ms:
+                    self._register_cleanup_timer(pane)  # it is there, unless the lateness was none at the last restore
+            if timestamp_ms >= pane.cleanup_ms:
+                self._clear(pane)
+        except Exception as error:
+            self._raise(error, self._blamed, self._described(timestamp_ms))
+
+    def _on_session_timer(self, timestamp_ms: int, namespace: bytes) -> None:
+        """`_on_event_time` of a session that fires once: if it has grown since, its timer is set again."""
+        stored = self._session_lists.value(())
+        if len(stored) != SESSION_FIELDS:
+            self._on_event_time(timestamp_ms, namespace)
+            return
+        start, end, contents, _ = stored
+        first, last = namespace_bounds(namespace)
+        if start > first or last > end:
+            return
+        if timestamp_ms < end - 1:
+            self._set_session_timer(start, end)
+            return
+        pane = _Pane(TimeWindow(start, end), self._session_contents(contents), b"", end - 1)
+        try:
+            if timestamp_ms == end - 1:
+                self._fire_window(pane, timestamp_ms)
+            pane.contents.clear()
+            self._session_lists.clear()
+        except Exception as error:
+            self._raise(error, self._blamed, self._described(timestamp_ms))
 
     def _on_processing_time(self, timestamp_ms: int, namespace: bytes) -> None:
         self._on_window_timer(timestamp_ms, namespace, self.settings.trigger.on_processing_time, is_event_time=False)
@@ -562,9 +731,8 @@ class WindowOperator(KeyedFunctionOperator):
         pane = self._pane_of(namespace)
         if pane is None:
             return
-        if pane.namespace != namespace:
-            if self._is_default:  # a session that has grown since
-                self._set_timers(pane)
+        if pane.namespace != namespace:  # a session that has grown since, by the default trigger, which may be another one now
+            self._set_timers(pane)
             return
         try:
             self._trigger_context.enter(pane.namespace, pane.trigger_namespace)
@@ -614,11 +782,7 @@ class WindowOperator(KeyedFunctionOperator):
         for descriptor in self.function.window_states:
             self._window_states.get(descriptor, pane.namespace).clear()
         if self._is_session:
-            left = [session for session in self._sessions() if session.window != pane.window]
-            if left:
-                self._sessions_state.update(encode_sessions(left))
-            else:
-                self._sessions_state.clear()
+            self._store_sessions([session for session in self._sessions() if session.window != pane.window])
 
     def _clear_trigger(self, pane: _Pane) -> None:
         """Its own `clear`, and then its state, whose namespace another session may get."""

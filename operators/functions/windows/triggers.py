@@ -213,20 +213,20 @@ class EventTimeTrigger(Trigger):
         """No settings."""
 
     def on_element(self, row: Any, timestamp: int | None, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        if window.end - 1 <= ctx.current_watermark:
+        if window.max_timestamp <= ctx.current_watermark:
             return FIRE
-        ctx.register_event_time_timer(window.end - 1)
+        ctx.register_event_time_timer(window.max_timestamp)
         return CONTINUE
 
     def on_event_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        return FIRE if timestamp_ms == window.end - 1 else CONTINUE
+        return FIRE if timestamp_ms == window.max_timestamp else CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        if window.end - 1 > ctx.current_watermark:
-            ctx.register_event_time_timer(window.end - 1)
+        if window.max_timestamp > ctx.current_watermark:
+            ctx.register_event_time_timer(window.max_timestamp)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        ctx.delete_event_time_timer(window.end - 1)
+        ctx.delete_event_time_timer(window.max_timestamp)
 
 
 class ProcessingTimeTrigger(Trigger):
@@ -236,17 +236,17 @@ class ProcessingTimeTrigger(Trigger):
         """No settings."""
 
     def on_element(self, row: Any, timestamp: int | None, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        ctx.register_processing_time_timer(window.end - 1)
+        ctx.register_processing_time_timer(window.max_timestamp)
         return CONTINUE
 
     def on_processing_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        return FIRE if timestamp_ms == window.end - 1 else CONTINUE
+        return FIRE if timestamp_ms == window.max_timestamp else CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        ctx.register_processing_time_timer(window.end - 1)
+        ctx.register_processing_time_timer(window.max_timestamp)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        ctx.delete_processing_time_timer(window.end - 1)
+        ctx.delete_processing_time_timer(window.max_timestamp)
 
 
 def _added(one: int, other: int) -> int:
@@ -295,7 +295,7 @@ class _ContinuousTrigger(Trigger):
     def _register_next(self, window: TimeWindow, ctx: TriggerContext, register: Callable[[int], None]) -> None:
         """Unless the window ends before: it may grow, and then it is done again."""
         next_ms = ctx.state(self.next_state).get()
-        if next_ms is not None and next_ms < window.end - 1:
+        if next_ms is not None and next_ms < window.max_timestamp:
             register(next_ms)
 
     def _fired(
@@ -308,23 +308,23 @@ class _ContinuousTrigger(Trigger):
             if now_ms < MAX_WATERMARK:
                 self._set_next(now_ms, window, ctx, register)
             return FIRE
-        return FIRE if timestamp_ms == window.end - 1 else CONTINUE
+        return FIRE if timestamp_ms == window.max_timestamp else CONTINUE
 
     def _cleared(self, window: TimeWindow, ctx: TriggerContext, delete: Callable[[int], None]) -> None:
         state = ctx.state(self.next_state)
         if (next_ms := state.get()) is not None:
             delete(next_ms)
             state.clear()
-        delete(window.end - 1)
+        delete(window.max_timestamp)
 
 
 class ContinuousEventTimeTrigger(_ContinuousTrigger):
     """Fires when the watermark has passed a whole multiple of `interval`, and at the end of the window, if it has contents."""
 
     def on_element(self, row: Any, timestamp: int | None, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        if window.end - 1 <= ctx.current_watermark:
+        if window.max_timestamp <= ctx.current_watermark:
             return FIRE
-        ctx.register_event_time_timer(window.end - 1)
+        ctx.register_event_time_timer(window.max_timestamp)
         if ctx.state(self.next_state).get() is None and timestamp is not None:
             self._set_next(timestamp, window, ctx, ctx.register_event_time_timer)
         return CONTINUE

@@ -1,0 +1,36 @@
+"""Which windows the state of an operator is of, as its snapshots keep it: other ones would take it for theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.operators.base import OperatorContext
+from holdfast.statebackends.errors import IncompatibleStateError
+from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
+
+ASSIGNER = OperatorListStateDescriptor("assigner", Redistribution.UNION)
+"""One entry a subtask: msgpack list that says which windows the state is of."""
+
+
+def keep_assigner(context: OperatorContext, own: list[Any]) -> None:
+    """As the entry of this subtask."""
+    context.operator_state.list_state(ASSIGNER.name).update([msgspec.msgpack.encode(own)])
+
+
+def check_assigner(context: OperatorContext, own: list[Any], state: str, what: str, advice: str) -> None:
+    """Raises IncompatibleStateError for state of other windows. `what`: what the lists say; `advice`: what to do about it.
+
+    Snapshots from before this was stored say nothing."""
+    for entry in context.operator_state.list_state(ASSIGNER.name).entries:
+        stored = msgspec.msgpack.decode(entry, type=list[Any])
+        if stored != own:
+            raise IncompatibleStateError(
+                f"operator {context.uid!r}: the snapshot has rows of windows {stored}, and the job declares {own} "
+                f"({what}): {advice}",
+                operator=context.uid,
+                state=state,
+                stored=str(stored),
+                declared=str(own),
+            )

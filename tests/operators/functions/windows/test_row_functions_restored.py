@@ -1,0 +1,218 @@
+"""Windows of row functions behind a restore: what was late stays late, what was due comes in slices, other lengths go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.barriers.elements import MAX_WATERMARK
+from holdfast.statebackends.errors import IncompatibleStateError
+from tests.operators.functions.windows.row_windows import (
+    SCHEMA,
+    Seen,
+    batched,
+    fitted,
+    harness_of,
+    operator_of,
+    results,
+    stored_namespaces,
+    take,
+    timers_of,
+    windowed,
+)
+from tests.scenarios.windows import Case
+
+
+def made(windows: Any, lateness: int = 0, trigger: Any = None) -> Any:
+    case = Case("", windows, "", "", lateness=lateness, trigger=trigger)
+    return operator_of(lambda stream: windowed(stream, case).process(Seen()))
+
+
+def after(operator: Any, *texts: str) -> Any:
+    """What a subtask stores that has seen this."""
+    with harness_of(operator) as harness:
+        for text in texts:
+            take(harness, batched(text, 7))
+        return harness.snapshot()
+
+
+# ---------------------------------------------------------------------------------------------------------------- lateness
+
+
+@pytest.mark.parametrize("trigger", [None, hf.ContinuousEventTimeTrigger(1_000)])
+@pytest.mark.parametrize("windows", [hf.Tumbling(10), hf.Sliding(10, slide=5), hf.Session(10)], ids=repr)
+def test_what_was_late_stays_late_when_the_lateness_grows(windows: Any, trigger: Any) -> None:
+    first = after(made(windows, 0, trigger), "a0 a3 w24 b31")
+    with harness_of(made(windows, 100, trigger), [first]) as harness:
+        take(harness, batched("a4 a9", 7))
+        assert results(harness) == ([], ["a4", "a9"]), "their windows are gone, and must not come back with one record"
+        second = harness.snapshot()
+    with harness_of(made(windows, 100, trigger), [second]) as harness:
+        take(harness, batched("w40 a5 a33 w60", 7))
+        found, late = results(harness)
+        assert late == ["a5"]
+        assert {row["key"] for row, _ in found} == {"a", "b"}
+        assert {at for row, _ in found for at in row["ats"]} == {31, 33}
+
+
+def test_what_was_in_time_stays_so_when_the_lateness_stays_or_grows() -> None:
+    stored = after(made(hf.Tumbling(10), 20), "a1 w19")
+    for lateness in (20, 50):
+        with harness_of(made(hf.Tumbling(10), lateness), [stored]) as harness:
+            take(harness, batched("a2", 1))
+            assert fitted(results(harness)[0], "") == "a[0,10)2@9"
+
+
+def test_a_lateness_that_reaches_before_all_times_is_stored() -> None:
+    stored = after(made(hf.Tumbling(10), 2**63 - 1), "a1 w19")
+    with harness_of(made(hf.Tumbling(10), 2**63 - 1), [stored]) as harness:
+        take(harness, batched("a2", 1))
+        assert fitted(results(harness)[0], "") == "a[0,10)2@9"
+
+
+# ----------------------------------------------------------------------------------------------------------- what was due
+
+KEYS = "abcdefgh"
+
+
+def half_fired(fired: int, case_windows: Any) -> tuple[Any, list[Any]]:
+    """A subtask that a barrier met while its windows fired, and what had come out."""
+    with harness_of(made(case_windows, 100)) as harness:
+        timers_of(harness)._fired_per_slice_max = 1
+        take(harness, batched(" ".join(f"{key}1" for key in "abc"), 7))
+        harness.process([{"key": key, "at": 2} for key in KEYS], [2] * len(KEYS), SCHEMA)
+        slices = harness.watermark_slices(50)
+        for _ in range(fired):
+            next(slices)
+        return harness.snapshot(), results(harness)[0]
+
+
+@pytest.mark.parametrize("windows", [hf.Tumbling(10), hf.Session(10)], ids=repr)
+def test_what_was_due_at_the_cut_comes_in_slices_and_needs_no_record(windows: Any) -> None:
+    snapshot, before = half_fired(2, windows)
+    for slices_before_crash in range(len(KEYS) - 2):
+        with harness_of(made(windows, 100), [snapshot], now_ms=7) as second:
+            timers_of(second)._fired_per_slice_max = 1
+            assert second.operator.next_processing_time_ms() == 7
+            slices = second.operator.process_processing_time(7)
+            for _ in range(slices_before_crash):
+                next(slices)
+            assert len(second.output.rows()) == slices_before_crash
+            again, between = second.snapshot(), results(second)[0]
+        with harness_of(made(windows, 100), [again], now_ms=7) as third:
+            take(third, batched("p8 a3", 1))
+            assert third.operator.next_processing_time_ms() is None
+            found = before + between + results(third)[0]
+        rows = Counter((row["key"], len(row["ats"])) for row, _ in found)
+        assert rows == Counter([*((key, 2 if key in "abc" else 1) for key in KEYS), ("a", 3)])
+
+
+def test_a_record_that_comes_between_two_slices_meets_no_window_that_is_due() -> None:
+    snapshot, before = half_fired(2, hf.Tumbling(10))
+    with harness_of(made(hf.Tumbling(10), 100), [snapshot]) as second:
+        timers_of(second)._fired_per_slice_max = 1
+        slices = second.operator.process_processing_time(0)
+        next(slices)
+        take(second, batched("h3", 1))
+        found = before + results(second)[0]
+    assert [(row["key"], len(row["ats"])) for row, _ in found][-2:] == [("h", 1), ("h", 2)]
+
+
+# ------------------------------------------------------------------------------------------------------------ other windows
+
+
+@pytest.mark.parametrize(
+    ("before", "after_it", "expected"),
+    [
+        (hf.Tumbling(20), hf.Tumbling(40), "a[0,20)=1,3@19 a[0,40)=4,5@39"),
+        (hf.Tumbling(20), hf.Tumbling(20, offset=5), "a[-15,5)=4@4 a[0,20)=1,3@19 a[5,25)=5@24"),
+        (hf.Sliding(20, slide=10), hf.Tumbling(20), "a[-10,10)=1,3@9 a[0,20)=1,3,4,5@19"),
+        (hf.Session(10), hf.Session(3), "a[1,13)=1,3,4,5@12"),
+        (hf.Session(5), hf.Session(lambda row: 30), "a[1,35)=1,3,4,5@34"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else repr(value),
+)
+def test_windows_of_other_lengths_begin_with_the_records_behind_the_restore(before: Any, after_it: Any, expected: str) -> None:
+    stored = after(made(before), "a1 a3")
+    with harness_of(made(after_it), [stored]) as harness:
+        take(harness, batched("a4 a5", 7))
+        take(harness, batched("w100", 1))
+        assert fitted(results(harness)[0], expected) == expected
+        for state in ("window_contents", "window_sessions"):
+            assert [list(harness.context.keyed_state.keys(state, space)) for space in stored_namespaces(harness, state)] in (
+                [], [[]] * len(stored_namespaces(harness, state)),
+            )  # fmt: skip
+        assert len(timers_of(harness).event) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after_it", "stored"),
+    [
+        (hf.Tumbling(20), hf.Session(20), "['aligned', 'event']"),
+        (hf.Session(20), hf.Sliding(20, slide=10), "['session', 'event']"),
+        (hf.Tumbling(20), hf.Tumbling(20, time="processing"), "['aligned', 'event']"),
+        (hf.Session(20, time="processing"), hf.Session(20), "['session', 'processing']"),
+        (hf.Tumbling(20), hf.Global(), "['aligned', 'event']"),
+    ],
+    ids=repr,
+)
+def test_windows_of_another_kind_are_refused(before: Any, after_it: Any, stored: str) -> None:
+    trigger = hf.CountTrigger(2)
+    snapshot = after(made(before, 0, trigger), "a1 a3 a4")
+    refused = harness_of(made(after_it, 0, trigger), None)
+    refused.close()
+    with pytest.raises((IncompatibleStateError, hf.UnclaimedStateError)) as error:
+        harness_of(made(after_it, 0, trigger), [snapshot]).open()
+    if isinstance(error.value, IncompatibleStateError):
+        assert error.value.stored == stored
+
+
+@pytest.mark.parametrize("trigger", [hf.ContinuousEventTimeTrigger(1_000), hf.PurgingTrigger(hf.EventTimeTrigger())])
+@pytest.mark.parametrize("lateness", [0, 20])
+def test_a_session_that_had_grown_fires_though_the_trigger_is_another_one(trigger: Any, lateness: int) -> None:
+    stored = after(made(hf.Session(10)), "a0", "a4", "a8")
+    with harness_of(made(hf.Session(10), lateness, trigger), [stored]) as harness:
+        take(harness, batched("w50", 1))
+        assert fitted(results(harness)[0], "") == "a[0,18)3@17"
+        assert len(timers_of(harness).event) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- the end of time
+
+
+def test_a_global_window_of_event_time_fires_when_a_drain_ends_time_and_again_at_the_end() -> None:
+    def tested() -> Any:
+        return made(hf.Global(), 0, hf.EventTimeTrigger())
+
+    with harness_of(tested()) as harness:
+        take(harness, batched("a1 w100", 1))
+        assert results(harness)[0] == [], "without the end of time it never fires"
+        take(harness, batched("end", 1))
+        assert fitted(results(harness)[0], "") == f"a*1@{MAX_WATERMARK}"
+        drained = harness.snapshot()
+    with harness_of(tested(), [drained]) as harness:
+        take(harness, batched("a7", 1))
+        assert results(harness)[0] == []
+        take(harness, batched("end", 1))
+        assert fitted(results(harness)[0], "") == f"a*2@{MAX_WATERMARK}"
+
+
+def test_as_a_job_a_global_window_of_event_time_fires_with_the_input() -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        feed = job.input("feed", {"key": str, "at": int})
+        windows = feed.stream.key_by("key").window(hf.Global()).trigger(hf.EventTimeTrigger())
+        out = job.output(windows.process(Seen()).uid("all"))
+        job.start()
+        feed.add([{"key": "a", "at": 1}, {"key": "b", "at": 2}], at=[1, 2])
+        feed.watermark(1_000)
+        job.checkpoint()
+        job.restart(parallelism=1)
+        feed.add({"key": "a", "at": 3}, at=3)
+        assert out.take() == []
+        feed.end()
+        assert sorted((row["key"], row["ats"], time) for row, time in out.take()) == [
+            ("a", [1, 3], MAX_WATERMARK), ("b", [2], MAX_WATERMARK)
+        ]  # fmt: skip
