@@ -157,6 +157,10 @@ class PendingCheckpoint:
     def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:
         return {task: self.acks[task].states for task in sorted(self.acks)}
 
+    def all_finished(self) -> tuple[SubtaskKey, ...]:
+        """Tasks that had come to the end of their input at its cut: FINISHED before the trigger, or so acknowledged."""
+        return tuple(sorted({*self.finished, *(task for task, ack in self.acks.items() if ack.finished)}))
+
     @property
     def size(self) -> int:
         """Bytes of the acknowledged state, those shared with the base included."""

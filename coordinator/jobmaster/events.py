@@ -100,6 +100,8 @@ class AttemptPrepared(msgspec.Struct, frozen=True):
 
     attempt: int
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
+    finished: frozenset[str] = frozenset()
+    """Vertices that begin as finished."""
 
 
 class AttemptTaken(msgspec.Struct, frozen=True):

@@ -472,7 +472,7 @@ class JobMaster:
                 for slot in self.slot_pool.slots:
                     self._trigger(slot, action)
             case actions.NotifyComplete():
-                self.lifecycle.backoff.progressed()
+                self.lifecycle.completed(action)
                 self.slot_pool.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
             case actions.NotifyAborted():
                 self.slot_pool.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))

@@ -337,6 +337,12 @@ class Lifecycle:
             self._slot_pool.broadcast(NotifyCheckpointComplete(self.attempt, self.finishing, self._turn.wall_ms))
             self._slot_pool.broadcast(FinishTasks(self.attempt, self.finishing))
 
+    def completed(self, notice: actions.NotifyComplete) -> None:
+        """A checkpoint of the running attempt is complete: it made progress, and tasks that had ended in front of it have finished."""
+        self.backoff.progressed()
+        if self.execution is not None and self.execution.attempt == notice.attempt:
+            self.execution.finish(notice.finished, self._turn.wall_ms)
+
     def request_ended(self, outcome: actions.CompleteRequest) -> None:
         """A request ended. A completed checkpoint that ends the job begins its end; a failed final one is requested again."""
         if not outcome.request.ends_job:
