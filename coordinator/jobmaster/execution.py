@@ -162,7 +162,7 @@ class Execution:
         return all(task.state in _TERMINAL for task in self._tasks.values())
 
     def counts(self) -> Mapping[TaskState, int]:
-        """Number of tasks in each state that occurs, as users see them. Counted at each change: a scrape of metrics costs O(states)."""
+        """Number of tasks in each state that occurs, as users see it. Counted at each change: a scrape costs O(states)."""
         return +self._counts
 
     def views(self, hosts: Mapping[int, str]) -> tuple[VertexView, ...]:

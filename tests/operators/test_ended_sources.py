@@ -333,9 +333,7 @@ def test_timers_fire_where_a_new_source_goes_on_behind_the_end(tmp_path: Path) -
         feed.end()
         assert history.status == "FINISHED"
         copied = hf.Snapshot(history.snapshot().location).copy(tmp_path / "copied")
-        live, _feed, out = start(
-            "live", from_=copied.location, sinks="fork", allow_non_restored_state=True, at_ms=10_000
-        )
+        live, _feed, out = start("live", from_=copied.location, sinks="fork", allow_non_restored_state=True, at_ms=10_000)
         with live:
             live.advance(by_ms=1)
             assert out.rows() == [row("reminder", 1_000)]
