@@ -17,7 +17,7 @@ from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, 
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
 
 QUIET = OperatorListStateDescriptor("quiet", Redistribution.UNION)
-"""One entry a subtask that has a watermark and has not ended: msgpack of Quiet."""
+"""One entry a subtask, msgpack of Quiet; none of one that has ended, or is idle and never had a watermark: it holds nobody."""
 
 
 class Quiet(msgspec.Struct, frozen=True, array_like=True):
@@ -26,7 +26,7 @@ class Quiet(msgspec.Struct, frozen=True, array_like=True):
     subtask: int
     parallelism: int
     base_ms: int
-    """Watermark of its records."""
+    """Watermark of its records; the minimum before there is one."""
     silent_ms: int
     """Reading time since the last of them."""
     reached_ms: int
@@ -69,11 +69,13 @@ class Silence:
         self._base_ms = max(self._base_ms, watermark_ms)
 
     def quiet(self, reading_ms: int) -> tuple[int, int] | None:
-        """(watermark of the records, time since the last of them), for a snapshot; None before there is a watermark."""
-        return (self._base_ms, reading_ms - self._quiet_since_ms) if self._base_ms > MIN_WATERMARK else None
+        """(watermark of the records, time since the last of them), for a snapshot; None of one that holds nobody."""
+        if self.is_idle and self._base_ms == MIN_WATERMARK:
+            return None
+        return self._base_ms, reading_ms - self._quiet_since_ms
 
     def resume(self, quiet: Quiet) -> None:
-        """Go on from a snapshot."""
+        """Go on from a snapshot in which there was a watermark."""
         self._base_ms = quiet.base_ms
         self._quiet_since_ms = -quiet.silent_ms
         self._advance_due_ms = max(0, (self._advance_after_ms or 0) - quiet.silent_ms)

@@ -141,7 +141,7 @@ class TimestampsOperator(SkippingOperator):
         context = self.context
         if self._silence is not None and self.strategy.advance_after_ms is not None:
             quiet = find_quiet(context.operator_state.list_state(QUIET.name).entries, context.subtask, context.parallelism)
-            if quiet is not None:
+            if quiet is not None and quiet.base_ms > MIN_WATERMARK:
                 self._silence.resume(quiet)
                 self._emitted_ms = self._resumed_ms = quiet.reached_ms
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import holdfast as hf
-from holdfast.barriers.elements import MAX_WATERMARK, CheckpointBarrier, Watermark, WatermarkStatus
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, Watermark, WatermarkStatus
 from holdfast.barriers.messages import AlignWatermarks, CheckpointKind, TriggerCheckpoint
 from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import Operator, Poll
@@ -404,6 +404,16 @@ def test_what_has_ended_holds_nobody_behind_a_restore_at_another_parallelism() -
     assert (find_quiet(entries, 2, 3) or Quiet(0, 0, 0, 0, 0)).base_ms == 70
     assert (find_quiet(entries, 2, 4) or Quiet(0, 0, 0, 0, 0)).base_ms == 50
     assert find_quiet([], 0, 1) is None
+
+
+def test_a_subtask_that_has_yet_to_begin_holds_all_behind_a_restore_at_another_parallelism() -> None:
+    """Its records may be older than what the others have passed; an idle one without a watermark held nobody before either."""
+    silence = Silence(idle_after_ms=10, advance_after_ms=20, step_ms=5)
+    assert silence.quiet(3) == (MIN_WATERMARK, 3)
+    silence.due(10)
+    assert silence.quiet(10) is None
+    entries = [msgspec.msgpack.encode(Quiet(0, 2, 50, 0, 50)), msgspec.msgpack.encode(Quiet(1, 2, MIN_WATERMARK, 9, MIN_WATERMARK))]
+    assert (find_quiet(entries, 0, 3) or Quiet(0, 0, 0, 0, 0)).base_ms == MIN_WATERMARK
 
 
 def test_a_strategy_that_follows_no_clock_stores_nothing() -> None:
