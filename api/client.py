@@ -22,7 +22,7 @@ from holdfast.api.errors import ConnectionLostError, decode_error
 from holdfast.api.run_record import read_run_record
 from holdfast.api.settings import check_url
 from holdfast.barriers.codec import UNREACHABLE_HEADER
-from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import Target, is_safe_step, next_target
 from holdfast.statebackends.decoding import decode_json
@@ -180,6 +180,10 @@ class RestClient:
     def cancel(self, job_id: str) -> None:
         """Request cancellation; the job is CANCELED when its tasks have ended."""
         self._call("PATCH", f"/v1/jobs/{job_id}?mode=cancel")
+
+    def leave(self, job_id: str, submission: int) -> None:
+        """Tell that the driver takes its workers away. Asks once: who leaves does not wait for a coordinator that is not there."""
+        self._exchange("POST", f"/v1/jobs/{job_id}/leave", msgspec.json.encode(DriverDeparture(submission)))
 
     # ------------------------------------------------------------------------------------------------------ plumbing
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import compress
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,6 +19,13 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 MIN_WATERMARK = -(2**63)
 MAX_WATERMARK = 2**63 - 1
+
+CLOCK_MS_MAX = 2**53
+"""Latest wall clock that a marker tells, in ms: in 285,000 years."""
+VERTEX_CHARACTERS_MAX = 128
+"""Of the id of a vertex; ours have 32."""
+SUBTASK_MAX = 2**15
+"""Greatest index of a subtask, and more: there are 32,768 at most."""
 
 Row: TypeAlias = Any
 """A dict by column name, an instance of the declared record type, or any object where no schema is declared."""
@@ -198,10 +205,10 @@ class LatencyMarker(msgspec.Struct, frozen=True, tag="latency"):
 
     It waits behind a barrier as they do, and belongs to no snapshot."""
 
-    marked_ms: int
+    marked_ms: Annotated[int, msgspec.Meta(ge=0, le=CLOCK_MS_MAX)]
     """ms since the epoch, by the clock of the source."""
-    vertex: str
-    subtask: int
+    vertex: Annotated[str, msgspec.Meta(max_length=VERTEX_CHARACTERS_MAX)]
+    subtask: Annotated[int, msgspec.Meta(ge=0, le=SUBTASK_MAX)]
 
 
 class EndOfData(msgspec.Struct, frozen=True, tag="end_of_data"):

@@ -538,3 +538,9 @@ class SubmissionAccepted(msgspec.Struct, frozen=True):
     directory_nonce: str = ""
     notes: tuple[str, ...] = ()
     """Notes of the restore for the user: dropped state, rewritten values, output that may repeat."""
+
+
+class DriverDeparture(msgspec.Struct, frozen=True):
+    """The driver of a submission leaves a job that is not over."""
+
+    submission: int

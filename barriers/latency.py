@@ -18,7 +18,8 @@ BUCKETS = len(BOUNDS_MS) + 1
 SOURCES_MAX = 64
 """Source vertices of which one subtask keeps a histogram: those whose markers come first."""
 
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_COUNT_MAX = 2**63 - 1
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
 
 
 class LatencyHistogram(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ class LatencyStats:
             self._sum_ms[source] = self._max_ms[source] = 0
         latency_ms = max(0, latency_ms)
         counts[bisect_left(BOUNDS_MS, latency_ms)] += 1
-        self._sum_ms[source] += latency_ms
+        self._sum_ms[source] = min(self._sum_ms[source] + latency_ms, _COUNT_MAX)
         self._max_ms[source] = max(self._max_ms[source], latency_ms)
 
     def histograms(self) -> Latencies:

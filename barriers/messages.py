@@ -219,6 +219,8 @@ class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
     subtask: _Int
     states: dict[str, OperatorSubtaskState] = {}
     metrics: CheckpointMetrics = CheckpointMetrics()
+    finished: bool = False
+    """The subtask had come to the end of its input in front of this state: it emits nothing behind it, in any attempt."""
 
 
 class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
@@ -363,6 +365,8 @@ class SubtaskDeployment(msgspec.Struct, frozen=True):
     subtask: int
     restore: dict[str, OperatorSubtaskState] = {}
     """Keyed handles may cover more key groups than the subtask owns: it reads the intersection."""
+    finished: bool = False
+    """Its input had ended in front of the restored snapshot, and brings nothing more: no timer by the clock fires again."""
 
 
 class Deployment(msgspec.Struct, frozen=True):

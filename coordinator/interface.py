@@ -154,6 +154,11 @@ class Coordinator(Protocol):
     def cancel(self, job_id: str) -> None:
         """Begin to cancel; a job in a terminal state is left as it is."""
 
+    def leave(self, job_id: str, submission: int) -> None:
+        """The driver of a submission takes its workers away: the job waits for another submission, and no restart is counted.
+
+        A job in a terminal state stays as it is. Raises FencedError if another submission runs."""
+
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
         """Outcome of a request. Raises NotFoundError for an unknown trigger id."""
 

@@ -239,6 +239,10 @@ class CoordinatorService:
         if self._registry.recorded(job_id) is None:
             self._calls.wait_for(self._calls.call(job_id, job_events.CancelRequested))
 
+    def leave(self, job_id: str, submission: int) -> None:
+        if self._registry.recorded(job_id) is None:
+            self._calls.wait_for(self._calls.call(job_id, lambda ticket: job_events.DriverLeft(ticket, submission)))
+
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
         recorded = self._calls.recorded_only(job_id)
         if recorded is not None:

@@ -8,8 +8,8 @@ from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.flink import schemas
 from holdfast.api.http.request_log import SUBJECT
-from holdfast.api.routes.common import ERRORS, GRAPH, Service, answer, describe_answer, describe_record, read_record
-from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.api.routes.common import ERRORS, GRAPH, REPORT, JobId, Service, answer, describe_answer, describe_record, read_record
+from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.totals import derive_job_totals
 
@@ -28,6 +28,14 @@ async def submit(request: Request, service: Service) -> Response:
     submission = await read_record(request, Submission, GRAPH)
     request.scope[SUBJECT] = f"job {submission.graph.name}"
     return answer(await run_in_threadpool(service.submit, submission), 202)
+
+
+@router.post("/jobs/{jobid}/leave", response_model=schemas.Empty, openapi_extra=describe_record(DriverDeparture))
+async def leave(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
+    """The driver of a submission takes its workers away: the job waits for another submission, and counts no failure."""
+    departure = await read_record(request, DriverDeparture, REPORT)
+    await run_in_threadpool(service.leave, job_id, departure.submission)
+    return schemas.Empty()
 
 
 class JobNumbers(schemas.Record):

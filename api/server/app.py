@@ -31,7 +31,7 @@ from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.api.version import VERSION
 from holdfast.barriers.codec import UNREACHABLE_HEADER
-from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
+from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.interface import Coordinator
@@ -46,6 +46,7 @@ EPOCH_DIGITS_MAX = 18
 _RECORDS = (
     Submission,
     SubmissionAccepted,
+    DriverDeparture,
     RegisterWorker,
     Registered,
     NumberedCommand,

@@ -30,6 +30,7 @@ from holdfast.coordinator.totals import OperatorTotals
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment, sink_mode_of
+from holdfast.operators.datastream.graph import WATERMARKS_SUFFIX
 from holdfast.operators.datastream.launcher import OperatorProgress
 from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.datastream.stream import Stream
@@ -382,8 +383,9 @@ class Job:
         """Event time that an operator has passed on: the least over its subtasks, in ms. None before there is any.
 
         Raises NotFoundError for an operator that the job does not have."""
-        self._check_known(uid, "watermark")
-        return least_watermark(self._nodes(uid))
+        _, kind = self._check_known(uid, "watermark")
+        behind = self._nodes(uid + WATERMARKS_SUFFIX) if kind == "source" else ()
+        return least_watermark(behind or self._nodes(uid))
 
     def progress(self, uid: str) -> OperatorProgress:
         """What an operator has counted since `start` or the last `restart`: records, late and skipped ones, the function's own

@@ -16,6 +16,7 @@ from holdfast.chaos.checkers.cut import CutChecker
 from holdfast.chaos.checkers.distribution import DistributionChecker
 from holdfast.chaos.checkers.effects import EffectsChecker
 from holdfast.chaos.checkers.eventtime import EventTimeChecker, ForwardedChecker, LateChecker
+from holdfast.chaos.checkers.finished import FinishedChecker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.liveness import LivenessChecker
 from holdfast.chaos.checkers.notices import NoticesChecker
@@ -40,6 +41,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     ClaimsChecker,
     RegisterChecker,
     CompletionChecker,
+    FinishedChecker,
     AbortsChecker,
     CausesChecker,
     StopsChecker,

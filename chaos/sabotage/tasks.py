@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+import holdfast.coordinator.dispatcher.storage_effects as effects_module
 from holdfast.barriers.elements import CheckpointBarrier, EndOfData
 from holdfast.barriers.messages import Registered
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
@@ -86,7 +87,30 @@ def _waits_for_one(original: Any) -> Any:
     return event
 
 
+def _is_finished_with_the_first(original: Any) -> Any:
+    def event(self: TaskInput, channel: int, event: Any) -> None:
+        original(self, channel, event)
+        self.is_finished = self.is_finished or isinstance(event, EndOfData)
+
+    return event
+
+
 SABOTAGES = (
+    Sabotage(
+        "revived_timers",
+        "a task that had finished fires the timers that its end left behind once it is restored",
+        ("I8",),
+        (Mutant(effects_module, "find_finished", constant(frozenset())),),
+        workloads=("ends",),
+        kinds=("user_error", "kill_worker", "restore", "rescale"),
+    ),
+    Sabotage(
+        "finished_early",
+        "a task counts as finished once one of its inputs has ended",
+        ("I11",),
+        (Mutant(TaskInput, "_event", _is_finished_with_the_first),),
+        workloads=("ends", "windows", "timers"),
+    ),
     Sabotage(
         "hung_for_ever",
         "the supervisor waits for a silent worker's task to end by itself",

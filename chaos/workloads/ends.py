@@ -1,4 +1,6 @@
-"""Sources that end while others run: checkpoints continue with finished subtasks, one of them finished from the start."""
+"""Sources that end while others run: checkpoints continue with finished subtasks, one of them finished from the start.
+
+Records of a short source set timers by the clock, some of which are pending when it ends: these never fire."""
 
 from __future__ import annotations
 
@@ -15,11 +17,32 @@ from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positio
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.simple import Blackhole
+from holdfast.statebackends.state import ValueStateDescriptor
 
 LEDGER, LONGEST = "/out/ends", "/out/longest"
 
 Feeds = tuple[Feed, ...]
+
+
+class Remind(ProcessFunction):
+    """A row for each key, a while after each of its records."""
+
+    newest = ValueStateDescriptor("newest", int)
+    states = (newest,)
+    returns = {"i": int}  # noqa: RUF012 - the contract's class attribute
+
+    def __init__(self, after_ms: int) -> None:
+        self.after_ms = after_ms
+
+    def process_element(self, row: dict[str, int], ctx: ProcessContext, out: Collector) -> None:
+        ctx.state(self.newest).update(row["i"])
+        ctx.timers.register_processing_time_timer(ctx.timers.current_processing_time + self.after_ms)
+
+    def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
+        out({"i": ctx.state(self.newest).value()})
 
 
 def make(rng: random.Random) -> Scenario:
@@ -33,8 +56,9 @@ def make(rng: random.Random) -> Scenario:
     parallelism = rng.randint(1, PARALLELISM_MAX)
     settings = draw_settings(rng)
     uids = tuple(feed.uid for feed in feeds)
+    remind_ms = rng.choice((100, 400, 1_000))
     return Scenario(
-        plan=partial(_plan, feeds, paces, parallelisms, parallelism, settings),
+        plan=partial(_plan, feeds, paces, parallelisms, parallelism, remind_ms, settings),
         records=sum(lengths),
         sinks=(
             SinkExpectation(
@@ -58,6 +82,7 @@ def _plan(
     paces: tuple[tuple[float, int], ...],
     parallelisms: tuple[int | None, ...],
     drawn: int,
+    remind_ms: int,
     settings: dict[str, Any],
     parallelism: int | None,
 ) -> JobPlan:
@@ -69,6 +94,7 @@ def _plan(
     streams[-1].sink_to(ParquetSink(LONGEST), uid="longest")
     counted = streams[0].union(*streams[1:]).key_by("key").process(Count()).uid("count")
     counted.sink_to(ParquetSink(LEDGER), uid="ledger")
+    streams[-2].key_by("key").process(Remind(remind_ms)).uid("remind").sink_to(Blackhole(), uid="reminded")
     return environment.build()
 
 

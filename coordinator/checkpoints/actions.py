@@ -48,7 +48,7 @@ class WriteMetadata(msgspec.Struct, frozen=True):
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
     """Acknowledged state by task and operator uid, with the base's files in place of placeholders."""
     finished: tuple[SubtaskKey, ...] = ()
-    """Tasks that had finished before the trigger."""
+    """Tasks that had come to the end of their input at the cut."""
     native: bool = False
     totals: Totals = {}
     """Counts of the submission's operators at the cut."""
@@ -66,6 +66,8 @@ class NotifyComplete(msgspec.Struct, frozen=True):
     checkpoint_id: int
     attempt: int
     timestamp_ms: int
+    finished: tuple[SubtaskKey, ...] = ()
+    """As of WriteMetadata: what they emitted at their end is committed."""
 
 
 class NotifyAborted(msgspec.Struct, frozen=True):

@@ -552,7 +552,7 @@ class CheckpointCoordinator:
         self._pause_until_ms = self._turn.now_ms + self._config.min_pause_ms
         if request.kind is not CheckpointKind.SAVEPOINT:
             if pending.attempt == self._attempt:
-                self._turn.out.append(actions.NotifyComplete(number, pending.attempt, pending.timestamp_ms))
+                self._turn.out.append(actions.NotifyComplete(number, pending.attempt, pending.timestamp_ms, pending.finished))
             self._subsume_below(number)
         if not request.periodic:
             self._turn.out.append(actions.CompleteRequest(request, number, completed))

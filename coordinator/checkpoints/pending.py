@@ -68,6 +68,8 @@ class PendingCheckpoint:
         self.folder = folder
         self.tasks = tasks
         self.finished = finished
+        """Tasks that had come to the end of their input at the cut: FINISHED before the trigger and, once its metadata is written,
+        those that acknowledged so."""
         self.started_ms = started_ms
         self.deadline_ms: int | None = deadline_ms
         self.timestamp_ms = 0
@@ -142,6 +144,8 @@ class PendingCheckpoint:
         self.resolved = resolved
         for task, ack in self.acks.items():
             tally.count(task.vertex, task.subtask, ack.metrics.operators)
+        ended = [task for task, ack in self.acks.items() if ack.finished]
+        self.finished = tuple(sorted({*self.finished, *ended}))
         self.totals = tally.totals()
         self._enter(PendingStatus.WRITING_METADATA)
 

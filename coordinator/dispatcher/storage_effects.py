@@ -44,6 +44,7 @@ from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import release_snapshot
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
+from holdfast.coordinator.restore.finished import encode_finished, find_finished
 from holdfast.coordinator.restore.sink_forks import find_forgone
 from holdfast.coordinator.totals import COUNTERS_PROPERTY, encode_totals
 from holdfast.statebackends.errors import (
@@ -55,7 +56,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.layout import JobPaths, part_path
-from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import FINISHED_PROPERTY, NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import DeleteFolder, Flow
@@ -206,7 +207,7 @@ class StorageEffects:
         }
         properties: dict[str, str] = {}
         if action.finished:
-            properties["finished_tasks"] = ",".join(f"{task.vertex}:{task.subtask}" for task in action.finished)
+            properties[FINISHED_PROPERTY] = encode_finished(action.finished)
         if action.totals:
             properties[COUNTERS_PROPERTY] = encode_totals(action.totals)
         if action.native:
@@ -311,8 +312,9 @@ class StorageEffects:
             if existing.nonce != record.nonce:
                 return job_events.AttemptTaken(action.attempt)
             states: AssignedState = {}
+            finished: frozenset[str] = frozenset()
             if restore is not None:
-                states = yield from self._restore(restore)
+                states, finished = yield from self._restore(restore)
         except FencedError as error:
             return job_events.LeadershipEnded(str(error))
         except StorageUnavailableError as error:
@@ -321,10 +323,10 @@ class StorageEffects:
             return job_events.AttemptImpossible(action.attempt, _explained(error, restore))
         except HoldfastError as error:
             return job_events.AttemptImpossible(action.attempt, error)
-        return job_events.AttemptPrepared(action.attempt, states)
+        return job_events.AttemptPrepared(action.attempt, states, finished)
 
-    def _restore(self, restore: RestorePoint) -> Flow[AssignedState]:
-        """Verify the snapshot's files, then assign its state to subtasks."""
+    def _restore(self, restore: RestorePoint) -> Flow[tuple[AssignedState, frozenset[str]]]:
+        """Verify the snapshot's files, then assign its state to subtasks; with it the vertices that begin as finished."""
         known = self._newest
         if known is not None and known[0] == restore.folder:
             metadata = known[1]
@@ -336,7 +338,7 @@ class StorageEffects:
         for operator, name in find_list_states(metadata, graph):
             lists[operator.uid, name] = yield from read_lists(operator, name, restore.folder)
         self._newest = (restore.folder, metadata)
-        return assign_state(metadata, graph, lists)
+        return assign_state(metadata, graph, lists), find_finished(metadata, graph)
 
     def _end(self, action: job_actions.WriteResult) -> Flow[job_events.Event | None]:
         record = ResultRecord(

@@ -82,6 +82,13 @@ class CancelRequested(msgspec.Struct, frozen=True):
     ticket: int
 
 
+class DriverLeft(msgspec.Struct, frozen=True):
+    """The driver of a submission takes its workers away; answered at once."""
+
+    ticket: int
+    submission: int
+
+
 class SuspendRequested(msgspec.Struct, frozen=True):
     """Another submission takes over; answered once every checkpoint id is decided."""
 
@@ -100,6 +107,8 @@ class AttemptPrepared(msgspec.Struct, frozen=True):
 
     attempt: int
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
+    finished: frozenset[str] = frozenset()
+    """Vertices that begin as finished."""
 
 
 class AttemptTaken(msgspec.Struct, frozen=True):
@@ -164,6 +173,7 @@ Event: TypeAlias = (
     | StreamClosed
     | SnapshotRequested
     | CancelRequested
+    | DriverLeft
     | SuspendRequested
     | LeadershipEnded
     | AttemptPrepared

@@ -39,13 +39,20 @@ _TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED}
 
 
 class _Task:
-    __slots__ = ("drained", "metrics", "state", "timestamps")
+    __slots__ = ("drained", "finished", "metrics", "state", "timestamps")
 
     def __init__(self, key: SubtaskKey) -> None:
         self.state = TaskState.CREATED
         self.drained = False
+        self.finished = False
+        """All that it emits is in a completed checkpoint. It goes on to pass barriers on, and its process may still fail."""
         self.timestamps: dict[TaskState, int] = {}
         self.metrics = SubtaskMetrics(key.vertex, key.subtask)
+
+    @property
+    def shown(self) -> TaskState:
+        """The state that users see."""
+        return TaskState.FINISHED if self.finished and self.state is not TaskState.FAILED else self.state
 
 
 class Execution:
@@ -89,6 +96,15 @@ class Execution:
         drained = status.drained and not task.drained
         task.drained = task.drained or status.drained
         return self._enter(task, status.state, wall_ms) or drained
+
+    def finish(self, tasks: Iterable[SubtaskKey], wall_ms: int) -> None:
+        """These tasks had come to their end in front of a checkpoint that is complete now: users see them as FINISHED."""
+        for key in tasks:
+            task = self._tasks.get(key)
+            if task is not None and task.state is TaskState.RUNNING and not task.finished:
+                before, task.finished = task.shown, True
+                task.timestamps[TaskState.FINISHED] = wall_ms
+                self._count(before, task.shown)
 
     def lose(self, slot: int, wall_ms: int) -> None:
         """The process of a slot is gone: its tasks count as CANCELED, since they never report again."""
@@ -146,7 +162,7 @@ class Execution:
         return all(task.state in _TERMINAL for task in self._tasks.values())
 
     def counts(self) -> Mapping[TaskState, int]:
-        """Number of tasks in each state that occurs. Counted at each change: a scrape of metrics costs O(states)."""
+        """Number of tasks in each state that occurs, as users see it. Counted at each change: a scrape costs O(states)."""
         return +self._counts
 
     def views(self, hosts: Mapping[int, str]) -> tuple[VertexView, ...]:
@@ -177,11 +193,11 @@ class Execution:
         return SubtaskView(
             vertex=key.vertex,
             subtask=key.subtask,
-            state=task.state,
+            state=task.shown,
             attempt=self.attempt,
             host=host,
             start_ms=task.timestamps.get(TaskState.DEPLOYING, -1),
-            end_ms=max((at for state, at in task.timestamps.items() if state in _TERMINAL), default=-1),
+            end_ms=task.timestamps.get(task.shown, -1) if task.shown in _TERMINAL else -1,
             timestamps=dict(task.timestamps),
             drained=task.drained,
             metrics=msgspec.structs.replace(task.metrics, operators=self._tally.reported(key.vertex, key.subtask)),
@@ -190,11 +206,14 @@ class Execution:
     def _enter(self, task: _Task, state: TaskState, wall_ms: int) -> bool:
         if _RANK[state] <= _RANK[task.state]:
             return False
-        self._counts[task.state] -= 1
-        self._counts[state] += 1
-        task.state = state
-        task.timestamps[state] = wall_ms
+        before, task.state = task.shown, state
+        task.timestamps.setdefault(state, wall_ms)
+        self._count(before, task.shown)
         return True
+
+    def _count(self, before: TaskState, after: TaskState) -> None:
+        self._counts[before] -= 1
+        self._counts[after] += 1
 
 
 def _tells_time(metrics: SubtaskMetrics) -> bool:
@@ -221,6 +240,7 @@ class NextAttempt:
         self.base: Totals = base or {}
         """Counts of the submission's operators at the cut that it begins with."""
         self._states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]] | None = None
+        self._finished: frozenset[str] = frozenset()
         self._under_way = False
         self._retry_ms: int | None = None
         self._tries = 0
@@ -248,7 +268,7 @@ class NextAttempt:
     def prepared(self, event: job_events.AttemptPrepared) -> None:
         if event.attempt == self.number:
             self._under_way = False
-            self._states = event.states
+            self._states, self._finished = event.states, event.finished
 
     def taken(self, event: job_events.AttemptTaken) -> None:
         """An older leader has recorded the number: go on with the next one."""
@@ -271,13 +291,18 @@ class NextAttempt:
         Raises InvariantError before the attempt is prepared."""
         if self._states is None:
             raise InvariantError(f"attempt {self.number} is deployed before it is prepared")
-        states, nothing = self._states, dict[str, OperatorSubtaskState]()
+        states, finished, nothing = self._states, self._finished, dict[str, OperatorSubtaskState]()
         self.deployments = {
             slot: Deployment(
                 attempt=self.number,
                 graph=self._graph,
                 subtasks=tuple(
-                    SubtaskDeployment(vertex.vertex_id, slot, dict(states.get(SubtaskKey(vertex.vertex_id, slot), nothing)))
+                    SubtaskDeployment(
+                        vertex.vertex_id,
+                        slot,
+                        dict(states.get(SubtaskKey(vertex.vertex_id, slot), nothing)),
+                        finished=vertex.vertex_id in finished,
+                    )
                     for vertex in self._graph.vertices
                     if slot < vertex.parallelism
                 ),

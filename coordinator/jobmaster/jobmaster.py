@@ -215,6 +215,8 @@ class JobMaster:
                 self._call(event.ticket, lambda: self._request(event))
             case job_events.CancelRequested():
                 self._call(event.ticket, self._cancel)
+            case job_events.DriverLeft():
+                self._call(event.ticket, lambda: self._leave(event))
             case job_events.SuspendRequested():
                 self.lifecycle.suspend(event.ticket, event.reason)
             case job_events.ReleaseEnded():
@@ -362,6 +364,13 @@ class JobMaster:
         if not self.state.is_terminal:
             self.lifecycle.end(JobState.CANCELED, "")
 
+    def _leave(self, event: job_events.DriverLeft) -> None:
+        """Raises FencedError for the driver of another submission: the job is not its own any more."""
+        if event.submission != self.setup.submission:
+            message = f"submission {self.setup.submission} of job {self.setup.job_id} runs, not {event.submission}"
+            raise FencedError(message, job=self.setup.job_id, held=event.submission, newer=self.setup.submission)
+        self.lifecycle.leave()
+
     def _request(self, event: job_events.SnapshotRequested) -> str:
         """Request a checkpoint, savepoint or stop; idempotent by trigger id.
 
@@ -472,7 +481,7 @@ class JobMaster:
                 for slot in self.slot_pool.slots:
                     self._trigger(slot, action)
             case actions.NotifyComplete():
-                self.lifecycle.backoff.progressed()
+                self.lifecycle.completed(action)
                 self.slot_pool.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
             case actions.NotifyAborted():
                 self.slot_pool.broadcast(NotifyCheckpointAborted(action.attempt, action.checkpoint_id, action.newest_completed))

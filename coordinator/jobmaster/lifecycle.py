@@ -45,6 +45,9 @@ FINAL_RETRY_MS = 200
 RESULT_RETRY_MS = 500
 """Delay before a failed write of the terminal record is repeated."""
 
+LEFT = "DriverLeft: the driver has left, and its workers with it"
+"""Why a job waits for another submission."""
+
 NOT_BACK = "did not come back to the new coordinator"
 """Part of the failure of slots whose workers have not registered within `reconcile_timeout_ms`."""
 
@@ -92,6 +95,8 @@ class Lifecycle:
         self._result_retry_ms: int | None = None
         self._result: JobState | None = None
         self._cancel_until_ms: int | None = None
+        self._is_left = False
+        """The driver took the workers away: the job waits for another submission."""
         self._suspending: list[int] = []
         self._suspend_reason = ""
 
@@ -229,14 +234,15 @@ class Lifecycle:
         """Fence the attempt; restart the job, or fail it if no restart helps or is allowed. A fenced attempt can't fail again."""
         if not self.is_deployed:
             return
+        if self._is_left:
+            self._fence_attempt(LEFT)
+            self.failure, self._restart_wall_ms = LEFT, -1
+            self._enter(JobState.RESTARTING, LEFT)
+            return
         fenced = self.attempt
         self.exceptions.record(failure, fenced, self._turn.wall_ms)
         self.failure = failure.error
-        self.next = NextAttempt(self._setup.graph, fenced + 1, self._turn)
-        self.finish_sent = self._scheduled = self._final_pending = False
-        self._inbox.append(events.JobFailing(failure.error))
-        self._slot_pool.broadcast(CancelTasks(fenced))
-        self._slot_pool.forget_signs_of_life()
+        self._fence_attempt(failure.error)
         delay_ms = self._restart_delay_ms(failure, same_failure=same_failure)
         where = (failure.vertex, failure.subtask, failure.slot, failure.user_frames)
         self._turn.notes.append(AttemptFailed(fenced, failure.error, self.backoff.restarts, delay_ms, *where))
@@ -246,6 +252,19 @@ class Lifecycle:
         self._restart_at_ms = self._turn.now_ms + delay_ms
         self._restart_wall_ms = self._turn.wall_ms + delay_ms
         self._enter(JobState.RESTARTING)
+
+    def _fence_attempt(self, why: str) -> None:
+        fenced = self.attempt
+        self.next = NextAttempt(self._setup.graph, fenced + 1, self._turn)
+        self.finish_sent = self._scheduled = self._final_pending = False
+        self._inbox.append(events.JobFailing(why))
+        self._slot_pool.broadcast(CancelTasks(fenced))
+        self._slot_pool.forget_signs_of_life()
+
+    def leave(self) -> None:
+        """The workers are about to go, which is no failure. The attempt goes on until the first is gone, and may come to the job's
+        end before; no other follows under this submission."""
+        self._is_left = True
 
     def _restart_delay_ms(self, failure: Failure, *, same_failure: bool) -> int | None:
         """None: the failure ends the job."""
@@ -278,7 +297,7 @@ class Lifecycle:
             self._run()
 
     def _deploy_when_ready(self) -> None:
-        if not self._coordinator.is_quiet or self._inbox:
+        if self._is_left or not self._coordinator.is_quiet or self._inbox:
             return
         backoff = self.backoff.record(now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
         self.next.prepare(self.restore_point, self.backoff.restarts, self._totals_restored(), backoff)
@@ -336,6 +355,12 @@ class Lifecycle:
             self.failure = None
             self._slot_pool.broadcast(NotifyCheckpointComplete(self.attempt, self.finishing, self._turn.wall_ms))
             self._slot_pool.broadcast(FinishTasks(self.attempt, self.finishing))
+
+    def completed(self, notice: actions.NotifyComplete) -> None:
+        """A checkpoint of the running attempt is complete: it progressed, and tasks that had ended in front of it have finished."""
+        self.backoff.progressed()
+        if self.execution is not None and self.execution.attempt == notice.attempt:
+            self.execution.finish(notice.finished, self._turn.wall_ms)
 
     def request_ended(self, outcome: actions.CompleteRequest) -> None:
         """A request ended. A completed checkpoint that ends the job begins its end; a failed final one is requested again."""

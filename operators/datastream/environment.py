@@ -23,6 +23,8 @@ from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOp
 from holdfast.operators.datastream.promises import check_uids, promises_not_kept
 from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.functions.event_time.timestamps import timestamps_operator
+from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.schema import RowType
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
@@ -87,13 +89,22 @@ class Environment:
 
     # --------------------------------------------------------------------------------------------------------- sources
 
-    def from_source(self, source: Source, name: str | None = None) -> Stream:
-        """The stream of a rewindable source."""
-        schema: pa.Schema | None = source.schema
-        return self._read(source, name, RowType(None if schema is None else schema.remove_metadata()))
+    def from_source(
+        self, source: Source, name: str | None = None, *, watermark_strategy: WatermarkStrategy | None = None
+    ) -> Stream:
+        """The stream of a rewindable source.
 
-    def _read(self, source: Source, name: str | None, row_type: RowType) -> Stream:
-        node = self.graph.add("source", name or source.name, source=source, output_type=row_type)
+        watermark_strategy: as `assign_timestamps_and_watermarks` right behind it, in one chain, under the source's settings (the
+        operator's uid is `<uid>-watermarks`), by subtask and not by split; None: records have the event times that the source
+        gives, if it does. Raises GraphError as that. Source: Flink, fromSource."""
+        schema: pa.Schema | None = source.schema
+        return self._read(source, name, RowType(None if schema is None else schema.remove_metadata()), watermark_strategy)
+
+    def _read(self, source: Source, name: str | None, row_type: RowType, strategy: WatermarkStrategy | None = None) -> Stream:
+        times = None if strategy is None else timestamps_operator(strategy, row_type, "from_source", is_timed=False)
+        node = self.graph.add(
+            "source", name or source.name, source=source, output_type=row_type, watermarks=times, timestamped=times is not None
+        )
         return Stream(self, (StreamEdge(node.index),), row_type, node)
 
     def from_dataframe(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> Stream:

@@ -26,6 +26,7 @@ from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Sink, Source
 from holdfast.operators.datastream.used_columns import with_used_columns
+from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, alignment_properties
 from holdfast.operators.functions.partitioning import CustomPartitioning
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import Selector
@@ -39,6 +40,7 @@ from holdfast.statebackends.serialization.state_serializer import state_metas
 UID_CHARACTERS_MAX = 100
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMITTER_SUFFIX = "-committer"
+WATERMARKS_SUFFIX = "-watermarks"
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary())])
 """What travels from the writers of a sink to its committer."""
 
@@ -93,6 +95,8 @@ class StreamNode:
     operator: Operator | None = None
     """None for sources, and for the two operators of a sink, which are made when the graph is built."""
     source: Source | None = None
+    watermarks: TimestampsOperator | None = None
+    """What gives the records of a source their event times, always in one chain with it; None: nothing, or a node of its own."""
     sink: Sink | None = None
     input_type: RowType = UNDECLARED
     output_type: RowType = UNDECLARED
@@ -169,6 +173,8 @@ class PlacedNode:
     sink_id: str | None = None
     committer_of: str | None = None
     """Uid of the writer that a committer belongs to."""
+    watermarks_of: str | None = None
+    """Uid of the source that an operator gives event times to."""
     properties: dict[str, Any] = field(default_factory=dict)
 
 
@@ -332,8 +338,24 @@ def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[Plac
         if node.max_parallelism is not None:
             sized.properties["explicit_max_parallelism"] = True
         placed += [sized] if node.sink is None else _place_sink(node, node.sink, sized)
+        if node.watermarks is not None:
+            placed.append(_place_watermarks(node.watermarks, sized))
     _refuse_duplicates(placed)
     return placed
+
+
+def _place_watermarks(operator: TimestampsOperator, source: PlacedNode) -> PlacedNode:
+    """The operator behind a source that has a watermark strategy: with it in all settings, and in front of all that reads it."""
+    return replace(
+        source,
+        uid=source.uid + WATERMARKS_SUFFIX,
+        name=f"{source.name} watermarks",
+        kind="timestamps",
+        operator=operator,
+        source=None,
+        watermarks_of=source.uid,
+        properties={**source.properties, **alignment_properties(operator.strategy)},
+    )
 
 
 def _place_sink(node: StreamNode, sink: Sink, writer: PlacedNode) -> list[PlacedNode]:
@@ -423,9 +445,12 @@ def _refuse_duplicates(placed: list[PlacedNode]) -> None:
 
 def _links(placed: list[PlacedNode]) -> list[Link]:
     """Edges between placed nodes with their partitioning decided. Raises GraphError on forward between unequal sizes."""
-    writers = {node.index: node for node in placed if node.committer_of is None}
+    writers = {node.index: node for node in placed if node.committer_of is None}  # of a source its watermarks, if it has any
+    by_uid = {node.uid: node for node in placed}
     links = []
     for node in placed:
+        if node.watermarks_of is not None:
+            links.append(_link(by_uid[node.watermarks_of], node, StreamEdge(node.index)))
         for edge in node.inputs:
             links.append(_link(writers[edge.source], node, edge))
         if node.committer_of is not None:
@@ -552,6 +577,8 @@ def chaining_refusals(nodes: Sequence[PlacedNode], links: Sequence[Link], *, cha
 
 def _refusal(link: Link, source: PlacedNode, target: PlacedNode, inputs: int, *, chaining: bool) -> str | None:
     """Why the link can't be a direct call, None if it can. `inputs`: links into the target."""
+    if target.watermarks_of is not None:
+        return None
     if source.parallelism != target.parallelism:
         return f"parallelism {source.parallelism} and {target.parallelism}"
     if link.partitioning is not Partitioning.FORWARD:

@@ -63,6 +63,9 @@ class CoordinatorClient(Protocol):
 
     def cancel(self, job_id: str) -> None: ...
 
+    def leave(self, job_id: str, submission: int) -> None:
+        """Tell that the driver takes its workers away, without retries."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:

@@ -11,11 +11,9 @@ from datetime import timedelta
 from functools import reduce
 from typing import Any, Literal, Protocol, Self, overload
 
-import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import Partitioning
-from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import JobPlan, Operator, Sink
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, columnar_descriptor
@@ -33,7 +31,12 @@ from holdfast.operators.functions.connected import (
     KeyedCoProcessFunction,
     KeyedCoProcessOperator,
 )
-from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, check_time_column
+from holdfast.operators.functions.event_time.timestamps import (
+    TimestampsOperator,
+    alignment_properties,
+    check_time_column,
+    timestamps_operator,
+)
 from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.expressions import condition_operator, select_operator
 from holdfast.operators.functions.joins.buffers import JoinInterval
@@ -327,21 +330,9 @@ class Stream(Stage):
         Without a timestamp assigner records keep the event times that they have. `on_error` as of `assign_timestamps`. Raises
         GraphError for records without event times, and for a column that is no event time."""
         what = "assign_timestamps_and_watermarks"
-        if not isinstance(strategy, WatermarkStrategy):
-            raise GraphError(f"{what} takes a WatermarkStrategy, not {strategy!r}", operator=what)
-        skips = is_skipping(on_error, what)
-        source = strategy.assigner
-        if callable(source):
-            check_returns(source, what)
-            self._row_type.check_rows(what)
-        elif source is not None:
-            check_time_column(self._row_type.column(source, what), what)
-        elif strategy.kind != "ingestion_time" and not self._timestamped:
-            raise GraphError(f"{what}: the records have no event times: give the strategy with_timestamp_assigner", operator=what)
-        stream = self._add("timestamps", TimestampsOperator(source, strategy, self._row_type, skips=skips), self._row_type)
+        operator = timestamps_operator(strategy, self._row_type, what, is_timed=self._timestamped, on_error=on_error)
+        stream = self._add("timestamps", operator, self._row_type, properties=alignment_properties(strategy))
         stream._own(what).timestamped = True
-        if strategy.alignment is not None:
-            stream._own(what).properties[ALIGNMENT_PROPERTY] = msgspec.to_builtins(strategy.alignment)
         return stream
 
     def process(

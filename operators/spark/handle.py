@@ -401,8 +401,8 @@ class SparkJobHandle:
         """Release the coordinator and let the workers go. An interrupt ends the wait for the workers, which were asked to leave;
         another call waits again.
 
-        Of a job that is not over the coordinator goes first, if it is ours alone: it would take the first worker that leaves for a
-        failure, and one that may not restart would have failed for good."""
+        Of a job that is not over the coordinator is told first, and goes first if it is ours alone: it would take the first worker
+        that leaves for a failure, and one that may not restart would have failed for good."""
         is_over = self._terminal.is_set()
         with self._lock:
             is_left, self._is_left = self._is_left, True
@@ -411,10 +411,19 @@ class SparkJobHandle:
         try:
             if not is_over:
                 self._end_watch()
+                if not is_left:
+                    self._tell_of_leaving()
                 self._let_coordinator_go()
         finally:
             self._let_workers_go()
         self._let_coordinator_go()
+
+    def _tell_of_leaving(self) -> None:
+        """A coordinator that can't be told takes the workers for lost, as it does when a driver dies."""
+        try:
+            self.client.leave(self.job_id, self._submission)
+        except HoldfastError as error:
+            log.debug("job %s: %s", self.job_id, error)
 
     def _let_coordinator_go(self) -> None:
         """Idempotent; one that was interrupted or failed is tried again."""

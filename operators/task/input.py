@@ -210,6 +210,7 @@ class TaskInput:
         *,
         on_barrier: Callable[[TriggerSnapshot | AbortCheckpoint], None],
         on_drained: Callable[[], None],
+        begins_finished: bool = False,
     ) -> None:
         head = chain.head.operator
         self._chain = chain
@@ -239,7 +240,10 @@ class TaskInput:
         """The oldest work waits for answers."""
         self._drains = True
         self._stopped = False
+        self._rests = begins_finished
+        """Nothing has come since the restore, and nothing is expected: timers by the clock stay as they were."""
         self.is_drained = False
+        self.is_finished = False
         self.watermark_ms = MIN_WATERMARK
         self.bytes_in = 0
         self.latencies = LatencyStats()
@@ -355,8 +359,8 @@ class TaskInput:
         return min(wakeups, default=None)
 
     def _next_processing_time_ms(self) -> int | None:
-        """Nothing may be emitted behind the end of data, so processing-time timers end with it."""
-        return None if self.is_drained else self._chain.next_processing_time_ms()
+        """Nothing may be emitted behind the end of data, so processing-time timers end with it, also over a restore."""
+        return None if self.is_drained or self._rests else self._chain.next_processing_time_ms()
 
     def _look_ahead(self, now_ms: int) -> bool:
         """Between two slices of work: let a barrier in, hold anything else. Whether there was something."""
@@ -412,6 +416,7 @@ class TaskInput:
         match item:
             case Delivered(channel=channel, element=Batch() as batch):
                 assert self._inputs is not None
+                self._rests = False
                 self.bytes_in += batch.size
                 self._process_slice(_Remainder(batch, 0, self._inputs.indexes[channel]))
             case Delivered(channel=channel, element=element):
@@ -536,4 +541,5 @@ class TaskInput:
             yield from self._chain.finish()
         self._chain.broadcast(EndOfData(drain, stopped and drain))
         self.is_drained = True
+        self.is_finished = drain and not stopped
         self._on_drained()

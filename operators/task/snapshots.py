@@ -56,6 +56,7 @@ class _RunningSnapshot(msgspec.Struct):
     began_s: float
     counted: tuple[OperatorMetrics, ...]
     """Counters of the operators at the cut."""
+    finished: bool
     kept_folder: str | None = None
     """Folder of the checkpoint, if its files are also kept on this host."""
     token: CancelToken = msgspec.field(default_factory=CancelToken)
@@ -119,9 +120,9 @@ class SubtaskCheckpointCoordinator:
             return False
         return True
 
-    def perform(self, barrier: CheckpointBarrier, alignment: AlignmentMetrics) -> None:
+    def perform(self, barrier: CheckpointBarrier, alignment: AlignmentMetrics, *, finished: bool = False) -> None:
         """Run hooks, emit the barrier, take the synchronous part, then hand the rest to the pool (K06). An error fails the subtask
-        (K07)."""
+        (K07). `finished`: the input has ended, and not because the job stops."""
         began = self._clock.seconds()
         chain = self._chain
         chain.prepare_snapshot(barrier.checkpoint_id)
@@ -139,7 +140,7 @@ class SubtaskCheckpointCoordinator:
         now = self._clock.seconds()
         counted = chain.metrics()  # as of the cut: no record was processed since
         sync_ms = max(0.0, (now - began) * 1000)
-        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, sync_ms, now, counted)
+        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, sync_ms, now, counted, finished)
         self._running[barrier.checkpoint_id] = running
         self._store(running, barrier)
 
@@ -237,10 +238,8 @@ class SubtaskCheckpointCoordinator:
         )
         if self._copies is not None and running.kept_folder is not None:
             self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder))
-        key = self._key
-        self._report(
-            AcknowledgeCheckpoint(self._attempt, running.checkpoint_id, key.vertex, key.subtask, states=states, metrics=metrics)
-        )
+        key, number = self._key, running.checkpoint_id
+        self._report(AcknowledgeCheckpoint(self._attempt, number, key.vertex, key.subtask, states, metrics, running.finished))
 
     # --------------------------------------------------------------------------------------------------- dead ids
 

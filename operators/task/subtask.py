@@ -118,8 +118,10 @@ class Subtask:
         units_max: int = UNITS_MAX,
         latency_interval_ms: int = 0,
         delayed_s: Callable[[], float] = never_delayed,
+        begins_finished: bool = False,
     ) -> None:
-        """`latency_interval_ms`: a source sends a latency marker so often; 0: never. `delayed_s`: as of `RowBudget`."""
+        """`latency_interval_ms`: a source sends a latency marker so often; 0: never. `delayed_s`: as of `RowBudget`.
+        `begins_finished`: as of SubtaskDeployment."""
         self.key = key
         self.attempt = attempt
         self.state = TaskState.CREATED
@@ -139,6 +141,7 @@ class Subtask:
             RowBudget(step_budget_ms, batch_rows_max, proven=proven_rows, delayed_s=delayed_s),
             on_barrier=self._barrier,
             on_drained=self._report_status,
+            begins_finished=begins_finished,
         )
         self.failure: BaseException | None = None
         """Of what it FAILED: the error itself, which its status tells in words."""
@@ -488,14 +491,14 @@ class Subtask:
 
     def _perform(self, barrier: CheckpointBarrier) -> None:
         delay_ms = max(0, self._clock.wall_ms() - barrier.timestamp_ms)
-        self._checkpoints.perform(barrier, AlignmentMetrics(start_delay_ms=delay_ms))
+        self._checkpoints.perform(barrier, AlignmentMetrics(start_delay_ms=delay_ms), finished=self._input.is_finished)
 
     def _barrier(self, item: TriggerSnapshot | AbortCheckpoint) -> None:
         """The gate decided on an id."""
         if isinstance(item, AbortCheckpoint):
             self._checkpoints.abandon(item.checkpoint_id, item.why.decline_reason, item.why.value)
         elif self._checkpoints.admits(item.barrier.checkpoint_id):
-            self._checkpoints.perform(item.barrier, item.metrics)
+            self._checkpoints.perform(item.barrier, item.metrics, finished=self._input.is_finished)
 
 
 def _told(watermark_ms: int) -> int | None:

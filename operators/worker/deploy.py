@@ -159,6 +159,7 @@ class SubtaskBuilder:
             units_max=ports.units_max,
             latency_interval_ms=graph.config.latency_tracking_interval_ms,
             delayed_s=ports.delayed_s,
+            begins_finished=wanted.finished,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
 

@@ -25,6 +25,9 @@ FORMAT = "holdfast-snapshot"
 VERSION = 1
 """The version of the format that this code writes, and the only one that it reads."""
 
+FINISHED_PROPERTY = "finished_tasks"
+"""Property of `_metadata`: subtasks that had come to the end of their input, `vertex:subtask,...`."""
+
 NATIVE_PROPERTY = "native_backend"
 """Property of a savepoint in the format NATIVE: the state backend whose own files it holds."""
 

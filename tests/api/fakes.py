@@ -321,6 +321,9 @@ class FakeCoordinator:
     def cancel(self, job_id: str) -> None:
         self._called("cancel", job_id)
 
+    def leave(self, job_id: str, submission: int) -> None:
+        self._called("leave", job_id, submission)
+
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
         self._called("trigger_status", job_id, trigger_id)
         return self.trigger

@@ -100,6 +100,22 @@ def test_waiting_ends(client: RestClient) -> None:
         client.savepoint(JOB, timeout_s=0.02)
 
 
+def test_a_driver_that_leaves_says_which_submission_was_its_own(served: Served, coordinator: FakeCoordinator) -> None:
+    client = RestClient(served.url, served.token)
+    client.leave(JOB, 3)
+    assert coordinator.calls == [("leave", JOB, 3)]
+    for body in (b"", b"{}", b'{"submission": "3"}', b'{"submission": 3.5}'):
+        served.json("POST", f"/v1/jobs/{JOB}/leave", body, status=400)
+    assert len(coordinator.calls) == 1
+    client.close()
+
+
+def test_who_leaves_does_not_wait_for_a_coordinator_that_is_gone() -> None:
+    client = RestClient("http://127.0.0.1:1", TOKEN, reconnect_timeout_s=3_600)
+    with pytest.raises(ConnectionLostError):
+        client.leave(JOB, 3)
+
+
 def test_unknown_job(client: RestClient) -> None:
     with pytest.raises(NotFoundError) as caught:
         client.job("d" * 32)

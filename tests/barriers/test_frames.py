@@ -188,6 +188,23 @@ def test_events_and_credit(payload: Any) -> None:
     assert travelled(payload) == frame(payload)
 
 
+@pytest.mark.parametrize(
+    "marker",
+    [
+        LatencyMarker(-1, "v", 0),
+        LatencyMarker(-(2**63), "v", 0),
+        LatencyMarker(2**64 - 1, "v", 0),
+        LatencyMarker(0, "v" * 129, 0),
+        LatencyMarker(0, "v", -1),
+        LatencyMarker(0, "v", 2**40),
+    ],
+)
+def test_a_latency_marker_that_no_source_sends_is_refused(marker: LatencyMarker) -> None:
+    """The difference to our clock would be beyond what a heartbeat can tell, and each one would be refused."""
+    with pytest.raises(ProtocolError):
+        travelled(marker)
+
+
 @pytest.mark.parametrize("shift", [0, 1, 4])
 def test_columns_at_any_address(shift: int) -> None:
     batch = Batch(columns=TABLE, timestamps=np.array([1, -2, 3], np.int64))

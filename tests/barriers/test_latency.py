@@ -47,6 +47,12 @@ def test_histograms_of_subtasks_add_up(some: list[int], others: list[int]) -> No
     }
 
 
+def test_a_sum_stays_within_what_a_heartbeat_can_tell() -> None:
+    found = histogram(2**62, 2**62, 2**62)
+    assert (found.sum_ms, found.max_ms) == (2**63 - 1, 2**62)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=LatencyHistogram) == found
+
+
 def test_sources_are_bounded() -> None:
     stats = LatencyStats()
     for number in range(SOURCES_MAX + 10):

@@ -120,10 +120,12 @@ class Bench:
         """As the periodic timer does it."""
         return self.handle(events.CheckpointRequested(CheckpointRequest(periodic=True)))
 
-    def ack(self, task: SubtaskKey, number: int, name: str = "", attempt: int | None = None) -> list[Action]:
+    def ack(
+        self, task: SubtaskKey, number: int, name: str = "", attempt: int | None = None, *, finished: bool = False
+    ) -> list[Action]:
         attempt = self.attempt if attempt is None else attempt
         states = {"op": OperatorSubtaskState()} if self.stateless else state(name, task, attempt)
-        ack = AcknowledgeCheckpoint(attempt, number, task.vertex, task.subtask, states)
+        ack = AcknowledgeCheckpoint(attempt, number, task.vertex, task.subtask, states, finished=finished)
         return self.handle(events.AcksReceived((ack,), task.subtask))
 
     def ack_all(self, number: int) -> list[Action]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.barriers.messages import OperatorMetrics, SubtaskMetrics, SubtaskStatus, TaskState
+from holdfast.barriers.messages import OperatorMetrics, SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
 from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.totals import OperatorTotals
 from tests.api.fakes import SINK, SOURCE, make_graph
@@ -15,13 +16,13 @@ from tests.api.fakes import SINK, SOURCE, make_graph
 REPORTS = st.tuples(
     st.sampled_from([SOURCE, SINK, "unknown"]),
     st.integers(0, 2),
-    st.sampled_from([None, *TaskState]),
+    st.sampled_from([None, "finish", *TaskState]),
     st.integers(0, 50),
 )
 
 
 @given(st.lists(REPORTS, max_size=40))
-def test_counters_are_what_a_walk_over_the_tasks_finds(reports: list[tuple[str, int, TaskState | None, int]]) -> None:
+def test_counters_are_what_a_walk_over_the_tasks_finds(reports: list[tuple[str, int, Any, int]]) -> None:
     execution = Execution(1, make_graph(parallelism=2))
     for vertex, subtask, state, records in reports:
         uid = "in" if vertex == SOURCE else "out"
@@ -29,9 +30,11 @@ def test_counters_are_what_a_walk_over_the_tasks_finds(reports: list[tuple[str, 
         metrics = SubtaskMetrics(vertex, subtask, records_out=records, operators=operators)
         if state is None:
             execution.measure([metrics])
+        elif state == "finish":
+            execution.finish([SubtaskKey(vertex, subtask)], 2_000)
         else:
             execution.apply(SubtaskStatus(1, vertex, subtask, state, metrics=metrics), 1_000)
-        assert dict(execution.counts()) == Counter(state for _, state in execution.states())
+        assert execution.counts() == Counter(subtask.state for vertex in execution.views({}) for subtask in vertex.subtasks)
         told, totals = execution.metrics(), execution.totals()
         assert not any(each.operators for each in told), "nothing of a worker's is kept that is not counted"
         for uid, vertex_id in (("in", SOURCE), ("out", SINK)):
@@ -44,3 +47,22 @@ def test_a_lost_slot_counts() -> None:
     execution.enter_all(TaskState.RUNNING, 1_000)
     execution.lose(1, 2_000)
     assert execution.counts() == {TaskState.RUNNING: 2, TaskState.CANCELED: 2}
+
+
+def test_a_finished_task_is_seen_as_such_until_it_fails() -> None:
+    execution = Execution(1, make_graph(parallelism=2))
+    tasks = [SubtaskKey(SINK, 0), SubtaskKey(SINK, 1), SubtaskKey("unknown", 0)]
+    execution.finish(tasks, 500)
+    assert execution.counts() == {TaskState.CREATED: 4}, "none of them runs"
+    execution.enter_all(TaskState.RUNNING, 1_000)
+    execution.finish(tasks, 2_000)
+    execution.finish(tasks, 3_000)
+    assert execution.counts() == {TaskState.RUNNING: 2, TaskState.FINISHED: 2}
+    assert [state for _, state in execution.states()] == [TaskState.RUNNING] * 4, "the machine knows that they are there"
+    sink = next(view for view in execution.views({}) if view.vertex_id == SINK)
+    assert (sink.state, sink.end_ms, [each.end_ms for each in sink.subtasks]) == (TaskState.FINISHED, 2_000, [2_000, 2_000])
+    execution.lose(0, 4_000)
+    execution.apply(SubtaskStatus(1, SINK, 1, TaskState.FAILED), 5_000)
+    assert execution.counts() == {TaskState.CANCELED: 1, TaskState.RUNNING: 1, TaskState.FINISHED: 1, TaskState.FAILED: 1}
+    sink = next(view for view in execution.views({}) if view.vertex_id == SINK)
+    assert [each.end_ms for each in sink.subtasks] == [2_000, 5_000]

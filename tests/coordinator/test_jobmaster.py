@@ -23,6 +23,7 @@ from holdfast.coordinator.checkpoints import actions
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.lifecycle import LEFT
 from holdfast.coordinator.jobmaster.slots import (
     LIVENESS_GRACE_MS,
     OUTBOX_COMMANDS_MAX,
@@ -579,3 +580,50 @@ def test_reconnect_during_the_end_is_told_to_finish() -> None:
     for slot in (0, 1):
         rig.acknowledge(slot, 1, 1)
     assert rig.register(0, attempt=1).finish == 1
+
+
+# ------------------------------------------------------------------------------------------------------- a driver that leaves
+
+
+@pytest.mark.parametrize("restart", ["none", "fixed_delay"])
+def test_workers_that_go_with_their_driver_are_no_failure(restart: str) -> None:
+    rig = Rig(restart=RestartStrategy.of(restart)).run()
+    rig.checkpoint()
+    rig.call(lambda ticket: job_events.DriverLeft(ticket, 1))
+    assert rig.state == "RUNNING", "until they are gone"
+    rig.close_stream(0)
+    rig.pass_time(120_000)
+    assert (rig.state, rig.restarts, rig.master.lifecycle.restarts_at_ms) == ("RESTARTING", 0, -1)
+    assert rig.master.lifecycle.exceptions.views() == ()
+    assert f"{JOB}/chk-1/_metadata" in rig.storage.files
+    deployed = len(rig.commands(1, Deploy))
+    rig.register(0, task_attempt=1)
+    rig.register(1, task_attempt=1)
+    assert (rig.state, len(rig.commands(1, Deploy))) == ("RESTARTING", 0 if deployed else deployed), "no attempt follows"
+
+
+def test_a_task_that_fails_as_its_peers_go_is_no_failure_either() -> None:
+    rig = Rig(restart=RestartStrategy.of("none")).run()
+    rig.call(lambda ticket: job_events.DriverLeft(ticket, 1))
+    rig.report(0, 1, TaskState.FAILED, "PeerLostError: slot 1")
+    assert (rig.state, rig.master.lifecycle.failure) == ("RESTARTING", LEFT)
+
+
+def test_a_driver_that_the_job_has_another_one_since_changes_nothing() -> None:
+    rig = Rig(restart=RestartStrategy.of("none")).run()
+    with pytest.raises(FencedError):
+        rig.call(lambda ticket: job_events.DriverLeft(ticket, 2))
+    rig.report(0, 1, TaskState.FAILED, "UserFunctionError: no")
+    assert rig.state == "FAILING"
+
+
+def test_a_job_that_is_left_at_its_end_comes_to_it() -> None:
+    rig = Rig(restart=RestartStrategy.of("none")).run()
+    for slot in (0, 1):
+        rig.report(slot, 1, TaskState.RUNNING, drained=True)
+    rig.acknowledge(0, 1, 1)
+    rig.acknowledge(1, 1, 1)
+    rig.call(lambda ticket: job_events.DriverLeft(ticket, 1))
+    for slot in (0, 1):
+        rig.report(slot, 1, TaskState.FINISHED)
+    assert rig.state == "FINISHED"

@@ -179,6 +179,30 @@ def test_task_failure_with_no_restarts_fails_the_job_with_its_cause(open_service
         service.submit(submission(word_count()))
 
 
+def test_a_job_whose_driver_left_waits_for_the_next_one_though_it_may_not_restart(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service, restart=NO_RESTARTS, checkpoint_interval_ms=20)
+    crew.until_completed(1)
+    with pytest.raises(FencedError):
+        service.leave(crew.job_id, 2)
+    for _ in range(2):
+        service.leave(crew.job_id, 1)
+    for worker in crew.workers:
+        worker.die()
+    crew.until_state("RESTARTING")
+    view = service.job(crew.job_id)
+    assert (view.restarts, view.exceptions, "left" in str(view.failure)) == (0, (), True)
+    accepted = service.submit(submission(word_count(restart=NO_RESTARTS), driver_nonce="second"))
+    assert (accepted.submission, accepted.restored_checkpoint_id >= 1) == (2, True)
+    newer = Crew(service, crew.job_id, 2, submission=2)
+    newer.register()
+    newer.until(lambda: newer.states() == [2, 2], what="attempt 2")
+    service.cancel(crew.job_id)
+    newer.until_state("CANCELED")
+    service.leave(crew.job_id, 2)
+    assert service.job(crew.job_id).overview.state == "CANCELED"
+
+
 def test_acknowledgements_of_a_fenced_attempt_are_refused_and_discarded(open_service: Open) -> None:
     service = open_service()
     crew = running(service, checkpoint_interval_ms=20)

@@ -1,8 +1,9 @@
 """Checkpoints when some of a job's tasks have reached the end of their input (scenarios L, docs/order.md): they take part, with
-their state, until the job ends."""
+their state, until the job ends. Behind a completed checkpoint users see them as FINISHED, and a restore begins them so."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.elements import Batch
+from holdfast.barriers.messages import TaskState
 from holdfast.operators.base import Poll
 from holdfast.statebackends.state import Redistribution
 
@@ -214,3 +216,124 @@ def test_a_drained_stop_of_a_partly_ended_job() -> None:
         assert pair.committed() == ([("a", 1), ("a", 3), ("a", 7)], [("a", 1)])
         pair.long.end()
         assert pair.job.status == "FINISHED"
+
+
+# -------------------------------------------------------------------------------------------------------------- FINISHED
+
+
+def _states(job: hf.testing.Job) -> dict[str, set[str]]:
+    """Name of each vertex -> states of its subtasks, as REST shows them."""
+    execution = job._ask(lambda master: master.lifecycle.execution)
+    assert execution is not None
+    views = execution.views({})
+    assert execution.counts() == sum((Counter(view.task_counts) for view in views), Counter())
+    for view in views:
+        ends = [subtask.end_ms >= 0 for subtask in view.subtasks]
+        assert ends == [subtask.state is TaskState.FINISHED for subtask in view.subtasks]
+        assert (view.end_ms >= 0) == all(ends)
+    return {view.name: {subtask.state.value for subtask in view.subtasks} for view in views}
+
+
+def _of(states: dict[str, set[str]], name: str) -> set[str]:
+    return next(found for vertex, found in states.items() if vertex.startswith(name))
+
+
+def test_a_task_has_finished_once_a_checkpoint_behind_its_end_is_complete() -> None:
+    with Pair(parallelism=2) as pair:
+        pair.short.add(row("a", 1), at=10)
+        pair.job.checkpoint()
+        pair.short.end()
+        assert set().union(*_states(pair.job).values()) == {"RUNNING"}, "what it gave at its end is not committed"
+        pair.job.savepoint()
+        assert _of(_states(pair.job), "short") == {"RUNNING"}, "nor by a savepoint"
+        pair.job.checkpoint()
+        for _ in range(2):
+            states = _states(pair.job)
+            assert [_of(states, name) for name in ("short", "window", "long", "process")] == [{"FINISHED"}] * 2 + [{"RUNNING"}] * 2
+            assert pair.job.snapshot().metadata.properties["finished_tasks"].count(":") == 5, "and the committer of windows"
+            pair.job.restart()
+            assert set().union(*_states(pair.job).values()) == {"RUNNING"}
+            pair.job.checkpoint()
+        pair.long.end()
+        assert pair.job.status == "FINISHED"
+        assert set().union(*_states(pair.job).values()) == {"FINISHED"}
+
+
+def test_some_tasks_of_an_operator_have_finished() -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        job.output(job.environment.from_source(Numbers()).uid("numbers").process(Seen()).uid("seen"))
+        job.start()
+        job.checkpoint()
+        assert _of(_states(job), "numbers") == {"RUNNING", "FINISHED"}
+
+
+def test_a_drained_stop_has_finished_nothing_but_what_had_ended() -> None:
+    with Pair(parallelism=1) as pair:
+        pair.short.add(row("a", 1), at=10)
+        pair.short.end()
+        finished = hf.Snapshot(pair.job.stop(drain=True)).metadata.properties["finished_tasks"]
+        assert finished.count(":") == 3, "the short source, its windows and their committer; totals and the long source go on"
+
+
+class Reminders(hf.ProcessFunction):
+    """A row for each key a second after its first record."""
+
+    seen = hf.ValueStateDescriptor("seen", bool)
+    states = (seen,)
+    returns = VALUE
+
+    def process_element(self, row: dict[str, Any], ctx: Any, out: Any) -> None:
+        ctx.state(self.seen).update(True)
+        ctx.timers.register_processing_time_timer(ctx.timers.current_processing_time + 1_000)
+
+    def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
+        out(row("reminder", timestamp_ms))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("how", ["nothing", "failure", "restart", "savepoint"])
+def test_a_timer_by_the_clock_that_the_end_left_behind_fires_behind_no_restore(how: str, parallelism: int) -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        short, long = job.input("short", VALUE), job.input("long", VALUE)
+        out = job.output(short.stream.key_by("key").process(Reminders()).uid("reminders"))
+        other = job.output(long.stream.map(lambda each: each, returns=VALUE).uid("same"))
+        job.start()
+        short.add([row("a", 1), row("b", 2)])
+        short.end()
+        job.checkpoint()
+        job.advance(by_ms=5_000)
+        match how:
+            case "failure":
+                job.fail()
+            case "restart":
+                job.restart(parallelism=parallelism)
+            case "savepoint":
+                job.restart(parallelism=parallelism, from_=job.savepoint())
+            case _:
+                pass
+        job.advance(by_ms=5_000)
+        long.add(row("c", 3))
+        long.end()
+        assert (job.status, out.take(), other.rows()) == ("FINISHED", [], [row("c", 3)])
+
+
+def test_timers_fire_where_a_new_source_goes_on_behind_the_end(tmp_path: Path) -> None:
+    """A live run behind a backfill: the operator reads on, so that what was due while it was down is due."""
+
+    def start(name: str, **how: Any) -> tuple[hf.testing.Job, Any, Any]:
+        job = hf.testing.Job("same", parallelism=2, at_ms=how.pop("at_ms", 0), retain_on_finish=True)
+        feed = job.input(name, VALUE)
+        out = job.output(feed.stream.key_by("key").process(Reminders()).uid("reminders"))
+        job.start(**how)
+        return job, feed, out
+
+    history, feed, _ = start("history")
+    with history:
+        feed.add(row("a", 1))
+        feed.end()
+        assert history.status == "FINISHED"
+        copied = hf.Snapshot(history.snapshot().location).copy(tmp_path / "copied")
+        live, _feed, out = start("live", from_=copied.location, sinks="fork", allow_non_restored_state=True, at_ms=10_000)
+        with live:
+            live.advance(by_ms=1)
+            assert out.rows() == [row("reminder", 1_000)]

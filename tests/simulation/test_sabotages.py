@@ -133,6 +133,8 @@ SCENES = {
     "forgotten_abort": drawn("forgotten_abort", first=1),
     "stopped_is_ended": Scene("ends", (STOP,)),
     "early_end": Scene("ends"),
+    "finished_early": Scene("ends"),
+    "revived_timers": Scene("ends", WORKERS_DIE, first=1),
     "no_subsume": drawn("no_subsume", first=0),
     "subsumed_savepoint": drawn("subsumed_savepoint", first=1),
     "unheld_base": drawn("unheld_base", first=10),

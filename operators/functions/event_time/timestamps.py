@@ -1,7 +1,7 @@
 """Assigning event times and watermarks: from a column, a function of the row or the clock, by a watermark strategy.
 
 Watermarks from upstream are swallowed, except the maximum, which the runtime passes on (N19), and so is upstream idleness. The
-watermark of a subtask starts at the minimum again after a restore (N20)."""
+watermark of a subtask starts at the minimum again after a restore (N20), but where it follows the clock in silence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch, Watermark
 from holdfast.barriers.rows import columns_to_rows
+from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.functions.event_time.datetimes import datetime_ms, is_naive
-from holdfast.operators.functions.event_time.silence import Silence
+from holdfast.operators.functions.event_time.silence import QUIET, Quiet, Silence, find_quiet
 from holdfast.operators.functions.event_time.watermarks import (
     CLOCK_STEP_MS,
     IngestionTimeGenerator,
@@ -26,9 +28,10 @@ from holdfast.operators.functions.event_time.watermarks import (
     WatermarkStrategy,
 )
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.skipping import SkippingOperator
-from holdfast.operators.task.user_failures import NO_RECORD, raise_located, shown
+from holdfast.operators.functions.skipping import SkippingOperator, is_skipping
+from holdfast.operators.task.user_failures import NO_RECORD, check_returns, raise_located, shown
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
+from holdfast.statebackends.state import StateDescriptor
 
 TIME_MS_MAX = 2**63 // 1000 - 2**40
 """Event times lie within this of the epoch, so that the ends of windows fit timestamp[us] (2**40 ms are 34 years)."""
@@ -50,6 +53,31 @@ def check_time_column(field: pa.Field, operator: str) -> None:
         elif kind.unit in _PER_MS:
             return
     raise GraphError(f"operator {operator!r}: column {field.name!r} {problem}", operator=operator, column=field.name)
+
+
+def timestamps_operator(
+    strategy: WatermarkStrategy, input_type: RowType, call: str, *, is_timed: bool, on_error: str = "fail"
+) -> TimestampsOperator:
+    """The operator of a strategy. `call`: the method that a user gave it to; `is_timed`: records have event times already.
+
+    Raises GraphError for what is no strategy, for records without event times, and for a column that is no event time."""
+    if not isinstance(strategy, WatermarkStrategy):
+        raise GraphError(f"{call} takes a WatermarkStrategy, not {strategy!r}", operator=call)
+    skips = is_skipping(on_error, call)
+    source = strategy.assigner
+    if callable(source):
+        check_returns(source, call)
+        input_type.check_rows(call)
+    elif source is not None:
+        check_time_column(input_type.column(source, call), call)
+    elif strategy.kind != "ingestion_time" and not is_timed:
+        raise GraphError(f"{call}: the records have no event times: give the strategy with_timestamp_assigner", operator=call)
+    return TimestampsOperator(source, strategy, input_type, skips=skips)
+
+
+def alignment_properties(strategy: WatermarkStrategy) -> dict[str, Any]:
+    """Of the operator's description, for the coordinator."""
+    return {} if strategy.alignment is None else {ALIGNMENT_PROPERTY: msgspec.to_builtins(strategy.alignment)}
 
 
 class TimestampsOperator(SkippingOperator):
@@ -80,6 +108,12 @@ class TimestampsOperator(SkippingOperator):
         self._next_emit_ms: int | None = None
         self._last_now_ms = MIN_WATERMARK
         self._silence: Silence | None = None
+        self._resumed_ms = MIN_WATERMARK
+        """The watermark in front of the snapshot, until it is emitted again."""
+        self._has_ended = False
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return () if self.strategy.advance_after_ms is None else (QUIET,)
 
     def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
         reads_records = not isinstance(self.source, str) or self.strategy.kind not in _WITHOUT_RECORDS
@@ -103,6 +137,29 @@ class TimestampsOperator(SkippingOperator):
                 step_ms=context.auto_watermark_interval_ms or CLOCK_STEP_MS,
             )
 
+    def initialize_state(self) -> None:
+        context = self.context
+        if self._silence is not None and self.strategy.advance_after_ms is not None:
+            quiet = find_quiet(context.operator_state.list_state(QUIET.name).entries, context.subtask, context.parallelism)
+            if quiet is not None and quiet.base_ms > MIN_WATERMARK:
+                self._silence.resume(quiet)
+                self._emitted_ms = self._resumed_ms = quiet.reached_ms
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        context = self.context
+        if self._silence is None or self.strategy.advance_after_ms is None:
+            return
+        quiet = None if self._has_ended else self._silence.quiet(context.reading_ms())
+        if quiet is None:
+            context.operator_state.list_state(QUIET.name).update([])
+            return
+        entry = Quiet(context.subtask, context.parallelism, *quiet, self._emitted_ms)
+        context.operator_state.list_state(QUIET.name).update([msgspec.msgpack.encode(entry)])
+
+    def finish(self) -> Iterator[None]:
+        self._has_ended = True
+        return iter(())
+
     def open(self) -> None:
         if self._period_ms:
             self._next_emit_ms = self.context.now_ms() + self._period_ms
@@ -111,6 +168,7 @@ class TimestampsOperator(SkippingOperator):
         timed = self._with_times(batch)
         if not timed.num_rows:
             return
+        self._resume()
         if self._silence is not None:
             self._silence.record(self.context.reading_ms())
         self._generator.on_records(timed, self)
@@ -118,6 +176,12 @@ class TimestampsOperator(SkippingOperator):
             self._generator.on_periodic_emit(self)
         if self._next_emit_ms is not None:  # the wall clock may have been set back
             self._next_emit_ms = min(self._next_emit_ms, self.context.now_ms() + self._period_ms)
+
+    def _resume(self) -> None:
+        """Event time goes on behind a restore from where it was: what was late stays late."""
+        if self._resumed_ms > MIN_WATERMARK:
+            resumed_ms, self._resumed_ms = self._resumed_ms, MIN_WATERMARK
+            self.output.emit_watermark_now(resumed_ms)
 
     # -------------------------------------------------------------------------------------------- what generators say
 
@@ -210,10 +274,13 @@ class TimestampsOperator(SkippingOperator):
         return self._silence is not None
 
     def next_silence_ms(self) -> int | None:
+        if self._resumed_ms > MIN_WATERMARK:
+            return 0
         return None if self._silence is None else self._silence.next_ms
 
     def process_silence(self, reading_ms: int) -> None:
         assert self._silence is not None
+        self._resume()
         for signal in self._silence.due(reading_ms):
             if not isinstance(signal, Watermark):
                 self._is_idle = True

@@ -527,6 +527,15 @@ def test_f39_finished_task_is_not_asked_and_is_recorded() -> None:
     assert bench.completed == [1]
 
 
+def test_f39_task_that_acknowledges_as_finished_is_recorded_and_the_notice_names_it() -> None:
+    bench = Bench()
+    bench.trigger()
+    bench.ack(A, 1)
+    out = bench.ack(B, 1, finished=True)
+    assert of(out, actions.WriteMetadata)[0].finished == (B,)
+    assert of(out, actions.NotifyComplete)[0].finished == (B,)
+
+
 def test_f40_acknowledgement_before_finishing_counts() -> None:
     bench = Bench()
     bench.trigger()

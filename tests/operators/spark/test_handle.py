@@ -44,6 +44,8 @@ class Client:
         self.polls = list(polls)
         self.left = threading.Event()
         self.traces = ["Traceback (most recent call last):\n  ours"]
+        self.told: list[tuple[str, int]] = []
+        """Of drivers that left."""
 
     def workers(self, job_id: str) -> dict[str, Any]:
         self.now = self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
@@ -53,6 +55,11 @@ class Client:
         known = {"workers": [{"slot": 0, "registered": True}], "submission": SUBMISSION, "state": state}
         counted = [{**NUMBERS, "uid": "a", "kind": "source", "records_out": self.now[1]}]
         return {**known, "attempt": 1, "restarts": 0, "operators": counted, **more}
+
+    def leave(self, job_id: str, submission: int) -> None:
+        self.told.append((job_id, submission))
+        if self.now[0] == "AWAY":
+            raise StorageUnavailableError("restarting")
 
     def job(self, job_id: str) -> dict[str, Any]:
         state, _, _ = self.now
@@ -600,3 +607,29 @@ def test_a_job_says_what_it_is_and_where_it_stands() -> None:
     expected = "<Job 'job' (job) FAILED: 3 rows in, 0 out; no checkpoint yet; restarts: 2; UserFunctionError: no>"
     assert repr(handle) == expected
     handle.close()
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "AWAY"])
+def test_a_coordinator_is_told_of_a_driver_that_leaves_before_its_workers_go(state: str) -> None:
+    client, workers = Client(("RUNNING", 0, {}), (state, 0, {})), Workers()
+    handle = started(client, workers)
+    order: list[str] = []
+
+    def cancel(slot: int, spawn: int) -> None:
+        order.append("cancelled")
+        workers.ended[-1](WorkerEnd.DIED, "cancelled")
+
+    handle._release = lambda: order.append(f"released, told {client.told}")
+    workers.cancel = cancel  # type: ignore[method-assign]
+    for _ in range(2):
+        handle.close()
+    assert order == [f"released, told {[('job', SUBMISSION)]}", "cancelled"]
+
+
+def test_a_job_that_is_over_is_not_left() -> None:
+    client, workers = Client(("FINISHED", 9, {})), Workers()
+    handle = started(client, workers)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
+    handle.close()
+    assert client.told == []

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers.elements import MAX_WATERMARK, CheckpointBarrier, Watermark, WatermarkStatus
+import holdfast as hf
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, CheckpointBarrier, Watermark, WatermarkStatus
 from holdfast.barriers.messages import AlignWatermarks, CheckpointKind, TriggerCheckpoint
 from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import Operator, Poll
-from holdfast.operators.functions.event_time.silence import Silence
+from holdfast.operators.functions.event_time.silence import Quiet, Silence, find_quiet
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
 from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.schema import UNDECLARED
@@ -333,3 +334,88 @@ def test_the_lag_of_a_reader_is_that_of_its_input() -> None:
     bench.events(1, Watermark(MAX_WATERMARK))
     bench.run()
     assert bench.subtask.metrics().watermark_lag_ms is msgspec.UNSET
+
+
+# --------------------------------------------------------------------------------------------------------------- restores
+
+
+def following(job: hf.testing.Job) -> tuple[Any, Any]:
+    """A feed whose event time follows the clock after a second of silence, and windows of 10 s of it."""
+    feed = job.input("feed", {"at": int})
+    times = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at").advance_when_idle(1_000)
+    timed = feed.stream.assign_timestamps_and_watermarks(times).uid("times")
+    return feed, job.output(timed.key_by("at").window(hf.Tumbling(seconds=10)).aggregate(n=hf.count()).uid("windows"))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_the_last_windows_of_a_quiet_stream_close_behind_a_restore(parallelism: int) -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        feed, out = following(job)
+        job.start()
+        feed.add([{"at": 5_000}, {"at": 5_001}])
+        job.advance(by_ms=3_000)
+        before_ms = job.watermark("times")
+        assert before_ms is not None
+        assert 4_999 + 2_700 <= before_ms <= 4_999 + 3_000
+        job.checkpoint()
+        job.restart(parallelism=parallelism)
+        job.advance(by_ms=1)
+        again_ms = job.watermark("times")
+        assert again_ms is not None
+        assert before_ms <= again_ms <= 4_999 + 3_001, "nothing turns back, and nothing is waited for twice"
+        assert out.rows() == []
+        job.advance(by_ms=2_400)
+        assert sorted(row["at"] for row in out.rows()) == [5_000, 5_001]
+
+
+def test_silence_in_front_of_a_snapshot_counts() -> None:
+    with hf.testing.Job() as job:
+        feed, _ = following(job)
+        job.start()
+        feed.add({"at": 5_000})
+        job.advance(by_ms=800)
+        job.checkpoint()
+        job.restart(at_ms=100_000)
+        job.advance(by_ms=100)
+        assert job.watermark("times") == 4_999, "the time that it was down does not"
+        job.advance(by_ms=300)
+        assert (job.watermark("times") or 0) >= 4_999 + 1_000
+
+
+def test_a_record_that_was_late_stays_late_behind_a_restore() -> None:
+    with hf.testing.Job() as job:
+        feed, out = following(job)
+        job.start()
+        feed.add({"at": 5_000})
+        job.advance(by_ms=7_000)
+        assert len(out.take()) == 1
+        feed.add({"at": 6_000})
+        before_ms = job.watermark("times")
+        assert (before_ms or 0) >= 9_999, "a record behind the clock turns no time back"
+        job.checkpoint()
+        job.restart()
+        feed.add({"at": 7_000})
+        assert job.watermark("times") == before_ms
+        assert (out.take(), job.progress("windows").late_dropped) == ([], 1)
+
+
+def test_what_has_ended_holds_nobody_behind_a_restore_at_another_parallelism() -> None:
+    entries = [msgspec.msgpack.encode(Quiet(subtask, 3, base_ms, 0, base_ms)) for subtask, base_ms in ((0, 50), (2, 70))]
+    assert (find_quiet(entries, 2, 3) or Quiet(0, 0, 0, 0, 0)).base_ms == 70
+    assert (find_quiet(entries, 2, 4) or Quiet(0, 0, 0, 0, 0)).base_ms == 50
+    assert find_quiet([], 0, 1) is None
+
+
+def test_a_subtask_that_has_yet_to_begin_holds_all_behind_a_restore_at_another_parallelism() -> None:
+    """Its records may be older than what the others have passed; an idle one without a watermark held nobody before either."""
+    silence = Silence(idle_after_ms=10, advance_after_ms=20, step_ms=5)
+    assert silence.quiet(3) == (MIN_WATERMARK, 3)
+    silence.due(10)
+    assert silence.quiet(10) is None
+    entries = [msgspec.msgpack.encode(Quiet(0, 2, 50, 0, 50)), msgspec.msgpack.encode(Quiet(1, 2, MIN_WATERMARK, 9, MIN_WATERMARK))]
+    assert (find_quiet(entries, 0, 3) or Quiet(0, 0, 0, 0, 0)).base_ms == MIN_WATERMARK
+
+
+def test_a_strategy_that_follows_no_clock_stores_nothing() -> None:
+    made = strategy().with_idleness(50)
+    assert TimestampsOperator(made.assigner, made, UNDECLARED).declared_states() == ()
