@@ -11,8 +11,8 @@ SIDE_ROWS = 10_000
 """Of q13's side input: keys from 0, and the text of each as its value."""
 
 _CHANNEL_IDS = "CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3' "
-CHANNEL_ID = f"{_CHANNEL_IDS} ELSE regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) END"
-HAS_CHANNEL_ID = "lower(channel) IN ('apple', 'google', 'facebook', 'baidu') OR regexp_matches(url, '(&|^)channel_id=([^&]*)')"
+CHANNEL_ID = f"{_CHANNEL_IDS} ELSE CASE WHEN contains(url, '&channel_id=') THEN split_part(url, '&channel_id=', 2) END END"
+"""Null where there is none. Upstream looks for it with a regular expression, twice, which costs three times as much."""
 
 _HOUR = "epoch_ms(dateTime) // 3600000 % 24"
 BID_TIME_TYPE = (
@@ -57,12 +57,15 @@ def calculation(house: Auctions) -> Stream:
 
 
 def channel_ids(house: Auctions) -> Stream:
-    known = house.bids("auction", "bidder", "price", "channel", "url").filter(HAS_CHANNEL_ID).uid("known")
-    return known.select("auction", "bidder", "price", "channel", channel_id=CHANNEL_ID).uid("ids")
+    bids = house.bids("auction", "bidder", "price", "channel", "url")
+    named = ("auction", "bidder", "price", "channel")
+    # A column that says which rows stay is computed with the others: a condition in SQL would be a query of its own.
+    ids = bids.select(*named, channel_id=CHANNEL_ID, is_known=f"{CHANNEL_ID} IS NOT NULL").uid("ids")
+    return ids.filter("is_known").uid("known").select(*named, "channel_id").uid("named")
 
 
 def url_directories(house: Auctions) -> Stream:
-    directories = {f"dir{number}": f"split_part(url, '/', {number + 3})" for number in (1, 2, 3)}
+    directories = {f"dir{number}": f"string_split(url, '/')[{number + 3}]" for number in (1, 2, 3)}
     bids = house.bids("auction", "bidder", "price", "channel", "url")
     return bids.select("auction", "bidder", "price", "channel", **directories).uid("directories")
 
@@ -104,7 +107,7 @@ QUERIES = (
         """
         SELECT auction, bidder, price, channel,
             CASE WHEN channel = 'Apple' THEN '0' WHEN channel = 'Google' THEN '1' WHEN channel = 'Facebook' THEN '2'
-                WHEN channel = 'Baidu' THEN '3' ELSE string_split(url, '&channel_id=')[2] END AS channel_id
+                WHEN channel = 'Baidu' THEN '3' ELSE nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '') END AS channel_id
         FROM bid WHERE channel_id IS NOT NULL
         """,
     ),
@@ -113,8 +116,9 @@ QUERIES = (
         "directories of URLs",
         url_directories,
         """
-        SELECT auction, bidder, price, channel, parts[4] AS dir1, parts[5] AS dir2, parts[6] AS dir3
-        FROM (SELECT *, string_split(url, '/') AS parts FROM bid)
+        SELECT auction, bidder, price, channel,
+            split_part(url, '/', 4) AS dir1, split_part(url, '/', 5) AS dir2, split_part(url, '/', 6) AS dir3
+        FROM bid
         """,
     ),
 )

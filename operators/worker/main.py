@@ -272,7 +272,8 @@ def keep_freed_memory() -> None:
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        if not libc.mallopt(M_MMAP_THRESHOLD, 1 << 30):
+            libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that older versions take
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 

@@ -206,6 +206,9 @@ class Accumulator(AccumulatorColumns):
         if values is None:
             np.add.at(self.columns[0], slots, 1)
             return
+        if self.aggregate.function == "count" and isinstance(values, np.ma.MaskedArray):  # to add zeros is cheaper than to select
+            np.add.at(self.columns[0], slots, (~np.ma.getmaskarray(values)).astype(np.int64))
+            return
         slots_present, present = _without_nulls(slots, values)
         if self.parts[0].nullable and (self.seen is not None or len(present) < len(slots)):
             self._mark_seen(slots_present, rows_before)

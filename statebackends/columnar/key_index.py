@@ -34,7 +34,6 @@ _DIRECT_CELLS_KEPT = 2 * _DIRECT_CELLS_PER_KEY
 """The same, when it is known how many keys a batch has added."""
 _HASH_CELLS_MIN = 1 << 8
 _KEYS_MIN = 1 << 4
-_PAIR_SHIFT = 32
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -112,9 +111,9 @@ class HashTable:
 
     __slots__ = ("_cell_keys", "_cell_slots", "_mask", "_shift")
 
-    def __init__(self, keys: Slots, room: int = 0) -> None:
-        """keys[slot]: distinct keys to begin with. `room`: for so many more."""
-        size = max(_HASH_CELLS_MIN, 1 << (4 * (len(keys) + room) + 1).bit_length())
+    def __init__(self, keys: Slots) -> None:
+        """keys[slot]: distinct keys to begin with."""
+        size = max(_HASH_CELLS_MIN, 1 << (4 * len(keys) + 1).bit_length())
         self._cell_keys: Slots = np.zeros(size, np.int64)
         self._cell_slots: Slots = np.full(size, -1, np.int64)
         self._mask = np.int64(size - 1)
@@ -136,38 +135,12 @@ class HashTable:
 
     def add(self, keys: Slots, first_slot: int, slots: Slots, rows: Slots) -> Slots:
         """As DirectTable.add; may leave the table more than half full until `grown`."""
-        if 4 * (first_slot + len(keys)) > 3 * len(self._cell_slots):
-            new_keys = HashTable(np.empty(0, np.int64), len(keys)).add(keys, first_slot, slots, rows)
-            if 4 * (first_slot + len(new_keys)) <= 3 * len(self._cell_slots):
-                self._insert(new_keys, first_slot)
-            return new_keys
-        owners, cells = self._claimed(keys, first_slot)
-        first = np.flatnonzero(owners == np.arange(len(keys)))
-        rank = np.empty(len(keys), np.int64)
-        rank[first] = np.arange(first_slot, first_slot + len(first))
-        self._cell_slots[cells[first]] = rank[first]
-        slots[rows] = rank[owners]
-        return keys[first]
-
-    def _claimed(self, keys: Slots, first_slot: int) -> tuple[Slots, Slots]:
-        """Give each absent key a cell, whose slot is first_slot and the first row with the key: (that row, the cell), of each row.
-
-        All rows of a key go the same way, and of all that want a free cell the first row gets it."""
-        owners = np.empty(len(keys), np.int64)
-        taken = np.empty(len(keys), np.int64)
-        pending, cells = np.arange(len(keys)), self._home(keys)
-        while len(pending):
-            free = self._cell_slots[cells] < 0
-            rows, claimed = pending[free], cells[free]
-            self._cell_slots[claimed[::-1]] = first_slot + rows[::-1]  # of several claims the last assignment stays
-            won = self._cell_slots[claimed] == first_slot + rows
-            self._cell_keys[claimed[won]] = keys[rows[won]]
-            is_own = self._cell_keys[cells] == keys[pending]
-            found = pending[is_own]
-            owners[found] = self._cell_slots[cells[is_own]] - first_slot
-            taken[found] = cells[is_own]
-            pending, cells = pending[~is_own], (cells[~is_own] + 1) & self._mask
-        return owners, taken
+        encoded = pa.array(keys).dictionary_encode()  # in the order of first arrival
+        new_keys: Slots = encoded.dictionary.to_numpy()
+        slots[rows] = encoded.indices.to_numpy().astype(np.int64) + first_slot
+        if 4 * (first_slot + len(new_keys)) <= 3 * len(self._cell_slots):
+            self._insert(new_keys, first_slot)
+        return new_keys
 
     def grown(self, keys: Slots) -> FewTable | DirectTable | HashTable:
         """This table, or one that fits when it is more than half full; a direct one if the keys turned out dense."""
@@ -452,12 +425,46 @@ class _Texts:
         return codes, distinct.view(pa.binary()).to_pylist()
 
 
+class _Pairs:
+    """A slot for each pair of slots.
+
+    A pair is one number: the first slot, and behind it as many bits as second slots have needed so far. Where these are few, as
+    the days of a key and a day are, the numbers are dense, and found without hashing."""
+
+    __slots__ = ("_bits", "_index")
+
+    def __init__(self) -> None:
+        self._bits = 0
+        self._index = Int64KeyIndex(pa.int64())
+
+    @property
+    def count(self) -> int:
+        return self._index.count
+
+    def slots_of(self, firsts: Slots, seconds: Slots, second_count: int) -> Slots:
+        """As `KeyIndex.slots`. `second_count`: second slots that there are."""
+        bits = (second_count - 1).bit_length()
+        if bits > self._bits:
+            self._widen(bits)
+        return self._index.slots_of((firsts << self._bits) | seconds)
+
+    def find(self, firsts: Slots, seconds: Slots) -> Slots:
+        """As `KeyIndex.find`. The second slots were counted by a `slots_of`."""
+        return self._index.find_numbers((firsts << self._bits) | seconds)
+
+    def _widen(self, bits: int) -> None:
+        """Number all pairs anew, in their order: at each doubling of second slots, of which there are no more than pairs."""
+        numbers, index = self._index.numbers(), Int64KeyIndex(pa.int64())
+        index.slots_of(((numbers >> self._bits) << bits) | (numbers & ((1 << self._bits) - 1)))
+        self._bits, self._index = bits, index
+
+
 class WordsKeyIndex(EncodedKeyIndex):
     """Keys of several fields, or of one that has a fixed width and is no 64-bit number. Of the fields only texts are looked up in a
     dict, each distinct one of a batch once.
 
-    Each word of a key has a slot of its own, and each pair of a slot so far and the next word's slot: numbers below 2**63, which
-    tell keys apart exactly. A text is one word."""
+    Each word of a key has a slot of its own, and so has each pair of a slot so far and the next word's slot, which tells keys apart
+    exactly. A text is one word."""
 
     __slots__ = ("_pairs", "_words")
 
@@ -467,7 +474,7 @@ class WordsKeyIndex(EncodedKeyIndex):
         for kind in field_types:
             count = 2 if pa.types.is_decimal128(kind) else 1
             self._words += [Int64KeyIndex(pa.int64()) if has_words(kind) else _Texts() for _ in range(count)]
-        self._pairs = [Int64KeyIndex(pa.int64()) for _ in self._words[1:]]
+        self._pairs = [_Pairs() for _ in self._words[1:]]
 
     @property
     def count(self) -> int:
@@ -479,7 +486,7 @@ class WordsKeyIndex(EncodedKeyIndex):
         words = _words_of(keys.arrays)
         slots: Slots = self._words[0].slots_of(words[0])
         for index, pairs, numbers in zip(self._words[1:], self._pairs, words[1:], strict=True):
-            slots = pairs.slots_of((slots << _PAIR_SHIFT) | index.slots_of(numbers))
+            slots = pairs.slots_of(slots, index.slots_of(numbers), index.count)
         if self.count > before:
             self._append_new(keys.arrays, slots, before, self.count)
         return slots
@@ -491,7 +498,7 @@ class WordsKeyIndex(EncodedKeyIndex):
             seconds = index.find_numbers(numbers)
             known = np.flatnonzero((slots >= 0) & (seconds >= 0))
             found = np.full(len(slots), -1, np.int64)
-            found[known] = pairs.find_numbers((slots[known] << _PAIR_SHIFT) | seconds[known])
+            found[known] = pairs.find(slots[known], seconds[known])
             slots = found
         return slots
 

@@ -154,3 +154,8 @@ def test_a_slice_of_a_larger_array_is_looked_up_by_its_own_rows() -> None:
     index = _index(key_type)
     keys = pa.array([9, 8, 7, 8]).slice(1, 3)
     assert index.slots(key_type.column([keys], max_parallelism=128)).tolist() == [0, 1, 0]
+
+
+def test_pairs_keep_their_slots_while_second_fields_grow_from_few_to_many() -> None:
+    batches = [[(key, key * 7 % seconds - 1) for key in range(400)] for seconds in (1, 2, 3, 9, 300)]
+    assert _check(KeyType.parse("tuple<int64,int64>"), [*batches, batches[1]]).count > 1_000
