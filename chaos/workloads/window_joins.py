@@ -136,9 +136,8 @@ def _plan(joined: Windowed, drawn: _Drawn, parallelism: int | None) -> JobPlan:
     if joined.is_grouped:
         found = left.cogroup(right, numbers, on="key", window=joined.window, returns=NUMBERS, **tags)
     else:
-        found = left.window_join(
-            right, on="key", window=joined.window, how=joined.how, suffixes=("", "_right"), **tags  # type: ignore[arg-type]
-        )
+        names = ("", "_right")
+        found = left.window_join(right, on="key", window=joined.window, how=joined.how, suffixes=names, **tags)
     found.uid("joined").sink_to(ParquetSink(PATH), uid="joined-out")
     for tag in tags.values():
         found.side_output(tag).sink_to(ParquetSink(f"{PATH}-{tag}"), uid=tag)

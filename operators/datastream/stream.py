@@ -64,6 +64,7 @@ from holdfast.operators.functions.skipping import is_skipping
 from holdfast.operators.functions.tables.carried import map_with_state_operator, reduce_operator
 from holdfast.operators.functions.tables.one_row import Place, deduplication, one_row_operator
 from holdfast.operators.functions.tables.top import ranking, top_operator
+from holdfast.operators.functions.tables.window_top import window_top_operator
 from holdfast.operators.functions.windows.assigners import ASSIGNERS, Global, Session, WindowAssigner
 from holdfast.operators.functions.windows.columnar_operators import columnar_window
 from holdfast.operators.functions.windows.contents import Contents
@@ -1199,6 +1200,24 @@ class WindowedStream:
         if self._options.evictor is not None:
             contents = replace(contents, type=self._stored_type(None))
         return self._rows(options.get("window_function") or PassOn(function.add), contents, options.get("returns"), None)
+
+    def top(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = True,
+        ties: str = "earlier",
+        rank_column: str = "rank",
+    ) -> Stream:
+        """The first n rows of each key and window, each once, when the window fires: the row's columns, window_start, window_end
+        (UTC), and the rank (1 .. n). Tumbling and sliding windows of event time. Arguments as of `KeyedStream.top`."""
+        ranked = ranking(n, by, descending, ties, rank_column)
+        keyed, tag = self._keyed, self._options.late_tag
+        operator = window_top_operator(ranked, self._windows, self._options, keyed._selector, keyed._row_type)
+        stream = keyed._add_keyed("window", operator, operator.output_type, n=n)
+        stream._own("window").side_outputs.update({tag: keyed._row_type} if tag else {})
+        return stream
 
     def _columns(self, **aggregates: Aggregate) -> Stream:
         keyed = self._keyed

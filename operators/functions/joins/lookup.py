@@ -312,9 +312,10 @@ def emit_pairs(
     columns = batch.columns()
     taken = None if _are_all(rows, batch.num_rows) else pa.array(rows)
     found = None if matched.all() and right and _are_all(places, len(right[0])) else pa.array(places, mask=~matched)
-    ones = [_taken(arrays, taken) for arrays in (left.key_values(columns), left.values(columns))]
+    keys, values = (_taken(arrays, taken) for arrays in (left.key_values(columns), left.values(columns)))
     stamps = batch.timestamps
-    made = result.batch(*ones, _taken(right, found), np.zeros(len(rows), np.int64) if stamps is None else stamps[rows])
+    times = np.zeros(len(rows), np.int64) if stamps is None else stamps[rows]
+    made = result.batch(keys, values, _taken(right, found), times)
     output.collect(made if stamps is not None else Batch(columns=made.columns()))
 
 

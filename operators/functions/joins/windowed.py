@@ -38,6 +38,7 @@ from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.operators.task.user_failures import Described, check_returns, raise_located, shown
 from holdfast.statebackends.errors import GraphError, InvariantError
 from holdfast.statebackends.row_tables.key_codes import distinct_keys as numbers_of
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import KeyColumn, RowMatches, RowTable, RowTableStateDescriptor, StateDescriptor
 
 ROWS_PER_SLICE_MAX = 8192
@@ -304,7 +305,7 @@ class WindowedOperator(FiringOperator):
                 yield
         self._ended_until = until if passed < MAX_WATERMARK else self._reached.kept - gap_ms + 1
 
-    def _fire_ended(self, keys: KeyColumn, since: int, until: int, gap_ms: int) -> Iterator[None]:
+    def _fire_ended(self, keys: ArrowKeyColumn, since: int, until: int, gap_ms: int) -> Iterator[None]:
         """Sessions of these keys whose last record has a time from `since` on: only of those that have ended all rows are read."""
         recent = self._ended_sessions(keys, (since, until), gap_ms)
         ended = np.union1d(recent.left.queries, recent.right.queries)
@@ -323,9 +324,9 @@ class WindowedOperator(FiringOperator):
             table.delete(rows)
         self._earliest_end = min(self._earliest_end, int(found.ends.min()))
 
-    def _ended_sessions(self, keys: KeyColumn, times: tuple[int, int], gap_ms: int) -> Groups:
+    def _ended_sessions(self, keys: KeyColumn, last_times: tuple[int, int], gap_ms: int) -> Groups:
         """Of these keys the sessions whose last record has one of these times, from the first one on."""
-        since, until = times
+        since, until = last_times
         within = (since, min(until + gap_ms, MAX_WATERMARK))
         left, right = (self._by_time(table.rows_of(keys, _OPEN, within)) for table in (self._left, self._right))
         queries = np.concatenate([left.queries, right.queries])
@@ -394,7 +395,8 @@ class WindowJoinOperator(WindowedOperator):
 
     def open(self) -> None:
         super().open()
-        self._begun_table: RowTable = self.context.keyed_state.row_table(self.begun, self.sides[0].side.selector.names)
+        own = [f"key {position}" for position in range(len(self.sides[0].side.selector.names))]  # a key may be called "after"
+        self._begun_table: RowTable = self.context.keyed_state.row_table(self.begun, own)
         self._begun: _Begun | None = None
         self._stored: _Begun | None = None
 

@@ -261,17 +261,16 @@ def test_stretches_follow_the_interval(before: int, behind: int) -> None:
     with OperatorHarness(operator(lower=0, upper=before), key_type="int64") as harness:
         left(harness, *rows)
         snapshot = harness.snapshot()
-    last = 0
     with OperatorHarness.restored(operator(lower=0, upper=behind), [snapshot], key_type="int64") as harness:
         table = harness.operator.buffers[0].rows
         assert table.count() == count
         for number in range(0, count, 100):
-            last = 10_000 + 1_000 * number + behind
-            harness.watermark(last)
+            harness.watermark(10_000 + 1_000 * number + behind)
             assert table.count() <= count - number + max(before, behind) // 64 // 1_000
-        harness.watermark(10_000 + 1_000 * count + max(behind, before))
+        later = 10_000 + 1_000 * count + behind + max(behind, before) // 64
+        harness.watermark(later)
         assert table.count() == 0
-        later = max(last, 10_000 + 1_000 * count + max(behind, before)) + 1
+        later += 1
         left(harness, *((1, n, later + 1_000 * n) for n in range(count)))
         assert len(table.namespaces()) <= max(count * 1_000 // max(1, behind // 64) + 1, 64) if behind else count
         snapshot = harness.snapshot()

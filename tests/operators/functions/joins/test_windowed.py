@@ -229,6 +229,7 @@ def test_what_a_barrier_found_due_comes_in_slices_before_any_record(window: Join
     attempts = 0
     while True:
         attempts += 1
+        assert attempts < 30
         with OperatorHarness.restored(made, [snapshot], key_type="utf8") as harness:
             assert harness.operator.uses_processing_time
             assert harness.operator.next_processing_time_ms() <= harness.clock.now_ms
@@ -236,8 +237,9 @@ def test_what_a_barrier_found_due_comes_in_slices_before_any_record(window: Join
             done = 0
             for _ in rest:
                 assert sum(batch.num_rows for batch in harness.output.batches) <= 4
-                emitted += taken(harness)
-                done += 1
+                some = taken(harness)
+                emitted += some
+                done += bool(some)  # others only look
                 if done == slices:
                     break
             snapshot = harness.snapshot()
@@ -245,11 +247,26 @@ def test_what_a_barrier_found_due_comes_in_slices_before_any_record(window: Join
                 assert harness.operator.next_processing_time_ms() is None
                 assert rows_kept(harness) == 0
                 break
-    assert attempts > 20 // slices
+    assert attempts > 10 // slices
     end = {"a": 18, "other": 15} if isinstance(window, Session) else {"a": 10, "other": 10}
-    expected = [(end["a"] - 1, "a", left, 100 + right) for left in range(3) for right in range(9)]
+    expected: list[Any] = [(end["a"] - 1, "a", left, 100 + right) for left in range(3) for right in range(9)]
     expected += [(end["other"] - 1, f"k{n}", n, None) for n in range(9)] + [(end["other"] - 1, f"r{n}", None, n) for n in range(6)]
     assert sorted(emitted, key=str) == sorted(expected, key=str)
+
+
+def test_a_key_may_be_called_as_the_state_calls_its_own() -> None:
+    left, right = (RowType(pa.schema([("after", pa.int64()), (name, pa.int64())])) for name in ("n", "v"))
+    made = window_join(left, right, "after", Tumbling(10), "inner", None, "op")
+    made.rows_per_slice_max = 2
+    harness = OperatorHarness(made, key_type="int64").open()
+    harness.process([{"after": 70, "n": 1}], [5], left.schema)
+    harness.process([{"after": 70, "v": n} for n in range(5)], [5] * 5, right.schema, input_index=1)
+    next(harness.watermark_slices(9))
+    found, snapshot = taken(harness), harness.snapshot()
+    harness.close()
+    with OperatorHarness.restored(made, [snapshot], key_type="int64") as harness:
+        harness.processing_time(0)
+        assert [*found, *taken(harness)] == [(9, 70, 1, n) for n in range(5)]
 
 
 def test_one_left_row_with_more_partners_than_a_slice_takes_several() -> None:
@@ -277,13 +294,13 @@ def test_a_watermark_looks_at_the_sessions_that_may_have_ended_alone(monkeypatch
 
         monkeypatch.setattr(table, "rows_of", counting)
         monkeypatch.setattr(table, "scan", None)
-        for at in range(0, 4_000, 5):
-            feed(harness, (0, "long", at, at), (1, "long", at, at))
+        for at in range(0, 500, 5):
+            feed(harness, (0, "long", at, at), *([(1, "long", at, at)] if at % 100 == 0 else []))
             harness.watermark(at)
         assert max(looked) < 10
         assert taken(harness) == []
         harness.watermark(10_000)
-        assert len(taken(harness)) == 800 * 800
+        assert len(taken(harness)) == 100 * 5
 
 
 # ------------------------------------------------------------------------------------------------------- against DuckDB
