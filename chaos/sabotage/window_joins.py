@@ -60,7 +60,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "hasty_session_join",
-        "a session of a join ends some milliseconds before its last record may come",
+        "sessions of a join have a shorter gap than declared, and end before their last record may come",
         ("I1", "I2", "I7"),
         (Mutant(WindowedOperator, "_ended_sessions", _in_a_hurry),),
         workloads=("window_joins",),

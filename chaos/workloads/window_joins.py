@@ -110,7 +110,7 @@ def _exact(rng: random.Random) -> Scenario:
     return Scenario(
         plan=partial(_plan, joined, drawn),
         records=sum(feed.rows for feed in feeds),
-        sinks=(SinkExpectation(PATH, "joined", rows, after_drains=rows, emitted=emitted),),
+        sinks=(SinkExpectation(PATH, "joined-out", rows, after_drains=rows, emitted=emitted),),
         operators=("joined",),
         cuts=(CutExpectation(uids, "joined", partial(no_states, feeds)),),
     )
