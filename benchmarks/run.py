@@ -26,6 +26,7 @@ from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
 from benchmarks.heapsnapshots import measure as measure_heap
 from benchmarks.incremental import measure as measure_incremental
+from benchmarks.joins import measure as measure_joins
 from benchmarks.restarts import measure as measure_restarts
 from benchmarks.restore import measure as measure_restore
 from benchmarks.row_windows import measure as measure_row_windows
@@ -216,6 +217,11 @@ def tables(bench: Bench, quick: bool) -> list[Row]:
     return measure_tables(bench, quick)
 
 
+def joins(bench: Bench, quick: bool) -> list[Row]:
+    """Joins of two streams, and of a stream and a table, one worker, beside Arrow's hash join of whole tables."""
+    return measure_joins(bench, quick)
+
+
 def async_calls(bench: Bench, quick: bool) -> list[Row]:
     """Calls of async_map a second, one worker; the aim is 20,000."""
     return measure_async(bench, quick)
@@ -296,8 +302,8 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap,
-    "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "tables": tables, "restarts": restarts, "flood": flood,
-    "restore": restore, "transfers": transfers, "nexmark": nexmark, "simulation": simulation, "tools": tools,
+    "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "tables": tables, "joins": joins, "restarts": restarts,
+    "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark, "simulation": simulation, "tools": tools,
     "row_windows": row_windows, "timers": timers,
 }  # fmt: skip
 

@@ -688,9 +688,9 @@ class RowTable(Protocol):
     ) -> RowProbe:
         """As `rows_of`, with times, in slices. `after`: of each key the rows of orders above this alone."""
 
-    def until(self, moment: int, rows_max: int) -> RowMatches:
-        """The earliest rows with a time up to `moment`. Meant for tables whose rows are deleted in order of time: O(rows up to it,
-        and those that have been deleted since the last call)."""
+    def until(self, moment: int, rows_max: int, after: int = NO_TIME) -> RowMatches:
+        """The earliest rows with a time behind `after` and up to `moment`, by time. O(those that it gives, and those that were
+        deleted between these times); a run of rows is sorted by time when it is first asked for some."""
 
     def counterparts(self, rows: RowMatches) -> RowMatches:
         """The rows of this table that have the key and the order of some rows of another table of the same subtask; `queries` has

@@ -7,15 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from holdfast.barriers.elements import MIN_WATERMARK
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.barriers.messages import TaskState
 from holdfast.chaos.checkers.base import Checker
+from holdfast.operators.functions.joins.windowed import CoGroupOperator, WindowedOperator, WindowJoinOperator
+from holdfast.operators.functions.windows.assigners import Session
 from holdfast.operators.functions.windows.bounds import cleanup_time, window_of
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
 from holdfast.operators.functions.windows.merging import SESSIONS, decode_sessions
 from holdfast.operators.functions.windows.row_functions import WindowOperator
 from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.statebackends.backends.heap import HeapKeyedBackend
+from holdfast.statebackends.state import RowTable
 
 Overdue = Iterator[tuple[str, int]]
 """(what is kept, the watermark at which it should have gone)"""
@@ -54,10 +57,37 @@ def _of_row_windows(operator: WindowOperator) -> Overdue:
                 yield f"the session {session.window}", cleanup_time(session.window, lateness_ms)
 
 
+def _of_window_joins(operator: WindowedOperator) -> Overdue:
+    """Rows of windows, and the last rows of sessions, up to which their other rows stay."""
+    left, right = operator._left, operator._right
+    for end in sorted({*left.namespaces(), *right.namespaces()} - {MIN_WATERMARK}):
+        yield f"rows of the window that ends at {end}", end - 1
+    if isinstance(operator.windows, Session):
+        gap_ms, passed = operator.windows.gap_ms, operator._reached.current
+        if any(len(table.until(passed - gap_ms + 1, 1)) for table in (left, right)):
+            yield from _of_joined_sessions((left, right), gap_ms)
+
+
+def _of_joined_sessions(tables: tuple[RowTable, RowTable], gap_ms: int) -> Overdue:
+    times: dict[tuple[Any, ...], list[int]] = {}
+    for table in tables:
+        rows = table.until(MAX_WATERMARK, table.count())
+        columns = rows.keys()
+        for key, time in zip(zip(*(key.to_pylist() for key in columns), strict=True), rows.times.tolist(), strict=True):
+            times.setdefault(key, []).append(time)
+    for key, some in times.items():
+        some.sort()
+        for time, behind in zip(some, [*some[1:], MAX_WATERMARK], strict=True):
+            if behind - time > gap_ms:
+                yield f"the session of {key} that has its last row at {time}", time + gap_ms - 1
+
+
 KEPT: dict[type, Callable[[Any], Overdue]] = {
     TumblingWindowOperator: _of_tumbling,
     SlidingWindowOperator: _of_sliding,
     WindowOperator: _of_row_windows,
+    WindowJoinOperator: _of_window_joins,
+    CoGroupOperator: _of_window_joins,
 }
 """Operator -> what it keeps, and until which watermark."""
 

@@ -46,8 +46,10 @@ from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
 from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.operators.base import JobPlan, Operator
+from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.operators.functions.process import KeyedFunctionOperator
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
+from holdfast.operators.functions.windows.firing import FiringOperator
 from holdfast.operators.task.pool import POOL_THREADS
 from holdfast.operators.task.subtask import Subtask
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
@@ -66,7 +68,7 @@ WAIT_MIN_US = 100
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
-FIRING = (TumblingWindowOperator, KeyedFunctionOperator)
+FIRING = (TumblingWindowOperator, KeyedFunctionOperator, IntervalJoinOperator, FiringOperator)
 """Operators that emit in slices when a watermark arrives."""
 
 _REPEATABLE: dict[str, Any] = {
@@ -330,6 +332,9 @@ class WorkerHost:
             setattr(operator, method, self._hook(getattr(operator, method), f"worker.{what}.{uid}", uid))
         if isinstance(operator, FIRING):
             vars(operator)["process_watermark"] = self._in_slices(operator.process_watermark, f"worker.fire.{uid}", uid)
+        if isinstance(operator, FiringOperator):  # what a barrier found due
+            behind = self._in_slices(operator.process_processing_time, f"worker.fire.{uid}", uid)
+            vars(operator)["process_processing_time"] = behind
 
     def _remember(self, operator: Operator, uid: str) -> None:
         """Record the memory of the user's function when it is opened, and at its end."""

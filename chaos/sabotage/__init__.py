@@ -27,6 +27,7 @@ from holdfast.chaos.sabotage.stores import SABOTAGES as STORES
 from holdfast.chaos.sabotage.tables import SABOTAGES as TABLES
 from holdfast.chaos.sabotage.tasks import SABOTAGES as TASKS
 from holdfast.chaos.sabotage.versions import SABOTAGES as VERSIONS
+from holdfast.chaos.sabotage.window_joins import SABOTAGES as WINDOW_JOINS
 from holdfast.statebackends.errors import InvalidConfigError
 
 __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
@@ -34,7 +35,7 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, TABLES, TASKS, SOURCES, STATE),
+        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, WINDOW_JOINS, TABLES, TASKS, SOURCES, STATE),
         *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COMBINING),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )

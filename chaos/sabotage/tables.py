@@ -40,7 +40,7 @@ SABOTAGES = (
         "hasty_threshold",
         "a key of a top-N has a threshold before all its ranks are taken",
         ("I1", "I2", "I7"),
-        (Mutant(top._Ranked, "last_rows", _of_keys_with_free_ranks),),
+        (Mutant(top.Ranked, "last_rows", _of_keys_with_free_ranks),),
         workloads=("topn",),
     ),
     Sabotage(

@@ -32,6 +32,7 @@ from holdfast.chaos.workloads import (
     timers,
     topn,
     versions,
+    window_joins,
     windows,
 )
 from holdfast.chaos.workloads.scenario import Workload
@@ -42,7 +43,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn),
-        *(joins, latecomers, sessions, column_sessions),
+        *(joins, latecomers, sessions, column_sessions, window_joins),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }

@@ -41,6 +41,7 @@ from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.expressions import condition_operator, select_operator
 from holdfast.operators.functions.joins.buffers import JoinInterval
 from holdfast.operators.functions.joins.interval import join_interval, planned_join
+from holdfast.operators.functions.joins.late import late_outputs
 from holdfast.operators.functions.joins.lookup import check_lookup, function_lookup, table_lookup
 from holdfast.operators.functions.joins.output import How, On, Suffixes
 from holdfast.operators.functions.joins.regular import retained_interval
@@ -66,6 +67,7 @@ from holdfast.operators.functions.skipping import is_skipping
 from holdfast.operators.functions.tables.carried import map_with_state_operator, reduce_operator
 from holdfast.operators.functions.tables.one_row import Place, deduplication, one_row_operator
 from holdfast.operators.functions.tables.top import ranking, top_operator
+from holdfast.operators.functions.tables.window_top import window_top_operator
 from holdfast.operators.functions.windows.assigners import ASSIGNERS, Global, Session, WindowAssigner
 from holdfast.operators.functions.windows.columnar_operators import columnar_window
 from holdfast.operators.functions.windows.contents import Contents
@@ -447,8 +449,10 @@ class Stream(Stage):
         interval: JoinInterval,
     ) -> Stream:
         _check_timed(what, self, right)
-        plan = planned_join((self._row_type, right._row_type), late, on, how, suffixes, interval, what)
-        settings = {"properties": plan.properties, "side_outputs": plan.side_outputs}
+        inputs = self._row_type, right._row_type
+        outputs = late_outputs(late, inputs, what)
+        plan = planned_join(inputs, outputs, on, how, suffixes, interval, what)
+        settings = {"properties": plan.properties, "side_outputs": outputs.types}
         selectors = plan.sides[0].selector, plan.sides[1].selector
         return _add_join(self, right, what, plan.operator, selectors, plan.operator.output_type, **settings)
 
@@ -466,28 +470,48 @@ class Stream(Stage):
         return _add_join(self, versions, what, operator, selectors, operator.result.row_type)
 
     def window_join(
-        self, right: Stream, *, on: On, window: JoinWindows, how: How = "inner", suffixes: Suffixes | None = None
+        self,
+        right: Stream,
+        *,
+        on: On,
+        window: JoinWindows,
+        how: How = "inner",
+        late_left: OutputTag | str | None = None,
+        late_right: OutputTag | str | None = None,
+        suffixes: Suffixes | None = None,
     ) -> Stream:
         """All pairs of rows of one key and one window of event time, when the window fires; their time is its last millisecond.
 
         `window`: Tumbling, Sliding or Session, whose records are those of both sides. `how`: also rows of a window without a
-        partner. A row is late when all of its windows have fired. `on`, `suffixes` and the columns as of the other joins."""
+        partner. A row is late when all of its windows have fired. `late_left`, `late_right`, `on`, `suffixes` and the columns as
+        of the other joins."""
         what = "window_join"
         _check_timed(what, self, right)
-        operator = window_join(self._row_type, right._row_type, on, window, how, suffixes, what)
+        late = late_outputs((late_left, late_right), (self._row_type, right._row_type), what)
+        operator = window_join(self._row_type, right._row_type, on, window, how, suffixes, what, late.tags)
         one, other = (side.side.selector for side in operator.sides)
-        return _add_join(self, right, what, operator, (one, other), operator.result.row_type)
+        return _add_join(self, right, what, operator, (one, other), operator.result.row_type, side_outputs=late.types)
 
     def cogroup(
-        self, right: Stream, function: CoGroupFunction, *, on: On, window: JoinWindows, returns: Any = None
+        self,
+        right: Stream,
+        function: CoGroupFunction,
+        *,
+        on: On,
+        window: JoinWindows,
+        returns: Any = None,
+        late_left: OutputTag | str | None = None,
+        late_right: OutputTag | str | None = None,
     ) -> Stream:
         """`function(key, window, left rows, right rows)` of each key and window that has rows, when the window fires: it returns
-        or yields rows. One of the lists may be empty. `window` as of `window_join`; `returns` as of `flat_map`."""
+        or yields rows. One of the lists may be empty. `window`, `late_left` and `late_right` as of `window_join`; `returns` as of
+        `flat_map`."""
         what = "cogroup"
         _check_timed(what, self, right)
         output = self._declared(function, returns, what, each=True)
-        operator = cogroup(self._row_type, right._row_type, on, window, function, output, what)
-        return _add_join(self, right, what, operator, operator.selectors, output)
+        late = late_outputs((late_left, late_right), (self._row_type, right._row_type), what)
+        operator = cogroup(self._row_type, right._row_type, on, window, function, output, what, late.tags)
+        return _add_join(self, right, what, operator, operator.selectors, output, side_outputs=late.types)
 
     def lookup_join(
         self,
@@ -1167,6 +1191,24 @@ class WindowedStream:
         if self._options.evictor is not None:
             contents = replace(contents, type=self._stored_type(None))
         return self._rows(options.get("window_function") or PassOn(function.add), contents, options.get("returns"), None)
+
+    def top(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = True,
+        ties: str = "earlier",
+        rank_column: str = "rank",
+    ) -> Stream:
+        """The first n rows of each key and window, each once, when the window fires: the row's columns, window_start, window_end
+        (UTC), and the rank (1 .. n). Tumbling and sliding windows of event time. Arguments as of `KeyedStream.top`."""
+        ranked = ranking(n, by, descending, ties, rank_column)
+        keyed, tag = self._keyed, self._options.late_tag
+        operator = window_top_operator(ranked, self._windows, self._options, keyed._selector, keyed._row_type)
+        stream = keyed._add_keyed("window", operator, operator.output_type, n=n)
+        stream._own("window").side_outputs.update({tag: keyed._row_type} if tag else {})
+        return stream
 
     def _columns(self, **aggregates: Aggregate) -> Stream:
         keyed = self._keyed

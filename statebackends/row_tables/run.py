@@ -159,24 +159,27 @@ class Run:
         dropped: Mask = self._is_dropped[np.searchsorted(self._namespaces, self.namespaces[rows])]
         return dropped if dead is None else dead | dropped
 
-    def until(self, moment: int, rows_max: int) -> Positions:
-        """Loop thread: living rows with a time up to `moment`, the earliest first; of equal times the first of the run.
+    def until(self, moment: int, rows_max: int, after: int = NO_TIME) -> Positions:
+        """Loop thread: living rows with a time behind `after` and up to `moment`, the earliest first; of equal times the first of
+        the run.
 
-        O(rows up to it that are not known to be dead); the first call sorts."""
-        if self.time_min > moment:
+        O(rows between them that are not known to be dead); the first call sorts."""
+        if self.time_min > moment or self.time_max <= after:
             return np.empty(0, np.int64)
         if self._by_time is None:
             self._by_time = np.argsort(self.times, kind="stable")
             self._until_from = int(np.searchsorted(self.times, NO_TIME, side="right", sorter=self._by_time))
         stop = int(np.searchsorted(self.times, moment, side="right", sorter=self._by_time))
         found: list[Positions] = [np.empty(0, np.int64)]
-        count, at = 0, self._until_from
+        first = 0 if after == NO_TIME else int(np.searchsorted(self.times, after, side="right", sorter=self._by_time))
+        count, at = 0, max(first, self._until_from)
+        is_from_first = at == self._until_from
         while at < stop and count < rows_max:
             rows = self._by_time[at : min(stop, at + _UNTIL_ROWS)]
             at += len(rows)
             dead = self.dead_among(rows)
             alive = rows if dead is None else rows[~dead]
-            if not count and not len(alive):
+            if is_from_first and not count and not len(alive):
                 self._until_from = at  # rows once dead stay so
             found.append(alive)
             count += len(alive)

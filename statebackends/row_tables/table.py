@@ -204,9 +204,9 @@ class SortedRowTable:
         self._seal()
         return Probe(list(self._runs), keys, MatchFilter(None, times), after, self._columns)
 
-    def until(self, moment: int, rows_max: int) -> Matches:
+    def until(self, moment: int, rows_max: int, after: int = NO_TIME) -> Matches:
         self._seal()
-        found = [(number, run.until(moment, rows_max)) for number, run in enumerate(self._runs)]
+        found = [(number, run.until(moment, rows_max, after)) for number, run in enumerate(self._runs)]
         origins = np.repeat([number for number, _ in found], [len(rows) for _, rows in found]).astype(np.int64)
         positions = np.concatenate([np.empty(0, np.int64), *(rows for _, rows in found)])
         rows = Matches(list(self._runs), origins, positions, positions, self._columns)

@@ -229,11 +229,12 @@ class RowTableMachine(RuleBasedStateMachine):
         within = [row for row in self.model if row.time is not None and times[0] <= row.time <= times[1]]
         assert found == [(query, row) for query, key in enumerate(keys) for row in within if row.key == key]
 
-    @rule(moment=st.integers(-1, 9), rows_max=st.integers(1, 20), deletes=st.booleans())
-    def until(self, moment: int, rows_max: int, deletes: bool) -> None:
-        matches = self.rows.until(moment, rows_max)
+    @rule(moment=st.integers(-1, 9), after=st.integers(-1, 6) | st.none(), rows_max=st.integers(1, 20), deletes=st.booleans())
+    def until(self, moment: int, after: int | None, rows_max: int, deletes: bool) -> None:
+        after = NO_TIME if after is None else after
+        matches = self.rows.until(moment, rows_max, after)
         found = rows_in(matches)
-        due = [row for row in self.model if row.time is not None and row.time <= moment]
+        due = [row for row in self.model if row.time is not None and after < row.time <= moment]
         times = sorted(row.time for row in due if row.time is not None)
         assert [row.time for row in found] == times[:rows_max]
         assert set(found) <= set(due)

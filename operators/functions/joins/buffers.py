@@ -65,7 +65,7 @@ class SideBuffer:
         self.late_tag = late_tag
         values = pa.schema(side.columns)
         self._rows = RowTableStateDescriptor(name, values)
-        """All rows for which a partner can follow, in stretches of event time."""
+        """All rows for which a partner can follow, in stretches of event time; a stretch's namespace is its first ms."""
         self._unmatched = RowTableStateDescriptor(f"{name}_unmatched", pa.schema([]))
         """Key, order and time of those that have no partner yet."""
         self._pending = RowTableStateDescriptor(f"{name}_pending", _with_own(values, side.selector.names))
@@ -86,12 +86,17 @@ class SideBuffer:
             found.append(self._unkeyed)
         return tuple(found)
 
-    def open(self, context: OperatorContext, width_ms: int) -> None:
+    def open(self, context: OperatorContext, widest_ms: int) -> None:
+        """`widest_ms`: of the stretches that restored rows are in; 0: there are none."""
         self._context = context
-        self._width_ms = width_ms
-        self._dropped_until = MIN_WATERMARK
+        self._width_ms = max(1, (self.partners.upper_ms - self.partners.lower_ms) // STRETCHES)
         names, state = self.side.selector.names, context.keyed_state
         self.rows: RowTable = state.row_table(self._rows, names)
+        self._restored_width_ms = max(widest_ms, self._width_ms)
+        self._restored_until = max(self.rows.namespaces(), default=MIN_WATERMARK)
+        """Stretches up to this one may be as wide as that, since rows were put into them before the interval changed."""
+        self._next_drop_ms = MIN_WATERMARK
+        """Time before which no stretch has ended for good."""
         self.pending: RowTable = state.row_table(self._pending, names)
         if self.is_outer:
             self.unmatched: RowTable = state.row_table(self._unmatched, names)
@@ -127,7 +132,10 @@ class SideBuffer:
         return np.maximum(times, shifted(times, self.partners.upper_ms))
 
     def append(self, keys: ArrowKeyColumn, values: Sequence[pa.Array], times: Numbers, is_matched: npt.NDArray[np.bool_]) -> None:
-        orders = self.rows.append(keys, times // self._width_ms, values, times)
+        earliest = np.maximum(times, MIN_WATERMARK + self._width_ms)
+        stretches = earliest - earliest % self._width_ms
+        self._next_drop_ms = min(self._next_drop_ms, int(stretches.min()))
+        orders = self.rows.append(keys, stretches, values, times)
         if self.is_outer and not is_matched.all():
             rows = np.flatnonzero(~is_matched)
             self.unmatched.append(keys.take(rows), _ALL, [], times[rows], orders[rows])
@@ -153,14 +161,23 @@ class SideBuffer:
     def clean(self, watermark_ms: int) -> None:
         """Drop stretches in which no row can get a partner any more."""
         until = self.due_until(watermark_ms)
-        last = MAX_WATERMARK if until == MAX_WATERMARK else (until - self._width_ms + 1) // self._width_ms
-        if last <= self._dropped_until:
+        if until < self._next_drop_ms:
             return
+        self._next_drop_ms = MAX_WATERMARK
         for stretch in self.rows.namespaces():
-            if stretch > last:
+            last = min(stretch + self._width_of(stretch) - 1, MAX_WATERMARK)
+            if last > until:
+                self._next_drop_ms = last
                 break
             self.rows.drop(stretch)
-        self._dropped_until = last if last < MAX_WATERMARK else MIN_WATERMARK  # behind a drain the job may go on
+
+    def _width_of(self, stretch: int) -> int:
+        return self._restored_width_ms if stretch <= self._restored_until else self._width_ms
+
+    @property
+    def widest_ms(self) -> int:
+        """Of the stretches that rows are in."""
+        return self._width_of(min(self.rows.namespaces(), default=MAX_WATERMARK))
 
     def has_due(self, watermark_ms: int) -> bool:
         """Whether rows without a partner are to come out at this watermark."""

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator, OperatorContext, Output
-from holdfast.operators.functions.joins.buffers import STRETCHES, Arrival, JoinInterval, Numbers, SideBuffer, shifted
+from holdfast.operators.functions.joins.buffers import Arrival, JoinInterval, Numbers, SideBuffer, shifted
+from holdfast.operators.functions.joins.late import LateOutputs
 from holdfast.operators.functions.joins.output import (
     How,
     JoinOutput,
@@ -28,12 +29,11 @@ from holdfast.operators.functions.joins.output import (
     join_output,
     join_sides,
 )
-from holdfast.operators.functions.joins.sides import event_times
+from holdfast.operators.functions.joins.sides import check_kept_columns
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.side_outputs import OutputTag, tag_name
+from holdfast.operators.functions.windows.firing import event_times, put_aside
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvariantError
-from holdfast.statebackends.row_tables.type_text import fields_of_text, row_table_text
 from holdfast.statebackends.state import (
     NO_ORDER,
     OperatorListStateDescriptor,
@@ -49,8 +49,11 @@ PAIRS_PER_SLICE_MAX = 1 << 15
 """Rows of the other input that one slice looks at, and at most emits pairs of."""
 ROWS_PER_SLICE_MAX = 8192
 """Rows without a partner that one slice emits."""
-_WIDTH = OperatorListStateDescriptor("width_ms", Redistribution.UNION)
-"""One entry a subtask, msgpack: ms of event time that a stretch of the buffers has."""
+_STRETCH = OperatorListStateDescriptor("stretch_ms", Redistribution.UNION)
+"""One entry a subtask, msgpack: ms of event time that a stretch of the buffers has at most."""
+_FIRED = OperatorListStateDescriptor("fired", Redistribution.UNION)
+"""One entry a subtask, msgpack: the last watermark behind which all that was due had come out, ms."""
+_KEPT = (_STRETCH, _FIRED)
 
 
 class IntervalJoinOperator(Operator):
@@ -77,7 +80,7 @@ class IntervalJoinOperator(Operator):
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         left, right = self.buffers
-        return (*left.declared_states(), *right.declared_states(), WATERMARKS, _WIDTH)
+        return (*left.declared_states(), *right.declared_states(), WATERMARKS, _STRETCH, _FIRED)
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
@@ -90,21 +93,25 @@ class IntervalJoinOperator(Operator):
     def initialize_state(self) -> None:
         state = self.context.operator_state
         self._reached.restore(state.list_state(WATERMARKS.name))
-        # rows that were stored are in stretches of the width that was taken then, whatever the interval is now
-        widths = [msgspec.msgpack.decode(entry) for entry in state.list_state(_WIDTH.name).entries]
-        span = self.interval.upper_ms - self.interval.lower_ms
-        self._width_ms: int = min(widths, default=max(1, span // STRETCHES))
+        stretches, fired = ([msgspec.msgpack.decode(entry) for entry in state.list_state(each.name).entries] for each in _KEPT)
+        self._restored_stretch_ms: int = max(stretches, default=0)
+        self._fired: int = min(fired, default=MIN_WATERMARK)
+        self._forwarded_before = self._fired
+        """A watermark that an attempt before this one may have forwarded: where the interval was longer then, rows without a
+        partner are still here whose time is behind it."""
 
     def open(self) -> None:
         for side, buffer in enumerate(self.buffers):
-            buffer.open(self.context, self._width_ms)
+            buffer.open(self.context, self._restored_stretch_ms)
             self._arrivals.extend(buffer.restored_pending(side))
         self._has_stored = bool(self._arrivals)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         state = self.context.operator_state
         self._reached.store(state.list_state(WATERMARKS.name))
-        state.list_state(_WIDTH.name).update([msgspec.msgpack.encode(self._width_ms)])
+        stretch_ms = max(buffer.widest_ms for buffer in self.buffers)
+        for kept, number in zip(_KEPT, (stretch_ms, self._fired), strict=True):
+            state.list_state(kept.name).update([msgspec.msgpack.encode(number)])
         if self._arrivals or self._has_stored:
             stored = [
                 buffer.store_pending([each for each in self._arrivals if each.side == side])
@@ -153,12 +160,7 @@ class IntervalJoinOperator(Operator):
         late = stamps <= self._reached.current
         if not late.any():
             return batch
-        if buffer.late_tag and self.output.has_readers(buffer.late_tag):
-            self.output.collect_side(buffer.late_tag, batch.filter(late))
-        else:
-            counters = self.context.counters
-            counters.late_dropped += int(late.sum())
-            counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(int(stamps[late].min())))
+        put_aside(batch.filter(late), buffer.late_tag, self, self._reached)
         return batch.filter(~late)
 
     # -------------------------------------------------------------------------------------------------------------- pairs
@@ -228,6 +230,7 @@ class IntervalJoinOperator(Operator):
                 yield from self._emit_unmatched(side, buffer)
         for buffer in self.buffers:
             buffer.clean(self._passed)
+        self._fired = self._reached.kept
 
     def _emit_unmatched(self, side: int, buffer: SideBuffer) -> Iterator[None]:
         """Rows leave the state as they are emitted."""
@@ -248,7 +251,8 @@ class IntervalJoinOperator(Operator):
 
     def _emit_lone(self, side: int, keys: Sequence[pa.Array], values: Sequence[pa.Array], times: Numbers) -> None:
         left, right = (None, values) if side else (values, None)
-        self.output.collect(self.result.batch(keys, left, right, self.buffers[side].result_times(times)))
+        stamps = np.maximum(self.buffers[side].result_times(times), self._forwarded_before + 1)
+        self.output.collect(self.result.batch(keys, left, right, stamps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +261,12 @@ class PlannedJoin:
 
     operator: IntervalJoinOperator
     sides: tuple[JoinSide, JoinSide]
-    side_outputs: dict[str, RowType]
     properties: dict[str, Any]
 
 
 def planned_join(
     inputs: tuple[RowType, RowType],
-    late_tags: tuple[OutputTag | str | None, OutputTag | str | None],
+    late: LateOutputs,
     on: On,
     how: How,
     suffixes: Suffixes | None,
@@ -273,19 +276,11 @@ def planned_join(
     """A join of event time. Raises GraphError naming the operator."""
     how = check_how(how, operator)
     sides = join_sides(on, *inputs, operator)
-    _check_kept_columns(sides, operator)
+    check_kept_columns(sides, operator)
     result = join_output(*sides, how, suffixes, operator)
-    late: dict[str, RowType] = {}
-    tags = ["", ""]
-    for side, tag in enumerate(late_tags):
-        if tag is not None:
-            tags[side] = OutputTag(tag_name(tag)).name
-            if tags[side] in late:
-                raise GraphError(f"operator {operator!r}: two side outputs are called {tags[side]!r}", operator=operator)
-            late[tags[side]] = inputs[side]
-    joined = IntervalJoinOperator(sides, interval, how, result, (tags[0], tags[1]))
+    joined = IntervalJoinOperator(sides, interval, how, result, late.tags)
     properties = {"lower_ms": interval.lower_ms, "upper_ms": interval.upper_ms, "how": how}
-    return PlannedJoin(joined, sides, late, properties)
+    return PlannedJoin(joined, sides, properties)
 
 
 def bound_ms(bound: Any, what: str, operator: str) -> int:
@@ -324,16 +319,3 @@ def join_interval(
             setting="lower",
         )
     return interval
-
-
-def _check_kept_columns(sides: Sequence[JoinSide], operator: str) -> None:
-    """Raises GraphError naming the operator for a column that can't be kept in state."""
-    for side in sides:
-        for column in side.columns:
-            if fields_of_text(row_table_text(pa.schema([column]))) is None:
-                raise GraphError(
-                    f"operator {operator!r} keeps rows in its state, and column {column.name!r} is {column.type}: cast it, or "
-                    "leave it out in front of the join",
-                    operator=operator,
-                    column=column.name,
-                )

@@ -6,7 +6,7 @@ the keys of some rows that are not in the cache, each once. The cache belongs to
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,19 @@ from holdfast.operators.functions.joins.sides import Mask, Positions
 from holdfast.operators.functions.schema import RowType, declared_type, undeclared_error
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.operators.task.user_failures import shown
-from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.row_tables.frozen import Rows
 from holdfast.statebackends.row_tables.key_codes import key_codes
-from holdfast.statebackends.row_tables.probe import MatchFilter, matches_in
-from holdfast.statebackends.row_tables.run import RowColumns
+from holdfast.statebackends.row_tables.probe import MatchFilter, Probe
+from holdfast.statebackends.row_tables.run import Matches, RowColumns
 from holdfast.statebackends.row_tables.table import sorted_run
 from holdfast.statebackends.state import NO_TIME, duration_ms
 
 CACHE_ROWS_MAX = 100_000_000
 TABLE_BYTES_MAX = 256 << 20
 """Of a table that is looked up: it travels with the job, and each subtask has a copy."""
+ROWS_PER_BATCH_MAX = 1 << 15
+"""Rows with their matches that are made and emitted at once, however many matches a row has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +191,9 @@ class LookupJoinOperator(AsyncMapOperator):
         schema = self.right.schema
         looked_up = Batch(rows=flat, schema=schema, row_factory=self.right.record, producer=self.context.uid).columns()
         starts, counts = np.array([places[key] for key in keys], np.int64).T
-        left, at, matched = pairs(starts, counts, keeps_unmatched=self.keeps_unmatched)
         batch = request.batch.slice(request.start, request.count)
-        emit_pairs(self.output, self.result, self.left, batch, left, looked_up.columns, at, matched)
+        for left, at, matched in pairs(starts, counts, keeps_unmatched=self.keeps_unmatched):
+            emit_pairs(self.output, self.result, self.left, batch, left, looked_up.columns, at, matched)
 
 
 class TableLookupOperator(Operator):
@@ -223,6 +225,7 @@ class TableLookupOperator(Operator):
         rows = Rows(key_codes(keys), orders, nothing, np.full(count, NO_TIME), pa.RecordBatch.from_arrays(arrays, schema=schema))
         self._columns = RowColumns(schema, len(keys.arrays))
         self._names = names[len(keys.arrays) :]
+        self._nothing = [pa.array([], field.type) for field in self.right.columns]
         run = sorted_run([rows], schema, len(keys.arrays))
         self._runs = [] if run is None else [run]
 
@@ -235,15 +238,32 @@ class TableLookupOperator(Operator):
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:
             return
-        found = matches_in(self._runs, self._keys(self.left, batch), MatchFilter(None, None), self._columns)
-        counts = np.bincount(found.queries, minlength=batch.num_rows)
-        starts = np.cumsum(counts) - counts
+        asked = MatchFilter(None, None)
+        probe = Probe(self._runs, self._keys(self.left, batch), asked, None, self._columns)
         keyless = self.left.selector.without_key(batch)
-        if keyless is not None:
-            counts = np.where(keyless, 0, counts)
-        rows, at, matched = pairs(starts, counts, keeps_unmatched=self.keeps_unmatched)
-        columns = found.take(self._names).columns if self._names else []
-        emit_pairs(self.output, self.result, self.left, batch, rows, columns, at, matched)
+        is_matched = np.zeros(batch.num_rows, np.bool_)
+        settled = 0
+        while settled < batch.num_rows:
+            found = probe.next(ROWS_PER_BATCH_MAX)
+            if found is not None and keyless is not None:
+                found = found.select(~keyless[found.queries])
+            if found is not None:
+                is_matched[found.queries] = True
+            lone = np.flatnonzero(~is_matched[settled : probe.complete]) + settled
+            settled = probe.complete
+            self._emit(batch, found, lone if self.keeps_unmatched else lone[:0])
+
+    def _emit(self, batch: Batch, found: Matches | None, lone: Positions) -> None:
+        """Rows with their matches, and rows without one, in the order of the batch."""
+        rows = lone[:0] if found is None else found.queries
+        columns = self._nothing if found is None else found.take(self._names).columns if self._names else []
+        places, matched = np.arange(len(rows)), np.ones(len(rows), np.bool_)
+        if len(lone):
+            rows = np.concatenate([rows, lone])
+            order = np.argsort(rows, kind="stable")
+            places, matched = (np.concatenate([each, np.zeros(len(lone), each.dtype)])[order] for each in (places, matched))
+            rows = rows[order]
+        emit_pairs(self.output, self.result, self.left, batch, rows, columns, places, matched)
 
 
 def answers(keys: list[Any], result: Any) -> dict[Any, list[Any]]:
@@ -264,12 +284,16 @@ def answers(keys: list[Any], result: Any) -> dict[Any, list[Any]]:
     }
 
 
-def pairs(starts: Positions, counts: Positions, *, keeps_unmatched: bool) -> tuple[Positions, Positions, Mask]:
-    """(row, place of a match, whether there is one), row by row, of `counts` matches each that begin at `starts`."""
+def pairs(starts: Positions, counts: Positions, *, keeps_unmatched: bool) -> Iterator[tuple[Positions, Positions, Mask]]:
+    """(row, place of a match, whether there is one), row by row, of `counts` matches each that begin at `starts`; up to
+    ROWS_PER_BATCH_MAX at once."""
     each = np.maximum(counts, 1) if keeps_unmatched else counts
-    rows = np.repeat(np.arange(len(counts)), each)
-    places = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each) + np.repeat(starts, each)
-    return rows, places, counts[rows] > 0
+    ends = np.cumsum(each)
+    total = int(ends[-1]) if len(ends) else 0
+    for first in range(0, total, ROWS_PER_BATCH_MAX):
+        numbers = np.arange(first, min(first + ROWS_PER_BATCH_MAX, total))
+        rows = np.searchsorted(ends, numbers, side="right")
+        yield rows, numbers - (ends - each - starts)[rows], counts[rows] > 0
 
 
 def emit_pairs(
@@ -286,12 +310,22 @@ def emit_pairs(
     if not len(rows):
         return
     columns = batch.columns()
-    taken, found = pa.array(rows), pa.array(places, mask=~matched)
-    ones = [[array.take(taken) for array in arrays] for arrays in (left.key_values(columns), left.values(columns))]
-    others = [array.take(found) for array in right]
+    taken = None if _are_all(rows, batch.num_rows) else pa.array(rows)
+    found = None if matched.all() and right and _are_all(places, len(right[0])) else pa.array(places, mask=~matched)
+    keys, values = (_taken(arrays, taken) for arrays in (left.key_values(columns), left.values(columns)))
     stamps = batch.timestamps
-    made = result.batch(ones[0], ones[1], others, np.zeros(len(rows), np.int64) if stamps is None else stamps[rows])
+    times = np.zeros(len(rows), np.int64) if stamps is None else stamps[rows]
+    made = result.batch(keys, values, _taken(right, found), times)
     output.collect(made if stamps is not None else Batch(columns=made.columns()))
+
+
+def _are_all(rows: Positions, count: int) -> bool:
+    """Whether these are all of so many rows, each once, in order."""
+    return len(rows) == count and bool((rows == np.arange(count)).all())
+
+
+def _taken(arrays: Sequence[pa.Array], rows: pa.Array | None) -> list[pa.Array]:
+    return list(arrays) if rows is None else [array.take(rows) for array in arrays]
 
 
 def check_lookup(how: Any, cache_rows: Any, cache_ttl: Any, operator: str) -> CacheSettings:
@@ -304,7 +338,10 @@ def check_lookup(how: Any, cache_rows: Any, cache_ttl: Any, operator: str) -> Ca
             operator=operator,
             setting="cache_rows",
         )
-    ttl_ms = None if cache_ttl is None else duration_ms(cache_ttl, "cache_ttl_ms")
+    try:
+        ttl_ms = None if cache_ttl is None else duration_ms(cache_ttl, "cache_ttl_ms")
+    except InvalidConfigError as error:
+        raise GraphError(f"operator {operator!r}: {error}", operator=operator, setting="cache_ttl_ms") from error
     if ttl_ms is not None and (ttl_ms < 1 or not cache_rows):
         reason = "must be at least 1" if ttl_ms < 1 else "needs cache_rows"
         raise GraphError(f"operator {operator!r}: cache_ttl_ms {reason}", operator=operator, setting="cache_ttl_ms")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,9 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.joins.output import JoinSide
-from holdfast.statebackends.errors import InvalidTimestampError
+from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.row_tables.key_codes import equal_rows, key_codes
+from holdfast.statebackends.row_tables.type_text import fields_of_text, row_table_text
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import RowMatches, RowTable, RowTableStateDescriptor
 
@@ -86,13 +87,29 @@ class StoredSide:
         return self.keys_of(rows.select(begins).keys(), context), np.cumsum(begins) - 1
 
 
-def event_times(batch: Batch, context: OperatorContext) -> Positions:
-    """Raises InvalidTimestampError for records without event times."""
-    if batch.timestamps is None:
-        raise InvalidTimestampError(
-            f"operator {context.uid!r}: records reach a join without event times",
-            operator=context.uid,
-            subtask=context.subtask,
-            record=None,
-        )
-    return batch.timestamps
+def rows_between(table: RowTable, since: int, until: int, rows_max: int) -> Iterator[RowMatches]:
+    """Rows with times from `since` to `until`, both inclusive, by time: about `rows_max` at once, and all of one time together.
+
+    Between two of them rows may be deleted."""
+    while since <= until and len(rows := table.until(until, rows_max, since - 1)):
+        times = rows.times
+        first, last = int(times[0]), int(times[-1])
+        if len(rows) == rows_max and first < last:
+            rows, last = rows.select(times < last), last - 1
+        elif len(rows) == rows_max:
+            rows = table.until(last, table.count(), since - 1)
+        since = last + 1
+        yield rows
+
+
+def check_kept_columns(sides: Sequence[JoinSide], operator: str) -> None:
+    """Raises GraphError naming the operator for a column that can't be kept in state."""
+    for side in sides:
+        for column in side.columns:
+            if fields_of_text(row_table_text(pa.schema([column]))) is None:
+                raise GraphError(
+                    f"operator {operator!r} keeps rows in its state, and column {column.name!r} is {column.type}: cast it, or "
+                    "leave it out in front of the join",
+                    operator=operator,
+                    column=column.name,
+                )

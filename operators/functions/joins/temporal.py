@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
-from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.functions.joins.output import JoinOutput, JoinSide, On, Suffixes, join_output, join_sides
-from holdfast.operators.functions.joins.sides import Mask, Positions, StoredSide, event_times
+from holdfast.operators.functions.joins.sides import Mask, Positions, StoredSide, check_kept_columns, rows_between
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.operators.functions.windows.firing import FiringOperator
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.row_tables.key_codes import distinct_keys as numbers_of
 from holdfast.statebackends.state import KeyColumn, RowMatches, RowTable, StateDescriptor
@@ -28,7 +28,7 @@ _NAMESPACE = 0
 _MIN_TIME = MIN_WATERMARK + 1
 
 
-class TemporalJoinOperator(Operator):
+class TemporalJoinOperator(FiringOperator):
     """Left records, input 0, with versions, input 1."""
 
     def __init__(self, left: JoinSide, right: JoinSide, result: JoinOutput, *, keeps_unmatched: bool) -> None:
@@ -41,14 +41,6 @@ class TemporalJoinOperator(Operator):
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (self.left.table, self.right.table, WATERMARKS)
 
-    def setup(self, context: OperatorContext, output: Output) -> None:
-        super().setup(context, output)
-        self._reached = KeptWatermark()
-
-    def initialize_state(self) -> None:
-        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
-        self._is_restored = self._reached.kept > MIN_WATERMARK
-
     def open(self) -> None:
         self._waiting: RowTable = self.left.opened(self.context)
         self._versions: RowTable = self.right.opened(self.context)
@@ -56,28 +48,14 @@ class TemporalJoinOperator(Operator):
         """No left row waits for an earlier watermark."""
         self._next_version = MIN_WATERMARK if self._versions.count() else MAX_WATERMARK
         """No version before it takes the place of another one that is still kept."""
-        self._last_version = MAX_WATERMARK if self._versions.count() else MIN_WATERMARK
-
-    def snapshot_state(self, checkpoint_id: int) -> None:
-        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
 
     # ------------------------------------------------------------------------------------------------------------ records
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        stamps = event_times(batch, self.context)
-        if not batch.num_rows:
-            return
-        self._catch_up()
+    def _take(self, batch: Batch, stamps: Positions, input_index: int) -> None:
         if input_index == 0:
             self._wait(batch, stamps)
         else:
             self._take_versions(batch, stamps)
-
-    def _catch_up(self) -> None:
-        """After a restore, what was due at the barrier fires before a record comes: it must not meet that record."""
-        if self._is_restored:
-            for _ in self._fire_due():
-                pass
 
     def _wait(self, batch: Batch, stamps: Positions) -> None:
         late = stamps <= self._reached.current
@@ -109,7 +87,6 @@ class TemporalJoinOperator(Operator):
         if batch.num_rows:
             self.right.append(self._versions, batch, _NAMESPACE, self.context)
             self._next_version = min(self._next_version, int(stamps.min()))
-            self._last_version = max(self._last_version, int(stamps.max()))
 
     def _take_late_versions(self, late: Batch, stamps: Positions) -> None:
         """One that nothing has taken the place of holds for the left records behind the watermark; no left record can need the
@@ -132,13 +109,7 @@ class TemporalJoinOperator(Operator):
 
     # ------------------------------------------------------------------------------------------------------------- firing
 
-    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
-        """What is late is decided at once; what waited until now is joined in slices."""
-        self._reached.advance(watermark_ms)
-        return self._fire_due()
-
     def _fire_due(self) -> Iterator[None]:
-        self._is_restored = False
         due = self._reached.current
         if self._earliest_waiting <= due:
             while len(rows := self._waiting.until(due, self.rows_per_slice_max)):
@@ -170,13 +141,11 @@ class TemporalJoinOperator(Operator):
         if self._next_version > passed:
             return
         since = max(_MIN_TIME, self._next_version)
-        scan = self._versions.scan(times=(since, passed))
-        while (rows := scan.next(self.rows_per_slice_max)) is not None:
-            if len(rows):
-                keys, _ = self.right.distinct_keys(rows, self.context)
-                self._drop_superseded(keys, passed)
+        for rows in rows_between(self._versions, since, passed, self.rows_per_slice_max):
+            _, keys, _ = self.right.by_key(rows, self.context)
+            self._drop_superseded(keys, passed)
             yield
-        self._next_version = passed + 1 if self._last_version > passed else MAX_WATERMARK
+        self._next_version = passed + 1
 
     def _drop_superseded(self, keys: KeyColumn, passed: int) -> None:
         """Versions of these keys that another one with a time up to `passed` has taken the place of."""
@@ -216,4 +185,5 @@ def temporal_join(
             operator=operator,
         )
     sides = join_sides(on, left, right, operator)
+    check_kept_columns(sides, operator)
     return TemporalJoinOperator(*sides, join_output(*sides, how, suffixes, operator), keeps_unmatched=how == "left")

@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
-from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.functions.joins.output import (
     How,
     JoinOutput,
@@ -27,16 +28,18 @@ from holdfast.operators.functions.joins.output import (
     join_output,
     join_sides,
 )
-from holdfast.operators.functions.joins.sides import Mask, Positions, StoredSide, event_times
+from holdfast.operators.functions.joins.sides import Mask, Positions, StoredSide, check_kept_columns, rows_between
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import ColumnKeySelector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
 from holdfast.operators.functions.windows.bounds import TimeWindow, slide_of
-from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
+from holdfast.operators.functions.windows.firing import FiringOperator, put_aside
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.operators.task.user_failures import Described, check_returns, raise_located, shown
-from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.errors import GraphError, InvariantError
 from holdfast.statebackends.row_tables.key_codes import distinct_keys as numbers_of
-from holdfast.statebackends.state import KeyColumn, RowMatches, RowTable, StateDescriptor
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
+from holdfast.statebackends.state import KeyColumn, RowMatches, RowTable, RowTableStateDescriptor, StateDescriptor
 
 ROWS_PER_SLICE_MAX = 8192
 """Rows that are emitted at once."""
@@ -70,6 +73,10 @@ class Groups:
         """Left and right rows of each group."""
         return np.bincount(self.left_groups, minlength=len(self)), np.bincount(self.right_groups, minlength=len(self))
 
+    def rows(self, left: Positions, right: Positions) -> Groups:
+        """Some rows of all groups."""
+        return Groups(self.left.select(left), self.left_groups[left], self.right.select(right), self.right_groups[right], self.ends)
+
     def between(self, start: int, stop: int) -> Groups:
         """Groups start .. stop - 1."""
         lefts, rights = (np.searchsorted(groups, (start, stop)) for groups in (self.left_groups, self.right_groups))
@@ -95,7 +102,7 @@ class Groups:
         )
 
 
-class WindowedOperator(Operator):
+class WindowedOperator(FiringOperator):
     """Base: records of two inputs by key and window of event time."""
 
     keeps_right: bool
@@ -103,8 +110,11 @@ class WindowedOperator(Operator):
     splits_groups: bool
     """Whether the results of one group may be made in several slices."""
 
-    def __init__(self, windows: JoinWindows, left: JoinSide, right: JoinSide) -> None:
+    def __init__(
+        self, windows: JoinWindows, left: JoinSide, right: JoinSide, late_tags: tuple[str, str] = ("", "")
+    ) -> None:
         self.windows = windows
+        self.late_tags = late_tags
         self.sides = (StoredSide.of(left, "left"), StoredSide.of(right, "right"))
         self.rows_per_slice_max = ROWS_PER_SLICE_MAX
 
@@ -113,41 +123,28 @@ class WindowedOperator(Operator):
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
-        self._reached = KeptWatermark()
         self._emitted: list[tuple[RowTable, RowMatches]] = []
         self._emitted_rows = 0
         self._ended_until = MIN_WATERMARK
         """Of sessions: no record up to this time is the last one of a session that is kept."""
-
-    def initialize_state(self) -> None:
-        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
-        self._is_restored = self._reached.kept > MIN_WATERMARK
+        self._earliest_end = MIN_WATERMARK
+        """No window that is kept ends before it."""
 
     def open(self) -> None:
         self._left: RowTable = self.sides[0].opened(self.context)
         self._right: RowTable = self.sides[1].opened(self.context)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
+        super().snapshot_state(checkpoint_id)
         self._forget_emitted()
 
     # ------------------------------------------------------------------------------------------------------------ records
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        stamps = event_times(batch, self.context)
-        if not batch.num_rows:
-            return
-        self._catch_up()
+    def _take(self, batch: Batch, stamps: Positions, input_index: int) -> None:
         if isinstance(self.windows, Session):
             self._add_to_sessions(batch, stamps, self.windows.gap_ms, input_index)
         else:
             self._add_to_windows(batch, stamps, self.windows, input_index)
-
-    def _catch_up(self) -> None:
-        """After a restore, what was due at the barrier fires before a record comes: it must not meet that record."""
-        if self._is_restored:
-            for _ in self._fire_due():
-                pass
 
     def _table(self, input_index: int) -> RowTable:
         return self._right if input_index else self._left
@@ -159,7 +156,7 @@ class WindowedOperator(Operator):
         in_window = ends > stamps
         late = in_window & (ends - 1 <= passed)
         if late.any():
-            self._reached.count_late(self.context, stamps[late])
+            put_aside(batch.filter(late), self.late_tags[input_index], self, self._reached)
         taken = in_window & ~late
         while taken.any():
             some = batch if taken.all() else batch.filter(taken)
@@ -175,6 +172,7 @@ class WindowedOperator(Operator):
             self._take_keyless(batch.filter(keyless), ends[keyless], side)
             batch, ends = batch.filter(~keyless), ends[~keyless]
         if batch.num_rows:
+            self._earliest_end = min(self._earliest_end, int(ends.min()))
             side.append(self._table(input_index), batch, ends, self.context)
 
     def _add_to_sessions(self, batch: Batch, stamps: Positions, gap_ms: int, input_index: int) -> None:
@@ -189,7 +187,7 @@ class WindowedOperator(Operator):
         if is_past.any():
             late |= self._late_in_sessions(batch, stamps, is_past, gap_ms, input_index)
         if late.any():
-            self._reached.count_late(self.context, stamps[late])
+            put_aside(batch.filter(late), self.late_tags[input_index], self, self._reached)
         taken = ~late if keyless is None else ~(late | keyless)
         if taken.any():
             side.append(self._table(input_index), batch if taken.all() else batch.filter(taken), _OPEN, self.context)
@@ -218,22 +216,20 @@ class WindowedOperator(Operator):
 
     # ------------------------------------------------------------------------------------------------------------- firing
 
-    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
-        """What is late is decided at once; what is due fires in slices."""
-        self._reached.advance(watermark_ms)
-        return self._fire_due()
-
     def _fire_due(self) -> Iterator[None]:
-        self._is_restored = False
         if isinstance(self.windows, Session):
             yield from self._fire_sessions(self.windows.gap_ms)
-        ends = {*self._left.namespaces(), *self._right.namespaces()} - {_OPEN}
-        for end in sorted(ends):
+        if self._earliest_end - 1 > self._reached.current:
+            return
+        ends = sorted({*self._left.namespaces(), *self._right.namespaces()} - {_OPEN})
+        for end in ends:
+            self._earliest_end = end
             if end - 1 > self._reached.current:
-                break
-            yield from self._fire(end)
+                return
+            yield from self._fire_window(end)
+        self._earliest_end = MAX_WATERMARK
 
-    def _fire(self, end: int) -> Iterator[None]:
+    def _fire_window(self, end: int) -> Iterator[None]:
         """The window of each key that ends then."""
         scan = self._left.scan(end)
         while (rows := scan.next(self.rows_per_slice_max)) is not None:
@@ -277,29 +273,8 @@ class WindowedOperator(Operator):
             start = stop
 
     def _emit_large(self, group: Groups) -> Iterator[None]:
-        """Some left rows with all right rows at a time: they leave the state, and the right rows with the last of them."""
-        if not len(group.left):
-            yield from self._emit_alone(group)
-            return
-        step = max(1, self.rows_per_slice_max // max(1, len(group.right)))
-        nothing = group.right.select(np.zeros(len(group.right), np.bool_))
-        for start in range(0, len(group.left), step):
-            rows = np.arange(start, min(start + step, len(group.left)))
-            some = replace(group, left=group.left.select(rows), left_groups=group.left_groups[rows])
-            for batch in self._results(some):
-                self.output.collect(batch)
-            self._forget(some.left, nothing if start + step < len(group.left) else group.right)
-            yield
-
-    def _emit_alone(self, group: Groups) -> Iterator[None]:
-        """Right rows without left ones."""
-        for start in range(0, len(group.right), self.rows_per_slice_max):
-            rows = np.arange(start, min(start + self.rows_per_slice_max, len(group.right)))
-            some = replace(group, right=group.right.select(rows), right_groups=group.right_groups[rows])
-            for batch in self._results(some):
-                self.output.collect(batch)
-            self._forget(some.left, some.right)
-            yield
+        """One group with more results than a slice, in several."""
+        raise InvariantError(f"operator {self.context.uid!r} makes all results of a group at once")
 
     def _forget(self, left: RowMatches, right: RowMatches) -> None:
         """These rows are emitted."""
@@ -324,16 +299,17 @@ class WindowedOperator(Operator):
         if passed == MIN_WATERMARK or until < since:
             return
         for table, side in zip((self._left, self._right), self.sides, strict=True):
-            scan = table.scan(_OPEN, times=(since, until))
-            while (rows := scan.next(self.rows_per_slice_max)) is not None:
-                if len(rows):
-                    keys, _ = side.distinct_keys(rows, self.context)
-                    yield from self._fire_ended(keys, until, gap_ms)
+            for rows in rows_between(table, since, until, self.rows_per_slice_max):
+                _, keys, _ = side.by_key(rows.select(rows.namespaces == _OPEN), self.context)
+                yield from self._fire_ended(keys, int(rows.times[0]), until, gap_ms)
                 yield
         self._ended_until = until if passed < MAX_WATERMARK else self._reached.kept - gap_ms + 1
 
-    def _fire_ended(self, keys: KeyColumn, until: int, gap_ms: int) -> Iterator[None]:
-        found = self._ended_sessions(keys, until, gap_ms)
+    def _fire_ended(self, keys: ArrowKeyColumn, since: int, until: int, gap_ms: int) -> Iterator[None]:
+        """Sessions of these keys whose last record has a time from `since` on: only of those that have ended all rows are read."""
+        recent = self._ended_sessions(keys, (since, until), gap_ms)
+        ended = np.union1d(recent.left.queries, recent.right.queries)
+        found = self._ended_sessions(keys.take(ended), (_MIN_TIME, until), gap_ms)
         large = self._sizes(found) > self.rows_per_slice_max
         if self.splits_groups and large.any():
             self._move(found.of(large))
@@ -346,10 +322,12 @@ class WindowedOperator(Operator):
         for (table, rows, groups), side in zip(sides, self.sides, strict=True):
             table.append(side.keys_of(rows.keys(), self.context), found.ends[groups], side.values(rows), rows.times)
             table.delete(rows)
+        self._earliest_end = min(self._earliest_end, int(found.ends.min()))
 
-    def _ended_sessions(self, keys: KeyColumn, until: int, gap_ms: int) -> Groups:
-        """Of these keys the sessions whose last record is not behind `until`."""
-        within = (_MIN_TIME, min(until + gap_ms, MAX_WATERMARK))
+    def _ended_sessions(self, keys: KeyColumn, last_times: tuple[int, int], gap_ms: int) -> Groups:
+        """Of these keys the sessions whose last record has one of these times, from the first one on."""
+        since, until = last_times
+        within = (since, min(until + gap_ms, MAX_WATERMARK))
         left, right = (self._by_time(table.rows_of(keys, _OPEN, within)) for table in (self._left, self._right))
         queries = np.concatenate([left.queries, right.queries])
         times = np.concatenate([left.times, right.times])
@@ -381,16 +359,74 @@ class WindowedOperator(Operator):
     def _results(self, found: Groups) -> Iterator[Batch]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A left row, the first one left of its key and window, that has made some of its pairs."""
+
+    keys: KeyColumn
+    """One."""
+    end: int
+    after: int
+    """Order of the last right row that it was paired with."""
+
+
 class WindowJoinOperator(WindowedOperator):
     """All pairs of left and right rows of one key and window."""
 
     splits_groups = True
+    begun = RowTableStateDescriptor("begun", pa.schema([("after", pa.int64())]))
+    """In the namespace of its window's end: of a key's first left row, the order of the last right row that it was paired with."""
 
-    def __init__(self, windows: JoinWindows, left: JoinSide, right: JoinSide, result: JoinOutput, how: How) -> None:
-        super().__init__(windows, left, right)
+    def __init__(
+        self,
+        windows: JoinWindows,
+        sides: tuple[JoinSide, JoinSide],
+        result: JoinOutput,
+        how: How,
+        late_tags: tuple[str, str],
+    ) -> None:
+        super().__init__(windows, *sides, late_tags)
         self.result = result
         self.keeps_left = how in ("left", "full")
         self.keeps_right = how in ("right", "full")
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (*super().declared_states(), self.begun)
+
+    def open(self) -> None:
+        super().open()
+        own = [f"key {position}" for position in range(len(self.sides[0].side.selector.names))]  # a key may be called "after"
+        self._begun_table: RowTable = self.context.keyed_state.row_table(self.begun, own)
+        self._begun: _Begun | None = None
+        self._stored: _Begun | None = None
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        super().snapshot_state(checkpoint_id)
+        table, begun, stored = self._begun_table, self._begun, self._stored
+        if stored is not None:
+            table.delete(table.rows_of(stored.keys, stored.end))
+        if begun is not None:
+            table.append(begun.keys, begun.end, [pa.array([begun.after])])
+        self._stored = begun
+
+    def _fire_window(self, end: int) -> Iterator[None]:
+        if self._begun_table.count(end):
+            yield from self._go_on(end)
+            self._forget_emitted()
+        yield from super()._fire_window(end)
+        self._begun_table.drop(end)
+
+    def _go_on(self, end: int) -> Iterator[None]:
+        """The other pairs of rows that a barrier found in the middle of theirs."""
+        scan = self._begun_table.scan(end)
+        while (rows := scan.next(self.rows_per_slice_max)) is not None:
+            afters = rows.take(["after"]).column(0).to_pylist()
+            for row, after in enumerate(afters):
+                one = rows.select(np.array([row]))
+                keys = self.sides[0].keys_of(one.keys(), self.context)
+                self._begun_table.delete(one)
+                lefts, rights = self._left.rows_of(keys, end), self._right.rows_of(keys, end)
+                yield from self._make_pairs(keys, end, lefts, rights, int(np.searchsorted(rights.orders, after, side="right")))
 
     def _take_keyless(self, batch: Batch, ends: Positions, side: StoredSide) -> None:
         is_left = side is self.sides[0]
@@ -409,6 +445,33 @@ class WindowJoinOperator(WindowedOperator):
         if self.keeps_right:
             pairs = np.where(left == 0, right, pairs)
         return pairs
+
+    def _emit_large(self, group: Groups) -> Iterator[None]:
+        if len(group.left) and len(group.right):
+            keys = self.sides[0].keys_of(group.left.select(np.array([0])).keys(), self.context)
+            yield from self._make_pairs(keys, int(group.ends[0]), group.left, group.right)
+            return
+        for start in range(0, max(len(group.left), len(group.right)), self.rows_per_slice_max):
+            rows = slice(start, start + self.rows_per_slice_max)
+            some = group.rows(np.arange(len(group.left))[rows], np.arange(len(group.right))[rows])
+            for batch in self._results(some):
+                self.output.collect(batch)
+            self._forget(some.left, some.right)
+            yield
+
+    def _make_pairs(self, keys: KeyColumn, end: int, left: RowMatches, right: RowMatches, made: int = 0) -> Iterator[None]:
+        """All pairs of a key and window but the first `made`, left row by left row. A left row leaves the state with the last of
+        its pairs, the right ones with the last of all."""
+        count, total = len(right), len(left) * len(right)
+        group = Groups(left, np.zeros(len(left), np.int64), right, np.zeros(count, np.int64), np.array([end]))
+        for start in range(made, total, self.rows_per_slice_max):
+            stop = min(start + self.rows_per_slice_max, total)
+            pairs = np.arange(start, stop)
+            self.output.collect(self._pairs(group, pairs // count, pairs % count, np.full(len(pairs), end)))
+            self._forget(left.select(np.arange(start // count, stop // count)), right if stop == total else right.select(pairs[:0]))
+            last = int(right.orders[(stop - 1) % count])
+            self._begun = None if stop % count == 0 else _Begun(keys, end, last)
+            yield
 
     def _results(self, found: Groups) -> Iterator[Batch]:
         lefts, rights = found.counts()
@@ -446,12 +509,17 @@ class CoGroupOperator(WindowedOperator):
     splits_groups = False
 
     def __init__(
-        self, windows: JoinWindows, left: JoinSide, right: JoinSide, function: CoGroupFunction, output_type: RowType
+        self,
+        windows: JoinWindows,
+        sides: tuple[JoinSide, JoinSide],
+        function: CoGroupFunction,
+        output_type: RowType,
+        late_tags: tuple[str, str],
     ) -> None:
-        super().__init__(windows, left, right)
+        super().__init__(windows, *sides, late_tags)
         self.function = function
         self.output_type = output_type
-        one, other = (ColumnKeySelector(side.selector.names, side.selector.key_type) for side in (left, right))
+        one, other = (ColumnKeySelector(side.selector.names, side.selector.key_type) for side in sides)
         self.selectors = (one, other)
         """Of its inputs: a null in a key is an error, as of `key_by`."""
 
@@ -525,23 +593,40 @@ class CoGroupOperator(WindowedOperator):
 
 
 def window_join(
-    left: RowType, right: RowType, on: On, window: Any, how: Any, suffixes: Suffixes | None, operator: str
+    left: RowType,
+    right: RowType,
+    on: On,
+    window: Any,
+    how: Any,
+    suffixes: Suffixes | None,
+    operator: str,
+    late_tags: tuple[str, str] = ("", ""),
 ) -> WindowJoinOperator:
     """The operator of `stream.window_join(other, on, window)`. Raises GraphError naming the operator."""
     windows, how = check_windows(window, operator), check_how(how, operator)
     sides = join_sides(on, left, right, operator)
-    return WindowJoinOperator(windows, *sides, join_output(*sides, how, suffixes, operator), how)
+    check_kept_columns(sides, operator)
+    return WindowJoinOperator(windows, sides, join_output(*sides, how, suffixes, operator), how, late_tags)
 
 
 def cogroup(
-    left: RowType, right: RowType, on: On, window: Any, function: Any, output_type: RowType, operator: str
+    left: RowType,
+    right: RowType,
+    on: On,
+    window: Any,
+    function: Any,
+    output_type: RowType,
+    operator: str,
+    late_tags: tuple[str, str] = ("", ""),
 ) -> CoGroupOperator:
     """The operator of `stream.cogroup(other, function, on, window)`. Raises GraphError naming the operator."""
     windows = check_windows(window, operator)
     check_returns(function, operator)
     for row_type in (left, right):
         row_type.check_rows(operator)
-    return CoGroupOperator(windows, *join_sides(on, left, right, operator), function, output_type)
+    sides = join_sides(on, left, right, operator)
+    check_kept_columns(sides, operator)
+    return CoGroupOperator(windows, sides, function, output_type, late_tags)
 
 
 def check_windows(window: Any, operator: str) -> JoinWindows:

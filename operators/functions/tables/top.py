@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.base import Operator
+from holdfast.operators.base import Operator, OperatorContext
 from holdfast.operators.functions.schema import RowType, undeclared_error
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.tables.ordering import ordered_column, plain, plain_type
@@ -83,108 +83,148 @@ def _refused(reason: str) -> GraphError:
     return GraphError(f"operator 'top': {reason}", operator="top")
 
 
-class TopOperator(Operator):
-    """Emits, after each batch, the row of each rank that changed: the key if it is computed, the row's columns, the rank."""
+class RankedRows:
+    """The first rows of keys as state. A template until `open`."""
 
     def __init__(self, ranking: Ranking, selector: Selector, input_type: RowType) -> None:
         assert input_type.schema is not None
         self.ranking = ranking
         self.selector = selector
-        self.input_type = input_type
         keys = list(zip(selector.names, selector.key_type.arrow_types, strict=True))
-        fields = [pa.field(field.name, plain_type(field.type), field.nullable) for field in input_type.schema]
+        self.fields = [pa.field(field.name, plain_type(field.type), field.nullable) for field in input_type.schema]
+        """The rows' columns, as they come out."""
+        named = selector.columns or ()
         self._from_key = {
             name: place
             for place, (name, data_type) in enumerate(keys)
-            if selector.columns is not None and _is_exact(data_type) and pa.field(name, data_type, False) in _not_null(fields)
+            if name in named and _is_exact(data_type) and pa.field(name, data_type, False) in _not_null(self.fields)
         }
         """Columns that the table has as its key -> field of the key."""
         self.descriptor = RowTableStateDescriptor(
-            _STATE, pa.schema([field.with_nullable(True) for field in fields if field.name not in self._from_key])
+            _STATE, pa.schema([field.with_nullable(True) for field in self.fields if field.name not in self._from_key])
         )
-        computed = [] if selector.columns is not None else [pa.field(name, data_type, nullable=False) for name, data_type in keys]
-        self._is_computed = bool(computed)
-        self._fields = fields
-        self.output_type = RowType(pa.schema([*computed, *fields, pa.field(ranking.rank_column, pa.int64(), nullable=False)]))
+        self.key_fields = [] if selector.columns is not None else [pa.field(name, kind, nullable=False) for name, kind in keys]
+        """In front of the rows' columns: of a key that a function computes."""
 
-    def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.descriptor,)
-
-    def open(self) -> None:
+    def open(self, context: OperatorContext) -> None:
+        self._context = context
         prefix = "key"
         while any(name.startswith(prefix) for name in self.descriptor.schema.names):  # columns are taken by name
             prefix = f"_{prefix}"
         names = [f"{prefix}_{place}" for place in range(len(self.selector.key_type.fields))]
-        self._table: RowTable = self.context.keyed_state.row_table(self.descriptor, names)
-        self._thresholds = Thresholds(self.ranking, self._new_index, self._is_lasting())
+        self.table: RowTable = context.keyed_state.row_table(self.descriptor, names)
 
-    def _is_lasting(self) -> bool:
+    def new_thresholds(self) -> Thresholds:
         first = self.ranking.columns[0]
-        return is_lasting(next(field.type for field in self._fields if field.name == first))
-
-    def _new_index(self) -> KeyIndex:
-        return create_key_index(self.selector.key_type.arrow_types, self._column_of)
+        lasting = is_lasting(next(field.type for field in self.fields if field.name == first))
+        return Thresholds(self.ranking, lambda: create_key_index(self.selector.key_type.arrow_types, self._column_of), lasting)
 
     def _column_of(self, arrays: list[pa.Array]) -> ArrowKeyColumn:
-        context = self.context
+        context = self._context
         return self.selector.key_type.column(arrays, max_parallelism=context.max_parallelism, operator=context.uid)
+
+    def keys(self, batch: Batch) -> ArrowKeyColumn:
+        context = self._context
+        return self.selector.keys(
+            batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
+        )
+
+    def offer(
+        self, batch: Batch, keys: ArrowKeyColumn, thresholds: Thresholds, namespace: int | None = None
+    ) -> Entered | None:
+        """The table has the first rows of what it had, in the namespace if there are several, and of a batch. None: no row
+        entered."""
+        columns = batch.columns()
+        slots = thresholds.slots(keys)
+        first = plain(columns.column(self.ranking.columns[0]))
+        rows = thresholds.candidates(slots, first, batch.timestamps)
+        if not len(rows):
+            return None
+        if len(rows) < batch.num_rows:
+            slots, keys = slots[rows], keys.take(rows)
+        offered = Offered(slots, keys, columns, rows, None if batch.timestamps is None else batch.timestamps[rows])
+        owners, first_rows, numbers = np.unique(offered.slots, return_index=True, return_inverse=True)
+        held = self.table.rows_of(offered.keys.take(first_rows), namespace)
+        ranked = Ranked(self.ranking, offered, numbers, held, self._compared(offered, held))
+        thresholds.learn(owners, ranked)
+        if not len(ranked.added):
+            return None
+        self.table.delete(held.select(ranked.removed))
+        keys, added = offered.keys.take(ranked.added), offered.columns.take(pa.array(offered.rows[ranked.added]))
+        stored = [plain(added.column(field.name)) for field in self.descriptor.schema]
+        self.table.append(keys, namespace or 0, stored, None if offered.times is None else offered.times[ranked.added])
+        return Entered(keys.arrays, added, held.select(ranked.moved), ranked)
+
+    def _compared(self, offered: Offered, held: RowMatches) -> list[pa.Array]:
+        """What rows are compared by, those that are held first."""
+        taken = pa.array(offered.rows)
+        new = [plain(offered.columns.column(name)).take(taken) for name in self.ranking.columns]
+        return [pa.concat_arrays(both) for both in zip(self._of_held(held, self.ranking.columns), new, strict=True)]
+
+    def _of_held(self, held: RowMatches, names: Sequence[str]) -> list[pa.Array]:
+        """Some columns of rows of the table."""
+        stored = held.take([name for name in names if name not in self._from_key])
+        keys = held.keys() if self._from_key.keys() & set(names) else []
+        return [keys[self._from_key[name]] if name in self._from_key else stored.column(name) for name in names]
+
+    def arrays_of(self, held: RowMatches) -> list[pa.Array]:
+        """Key and columns, as they come out, of rows of the table."""
+        columns = self._of_held(held, [field.name for field in self.fields])
+        return [*held.keys(), *columns] if self.key_fields else columns
+
+    def ranked(self, rows: RowMatches) -> Ranked:
+        """Rows of the table, all of their keys."""
+        nothing = np.empty(0, np.int64)
+        offered = Offered(nothing, self._column_of(rows.keys()), pa.record_batch([], names=[]), nothing, nothing)
+        return Ranked(self.ranking, offered, nothing, rows, self._of_held(rows, self.ranking.columns))
+
+
+class TopOperator(Operator):
+    """Emits, after each batch, the row of each rank that changed: the key if it is computed, the row's columns, the rank."""
+
+    def __init__(self, ranking: Ranking, selector: Selector, input_type: RowType) -> None:
+        self.rows = RankedRows(ranking, selector, input_type)
+        fields = [*self.rows.key_fields, *self.rows.fields]
+        self.output_type = RowType(pa.schema([*fields, pa.field(ranking.rank_column, pa.int64(), nullable=False)]))
+
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (self.rows.descriptor,)
+
+    def open(self) -> None:
+        self.rows.open(self.context)
+        self._thresholds = self.rows.new_thresholds()
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:
             return
-        context = self.context
-        keys = self.selector.keys(
-            batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
-        )
-        columns = batch.columns()
-        slots = self._thresholds.slots(keys)
-        first = plain(columns.column(self.ranking.columns[0]))
-        rows = self._thresholds.candidates(slots, first, batch.timestamps)
-        if not len(rows):
-            return
-        if len(rows) < batch.num_rows:
-            slots, keys = slots[rows], keys.take(rows)
-        self._rank(_Offered(slots, keys, columns, rows, None if batch.timestamps is None else batch.timestamps[rows]))
+        entered = self.rows.offer(batch, self.rows.keys(batch), self._thresholds)
+        if entered is not None:
+            self.output.collect(self._updates(entered))
 
-    def _rank(self, offered: _Offered) -> None:
-        owners, first_rows, numbers = np.unique(offered.slots, return_index=True, return_inverse=True)
-        held = self._table.rows_of(offered.keys.take(first_rows))
-        ranked = _Ranked(self.ranking, offered, numbers, held, self._compared(offered, held))
-        self._thresholds.learn(owners, ranked)
-        if not len(ranked.added):
-            return
-        self._table.delete(held.select(ranked.removed))
-        keys, added = offered.keys.take(ranked.added), offered.columns.take(pa.array(offered.rows[ranked.added]))
-        stored = [plain(added.column(field.name)) for field in self.descriptor.schema]
-        self._table.append(keys, 0, stored, None if offered.times is None else offered.times[ranked.added])
-        self.output.collect(self._updates(keys.arrays, added, held.select(ranked.moved), ranked))
-
-    def _compared(self, offered: _Offered, held: RowMatches) -> list[pa.Array]:
-        """What rows are compared by, those that are held first."""
-        names, taken = self.ranking.columns, pa.array(offered.rows)
-        stored = held.take([name for name in names if name not in self._from_key])
-        keys = held.keys() if self._from_key.keys() & set(names) else []
-        before = [keys[self._from_key[name]] if name in self._from_key else stored.column(name) for name in names]
-        new = [plain(offered.columns.column(name)).take(taken) for name in names]
-        return [pa.concat_arrays(both) for both in zip(before, new, strict=True)]
-
-    def _updates(self, new_keys: Sequence[pa.Array], new: pa.RecordBatch, moved: RowMatches, ranked: _Ranked) -> Batch:
+    def _updates(self, entered: Entered) -> Batch:
         """The rows that entered, in order of arrival, then those whose rank changed, by key and rank."""
-        stored, keys = moved.take(self.descriptor.schema.names), moved.keys()
-        arrays: list[pa.Array] = []
-        if self._is_computed:
-            arrays += [pa.concat_arrays(both) for both in zip(new_keys, keys, strict=True)]
-        for field in self._fields:
-            place = self._from_key.get(field.name)
-            other = stored.column(field.name) if place is None else keys[place]
-            arrays.append(pa.concat_arrays([plain(new.column(field.name)), other]))
-        arrays.append(pa.array(ranked.update_ranks))
+        new = [*entered.keys, *(plain(entered.rows.column(field.name)) for field in self.rows.fields)]
+        new = new if self.rows.key_fields else new[len(entered.keys) :]
+        arrays = [pa.concat_arrays(both) for both in zip(new, self.rows.arrays_of(entered.moved), strict=True)]
+        arrays.append(pa.array(entered.ranked.update_ranks))
         columns = pa.RecordBatch.from_arrays(arrays, schema=self.output_type.schema)
-        return Batch(columns=columns, timestamps=ranked.update_times)
+        return Batch(columns=columns, timestamps=entered.ranked.update_times)
 
 
 @dataclass(frozen=True, slots=True)
-class _Offered:
+class Entered:
+    """What a batch brought into the first rows of its keys."""
+
+    keys: Sequence[pa.Array]
+    rows: pa.RecordBatch
+    """Those that entered, in order of arrival."""
+    moved: RowMatches
+    """Rows of the table that have another rank now."""
+    ranked: Ranked
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
     """Rows of a batch that may be among the first of their keys."""
 
     slots: Numbers
@@ -196,11 +236,11 @@ class _Offered:
     times: Numbers | None
 
 
-class _Ranked:
+class Ranked:
     """Rows that are held and rows that are offered, sorted together: `order` has their numbers, those held first."""
 
     def __init__(
-        self, ranking: Ranking, offered: _Offered, owners: Numbers, held: RowMatches, compared: Sequence[pa.Array]
+        self, ranking: Ranking, offered: Offered, owners: Numbers, held: RowMatches, compared: Sequence[pa.Array]
     ) -> None:
         """`owners`: number of the key of each row that is offered, as the queries of what is held."""
         held_count = len(held)
@@ -304,7 +344,7 @@ class Thresholds:
             behind |= (numbers == limits) & (limits != LAST) & is_later
         return np.flatnonzero(~behind)
 
-    def learn(self, slots: Numbers, ranked: _Ranked) -> None:
+    def learn(self, slots: Numbers, ranked: Ranked) -> None:
         """`slots` of the keys that were ranked."""
         if self._is_lasting:
             owners, rows = ranked.last_rows()

@@ -226,6 +226,57 @@ def test_an_interval_that_was_changed_keeps_what_is_there() -> None:
         assert kept(shorter) == {}
 
 
+def test_rows_of_an_interval_that_shrank_do_not_come_behind_the_watermark() -> None:
+    """Neither at the first watermark, nor when the job is restored again before it."""
+    with OperatorHarness(operator("full", -10, 1_000), key_type="int64") as harness:
+        left(harness, (1, 10, 1_000), (2, 11, 1_450), (None, 12, 1_000))
+        harness.watermark(1_500)
+        snapshot = harness.snapshot()
+    with OperatorHarness.restored(operator("full", -10, 100), [snapshot], key_type="int64") as shorter:
+        snapshot = shorter.snapshot()
+    with OperatorHarness.restored(operator("full", -10, 100), [snapshot], key_type="int64") as shorter:
+        shorter.watermark(1_520)
+        assert taken(shorter) == [(1, 10, None, 1_501), (None, 12, None, 1_501)]
+        shorter.watermark(1_600)
+        assert taken(shorter) == [(2, 11, None, 1_550)]
+        assert kept(shorter) == {}
+
+
+def test_a_restore_in_the_middle_of_a_firing_changes_no_time() -> None:
+    with OperatorHarness(operator("full"), key_type="int64") as harness:
+        left(harness, *((n, n, 1_000) for n in range(5)))
+        harness.operator.rows_per_slice_max = 2
+        next(harness.watermark_slices(1_100))
+        found, snapshot = taken(harness), harness.snapshot()
+    with OperatorHarness.restored(operator("full"), [snapshot], key_type="int64") as later:
+        later.watermark(1_101)
+        assert sorted([*found, *taken(later)]) == [(n, n, None, 1_100) for n in range(5)]
+
+
+@pytest.mark.parametrize(("before", "behind"), [(0, 6_400_000), (6_400_000, 0), (6_400_000, 64_000)])
+def test_stretches_follow_the_interval(before: int, behind: int) -> None:
+    """An interval that was short has narrow stretches: of a long one there would be millions."""
+    count = 2_000
+    rows = [(1, n, 10_000 + 1_000 * n) for n in range(count)]
+    with OperatorHarness(operator(lower=0, upper=before), key_type="int64") as harness:
+        left(harness, *rows)
+        snapshot = harness.snapshot()
+    with OperatorHarness.restored(operator(lower=0, upper=behind), [snapshot], key_type="int64") as harness:
+        table = harness.operator.buffers[0].rows
+        assert table.count() == count
+        for number in range(0, count, 100):
+            harness.watermark(10_000 + 1_000 * number + behind)
+            assert table.count() <= count - number + max(before, behind) // 64 // 1_000
+        later = 10_000 + 1_000 * count + behind + max(behind, before) // 64
+        harness.watermark(later)
+        assert table.count() == 0
+        later += 1
+        left(harness, *((1, n, later + 1_000 * n) for n in range(count)))
+        assert len(table.namespaces()) <= max(count * 1_000 // max(1, behind // 64) + 1, 64) if behind else count
+        snapshot = harness.snapshot()
+        assert harness.operator.buffers[0].widest_ms == max(1, behind // 64)
+
+
 # --------------------------------------------------------------------------------------------------------------- slices
 
 

@@ -81,6 +81,27 @@ def test_a_window_join_and_a_cogroup_go_on_anywhere(window: Any, batch_rows: int
         assert found == [("CHF", ends["CHF"], [2], 0), ("EUR", ends["EUR"], [1], 1), ("USD", ends["USD"], [], 1)]
 
 
+def test_late_rows_of_window_joins_and_cogroups_are_streams_of_their_own() -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        orders, rates = job.input("orders", ORDERS), job.input("rates", RATES)
+        on, window = ("currency", "code"), hf.Tumbling(10)
+        tags: dict[str, Any] = {"late_left": "late", "late_right": hf.OutputTag("stale")}
+        joined = orders.stream.window_join(rates.stream, on=on, window=window, **tags).uid("joined")
+        counted = orders.stream.cogroup(rates.stream, counts, on=on, window=window, returns=COUNTS, **tags).uid("counted")
+        outs = [job.output(stream.side_output(tag)) for stream in (joined, counted) for tag in ("late", "stale")]
+        found = job.output(joined), job.output(counted)
+        job.start()
+        for each in (orders, rates):
+            each.watermark(50)
+        orders.add(order(1, "EUR"), at=40)
+        rates.add({"code": "EUR", "rate": 1.5, "note": "x"}, at=49)
+        orders.end()
+        rates.end()
+        late, stale = order(1, "EUR"), {"code": "EUR", "rate": 1.5, "note": "x"}
+        assert [out.take() for out in outs] == [[(late, 40)], [(stale, 49)]] * 2
+        assert [out.take() for out in found] == [[], []]
+
+
 COUNTS = {"currency": str, "end": int, "orders": list[int], "rates": int}
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.functions.joins import lookup
 from holdfast.operators.functions.joins.lookup import CacheSettings, LookupCache, LookupJoinOperator, check_lookup, function_lookup
 from holdfast.operators.functions.schema import declared_type
 from holdfast.statebackends.errors import GraphError, UserFunctionError
@@ -207,6 +208,31 @@ def test_lookups_go_on_anywhere(batch_rows: int) -> None:
         ]
 
 
+def test_many_matches_of_a_key_are_made_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table and of a function, with rows that have none in between."""
+    monkeypatch.setattr(lookup, "ROWS_PER_BATCH_MAX", 4)
+    many = [{"name": str(n), "age": n} for n in range(11)]
+    users = ["a", "x", "b", None, "a", "y"]
+    matches = {"a": many, "b": many[:1]}
+    found = [(user, number, row) for number, user in enumerate(users) for row in matches.get(str(user), [NONE])]
+    expected = [(user, number, row["name"], row["age"]) for user, number, row in found]
+    table = pa.Table.from_pylist([{"code": key, **row} for key, rows in matches.items() for row in rows])
+    stream = Environment("job", parallelism=1).from_source(NamedSource(ORDERS.schema))
+    made = stream.lookup_join(table, on=("user", "code"), how="left")._own("test").operator
+    assert made is not None
+    with Calls(made) as calls:
+        calls.put(*users)
+        assert [batch.num_rows for batch in calls.output.batches][:2] == [4, 4]
+        assert max(batch.num_rows for batch in calls.output.batches) <= 4 + len(users)
+        assert calls.out() == expected
+    with Calls(operator(lambda keys: matches, "left", batch_rows=6)) as calls:
+        calls.put(*users)
+        calls.answer()
+        assert max(batch.num_rows for batch in calls.output.batches) == 4
+        assert calls.out() == expected
+
+
+NONE: dict[str, Any] = {"name": None, "age": None}
 KEYS = st.sampled_from((1, 2, 3, None))
 
 
@@ -239,6 +265,7 @@ def test_a_table_is_joined_as_by_sql(left: list[int | None], right: list[int | N
         (lambda a: a.lookup_join(found, on="user", returns=USERS, cache_rows=-1), "cache_rows must be"),
         (lambda a: a.lookup_join(found, on="user", returns=USERS, cache_ttl_ms=5), "cache_ttl_ms needs cache_rows"),
         (lambda a: a.lookup_join(found, on="user", returns=USERS, cache_rows=1, cache_ttl_ms=0), "cache_ttl_ms must be at least 1"),
+        (lambda a: a.lookup_join(found, on="user", returns=USERS, cache_rows=1, cache_ttl_ms="5"), "cache_ttl_ms must be a timed"),
         (lambda a: a.lookup_join(found, on="user", returns=USERS, capacity=0), "capacity must be"),
         (lambda a: a.lookup_join(found, on="user", returns=USERS, batch_rows=None), "batch_rows must be"),
         (lambda a: a.lookup_join(TABLE, on=("id", "code")), "keys have different types"),

@@ -78,6 +78,31 @@ def test_streams_that_can_not_be_joined_are_refused(make: Callable[[], tuple[Str
         left.join(right, on="id", retain=1, suffixes=("", "_right"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "join"),
+    [
+        ("window_join", lambda a, b: a.window_join(b, on="id", window=hf.Tumbling(10), suffixes=("", "_right"))),
+        ("cogroup", lambda a, b: a.cogroup(b, lambda key, window, left, right: [], on="id", window=hf.Tumbling(10))),
+        ("temporal_join", lambda a, b: a.temporal_join(b, on="id", suffixes=("", "_right"))),
+    ],
+)
+@pytest.mark.parametrize("side", [0, 1])
+def test_columns_that_can_not_be_kept_are_refused(kind: str, join: Callable[[Stream, Stream], Stream], side: int) -> None:
+    odd = {**TYPES, "d": pa.month_day_nano_interval()}
+    streams = both(left=odd) if side == 0 else both(right=odd)
+    with pytest.raises(hf.GraphError, match=f"operator '{kind}' keeps rows in its state, and column 'd' is"):
+        join(*streams)
+
+
+def test_late_outputs_of_both_sides_have_names_of_their_own() -> None:
+    left, right = both()
+    late: dict[str, Any] = {"late_left": "late", "late_right": "late"}
+    with pytest.raises(hf.GraphError, match="'window_join': two side outputs are called 'late'"):
+        left.window_join(right, on="id", window=hf.Tumbling(10), suffixes=("", "_right"), **late)
+    with pytest.raises(hf.GraphError, match="'cogroup': two side outputs are called 'late'"):
+        left.cogroup(right, lambda *_: [], on="id", window=hf.Tumbling(10), returns={"id": int}, **late)
+
+
 def test_a_regular_join_is_an_interval_join_as_far_as_each_side_is_retained() -> None:
     left, right = both()
     joined = left.join(right, on="id", retain=(timedelta(seconds=2), 500), suffixes=("", "_right"))

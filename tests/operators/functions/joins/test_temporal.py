@@ -152,6 +152,51 @@ def test_a_barrier_between_two_slices_loses_nothing_and_repeats_nothing() -> Non
         assert harness.context.counters.late_dropped == 1
 
 
+@pytest.mark.parametrize("slices", [1, 3])
+def test_what_a_barrier_found_due_comes_in_slices_before_any_record(slices: int) -> None:
+    """Crashes between any two slices, until nothing is left; versions that have been overtaken go, too."""
+    made = operator("left", rows_per_slice_max=2)
+    with OperatorHarness(made, key_type="utf8") as harness:
+        feed(harness, 0, *((str(n % 3), n, n) for n in range(12)))
+        feed(harness, 1, *((str(n % 3), n, f"v{n}") for n in range(12)))
+        next(harness.watermark_slices(20))
+        emitted, snapshot = shown(harness), harness.snapshot()
+    for _attempt in range(40):
+        with OperatorHarness.restored(made, [snapshot], key_type="utf8") as harness:
+            assert harness.operator.uses_processing_time
+            assert harness.operator.next_processing_time_ms() <= harness.clock.now_ms
+            rest = harness.operator.process_processing_time(harness.clock.now_ms)
+            done = sum(1 for _ in zip(range(slices), rest))  # noqa: B905
+            assert all(batch.num_rows <= 2 for batch in harness.output.batches)
+            emitted += shown(harness)
+            snapshot = harness.snapshot()
+            if done < slices:
+                assert harness.operator.next_processing_time_ms() is None
+                break
+    assert versions_kept(harness) == 3
+    assert sorted(emitted) == sorted((str(n % 3), n, n, f"v{n}") for n in range(12))
+
+
+def test_a_watermark_looks_at_the_versions_that_it_passes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with OperatorHarness(operator(), key_type="utf8") as harness:
+        feed(harness, 1, *(("abc"[at % 3], at, str(at)) for at in range(3_000)))
+        looked: list[int] = []
+        side = type(harness.operator.right)
+        by_key = side.by_key
+
+        def counting(self: Any, rows: Any, context: Any) -> Any:
+            looked.append(len(rows))
+            return by_key(self, rows, context)
+
+        monkeypatch.setattr(side, "by_key", counting)
+        monkeypatch.setattr(type(harness.operator._versions), "scan", None)
+        for at in range(0, 3_000, 50):
+            harness.watermark(at)
+        assert max(looked) == 50
+        assert sum(looked) == 2_951
+        assert versions_kept(harness) == 52
+
+
 def test_records_without_event_times_are_refused() -> None:
     with OperatorHarness(operator(), key_type="utf8") as harness, pytest.raises(InvalidTimestampError):
         harness.operator.process_batch(Batch(columns=pa.RecordBatch.from_pylist([{"k": "a", "n": 1}], schema=LEFT.schema)), 0)

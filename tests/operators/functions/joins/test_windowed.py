@@ -195,6 +195,114 @@ def test_a_key_with_more_pairs_than_a_slice_is_cut_anywhere() -> None:
     assert sorted(emitted, key=str) == sorted(expected, key=str)
 
 
+@pytest.mark.parametrize("window", [Tumbling(10), Session(5)])
+@pytest.mark.parametrize("kind", ["join", "cogroup"])
+def test_late_rows_go_unchanged_to_the_side_output_or_are_counted(window: JoinWindows, kind: str) -> None:
+    if kind == "join":
+        made: WindowedOperator = window_join(LEFT, RIGHT, "k", window, "full", None, "op", ("late", ""))
+    else:
+        made = cogroup(LEFT, RIGHT, "k", window, grouped, GROUPED, "op", ("late", ""))
+    with OperatorHarness(made, key_type="utf8") as harness:
+        harness.output.sides["late"] = []
+        harness.watermark(30)
+        feed(harness, (0, "a", 5, 1), (0, "a", 35, 2), (0, "b", 7, 3), (1, "a", 6, 4), (1, "a", 36, 5))
+        (late,) = harness.output.sides["late"]
+        assert late.rows() == [{"k": "a", "n": 1}, {"k": "b", "n": 3}]
+        assert late.timestamps is not None
+        assert late.timestamps.tolist() == [5, 7]
+        assert (harness.context.counters.late_dropped, harness.context.counters.late_ms_max) == (1, 24)
+        harness.watermark(100)
+        assert len(taken(harness)) == 1
+
+
+@pytest.mark.parametrize("window", [Tumbling(10), Session(10)])
+@pytest.mark.parametrize("slices", [1, 2, 5])
+def test_what_a_barrier_found_due_comes_in_slices_before_any_record(window: JoinWindows, slices: int) -> None:
+    """Crashes between any two slices: after so many of them, again and again, until nothing is left."""
+    made = joining(window, "full", rows_per_slice_max=4)
+    lefts = [(0, "a", at, at) for at in range(3)] + [(0, f"k{n}", 5, n) for n in range(9)]
+    rights = [(1, "a", at, 100 + at) for at in range(9)] + [(1, f"r{n}", 5, n) for n in range(6)]
+    with OperatorHarness(made, key_type="utf8") as harness:
+        feed(harness, *lefts, *rights)
+        next(harness.watermark_slices(30))
+        emitted, snapshot = taken(harness), harness.snapshot()
+    attempts = 0
+    while True:
+        attempts += 1
+        assert attempts < 30
+        with OperatorHarness.restored(made, [snapshot], key_type="utf8") as harness:
+            assert harness.operator.uses_processing_time
+            assert harness.operator.next_processing_time_ms() <= harness.clock.now_ms
+            rest = harness.operator.process_processing_time(harness.clock.now_ms)
+            done = 0
+            for _ in rest:
+                assert sum(batch.num_rows for batch in harness.output.batches) <= 4
+                some = taken(harness)
+                emitted += some
+                done += bool(some)  # others only look
+                if done == slices:
+                    break
+            snapshot = harness.snapshot()
+            if done < slices:
+                assert harness.operator.next_processing_time_ms() is None
+                assert rows_kept(harness) == 0
+                break
+    assert attempts > 10 // slices
+    end = {"a": 18, "other": 15} if isinstance(window, Session) else {"a": 10, "other": 10}
+    expected: list[Any] = [(end["a"] - 1, "a", left, 100 + right) for left in range(3) for right in range(9)]
+    expected += [(end["other"] - 1, f"k{n}", n, None) for n in range(9)] + [(end["other"] - 1, f"r{n}", None, n) for n in range(6)]
+    assert sorted(emitted, key=str) == sorted(expected, key=str)
+
+
+def test_a_key_may_be_called_as_the_state_calls_its_own() -> None:
+    left, right = (RowType(pa.schema([("after", pa.int64()), (name, pa.int64())])) for name in ("n", "v"))
+    made = window_join(left, right, "after", Tumbling(10), "inner", None, "op")
+    made.rows_per_slice_max = 2
+    harness = OperatorHarness(made, key_type="int64").open()
+    harness.process([{"after": 70, "n": 1}], [5], left.schema)
+    harness.process([{"after": 70, "v": n} for n in range(5)], [5] * 5, right.schema, input_index=1)
+    next(harness.watermark_slices(9))
+    found, snapshot = taken(harness), harness.snapshot()
+    harness.close()
+    with OperatorHarness.restored(made, [snapshot], key_type="int64") as harness:
+        harness.processing_time(0)
+        assert [*found, *taken(harness)] == [(9, 70, 1, n) for n in range(5)]
+
+
+def test_one_left_row_with_more_partners_than_a_slice_takes_several() -> None:
+    made = joining(Tumbling(10), rows_per_slice_max=4)
+    with OperatorHarness(made, key_type="utf8") as harness:
+        feed(harness, (0, "a", 1, 1), (0, "a", 2, 2), *((1, "a", 3, n) for n in range(11)))
+        sizes = []
+        for _ in harness.watermark_slices(9):
+            sizes.append(len(taken(harness)))
+        assert max(sizes) == 4
+        assert sum(sizes) == 22
+
+
+def test_a_watermark_looks_at_the_sessions_that_may_have_ended_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that goes on for long is not read again and again."""
+    looked: list[int] = []
+    with OperatorHarness(joining(Session(10)), key_type="utf8") as harness:
+        table = type(harness.operator._left)
+        rows_of = table.rows_of
+
+        def counting(self: Any, *arguments: Any, **named: Any) -> Any:
+            found = rows_of(self, *arguments, **named)
+            looked.append(len(found))
+            return found
+
+        monkeypatch.setattr(table, "rows_of", counting)
+        monkeypatch.setattr(table, "scan", None)
+        for at in range(0, 500, 5):
+            feed(harness, (0, "long", at, at), *([(1, "long", at, at)] if at % 100 == 0 else []))
+            harness.watermark(at)
+        assert max(looked) < 10
+        assert taken(harness) == []
+        harness.watermark(10_000)
+        assert len(taken(harness)) == 100 * 5
+
+
 # ------------------------------------------------------------------------------------------------------- against DuckDB
 
 RECORDS = st.lists(

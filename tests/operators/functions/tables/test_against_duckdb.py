@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -20,6 +20,9 @@ from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Key, key_selector
 from holdfast.operators.functions.tables.one_row import Place, deduplication, one_row_operator
 from holdfast.operators.functions.tables.top import ranking, top_operator
+from holdfast.operators.functions.tables.window_top import window_top_operator
+from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
+from holdfast.operators.functions.windows.options import RowWindowOptions
 from tests.examples import examples
 from tests.operators.harness import OperatorHarness
 
@@ -90,13 +93,17 @@ def updates(
     return found
 
 
-def sql(rows: RowType, given: Batches, ranked: str, n: int) -> list[dict[str, Any]]:
+def sql(
+    rows: RowType, given: Batches, ranked: str, n: int, times: tuple[int, int] = (-(2**62), 2**62)
+) -> list[dict[str, Any]]:
+    """`times`: of the rows that count, from the first one on and before the second."""
     everything = [row for batch in given for row in batch]
     table = pa.Table.from_batches([columns(rows, everything, 0)])
     table = table.append_column("t", pa.array([row[3] for row in everything], pa.int64()))
     connection = database()
     connection.register("rows", table)
-    query = f"SELECT *, row_number() OVER (PARTITION BY k ORDER BY {ranked}) AS rank FROM rows QUALIFY rank <= {n}"
+    query = f"SELECT *, row_number() OVER (PARTITION BY k ORDER BY {ranked}) AS rank FROM rows "
+    query += f"WHERE t >= {times[0]} AND t < {times[1]} QUALIFY rank <= {n}"
     found: list[dict[str, Any]] = connection.sql(query).to_arrow_table().to_pylist()
     return found
 
@@ -138,6 +145,78 @@ def test_top(data: st.DataObject) -> None:
             assert same(row, expected[identity])
             above = [other["t"] for (key, rank), other in expected.items() if key == identity[0] and rank <= identity[1]]
             assert time == (max(above) if timed else None)
+
+
+WINDOWS: tuple[Tumbling | Sliding, ...] = (Tumbling(10), Tumbling(7, offset=3), Sliding(10, 4), Sliding(4, 6))
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(st.data())
+def test_window_top(data: st.DataObject) -> None:
+    """In any order of arrival, with a restore between batches and in the middle of a firing."""
+    by, then = data.draw(st.sampled_from(sorted(TYPES))), data.draw(st.sampled_from(sorted(TYPES)))
+    rows, drawn = row_type(by, then), data.draw(batches(by, then))
+    times = data.draw(st.lists(st.integers(-15, 15), min_size=30, max_size=30))
+    given = [[(*row[:3], row[3] + times[at]) for at, row in enumerate(batch)] for batch in drawn]
+    selector = key_selector(data.draw(st.sampled_from(KEYS)), None, rows, "key_by")
+    windows, n = data.draw(st.sampled_from(WINDOWS)), data.draw(st.integers(1, 3))
+    ties = data.draw(st.sampled_from(["earlier", "later"]))
+    operator = window_top_operator(ranking(n, "order", True, ties, "rank"), windows, RowWindowOptions(), selector, rows)
+    operator.rows_per_slice_max = data.draw(st.sampled_from([1, 8192]))
+    how = "ASC" if ties == "earlier" else "DESC"
+    expected = [
+        {**row, "window_start": instant(start), "window_end": instant(start + windows.size_ms)}
+        for start in starts_of(windows, given)
+        for row in sql(rows, given, f'"order" DESC NULLS LAST, t {how}, i {how}', n, (start, start + windows.size_ms))
+    ]
+    found = fired(operator, selector.key_type.text, rows, given)
+    identity = operator.output_type.names[-3:]
+    by_rank = {(row["k"], *(row[name] for name in identity)): row for row in expected}
+    assert sorted(map(str, ((row["k"], *(row[name] for name in identity)) for row, _ in found))) == sorted(map(str, by_rank))
+    for row, time in found:
+        assert same(row, by_rank[(row["k"], *(row[name] for name in identity))])
+        assert instant(time + 1) == row["window_end"]
+
+
+def instant(moment: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=moment)
+
+
+def starts_of(windows: Tumbling | Sliding, given: Batches) -> list[int]:
+    slide = windows.slide_ms if isinstance(windows, Sliding) else windows.size_ms
+    times = {row[3] for batch in given for row in batch}
+    return sorted(
+        {start for at in times for start in range(at - (at - windows.offset_ms) % slide, at - windows.size_ms, -slide)}
+    )
+
+
+def fired(operator: Operator, key_type: str, rows: RowType, given: Batches) -> list[tuple[dict[str, Any], int]]:
+    """Rows with their event times; a restore behind every second batch, and behind two slices of the firing."""
+    harness, first = OperatorHarness(operator, key_type=key_type).open(), 0
+    found: list[Any] = []
+    for number, batch in enumerate(given):
+        if number % 2:
+            harness = again(operator, key_type, harness)
+        harness.process(columns(rows, batch, first), [row[3] for row in batch])
+        first += len(batch)
+    harness.watermark(-20)
+    slices = harness.watermark_slices(100)
+    for _ in range(2):
+        next(slices, None)
+    found += zip(harness.output.rows(), harness.output.timestamps(), strict=True)
+    harness = again(operator, key_type, harness)
+    harness.processing_time(0)
+    found += zip(harness.output.rows(), harness.output.timestamps(), strict=True)
+    assert harness.operator.rows.table.count() == 0
+    assert harness.context.counters.late_dropped == 0
+    harness.close()
+    return found
+
+
+def again(operator: Operator, key_type: str, harness: OperatorHarness) -> OperatorHarness:
+    snapshot = harness.snapshot()
+    harness.close()
+    return OperatorHarness.restored(operator, [snapshot], key_type=key_type).open()
 
 
 @settings(max_examples=examples(40), deadline=None)

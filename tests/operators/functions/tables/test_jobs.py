@@ -208,6 +208,56 @@ def test_a_function_that_fails_is_named_with_its_record(tables: Tables, message:
     assert failure.value.operator == "table"
 
 
+def test_the_top_of_each_window_comes_once_over_a_crash_and_a_rescale() -> None:
+    with hf.testing.Job(parallelism=2, state_backend="filesystem") as job:
+        feed = job.input("bids", BIDS)
+        windowed = feed.stream.key_by("auction").window(hf.Tumbling(10)).side_output_late("late")
+        highest = windowed.top(2, by="price", rank_column="place").uid("highest")
+        out, late = job.output(highest), job.output(highest.side_output("late"))
+        job.start()
+        feed.add([bid(1, "ann", 5), bid(1, "bob", 9), bid(2, "cat", 7)], at=[1, 2, 3])
+        job.checkpoint()
+        job.restart(parallelism=3, state_backend="rocksdb")
+        feed.add([bid(1, "dan", 6), bid(1, "eve", None), bid(2, "fay", 1)], at=[9, 4, 12])
+        assert out.take() == []
+        feed.watermark(9)
+        found = [(row["auction"], row["bidder"], row["place"], row["window_start"].microsecond, time) for row, time in out.take()]
+        assert sorted(found) == [(1, "bob", 1, 0, 9), (1, "dan", 2, 0, 9), (2, "cat", 1, 0, 9)]
+        feed.add(bid(1, "gus", 99), at=8)
+        assert late.take() == [(bid(1, "gus", 99), 8)]
+        feed.end()
+        assert [(row["bidder"], row["place"], time) for row, time in out.take()] == [("fay", 1, 19)]
+
+
+def test_the_top_of_each_window_over_all_keys() -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        feed = job.input("bids", {**BIDS, "key": int})  # as the state calls its own key
+        out = job.output(feed.stream.window_all(hf.Sliding(10, 5)).top(1, by=["price", "auction"]).uid("highest"))
+        job.start()
+        rows = [bid(1, "ann", 5), bid(2, "bob", 9), bid(3, "cat", 9), bid(4, "dan", 8)]
+        feed.add([{**row, "key": 7} for row in rows], at=[6, 7, 8, 12])
+        feed.end()
+        found = sorted((row["bidder"], row["key"], time) for row, time in out.take())
+    assert found == [("cat", 7, 9), ("cat", 7, 14), ("dan", 7, 19)]
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        (lambda keyed: keyed.window(hf.Session(10)), "takes tumbling and sliding windows of event time"),
+        (lambda keyed: keyed.window(hf.Tumbling(10, time="processing")), "takes tumbling and sliding windows of event time"),
+        (lambda keyed: keyed.window(hf.Tumbling(10)).allowed_lateness(5), "takes no lateness, such as 5"),
+        (lambda keyed: keyed.window(hf.Tumbling(10)).trigger(hf.CountTrigger(5)), "takes no trigger"),
+        (lambda keyed: keyed.window(hf.Sliding(5_000, 1)), "in more than 1,000 windows"),
+    ],
+)
+def test_windows_without_a_top_are_refused(window: Callable[[KeyedStream], Any], message: str) -> None:
+    with pytest.raises(hf.GraphError, match=f"operator 'window': top: .*{message}"):
+        refused(lambda keyed: window(keyed).top(1, by="price"))
+    with pytest.raises(hf.UnknownColumnError):
+        refused(lambda keyed: keyed.window(hf.Tumbling(10)).top(1, by="prize"))
+
+
 # --------------------------------------------------------------------------------------------------------------- refused
 
 
