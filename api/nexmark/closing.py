@@ -3,14 +3,15 @@
 A bid counts if its time is that of the auction or later, and not behind `expires`. The highest wins; of equals the earliest, and of
 those of one time the one that came first. An auction without such a bid gives nothing.
 
-Bids meet their auctions within the longest time that one is open. What they make has the end of its auction as event time, so that
-an auction closes when a window does, and all of it is columnar."""
+Bids meet their auctions within the longest time that one is open. The bids of an auction are a session whose gap is longer than
+that: it ends when no bid can follow, by the event time of bids and auctions, whichever of them are behind."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.api.nexmark.events import AUCTIONS, EVENTS, OPEN_AUCTIONS, SCHEMAS
@@ -18,17 +19,19 @@ from holdfast.api.nexmark.query import Auctions, Query, picked
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.operators.functions.windows.assigners import Tumbling
+from holdfast.operators.functions.windows.assigners import Session
 from holdfast.statebackends.state import ListStateDescriptor
 
 LAST = 10
 """Auctions of a seller in q6's mean."""
-CLOSING_MS = 1_000
-"""Auctions that end within one such stretch of time close together."""
+GAP_MS_MIN = 1_000
+"""Gap of sessions: auctions that close within about such a time are looked at together."""
 
 _TIME_BITS = 24
 """Of the time from an auction to a bid, ms: 4 hours."""
-_RANK = pa.field("rank", pa.int64())
+_SPREAD = 64
+"""Groups of a batch that lie within so many times its rows are numbers of an array; others are sorted."""
+_RANK, _LEADS = pa.field("rank", pa.int64()), pa.field("leads", pa.bool_())
 
 
 def open_ms(house: Auctions) -> int:
@@ -37,54 +40,80 @@ def open_ms(house: Auctions) -> int:
     return 2 * (horizon + 1) + 1
 
 
-def ranked(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """One number for each bid of an auction: the greatest wins."""
-    bid_ms, auction_ms = (rows.column(name).view(pa.int64()).to_numpy() for name in ("bid_dateTime", "opened"))
+def gap_ms(house: Auctions) -> int:
+    """Longer than an auction is open."""
+    return max(open_ms(house) + 1, GAP_MS_MIN)
+
+
+def leading(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """One number for each bid of an auction, the greatest wins; and whether it counts and is the greatest of the batch.
+
+    What leads depends on where batches end; the winner is always among them."""
+    bid_ms, auction_ms, expires = (rows.column(name).view(pa.int64()).to_numpy() for name in ("bid_dateTime", "opened", "expires"))
     rank = rows.column("price").to_numpy() * 2**_TIME_BITS + (2**_TIME_BITS - 1 - (bid_ms - auction_ms))
-    return rows.append_column(_RANK, pa.array(rank.astype(np.int64)))
+    leads = is_greatest(rows.column("auction").to_numpy(), np.where(bid_ms <= expires, rank, -1)) & (bid_ms <= expires)
+    return pa.RecordBatch.from_arrays(
+        [*rows.columns, pa.array(rank), pa.array(leads)], schema=rows.schema.append(_RANK).append(_LEADS)
+    )
 
 
-def winning_bids(house: Auctions, auctions: Stream, *auction: str, **bid: str) -> Stream:
+def is_greatest(groups: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Of each row, of at least one: whether no value of its group is greater."""
+    place = groups - groups.min()
+    if place.max() > _SPREAD * len(groups):
+        _, place = np.unique(groups, return_inverse=True)
+    greatest = np.full(int(place.max()) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(greatest, place, values)
+    found: npt.NDArray[np.bool_] = values == greatest[place]
+    return found
+
+
+def winning_bids(house: Auctions, auctions: Stream, bids: Stream, *auction: str, **bid: str) -> Stream:
     """Each auction that has closed: `auction`, its id, `expires`, these of its columns, and, of its winning bid, the price and
-    those that are named, as {name: column}. Event times are within `CLOSING_MS` of `expires`."""
+    those that are named, as {name: column}. Its event time is behind `expires`, by `gap_ms` at most."""
     opened = picked(auctions, "id", "expires", *auction, opened="dateTime").uid("opened")
-    made = house.read("bid", tuple(dict.fromkeys(("auction", "price", "dateTime", *bid.values()))))
-    bids = picked(made, "auction", "price", **{"bid_dateTime": "dateTime", **bid}).uid("bids-of-auctions")
-    longest = open_ms(house)
-    pairs = bids.interval_join(opened, on=("auction", "id"), lower=-longest, upper=0).uid("pairs")
-    counting = pairs.filter("bid_dateTime <= expires").uid("counting")
-    assert counting.schema is not None
-    ranks = counting.map_batches(ranked, returns=counting.schema.append(_RANK)).uid("ranked")
-    closing = ranks.assign_timestamps("expires", longest).uid("closing").key_by("auction").window(Tumbling(CLOSING_MS))
+    made = picked(bids, "auction", "price", **{"bid_dateTime": "dateTime", **bid}).uid("bids-of-auctions")
+    pairs = made.interval_join(opened, on=("auction", "id"), lower=-open_ms(house), upper=0).uid("pairs")
+    assert pairs.schema is not None
+    ranked = pairs.map_batches(leading, returns=pairs.schema.append(_RANK).append(_LEADS)).uid("ranked")
+    closing = ranked.filter(_LEADS.name).uid("leading").key_by("auction").window(Session(gap_ms(house)))
     of_auction: dict[str, Any] = {name: aggregates.first(name) for name in ("expires", *auction)}
     of_bid: dict[str, Any] = {name: aggregates.arg_max(name, by="rank") for name in bid}
     return closing.aggregate(price=aggregates.max("price"), **of_auction, **of_bid).uid("winning")
 
 
+BID = ("auction", "price", "dateTime")
+
+
 def average_price_of_category(house: Auctions) -> Stream:
-    auctions = house.auctions("id", "dateTime", "expires", "category")
-    return winning_bids(house, auctions, "category").key_by("category").aggregate(final=aggregates.mean("price")).uid("averages")
+    auctions, bids = house.together(auction=("id", "dateTime", "expires", "category"), bid=BID)
+    winners = winning_bids(house, auctions, bids, "category")
+    return winners.key_by("category").aggregate(final=aggregates.mean("price")).uid("averages")
 
 
 class LastAuctions(ProcessFunction):
-    """Of a seller, at the end of each auction: the mean of the winning bids of the last ten. Of auctions that close at one moment
-    the one with the lesser id closes first."""
+    """Of a seller, in the order in which auctions end: the mean of the winning bids of the last ten. Of those that end at one
+    moment the one with the lesser id is first."""
 
     waiting = ListStateDescriptor("waiting", tuple[int, int, int])
-    """(closes, id, price), until event time has reached them."""
+    """(end, id, price), until all that end up to then have come."""
     last = ListStateDescriptor("last", int)
     states = (waiting, last)
     returns = pa.schema({"seller": pa.int64(), "auction": pa.int64(), "average": pa.float64()})
 
+    def __init__(self, gap_ms: int) -> None:
+        """`gap_ms`: so much later than its end an auction may come."""
+        self.gap_ms = gap_ms
+
     def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
-        assert ctx.timestamp is not None
         ctx.state(self.waiting).add((value["expires"], value["auction"], value["price"]))
-        ctx.timers.register_event_time_timer(ctx.timestamp)
+        ctx.timers.register_event_time_timer(value["expires"] + self.gap_ms)
 
     def on_timer(self, timestamp_ms: int, ctx: ProcessContext, out: Collector) -> None:
         waiting, last = ctx.state(self.waiting), ctx.state(self.last)
-        closed = sorted(row for row in waiting.get() if row[0] <= timestamp_ms)  # of this window, and no other's
-        waiting.update([row for row in waiting.get() if row[0] > timestamp_ms])
+        rows = sorted(waiting.get())
+        closed = [row for row in rows if row[0] + self.gap_ms <= timestamp_ms]
+        waiting.update(rows[len(closed) :])
         prices = list(last.get())
         for _, auction, price in closed:
             prices = [*prices, price][-LAST:]
@@ -93,17 +122,18 @@ class LastAuctions(ProcessFunction):
 
 
 def average_price_of_seller(house: Auctions) -> Stream:
-    winners = winning_bids(house, house.auctions("id", "dateTime", "expires", "seller"), "seller")
-    times = picked(winners, "auction", "seller", "price", expires=("expires", pa.int64())).uid("ends")
-    return times.key_by("seller").process(LastAuctions()).uid("averages")
+    auctions, bids = house.together(auction=("id", "dateTime", "expires", "seller"), bid=BID)
+    winners = winning_bids(house, auctions, bids, "seller")
+    ends = picked(winners, "auction", "seller", "price", expires=("expires", pa.int64())).uid("ends")
+    return ends.key_by("seller").process(LastAuctions(gap_ms(house))).uid("averages")
 
 
 def auctions_with_winners(house: Auctions) -> Stream:
     """Winners meet the whole auction again: its texts are not carried along with every bid."""
-    auctions = house.read("auction", SCHEMAS["auction"].names)
-    winners = winning_bids(house, auctions, bidder="bidder", bid_dateTime="dateTime", bid_extra="extra")
+    auctions, bids = house.together(auction=SCHEMAS["auction"].names, bid=(*BID, "bidder", "extra"))
+    winners = winning_bids(house, auctions, bids, bidder="bidder", bid_dateTime="dateTime", bid_extra="extra")
     narrow = picked(winners, "bidder", "price", "bid_dateTime", "bid_extra", id="auction").uid("winners")
-    longest = open_ms(house) + CLOSING_MS
+    longest = open_ms(house) + gap_ms(house)
     return narrow.interval_join(auctions, on="id", lower=-longest, upper=0).uid("auctions-with-winners")
 
 

@@ -5,7 +5,8 @@ from an event's number; everything else is a hash of (seed, number, field), so t
 ratios, leads and sizes are those of https://github.com/nexmark/nexmark. One difference: its Java generator adds the first person
 id to a bid's bidder twice, which leaves most bids without a bidder; here it is added once.
 
-Each kind is a source of its own, whose record i is the i-th event of that kind: their event times rise together."""
+A source has one kind, and its record i is the i-th event of that kind; or it has the numbers of all events, of which each kind is
+made behind it: then no kind is read ahead of the others."""
 
 from __future__ import annotations
 
@@ -76,6 +77,23 @@ def count_of(kind: str, events: int) -> int:
     share, first = _PLACES[kind]
     rounds, rest = divmod(events, EVENTS)
     return rounds * share + min(share, max(0, rest - first))
+
+
+def indices_of(kind: str, numbers: Numbers) -> Numbers:
+    """Indices among a kind of those of these events that are of it; in their order."""
+    share, first = _PLACES[kind]
+    rounds = numbers // EVENTS
+    place = numbers - rounds * EVENTS - first
+    own = (place >= 0) & (place < share)
+    return rounds[own] * share + place[own]
+
+
+NUMBERS = pa.schema({"number": pa.int64()})
+
+
+def numbered(numbers: Numbers) -> pa.RecordBatch:
+    """Events of which nothing is made yet."""
+    return pa.RecordBatch.from_arrays([pa.array(numbers)], schema=NUMBERS)
 
 
 def source(kind: str, events: int, *, columns: Sequence[str] | None = None, rows_per_second: float | None = None,

@@ -1,31 +1,44 @@
-"""Queries of regular joins: q3, q20. They keep both sides for longer than any run lasts, as SQL does for ever."""
+"""Queries of regular joins: q3, q20.
+
+Persons and auctions are kept for longer than any run lasts, as SQL keeps them for ever. An event may name one that comes later, but
+never by much: it is kept so long."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from holdfast.api.nexmark.events import SCHEMAS
+from holdfast.api.nexmark.events import AUCTIONS, EVENTS, LEAD, PERSONS, SCHEMAS
 from holdfast.api.nexmark.query import Auctions, Query, picked
 from holdfast.operators.datastream.stream import Stream
 
 RETAINED = timedelta(days=3_650)
 
 
+def ahead_ms(house: Auctions, share: int) -> int:
+    """How much later than the event that names it a person or an auction may come; `share`: how many there are of 50 events."""
+    rounds = -(-LEAD // share) + 1
+    return -(-rounds * EVENTS * 1_000 // house.events_per_second) + 1
+
+
 def local_items(house: Auctions) -> Stream:
-    persons = house.persons("id", "name", "city", "state", "dateTime").filter("state IN ('OR', 'ID', 'CA')").uid("local")
-    sellers = picked(persons, "name", "city", "state", seller="id").uid("sellers")
-    auctions = house.auctions("id", "seller", "category", "dateTime").filter("category = 10").uid("of-category")
-    sold = picked(auctions, "id", "seller").uid("sold")
-    return sold.join(sellers, on="seller", retain=RETAINED).uid("joined").select("name", "city", "state", "id").uid("items")
+    people, auctions = house.together(
+        person=("id", "name", "city", "state", "dateTime"), auction=("id", "seller", "category", "dateTime")
+    )
+    sellers = picked(people.filter("state IN ('OR', 'ID', 'CA')").uid("local"), "name", "city", "state", seller="id").uid("sellers")
+    sold = picked(auctions.filter("category = 10").uid("of-category"), "id", "seller").uid("sold")
+    retain = (timedelta(milliseconds=ahead_ms(house, PERSONS)), RETAINED)
+    return sold.join(sellers, on="seller", retain=retain).uid("joined").select("name", "city", "state", "id").uid("items")
 
 
 AUCTION = tuple(name for name in SCHEMAS["auction"].names if name not in ("dateTime", "extra"))
 
 
 def bids_with_auctions(house: Auctions) -> Stream:
-    auctions = house.read("auction", SCHEMAS["auction"].names).filter("category = 10").uid("of-category")
-    renamed = picked(auctions, *AUCTION, auction_dateTime="dateTime", auction_extra="extra").uid("renamed")
-    return house.read("bid", SCHEMAS["bid"].names).join(renamed, on=("auction", "id"), retain=RETAINED).uid("joined")
+    auctions, bids = house.together(auction=SCHEMAS["auction"].names, bid=SCHEMAS["bid"].names)
+    of_category = auctions.filter("category = 10").uid("of-category")
+    renamed = picked(of_category, *AUCTION, auction_dateTime="dateTime", auction_extra="extra").uid("renamed")
+    retain = (timedelta(milliseconds=ahead_ms(house, AUCTIONS)), RETAINED)
+    return bids.join(renamed, on=("auction", "id"), retain=retain).uid("joined")
 
 
 QUERIES = (

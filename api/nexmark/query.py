@@ -8,9 +8,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-from holdfast.api.nexmark.events import count_of, source
+from holdfast.api.nexmark.events import NUMBERS, Nexmark, count_of, indices_of, numbered, source
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
+from holdfast.operators.sources.generator import GeneratorSource
 
 Judged = Literal["rows", "last", "totals"]
 
@@ -38,7 +39,7 @@ class Auctions:
         return self.read("bid", columns)
 
     def read(self, kind: str, columns: Sequence[str]) -> Stream:
-        """The events of a kind with these columns; with event times if `dateTime` is among them."""
+        """The events of a kind with these columns, from a source of their own."""
         rate = None if self.rate is None else self.rate * count_of(kind, self.events) / max(1, self.events)
         made = source(
             kind,
@@ -48,8 +49,34 @@ class Auctions:
             seed=self.seed,
             events_per_second=self.events_per_second,
         )
-        stream = self.environment.from_source(made).uid(f"{kind}s")
-        return stream.assign_timestamps("dateTime", 0).uid(f"{kind}-times") if "dateTime" in columns else stream
+        return self._timed(kind, self.environment.from_source(made).uid(f"{kind}s"))
+
+    def together(self, **columns: Sequence[str]) -> list[Stream]:
+        """The events of several kinds, as {kind: columns}, in this order, from one source: none is read ahead of the others, so
+        that what a join or a window keeps of one until the other comes is little."""
+        numbers = GeneratorSource(numbered, self.events, NUMBERS, rows_per_second=self.rate, name="events")
+        events = self.environment.from_source(numbers).uid("events")
+        streams = []
+        for kind, names in columns.items():
+            make = Nexmark(kind, tuple(names), self.seed, self.events_per_second)
+            streams.append(self._timed(kind, events.map_batches(OfKind(make), returns=make.schema).uid(f"{kind}s")))
+        return streams
+
+    def _timed(self, kind: str, stream: Stream) -> Stream:
+        """With event times if `dateTime` is among the columns."""
+        assert stream.schema is not None
+        has_times = "dateTime" in stream.schema.names
+        return stream.assign_timestamps("dateTime", 0).uid(f"{kind}-times") if has_times else stream
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """Event numbers -> the events among them that are of one kind: a `map_batches`."""
+
+    make: Nexmark
+
+    def __call__(self, numbers: pa.RecordBatch) -> pa.RecordBatch:
+        return self.make(indices_of(self.make.kind, numbers.column("number").to_numpy()))
 
 
 @dataclass(frozen=True)

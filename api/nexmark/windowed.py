@@ -104,8 +104,9 @@ def as_seller(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def new_sellers(house: Auctions) -> Stream:
-    persons = house.persons("id", "name", "dateTime").map_batches(as_person, returns=PEOPLE).uid("as-person")
-    sellers = house.auctions("seller", "dateTime").map_batches(as_seller, returns=PEOPLE).uid("as-seller")
+    people, auctions = house.together(person=("id", "name", "dateTime"), auction=("seller", "dateTime"))
+    persons = people.map_batches(as_person, returns=PEOPLE).uid("as-person")
+    sellers = auctions.map_batches(as_seller, returns=PEOPLE).uid("as-seller")
     windows = persons.union(sellers).key_by("id").window(Tumbling(WINDOW_MS))
     found = windows.aggregate(name=aggregates.first("name"), sold=aggregates.count(where="is_seller")).uid("people")
     return found.filter("sold > 0 AND name IS NOT NULL").uid("new").select("id", "name", "window_start").uid("named")
