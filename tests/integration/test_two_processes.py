@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -85,16 +84,10 @@ class Cluster:
 
     def submit(self, plan: JobPlan, host: str | None = None, *, unix_sockets: bool = True, **options: Any) -> SubmissionAccepted:
         accepted = self.client.submit(self.submission(plan, **options))
-        environment = {
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "",  # successors start from compiled modules, as they do in production
-        }
         self.slots = LocalProcessSlots(
             replace(self.spec(accepted, plan, host), unix_sockets=unix_sockets),
             accepted.slots,
-            environment=environment,
             log_directory=str(self.logs),
-            python=sys.executable,
         )
         self.slots.start()
         return accepted
