@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, create_accumulators, parts_of
+from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulators, parts_of
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
 from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
 from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes, distinct_slots
