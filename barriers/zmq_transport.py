@@ -92,6 +92,8 @@ class ZmqTransport:
         self._monitors: dict[zmq.Socket[bytes], int] = {}
         self._lost: set[int] = set()
         self._closed = False
+        self._is_woken = False
+        """A byte is in the pipe, or soon will be: a worker with thousands of answers a second is woken once for many."""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -216,6 +218,7 @@ class ZmqTransport:
         if self._wake_read in events:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+            self._is_woken = False  # before anything is looked at for which the next wake would be left out
         # Own frames first, then the network's, then losses: frames that a peer sent before it died come before its loss.
         own, self._own = self._own, deque()
         received += (item for item in own if isinstance(item, PeerLost) or self._admission.is_current(item))
@@ -262,6 +265,9 @@ class ZmqTransport:
         push.close(linger=0)
 
     def wake(self) -> None:
+        if self._is_woken:
+            return
+        self._is_woken = True
         # A full pipe wakes as well; a closed one has no waiting reader.
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b"\0")

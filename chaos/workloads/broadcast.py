@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -107,44 +107,64 @@ def apply_rules(records: Stream, rules: Stream, count: int) -> Stream:
     return met._add("apply_rules", ApplyRules(count), RowType(SCHEMA))
 
 
+class Ruled(NamedTuple):
+    """A feed of records, and a slower one of their rules, of one or two subtasks."""
+
+    records: Feed
+    control: Feed
+    paces: tuple[tuple[float, int], tuple[float, int]]
+    parallelisms: tuple[int, int]
+    settings: dict[str, Any]
+
+    @staticmethod
+    def draw(rng: random.Random, rows_max: int) -> Ruled:
+        rules = rng.randint(1, 12)
+        records = Feed("records", rng.randint(150, rows_max), rng.choice((3, 20)), first=0)
+        control = Feed("control", rules, 1, first=-rules)
+        paces = (draw_pace(rng, records.rows), (rules / rng.uniform(0.2, 1.2), rng.choice((1, 2))))
+        parallelisms = (rng.randint(1, PARALLELISM_MAX), rng.randint(1, 2))
+        return Ruled(records, control, paces, parallelisms, draw_settings(rng))
+
+    def build(self, name: str, path: str, parallelism: int | None, apply: Callable[[Stream, Stream], Stream]) -> JobPlan:
+        """`apply`: from records and rules to the rows of the sink."""
+        environment = Environment(name, parallelism=parallelism or self.parallelisms[0], **self.settings)
+        records = environment.from_source(self.records.source(*self.paces[0])).uid(self.records.uid)
+        rules = environment.from_source(self.control.source(*self.paces[1])).uid(self.control.uid)
+        apply(records, rules.set_parallelism(self.parallelisms[1])).sink_to(ParquetSink(path), uid="ruled")
+        return environment.build()
+
+    def rows(self) -> Counter[Row]:
+        """Each record, multiplied by its rule."""
+        records, control = self.records, self.control
+        return Counter(
+            (index, records.key(index), records.value(index) * control.value(records.key(index) % control.rows))
+            for index in range(records.rows)
+        )
+
+
 def make(rng: random.Random) -> Scenario:
     """A feed of records, and a slower one of rules."""
-    rules = rng.randint(1, 12)
-    records = Feed("records", rng.randint(150, 700), rng.choice((3, 20)), first=0)
-    control = Feed("control", rules, 1, first=-rules)
-    paces = (draw_pace(rng, records.rows), (rules / rng.uniform(0.2, 1.2), rng.choice((1, 2))))
-    parallelisms = (rng.randint(1, PARALLELISM_MAX), rng.randint(1, 2))
-    settings = draw_settings(rng)
+    ruled = Ruled.draw(rng, 700)
+    records, control = ruled.records, ruled.control
     return Scenario(
-        plan=partial(_plan, records, control, paces, parallelisms, settings),
-        records=records.rows + rules,
-        sinks=(SinkExpectation(PATH, "ruled", partial(_rows, records, control)),),
+        plan=partial(_plan, ruled),
+        records=records.rows + control.rows,
+        sinks=(SinkExpectation(PATH, "ruled", partial(_rows, ruled)),),
         operators=("rules",),
         cuts=(CutExpectation((records.uid, control.uid), "rules", partial(no_states, (records, control))),),
     )
 
 
-def _plan(
-    records: Feed,
-    control: Feed,
-    paces: tuple[tuple[float, int], tuple[float, int]],
-    parallelisms: tuple[int, int],
-    settings: dict[str, Any],
-    parallelism: int | None,
-) -> JobPlan:
-    environment = Environment("broadcast", parallelism=parallelism or parallelisms[0], **settings)
-    main = environment.from_source(records.source(*paces[0])).uid(records.uid)
-    rules = environment.from_source(control.source(*paces[1])).uid(control.uid).set_parallelism(parallelisms[1])
-    apply_rules(main, rules, control.rows).uid("rules").sink_to(ParquetSink(PATH), uid="ruled")
-    return environment.build()
+def _plan(ruled: Ruled, parallelism: int | None) -> JobPlan:
+    def apply(records: Stream, rules: Stream) -> Stream:
+        return apply_rules(records, rules, ruled.control.rows).uid("rules")
+
+    return ruled.build("broadcast", PATH, parallelism, apply)
 
 
-def _rows(records: Feed, control: Feed) -> Counter[Row]:
-    rows: Counter[Row] = Counter(
-        (index, records.key(index), records.value(index) * control.value(records.key(index) % control.rows))
-        for index in range(records.rows)
-    )
-    rows.update((-1 - index % GROUPS, index % GROUPS, 0) for index in range(records.rows))
+def _rows(ruled: Ruled) -> Counter[Row]:
+    rows = ruled.rows()
+    rows.update((-1 - index % GROUPS, index % GROUPS, 0) for index in range(ruled.records.rows))
     return rows
 
 

@@ -88,6 +88,15 @@ class LateFeed(Feed):
         at = self.at(index)
         return self.key(index), at - at % self.size_ms
 
+    def late_behind(self, positions: Positions | None) -> int:
+        """Late records for an attempt that starts at these positions, or at the start."""
+        before = set() if positions is None else set(read_before(positions[self.uid], self.rows))
+        return sum(self.is_late(index) for index in range(self.rows) if index not in before)
+
+    def watermark_behind(self, indices: Iterable[int]) -> int:
+        """Watermark after these records, if each of their watermarks arrives."""
+        return max((self.at(index) for index in indices), default=-(2**62)) - self.disorder_ms - 1
+
     def make_batch(self, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
         batch = Feed.make_batch(self, indices)
         times = pa.array([self.at(int(index)) for index in indices], pa.int64())
@@ -111,7 +120,7 @@ def make(rng: random.Random) -> Scenario:
         sinks=(SinkExpectation(PATH, "windowed", partial(_rows, feed)),),
         operators=("window",),
         cuts=(CutExpectation((feed.uid,), "window", partial(_states_at, feed)),),
-        late=LateExpectation((feed.uid,), "window", partial(_late_behind, feed)),
+        late=LateExpectation((feed.uid,), "window", feed.late_behind),
         may_drain=False,
     )
 
@@ -142,18 +151,12 @@ def _rows(feed: LateFeed) -> Counter[Row]:
     return Counter((key, start * 1_000, (start + size_ms) * 1_000, n, total) for (key, start), (n, total) in windows.items())
 
 
-def _late_behind(feed: LateFeed, positions: Positions | None) -> int:
-    """Late records for an attempt that starts at these positions, or at the start."""
-    before = set() if positions is None else set(read_before(positions[feed.uid], feed.rows))
-    return sum(feed.is_late(index) for index in range(feed.rows) if index not in before)
-
-
 def _states_at(feed: LateFeed, positions: Positions) -> CutStates:
     """Windows with records in front of the cut. Windows that the last watermarks may have passed have possibly fired; windows that
     an earlier one has passed are gone."""
     before = sorted(read_before(positions[feed.uid], feed.rows))
-    passed = _watermark(feed, before)
-    long_passed = _watermark(feed, before[: -LOST_BATCHES_MAX * feed.batch_rows])
+    passed = feed.watermark_behind(before)
+    long_passed = feed.watermark_behind(before[: -LOST_BATCHES_MAX * feed.batch_rows])
     at_end = is_at_end(positions[feed.uid], feed.rows)
     states: dict[Any, Any] = {}
     for (key, start), (n, total) in _windows(feed, before).items():
@@ -162,11 +165,6 @@ def _states_at(feed: LateFeed, positions: Positions) -> CutStates:
             value = {"n": n, "total": total}
             states[(key, start)] = Possibly(value) if at_end or last_ms <= passed else value
     return {"windows": states}
-
-
-def _watermark(feed: LateFeed, indices: Iterable[int]) -> int:
-    """Watermark after these records, if each of their watermarks arrives."""
-    return max((feed.at(index) for index in indices), default=-(2**62)) - feed.disorder_ms - 1
 
 
 WORKLOAD = Workload("late", "aggregates event-time windows of a source that gives records behind the watermark", make)

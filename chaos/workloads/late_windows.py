@@ -93,7 +93,7 @@ def make(rng: random.Random) -> Scenario:
         sinks=(updates,) if is_counted else (updates, late),
         operators=("window",),
         cuts=(CutExpectation((feed.uid,), "window", partial(_states_at, feed)),),
-        late=LateExpectation((feed.uid,), "window", partial(_late_behind, feed)) if is_counted else None,
+        late=LateExpectation((feed.uid,), "window", feed.late_behind) if is_counted else None,
         may_drain=False,
     )
 
@@ -146,17 +146,12 @@ def _late_rows(feed: RevivingFeed) -> Counter[Row]:
     return Counter((feed.first + index, feed.key(index), feed.value(index), feed.at(index)) for index in late)
 
 
-def _late_behind(feed: RevivingFeed, positions: Positions | None) -> int:
-    """Late records for an attempt that starts at these positions, or at the start."""
-    before = set() if positions is None else set(read_before(positions[feed.uid], feed.rows))
-    return sum(feed.is_late(index) for index in range(feed.rows) if index not in before)
-
-
 def _states_at(feed: RevivingFeed, positions: Positions) -> CutStates:
     """Panes with records in front of the cut. Those whose lateness the last watermarks may have passed are possibly gone; where an
     earlier one has passed it they are gone."""
     before = sorted(read_before(positions[feed.uid], feed.rows))
-    passed, long_passed = _watermark(feed, before), _watermark(feed, before[: -LOST_BATCHES_MAX * feed.batch_rows])
+    passed = feed.watermark_behind(before)
+    long_passed = feed.watermark_behind(before[: -LOST_BATCHES_MAX * feed.batch_rows])
     at_end = is_at_end(positions[feed.uid], feed.rows)
     windows = Sliding(feed.size_ms, feed.slide_ms)
     states: dict[Any, Any] = {}
@@ -166,11 +161,6 @@ def _states_at(feed: RevivingFeed, positions: Positions) -> CutStates:
             value = {"n": n, "total": total}
             states[(key, start)] = Possibly(value) if at_end or gone_ms <= passed else value
     return {"windows": states}
-
-
-def _watermark(feed: RevivingFeed, indices: Iterable[int]) -> int:
-    """Watermark after these records, if each of their watermarks arrives."""
-    return max((feed.at(index) for index in indices), default=-(2**62)) - feed.disorder_ms - 1
 
 
 WORKLOAD = Workload("late_windows", "aggregates windows that late records fire again, until their lateness has passed", make)

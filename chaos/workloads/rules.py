@@ -7,19 +7,16 @@ counted in union state."""
 from __future__ import annotations
 
 import random
-from collections import Counter
 from functools import partial
 from typing import Any
 
-from holdfast.chaos.pipelines.rows import Row
+from holdfast.chaos.workloads.broadcast import Ruled
 from holdfast.chaos.workloads.feeds import SCHEMA, Feed, read_before
 from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positions, Scenario, SinkExpectation, Workload
-from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan
-from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.broadcast import BroadcastContext, KeyedBroadcastProcessFunction, ReadOnlyBroadcastContext
 from holdfast.operators.functions.process import Collector, ProcessContext
-from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.statebackends.state import MapStateDescriptor, OperatorListStateDescriptor, Redistribution
 
 PATH = "/out/rules"
@@ -71,42 +68,23 @@ class ApplyRules(KeyedBroadcastProcessFunction):
 
 def make(rng: random.Random) -> Scenario:
     """A feed of records, and a slower one of rules, of one or two subtasks."""
-    rules = rng.randint(1, 12)
-    records = Feed("records", rng.randint(150, 600), rng.choice((3, 20)), first=0)
-    control = Feed("control", rules, 1, first=-rules)
-    paces = (draw_pace(rng, records.rows), (rules / rng.uniform(0.2, 1.2), rng.choice((1, 2))))
-    parallelisms = (rng.randint(1, PARALLELISM_MAX), rng.randint(1, 2))
-    settings = draw_settings(rng)
+    ruled = Ruled.draw(rng, 600)
+    records, control = ruled.records, ruled.control
     return Scenario(
-        plan=partial(_plan, records, control, paces, parallelisms, settings),
-        records=records.rows + rules,
-        sinks=(SinkExpectation(PATH, "ruled", partial(_rows, records, control)),),
+        plan=partial(_plan, ruled),
+        records=records.rows + control.rows,
+        sinks=(SinkExpectation(PATH, "ruled", ruled.rows),),
         operators=("apply",),
         cuts=(CutExpectation((records.uid, control.uid), "apply", partial(_states, records, control)),),
     )
 
 
-def _plan(
-    records: Feed,
-    control: Feed,
-    paces: tuple[tuple[float, int], tuple[float, int]],
-    parallelisms: tuple[int, int],
-    settings: dict[str, Any],
-    parallelism: int | None,
-) -> JobPlan:
-    environment = Environment("rules", parallelism=parallelism or parallelisms[0], **settings)
-    main = environment.from_source(records.source(*paces[0])).uid(records.uid)
-    rules = environment.from_source(control.source(*paces[1])).uid(control.uid).set_parallelism(parallelisms[1])
-    ruled = main.key_by("key").connect(rules.broadcast(RULES)).process(ApplyRules(control.rows)).uid("apply")
-    ruled.sink_to(ParquetSink(PATH), uid="ruled")
-    return environment.build()
+def _plan(ruled: Ruled, parallelism: int | None) -> JobPlan:
+    def apply(records: Stream, rules: Stream) -> Stream:
+        connected = records.key_by("key").connect(rules.broadcast(RULES))
+        return connected.process(ApplyRules(ruled.control.rows)).uid("apply")
 
-
-def _rows(records: Feed, control: Feed) -> Counter[Row]:
-    return Counter(
-        (index, records.key(index), records.value(index) * control.value(records.key(index) % control.rows))
-        for index in range(records.rows)
-    )
+    return ruled.build("rules", PATH, parallelism, apply)
 
 
 def _states(records: Feed, control: Feed, positions: Positions) -> CutStates:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import tenacity
 
@@ -354,15 +355,15 @@ class AsyncMapOperator(RowFunctionOperator):
     def _emit_results(self, ready: list[Request]) -> None:
         """Those of answered requests, in this order."""
         rows: list[Any] = []
-        kept: list[Batch] = []
+        stamps: list[npt.NDArray[np.int64]] = []
         for request in ready:
             results = self._results_of(request)
             if results:
                 rows += results
-                kept.append(request.batch.slice(request.start, request.count))
+                if request.batch.timestamps is not None:
+                    stamps.append(request.batch.timestamps[request.start : request.start + request.count])
         if rows:
-            stamps = [batch.timestamps for batch in kept]
-            self._emit(rows, None if stamps[0] is None else np.concatenate([each for each in stamps if each is not None]))
+            self._emit(rows, np.concatenate(stamps) if stamps else None)
 
     def _results_of(self, request: Request) -> list[Any]:
         """A result for each row; none at all if they are left out. Raises what the call raised, naming operator and row."""

@@ -90,10 +90,24 @@ class CallRunner:
         while self._arrived:
             call, ended = self._arrived.popleft()
             if not call.is_abandoned:
-                task = loop.create_task(_awaited(call, ended))
+                task = loop.create_task(self._awaited(call, ended))
                 self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
                 call.on_abandon = lambda task=task: loop.call_soon_threadsafe(task.cancel)
+
+
+    async def _awaited(self, call: UserCall, ended: Done) -> None:
+        try:
+            result = await call.function(call.argument)
+        except asyncio.CancelledError:
+            if not call.is_abandoned:
+                ended(None, RuntimeError("the function cancelled its own task"))
+            raise
+        except BaseException as error:
+            ended(None, error)
+        else:
+            ended(result, None)
+        finally:
+            self._tasks.discard(asyncio.current_task())  # a callback would cost a turn of the loop
 
 
 def call_and_wait(call: UserCall) -> Any:
@@ -105,19 +119,6 @@ def call_and_wait(call: UserCall) -> Any:
 def _answer(call: UserCall, run: Callable[[], Any], ended: Done) -> None:
     try:
         result = run()
-    except BaseException as error:
-        ended(None, error)
-    else:
-        ended(result, None)
-
-
-async def _awaited(call: UserCall, ended: Done) -> None:
-    try:
-        result = await call.function(call.argument)
-    except asyncio.CancelledError:
-        if not call.is_abandoned:
-            ended(None, RuntimeError("the function cancelled its own task"))
-        raise
     except BaseException as error:
         ended(None, error)
     else:

@@ -102,6 +102,13 @@ class AccumulatorColumns(ABC):
         if arrays[0].null_count or self.seen is not None:
             self._mark_seen(slots[np.asarray(arrays[0].is_valid())], rows_before)
 
+    def of_parts(self, arrays: Sequence[pa.Array]) -> Self:
+        """Another one of the same aggregate, whose rows are those of snapshot columns, one array per part. It is only read."""
+        other = copy(self)
+        other.columns = [_loaded(part, array) for part, array in zip(self.parts, arrays, strict=True)]
+        other.seen = np.asarray(arrays[0].is_valid()) if arrays[0].null_count else None
+        return other
+
     def resize(self, capacity: int) -> None:
         """New, larger columns; the old arrays stay as they are for whoever holds them."""
         self.columns = [extended(column, capacity, part.initial) for column, part in zip(self.columns, self.parts, strict=True)]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulator, create_accumulators, parts_of
+from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulators, parts_of
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
 from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
 from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes, distinct_slots
@@ -426,15 +426,13 @@ class _Rows:
 
     def merge_parts(self, keys: KeyColumn, parts: Sequence[pa.Array], epoch: int | None) -> None:
         """Fold accumulators in that came as columns of their parts."""
-        folded: list[Any] = []
-        position, rows = 0, np.arange(len(keys))
+        folded: list[AccumulatorColumns] = []
+        position = 0
         for own in self.accumulators:
             count = len(own.parts)
-            accumulator = create_accumulator(own.aggregate, len(keys))
-            accumulator.load(rows, parts[position : position + count], 0)
-            folded.append(accumulator)
+            folded.append(own.of_parts(parts[position : position + count]))
             position += count
-        self.merge(keys, folded, rows, epoch)
+        self.merge(keys, folded, np.arange(len(keys)), epoch)
 
     def _note(self, slots: Slots, epoch: int) -> None:
         """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""

@@ -467,6 +467,22 @@ def test_wake_before_the_wait_is_not_forgotten_and_does_not_pile_up(make: Maker)
     pytest.fail("poll never waits again")
 
 
+def test_of_many_wakes_before_a_wait_the_first_alone_writes(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, write = zmq_transport(stack, 0), os.write
+    written: list[int] = []
+
+    def counted(descriptor: int, data: bytes) -> int:
+        written.append(descriptor)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    for turn in range(1, 4):
+        for _ in range(1_000):
+            transport.wake()
+        assert written.count(transport._wake_write) == turn
+        assert transport.poll(20_000) == [], "it does not wait"
+
+
 # ---------------------------------------------------------------------------------------------------------- attempts
 
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.barriers.launches import launch_token
 from holdfast.operators.worker.main import WorkerSpec
 from holdfast.statebackends.errors import InvalidConfigError
+from tests.harness.nursery import Worker, nursery
 
 RESPAWN_DELAY_MS_MIN = 20
 RESPAWN_DELAY_MS_MAX = 2_000
@@ -32,7 +30,7 @@ class _Slot:
     """One slot: the process that holds it, and when its successor is due."""
 
     index: int
-    process: subprocess.Popen[bytes] | None = None
+    process: Worker | None = None
     started_s: float = 0.0
     respawn_at_s: float = 0.0
     delay_ms: int = RESPAWN_DELAY_MS_MIN
@@ -49,8 +47,6 @@ class LocalProcessSlots:
         spec: WorkerSpec,
         count: int,
         *,
-        environment: Mapping[str, str] | None = None,
-        python: str = sys.executable,
         log_directory: str | None = None,
         launch_key: str = "",
     ) -> None:
@@ -61,13 +57,10 @@ class LocalProcessSlots:
             raise InvalidConfigError(f"a job needs at least one slot, got {count}", setting="count")
         self._spec = spec
         self._slots = [_Slot(index) for index in range(count)]
-        self._environment = {**os.environ, **(environment or {})}
-        self._python = python
         self._log_directory = log_directory
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-slots-")
         self._closing = threading.Event()
         self._changed = threading.Condition()
-        # processes are started from this thread only: the kernel's death signal follows the thread that started them
         self._thread = threading.Thread(target=self._run, name="holdfast-slots", daemon=True)
 
     def start(self) -> None:
@@ -135,14 +128,8 @@ class LocalProcessSlots:
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)  # it holds the token
         with os.fdopen(descriptor, "wb") as file:
             pickle.dump(spec, file)
-        command = [self._python, "-m", "holdfast.operators.worker.main", path]
-        if self._log_directory is None:
-            slot.process = subprocess.Popen(
-                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-        else:
-            with open(os.path.join(self._log_directory, f"worker-{slot.index}-{slot.task_attempt}.log"), "wb") as log:
-                slot.process = subprocess.Popen(
-                    command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-                )
+        log = os.devnull
+        if self._log_directory is not None:
+            log = os.path.join(self._log_directory, f"worker-{slot.index}-{slot.task_attempt}.log")
+        slot.process = nursery().start(path, log, os.environ)
         slot.started_s = now_s

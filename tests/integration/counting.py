@@ -13,6 +13,7 @@ from holdfast.operators.functions.process import ProcessFunction
 from holdfast.statebackends.state import ValueStateDescriptor
 
 KEYS = 13
+NEVER_MS = 1 << 50
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("key", pa.int64(), nullable=False)])
 COUNTS = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("count", pa.int64(), nullable=False)])
 
@@ -46,3 +47,16 @@ class PaddedCountPerKey(CountPerKey):
         if state.value() is None:
             state.update(os.urandom(20_000))
         super().process_element(value, ctx, out)
+
+
+class TimedCountPerKey(CountPerKey):
+    """With two timers for each key, set when it comes for the first time: their tables are small, and packed into one file."""
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        if ctx.state(self.count).value() is None:
+            ctx.timers.register_event_time_timer(NEVER_MS)
+            ctx.timers.register_processing_time_timer(NEVER_MS)
+        super().process_element(value, ctx, out)
+
+    def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
+        """At the end of the input."""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +19,7 @@ from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.s3 import S3Storage
 from holdfast.statebackends.storage.s3_connection import S3Connection
 from tests.api.test_serve import ROOT, Process
-from tests.integration.counting import KEYS, CountPerKey
+from tests.integration.counting import KEYS, TimedCountPerKey
 from tests.integration.test_two_processes import Cluster, committed, counting_plan, eventually, expected
 from tests.s3_server import S3Server
 from tests.s3_server import connection as connection
@@ -29,7 +28,6 @@ from tests.s3_server import server as server
 pytestmark = pytest.mark.slow
 
 ROWS = 3_000
-NEVER_MS = 1 << 50
 
 
 @pytest.fixture
@@ -42,19 +40,6 @@ def cluster(storage: S3Storage, tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path, storage.root)
     yield cluster
     cluster.close()
-
-
-class TimedCountPerKey(CountPerKey):
-    """With two timers for each key, set when it comes for the first time: their tables are small, and packed into one file."""
-
-    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
-        if ctx.state(self.count).value() is None:
-            ctx.timers.register_event_time_timer(NEVER_MS)
-            ctx.timers.register_processing_time_timer(NEVER_MS)
-        super().process_element(value, ctx, out)
-
-    def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
-        """At the end of the input."""
 
 
 def timers(snapshot: Snapshot) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.main import WorkerSpec, pickle_plan
 from holdfast.statebackends.factory import BackendKind
+from tests.harness.nursery import nursery
 from tests.harness.slots import LocalProcessSlots
 from tests.integration.counting import KEYS, SCHEMA, CountPerKey, PaddedCountPerKey, make_batch
 
@@ -85,16 +85,10 @@ class Cluster:
 
     def submit(self, plan: JobPlan, host: str | None = None, *, unix_sockets: bool = True, **options: Any) -> SubmissionAccepted:
         accepted = self.client.submit(self.submission(plan, **options))
-        environment = {
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "",  # successors start from compiled modules, as they do in production
-        }
         self.slots = LocalProcessSlots(
             replace(self.spec(accepted, plan, host), unix_sockets=unix_sockets),
             accepted.slots,
-            environment=environment,
             log_directory=str(self.logs),
-            python=sys.executable,
         )
         self.slots.start()
         return accepted
@@ -274,3 +268,15 @@ def test_workers_that_are_killed_again_and_again_leave_no_more_than_one_folder(c
     assert committed(tmp_path / "out") == expected(rows)
     assert cluster.slots.wait(10), "workers leave when the job is over"
     assert [path.name for path in cluster.local.iterdir() if path.name != "recovery"] == []
+
+
+def test_a_worker_that_fails_or_is_killed_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    failed = nursery().start(str(tmp_path / "no-spec"), str(log), os.environ)
+    assert failed.wait() == failed.poll() == 1
+    assert "FileNotFoundError" in log.read_text()
+    os.mkfifo(tmp_path / "spec")
+    waiting = nursery().start(str(tmp_path / "spec"), str(log), os.environ)
+    assert waiting.poll() is None
+    waiting.kill()
+    assert waiting.wait() == -signal.SIGKILL

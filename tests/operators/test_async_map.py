@@ -490,6 +490,7 @@ def test_calls_run_on_an_event_loop_or_in_threads(function: Any) -> None:
             pool.run_call(call, lambda result, error: found.append((result, error)))
         until(lambda: len(found) == 50)
         assert sorted(result["n"] for result, _ in found) == [2 * number for number in range(50)]
+        until(lambda: not pool._calls._tasks)  # nothing is kept of a call that has ended
     finally:
         pool.close()
 
@@ -524,6 +525,7 @@ def test_an_abandoned_coroutine_is_cancelled() -> None:
         assert started.wait(10)
         call.abandon()
         assert cancelled.wait(10)
+        until(lambda: not pool._calls._tasks)
     finally:
         pool.close()
 

@@ -1,24 +1,50 @@
-"""All subtasks of a window operator over columns, driven through firings, barriers in the middle of them, crashes and rescaling."""
+"""All subtasks of a window operator over columns, driven through firings, barriers in the middle of them, crashes and rescaling;
+and what DuckDB says of every aggregate."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
+import duckdb
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch
 from holdfast.operators.base import Operator
+from holdfast.operators.functions import aggregates as of
 from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.selectors import key_selector
+from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.operators.functions.windows.columnar import ColumnarWindowOperator
 from holdfast.statebackends.keygroups import subtask_of_key_group
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 
 ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64())]))
 Row = tuple[str, int, int | None]
 """Key, event time, value."""
+
+
+AGGREGATES: dict[str, of.Aggregate] = {"n": of.count(), "total": of.sum("v"), "different": of.count_distinct("v")}
+Made = TypeVar("Made", bound=ColumnarWindowOperator)
+
+
+def columnar_operator(
+    kind: type[Made],
+    windows: Tumbling | Sliding | Session,
+    aggregates: dict[str, of.Aggregate] | None = None,
+    *,
+    rows_per_slice_max: int = 8192,
+    lateness_ms: int = 0,
+) -> Made:
+    """One with a late output, of AGGREGATES unless others are given."""
+    descriptor = of.columnar_descriptor("windows", aggregates or AGGREGATES, ROWS, (), "op")
+    made = kind(windows, descriptor, key_selector("k", None, ROWS, "op"), ROWS, lateness_ms=lateness_ms, late_tag="late")
+    made.rows_per_slice_max = rows_per_slice_max
+    return made
 
 
 def columns(rows: list[Row]) -> pa.RecordBatch:
@@ -32,6 +58,13 @@ def batch(rows: list[Row]) -> Batch:
 def feed(harness: OperatorHarness, *rows: Row) -> None:
     for _ in harness.take_slices(batch(list(rows))):
         pass
+
+
+def shown(harness: OperatorHarness) -> list[tuple[Any, ...]]:
+    """(key, window start in ms, results ...) of each row."""
+    return [
+        (row["k"], round(row["window_start"].timestamp() * 1000), *list(row.values())[3:]) for row in harness.output.rows()
+    ]
 
 
 class Fleet:
@@ -98,6 +131,48 @@ class Model(Protocol):
 
     def drain(self) -> None:
         """All that is there fires, and is gone; event time stays as it is."""
+
+
+class SlidingModel:
+    """What a run of sliding windows without failures gives, with AGGREGATES."""
+
+    def __init__(self, windows: Sliding, lateness_ms: int) -> None:
+        self.windows = windows
+        self.lateness_ms = lateness_ms
+        self.watermark = -(10**6)
+        self.rows: dict[tuple[str, int], list[int | None]] = {}
+        self.output: Counter[Any] = Counter()
+
+    def process(self, rows: list[Row]) -> None:
+        size, slide, offset = self.windows.size_ms, self.windows.slide_ms, self.windows.offset_ms
+        again = set()
+        for key, at, value in rows:
+            starts = list(range(at - (at - offset) % slide, at - size, -slide))
+            in_time = [start for start in starts if start + size - 1 + self.lateness_ms > self.watermark]
+            for start in in_time:
+                self.rows.setdefault((key, start), []).append(value)
+                if start + size - 1 <= self.watermark:
+                    again.add((key, start))
+            if starts and not in_time:
+                self.output[key, at, value] += 1
+        for key, start in again:
+            self._fire(key, start)
+
+    def advance(self, watermark: int) -> None:
+        for key, start in self.rows:
+            if self.watermark < start + self.windows.size_ms - 1 <= watermark:
+                self._fire(key, start)
+        self.watermark = np.maximum(self.watermark, watermark)
+
+    def drain(self) -> None:
+        watermark = self.watermark
+        self.advance(MAX_WATERMARK)
+        self.rows, self.watermark = {}, watermark
+
+    def _fire(self, key: str, start: int) -> None:
+        values = self.rows[key, start]
+        there = [value for value in values if value is not None]
+        self.output[key, start, len(values), int(np.sum(there)) if there else None, len(set(there))] += 1
 
 
 RECORDS = st.lists(
@@ -196,3 +271,30 @@ def exhaust(running: list[Iterator[None]]) -> None:
     for slices in running:
         for _ in slices:
             pass
+
+
+EVERY_AGGREGATE: dict[str, of.Aggregate] = {
+    "n": of.count(), "total": of.sum("v"), "least": of.min("v"), "most": of.max("v"), "different": of.count_distinct("v"),
+    "early": of.first("v"), "late": of.last("v"), "best": of.arg_max("k", "v"), "average": of.mean("v"), "spread": of.stddev("v"),
+}  # fmt: skip
+SQL_OF_EVERY_AGGREGATE = """count(*), sum(v), min(v), max(v), count(DISTINCT v),
+    first(v ORDER BY t, i) FILTER (WHERE v IS NOT NULL), first(v ORDER BY t DESC, i DESC) FILTER (WHERE v IS NOT NULL),
+    first(k ORDER BY v DESC, t, i) FILTER (WHERE v IS NOT NULL), avg(v), stddev_samp(v)"""
+"""Over columns k, t, v, and i, the order of arrival."""
+
+
+def assert_as_sql(found: Sequence[tuple[Any, ...]], keys: int, arrived: Sequence[Row], query: str) -> None:
+    """Rows of EVERY_AGGREGATE behind so many key columns are those of a query over `records`."""
+    ours = {row[:keys]: row[keys:] for row in found}
+    assert len(ours) == len(found)
+    kinds = {"k": pa.string(), "t": pa.int64(), "v": pa.int64(), "i": pa.int64()}
+    records = [(*row, number) for number, row in enumerate(arrived)]
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*records, strict=True), kinds.values(), strict=True)]
+    with duckdb.connect() as connection:
+        connection.register("records", pa.table(columns, list(kinds)))
+        expected = connection.sql(query).fetchall()
+    assert ours.keys() == {row[:keys] for row in expected}
+    for row in expected:
+        assert ours[row[:keys]][:-2] == row[keys:-2]
+        for one, other in zip(ours[row[:keys]][-2:], row[-2:], strict=True):
+            assert one == (None if other is None else pytest.approx(other))

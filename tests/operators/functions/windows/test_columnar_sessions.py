@@ -6,7 +6,6 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,16 +16,8 @@ import holdfast as hf
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import (
     Aggregate,
-    arg_max,
     columnar_descriptor,
     count,
-    count_distinct,
-    first,
-    last,
-    max,
-    mean,
-    min,
-    stddev,
     sum,
 )
 from holdfast.operators.functions.schema import RowType
@@ -35,20 +26,22 @@ from holdfast.operators.functions.windows.assigners import Session
 from holdfast.operators.functions.windows.columnar_sessions import SessionWindowOperator
 from holdfast.statebackends.errors import GraphError
 from tests.examples import examples
-from tests.operators.functions.windows.fleets import RECORDS, ROWS, STEPS, Row, drive, feed
+from tests.operators.functions.windows.fleets import (
+    EVERY_AGGREGATE,
+    RECORDS,
+    SQL_OF_EVERY_AGGREGATE,
+    STEPS,
+    Row,
+    assert_as_sql,
+    columnar_operator,
+    drive,
+    feed,
+)
 from tests.operators.harness import OperatorHarness
 
-AGGREGATES: dict[str, Aggregate] = {"n": count(), "total": sum("v"), "different": count_distinct("v")}
 
-
-def operator(
-    gap_ms: int, aggregates: dict[str, Aggregate] | None = None, rows_per_slice_max: int = 8192, lateness_ms: int = 0
-) -> SessionWindowOperator:
-    descriptor = columnar_descriptor("windows", aggregates or AGGREGATES, ROWS, (), "op")
-    selector = key_selector("k", None, ROWS, "op")
-    made = SessionWindowOperator(Session(gap_ms), descriptor, selector, ROWS, lateness_ms=lateness_ms, late_tag="late")
-    made.rows_per_slice_max = rows_per_slice_max
-    return made
+def operator(gap_ms: int, aggregates: dict[str, Aggregate] | None = None, **settings: int) -> SessionWindowOperator:
+    return columnar_operator(SessionWindowOperator, Session(gap_ms), aggregates, **settings)
 
 
 def shown(harness: OperatorHarness) -> list[tuple[Any, ...]]:
@@ -280,39 +273,16 @@ def test_every_session_is_emitted_once_and_again_for_late_records_whatever_happe
 )
 def test_all_aggregates_over_sessions_are_those_of_sql(rows: list[list[Row]], gap: int, batch_rows: int) -> None:
     everything = sorted((row for some in rows for row in some), key=lambda row: row[1])
-    aggregates = {
-        "n": count(), "total": sum("v"), "least": min("v"), "most": max("v"), "different": count_distinct("v"),
-        "early": first("v"), "late": last("v"), "best": arg_max("k", "v"), "average": mean("v"), "spread": stddev("v"),
-    }  # fmt: skip
-    with OperatorHarness(operator(gap, aggregates), key_type="utf8") as harness:
+    with OperatorHarness(operator(gap, EVERY_AGGREGATE), key_type="utf8") as harness:
         for start in range(0, len(everything), batch_rows):
             some = everything[start : start + batch_rows]
             feed(harness, *some[::-1])
             harness.watermark(some[-1][1] - 2)  # equal times follow, and may touch a session that ends there
         harness.watermark(MAX_WATERMARK)
-        found = {row[:3]: row[3:] for row in shown(harness)}
-        assert len(found) == len(shown(harness))
+        found = shown(harness)
     arrived = [row for at in range(0, len(everything), batch_rows) for row in everything[at : at + batch_rows][::-1]]
-    table = pa.table(
-        {
-            "k": [row[0] for row in arrived],
-            "t": pa.array([row[1] for row in arrived], pa.int64()),
-            "v": pa.array([row[2] for row in arrived], pa.int64()),
-            "i": pa.array(range(len(arrived)), pa.int64()),
-        }
-    )
-    with duckdb.connect() as connection:
-        connection.register("records", table)
-        expected = connection.sql(
-            f"""SELECT k, min(t), max(t) + {gap}, count(*), sum(v), min(v), max(v), count(DISTINCT v),
-            first(v ORDER BY t, i) FILTER (WHERE v IS NOT NULL), first(v ORDER BY t DESC, i DESC) FILTER (WHERE v IS NOT NULL),
-            first(k ORDER BY v DESC, t, i) FILTER (WHERE v IS NOT NULL), avg(v), stddev_samp(v)
-            FROM (SELECT *, sum(starts) OVER (PARTITION BY k ORDER BY t, i) AS s FROM
-            (SELECT *, CASE WHEN t - lag(t) OVER (PARTITION BY k ORDER BY t, i) <= {gap} THEN 0 ELSE 1 END AS starts FROM records))
-            GROUP BY k, s"""
-        ).fetchall()
-    assert found.keys() == {row[:3] for row in expected}
-    for row in expected:
-        assert found[row[:3]][:-2] == row[3:-2]
-        for ours, theirs in zip(found[row[:3]][-2:], row[-2:], strict=True):
-            assert ours == (None if theirs is None else pytest.approx(theirs))
+    query = f"""SELECT k, min(t), max(t) + {gap}, {SQL_OF_EVERY_AGGREGATE}
+        FROM (SELECT *, sum(starts) OVER (PARTITION BY k ORDER BY t, i) AS s FROM
+        (SELECT *, CASE WHEN t - lag(t) OVER (PARTITION BY k ORDER BY t, i) <= {gap} THEN 0 ELSE 1 END AS starts FROM records))
+        GROUP BY k, s"""
+    assert_as_sql(found, 3, arrived, query)

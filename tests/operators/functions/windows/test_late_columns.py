@@ -9,11 +9,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.elements import MAX_WATERMARK
-from holdfast.operators.functions.aggregates import columnar_descriptor, count, sum
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
-from tests.operators.functions.windows.fleets import ROWS, batch, feed
-from tests.operators.functions.windows.test_sliding import AGGREGATES, key_selector, operator, shown
+from tests.operators.functions.windows.fleets import ROWS, batch, columnar_operator, feed, shown
+from tests.operators.functions.windows.test_sliding import operator
 from tests.operators.harness import OperatorHarness
 
 
@@ -47,8 +46,7 @@ def test_a_window_takes_records_until_its_lateness_has_passed_and_then_its_state
 
 
 def test_late_records_go_to_the_late_output_as_they_are_and_are_not_counted() -> None:
-    descriptor = columnar_descriptor("windows", {"n": count(), "total": sum("v")}, ROWS, (), "op")
-    tumbling = TumblingWindowOperator(Tumbling(10), descriptor, key_selector("k", None, ROWS, "op"), ROWS, late_tag="late")
+    tumbling = columnar_operator(TumblingWindowOperator, Tumbling(10))
     for made in (tumbling, operator(Sliding(10, 10))):
         with OperatorHarness(made, key_type="utf8") as harness:
             harness.output.sides["late"] = []
@@ -86,10 +84,7 @@ def test_what_was_late_stays_late_when_the_lateness_grows() -> None:
 
 
 def test_a_tumbling_window_gets_a_lateness_with_a_new_version_of_the_job() -> None:
-    descriptor = columnar_descriptor("windows", AGGREGATES, ROWS, (), "op")
-    selector = key_selector("k", None, ROWS, "op")
-    before = TumblingWindowOperator(Tumbling(10), descriptor, selector, ROWS)
-    before.rows_per_slice_max = 1
+    before = columnar_operator(TumblingWindowOperator, Tumbling(10), rows_per_slice_max=1)
     with OperatorHarness(before, key_type="utf8") as harness:
         feed(harness, ("a", 3, 1), ("b", 4, 1), ("c", 12, 1))
         next(harness.watermark_slices(9))

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Any
 
-import duckdb
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import (
-    Aggregate,
-    arg_max,
-    columnar_descriptor,
     count,
-    count_distinct,
-    first,
-    last,
-    max,
-    mean,
-    min,
-    stddev,
-    sum,
 )
-from holdfast.operators.functions.selectors import key_selector
 from holdfast.operators.functions.windows.assigners import Sliding
 from holdfast.operators.functions.windows.sliding import PANES_MAX, SlidingWindowOperator
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
 from tests.examples import examples
-from tests.operators.functions.windows.fleets import RECORDS, ROWS, STEPS, Row, columns, drive, feed
+from tests.operators.functions.windows.fleets import (
+    EVERY_AGGREGATE,
+    RECORDS,
+    SQL_OF_EVERY_AGGREGATE,
+    STEPS,
+    Row,
+    SlidingModel,
+    assert_as_sql,
+    columnar_operator,
+    columns,
+    drive,
+    feed,
+    shown,
+)
 from tests.operators.harness import OperatorHarness
 
-AGGREGATES: dict[str, Aggregate] = {"n": count(), "total": sum("v"), "different": count_distinct("v")}
-
-
-def operator(
-    windows: Sliding, aggregates: dict[str, Aggregate] | None = None, rows_per_slice_max: int = 8192, lateness_ms: int = 0
-) -> SlidingWindowOperator:
-    descriptor = columnar_descriptor("windows", aggregates or AGGREGATES, ROWS, (), "op")
-    selector = key_selector("k", None, ROWS, "op")
-    made = SlidingWindowOperator(windows, descriptor, selector, ROWS, lateness_ms=lateness_ms, late_tag="late")
-    made.rows_per_slice_max = rows_per_slice_max
-    return made
-
-
-def shown(harness: OperatorHarness) -> list[tuple[Any, ...]]:
-    """(key, window start in ms, results ...) of each row."""
-    return [
-        (row["k"], round(row["window_start"].timestamp() * 1000), *list(row.values())[3:]) for row in harness.output.rows()
-    ]
+operator = partial(columnar_operator, SlidingWindowOperator)
 
 
 def test_each_window_that_holds_a_record_fires_at_its_last_millisecond() -> None:
@@ -148,48 +128,6 @@ def test_a_drain_that_a_barrier_cut_off_is_ended_and_the_job_goes_on_with_more_d
 # ------------------------------------------------------------------------------------------------- crashes, against a model
 
 
-class Model:
-    """What a run without failures gives."""
-
-    def __init__(self, windows: Sliding, lateness_ms: int) -> None:
-        self.windows = windows
-        self.lateness_ms = lateness_ms
-        self.watermark = -(10**6)
-        self.rows: dict[tuple[str, int], list[int | None]] = {}
-        self.output: Counter[Any] = Counter()
-
-    def process(self, rows: list[Row]) -> None:
-        size, slide, offset = self.windows.size_ms, self.windows.slide_ms, self.windows.offset_ms
-        again = set()
-        for key, at, value in rows:
-            starts = list(range(at - (at - offset) % slide, at - size, -slide))
-            in_time = [start for start in starts if start + size - 1 + self.lateness_ms > self.watermark]
-            for start in in_time:
-                self.rows.setdefault((key, start), []).append(value)
-                if start + size - 1 <= self.watermark:
-                    again.add((key, start))
-            if starts and not in_time:
-                self.output[key, at, value] += 1
-        for key, start in again:
-            self._fire(key, start)
-
-    def advance(self, watermark: int) -> None:
-        for key, start in self.rows:
-            if self.watermark < start + self.windows.size_ms - 1 <= watermark:
-                self._fire(key, start)
-        self.watermark = np.maximum(self.watermark, watermark)
-
-    def drain(self) -> None:
-        watermark = self.watermark
-        self.advance(MAX_WATERMARK)
-        self.rows, self.watermark = {}, watermark
-
-    def _fire(self, key: str, start: int) -> None:
-        values = self.rows[key, start]
-        there = [value for value in values if value is not None]
-        self.output[key, start, len(values), int(np.sum(there)) if there else None, len(set(there))] += 1
-
-
 WINDOWS = st.sampled_from([(10, 5, 0), (10, 10, 3), (10, 4, 1), (7, 3, 0), (12, 2, 1), (3, 5, 2), (9, 6, 0)])
 @example(
     steps=[("records", [("a", 0, 0), ("b", 1, 1)], None), ("watermark", 9, 1), ("records", [("a", 6, 5)], None), ("crash", 3, 1)],
@@ -215,7 +153,7 @@ def test_every_window_is_emitted_once_and_again_for_late_records_whatever_happen
     """`barrier` takes a snapshot in the middle of a firing: after so many slices on each subtask. A crash throws away what
     was emitted since the last barrier, and starts again behind it, at another parallelism."""
     windows = Sliding(shape[0], shape[1], offset=shape[2])
-    model = Model(windows, lateness)
+    model = SlidingModel(windows, lateness)
     drive(steps, partial(operator, windows, rows_per_slice_max=slice_rows, lateness_ms=lateness), shown, model)
 
 
@@ -226,37 +164,13 @@ def test_all_aggregates_over_sliding_windows_are_those_of_sql(
 ) -> None:
     size, slide, offset = shape
     everything = sorted((row for some in rows for row in some), key=lambda row: row[1])
-    aggregates = {
-        "n": count(), "total": sum("v"), "least": min("v"), "most": max("v"), "different": count_distinct("v"),
-        "early": first("v"), "late": last("v"), "best": arg_max("k", "v"), "average": mean("v"), "spread": stddev("v"),
-    }  # fmt: skip
-    with OperatorHarness(operator(Sliding(size, slide, offset=offset), aggregates), key_type="utf8") as harness:
+    with OperatorHarness(operator(Sliding(size, slide, offset=offset), EVERY_AGGREGATE), key_type="utf8") as harness:
         for start in range(0, len(everything), batch_rows):
             some = everything[start : start + batch_rows]
             feed(harness, *some)
             harness.watermark(some[-1][1] - 1)  # equal times follow
         harness.watermark(MAX_WATERMARK)
-        found = {row[:2]: row[2:] for row in shown(harness)}
-        assert len(found) == len(shown(harness))
-    table = pa.table(
-        {
-            "k": [row[0] for row in everything],
-            "t": pa.array([row[1] for row in everything], pa.int64()),
-            "v": pa.array([row[2] for row in everything], pa.int64()),
-            "i": pa.array(range(len(everything)), pa.int64()),
-        }
-    )
-    with duckdb.connect() as connection:
-        connection.register("records", table)
-        expected = connection.sql(
-            f"""SELECT k, s, count(*), sum(v), min(v), max(v), count(DISTINCT v),
-            first(v ORDER BY t, i) FILTER (WHERE v IS NOT NULL), first(v ORDER BY t DESC, i DESC) FILTER (WHERE v IS NOT NULL),
-            first(k ORDER BY v DESC, t, i) FILTER (WHERE v IS NOT NULL), avg(v), stddev_samp(v)
-            FROM records, (SELECT range * {slide} + {offset} AS s FROM range(-40, 60)) WHERE s <= t AND t < s + {size}
-            GROUP BY k, s"""
-        ).fetchall()
-    assert found.keys() == {row[:2] for row in expected}
-    for row in expected:
-        assert found[row[:2]][:-2] == row[2:-2]
-        for ours, theirs in zip(found[row[:2]][-2:], row[-2:], strict=True):
-            assert ours == (None if theirs is None else pytest.approx(theirs))
+        found = shown(harness)
+    query = f"""SELECT k, s, {SQL_OF_EVERY_AGGREGATE}
+        FROM records, (SELECT range * {slide} + {offset} AS s FROM range(-40, 60)) WHERE s <= t AND t < s + {size} GROUP BY k, s"""
+    assert_as_sql(found, 2, everything, query)
