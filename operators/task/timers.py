@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from holdfast.barriers.elements import MIN_WATERMARK
 from holdfast.statebackends.backend import TimerRow
@@ -61,7 +61,7 @@ class TimerQueue:
     its end. So timers that wait for later cost those that fire now nothing. What is added to a sorted stretch, or before it, goes
     into a heap beside it. The earliest timer of a stretch that is not due is asked for by those who wait: that one is a heap."""
 
-    __slots__ = ("_added", "_count", "_due", "_entries", "_heaps", "_numbers", "_opened", "_stretches", "table")
+    __slots__ = ("_added", "_count", "_deleted", "_due", "_heaps", "_numbers", "_opened", "_stretches", "table")
 
     def __init__(self) -> None:
         self.table = CopyOnWriteStateTable()
@@ -75,10 +75,14 @@ class TimerQueue:
         self._opened = _BEFORE  # number of the stretch that is sorted, and of those before it
         self._due: list[Timer] = []  # of that one, the earliest at the end
         self._added: list[Timer] = []  # to that one, as a heap
-        self._entries = 0
+        self._deleted = 0  # entries of timers that are not there any more
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def _entries(self) -> int:
+        return self._count + self._deleted
 
     def add(self, timer: Timer) -> None:
         """Idempotent."""
@@ -94,7 +98,6 @@ class TimerQueue:
         else:
             return
         self._count += 1
-        self._entries += 1
         number = timer[0] >> _STRETCH_BITS
         stretch = self._stretches.get(number)
         if stretch is not None and number not in self._heaps:
@@ -113,7 +116,6 @@ class TimerQueue:
             return
         table.active.update(dict.fromkeys(timers, True))
         self._count += len(timers)
-        self._entries += len(timers)
         number = timers[0][0] >> _STRETCH_BITS
         self._put(number, timers[0])
         stretch = self._stretches.get(number)
@@ -139,6 +141,7 @@ class TimerQueue:
         if not self._forget(timer):
             return False
         self._count -= 1
+        self._deleted += 1
         return True
 
     def _forget(self, timer: Timer) -> bool:
@@ -157,6 +160,7 @@ class TimerQueue:
             if find(timer)[0] is not MISSING:
                 return timer
             self._leave()
+            self._deleted -= 1
         return None
 
     def _first(self) -> Timer | None:
@@ -178,7 +182,6 @@ class TimerQueue:
     def _leave(self) -> None:
         """The earliest entry leaves the order, and not yet the table."""
         due, added = self._due, self._added
-        self._entries -= 1
         if added and not (due and due[-1] < added[0]):
             heappop(added)
         elif due:
@@ -210,10 +213,11 @@ class TimerQueue:
                 continue
             else:
                 return None
-            self._entries -= 1
-            if self._forget(timer):
+            table = self.table
+            if self._forget(timer) if table.layered else table.active.pop(timer, MISSING) is not MISSING:
                 self._count -= 1
                 return timer
+            self._deleted -= 1
 
     def _open(self, time_ms: int) -> bool:
         """Sort the next stretch, if it begins in time."""
@@ -232,7 +236,6 @@ class TimerQueue:
             self._clear()
             for timer in {timer for timer in entries if find(timer)[0] is not MISSING}:
                 self._put(timer[0] >> _STRETCH_BITS, timer)
-                self._entries += 1
 
     def load(self, timers: Iterable[Timer]) -> None:
         """Add restored timers."""
@@ -264,7 +267,10 @@ class InternalTimerService:
 
     def register_event_time_timer(self, timestamp_ms: int, namespace: bytes = b"") -> None:
         """One at or below the current watermark fires at the next advance (N06)."""
-        self.event.add(self._timer(timestamp_ms, namespace))
+        if not isinstance(timestamp_ms, int) or not _TIME_MIN <= timestamp_ms <= _TIME_MAX:
+            self._refuse(timestamp_ms)
+        key, group = self._keyed.current_key
+        self.event.add((timestamp_ms, key, namespace, group))
 
     def register_event_time_timers(self, timestamp_ms: int, namespace: bytes, keys: Sequence[tuple[bytes, int]]) -> None:
         """Of several keys, as (canonical key, key group), at one time."""
@@ -287,11 +293,14 @@ class InternalTimerService:
 
     def _timer(self, timestamp_ms: int, namespace: bytes) -> Timer:
         if not isinstance(timestamp_ms, int) or not _TIME_MIN <= timestamp_ms <= _TIME_MAX:
-            raise InvalidConfigError(
-                f"operator {self._operator!r}: the time of a timer is int64 ms, not {timestamp_ms!r}", operator=self._operator
-            )
+            self._refuse(timestamp_ms)
         key, group = self._keyed.current_key
         return timestamp_ms, key, namespace, group
+
+    def _refuse(self, timestamp_ms: Any) -> NoReturn:
+        raise InvalidConfigError(
+            f"operator {self._operator!r}: the time of a timer is int64 ms, not {timestamp_ms!r}", operator=self._operator
+        )
 
     # -------------------------------------------------------------------------------------------------------- time
 

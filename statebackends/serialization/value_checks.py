@@ -64,8 +64,10 @@ def checks_of(name: str, kind: str, value: ValueType, key: ValueType | None) -> 
 
 
 def _top(value_type: ValueType, name: str, kind: str) -> Check:
-    """A check whose errors name the state. For a scalar it is a single call, as it runs for each record."""
-    return _scalar(value_type, _named(value_type.check, name, kind)) or _named(_check_of(value_type), name, kind)
+    """A check whose errors name the state. For a scalar, or a dict of them, it is a single call, as it runs for each record."""
+    whole = _named(_field_by_field(value_type) if isinstance(value_type, RecordType) else value_type.check, name, kind)
+    plain = _plain_dict(value_type, whole) if isinstance(value_type, RecordType) else _scalar(value_type, whole)
+    return plain or _named(_check_of(value_type), name, kind)
 
 
 _WHOSE = {

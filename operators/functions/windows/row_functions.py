@@ -386,15 +386,45 @@ class WindowOperator(KeyedFunctionOperator):
 
     def _put_into(self, pane: _Pane, records: _Records, numbers_of: dict[bytes, list[int]]) -> None:
         """Records by key into a window that has not ended. It gets its timers with its first record."""
-        groups, set_current_key, put, state = records.groups, self._backend.set_current_key, self._put, pane.contents
         opened: list[tuple[bytes, int]] = []
-        for key, own in numbers_of.items():
-            group = groups[own[0]]
-            set_current_key(key, group)
-            if put(state, records, own):
-                opened.append((key, group))
+        if self.contents.reduce is not None and not self._is_list:
+            self._reduce_into(pane.contents, records, numbers_of, self.contents.reduce, opened)
+        else:
+            groups, set_current_key, put, state = records.groups, self._backend.set_current_key, self._put, pane.contents
+            for key, own in numbers_of.items():
+                group = groups[own[0]]
+                set_current_key(key, group)
+                if put(state, records, own):
+                    opened.append((key, group))
         if opened:
             self._set_timers_of(opened, pane)
+
+    def _reduce_into(
+        self,
+        state: Any,
+        records: _Records,
+        numbers_of: dict[bytes, list[int]],
+        reduce: Callable[[Any, Any], Any],
+        opened: list[tuple[bytes, int]],
+    ) -> None:
+        """`_put` for many keys, of what is called most. `opened` gets the keys that had no records."""
+        rows, groups, set_current_key = records.rows, records.groups, self._backend.set_current_key
+        value, update, row = state.value, state.update, None
+        try:
+            for key, own in numbers_of.items():
+                group = groups[own[0]]
+                set_current_key(key, group)
+                found = value()
+                if found is None:
+                    opened.append((key, group))
+                for number in own:
+                    row = rows[number]
+                    found = row if found is None else reduce(found, row)
+                    if found is None:
+                        break  # which the state refuses
+                update(found)
+        except Exception as error:
+            self._raise(error, self._blamed, row, keyed=True)
 
     def _put(self, state: Any, records: _Records, numbers: list[int]) -> bool:
         """Records of the current key into a window that has not ended; whether it had none."""
