@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -12,7 +13,7 @@ import holdfast as hf
 from holdfast.api.nexmark.check import Checker
 from holdfast.api.nexmark.oracle import Expected
 from holdfast.api.nexmark.queries import QUERIES, named_queries
-from holdfast.api.nexmark.query import Judged, Query
+from holdfast.api.nexmark.query import Judged, Picked, Query
 from holdfast.api.nexmark.speed import FLINK, environment
 
 EVENTS = 2_000
@@ -34,6 +35,12 @@ def test_a_query_gives_what_duckdb_gives_over_a_restart_at_another_parallelism(n
 def test_all_queries_are_there_but_the_one_that_writes_files() -> None:
     assert list(QUERIES) == [f"q{number}" for number in range(23) if number != 10]
     assert set(FLINK) <= set(QUERIES)
+
+
+def test_days_of_utc_times_are_those_of_a_cast() -> None:
+    times = pa.array([-86_400_001, -86_400_000, -1, 0, 86_399_999, None, 2**45]).view(pa.timestamp("ms", "UTC"))
+    days = Picked(("at",), pa.schema({"day": pa.date32()}))(pa.record_batch({"at": times}))
+    assert days.column("day") == times.cast(pa.date32())
 
 
 def expected(judged: Judged, key: tuple[str, ...] = ()) -> Expected:
