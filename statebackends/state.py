@@ -707,6 +707,9 @@ class RowTable(Protocol):
     def drop(self, namespace: int) -> None:
         """Delete a namespace's rows. Costs nothing for each row."""
 
+    def drop_until(self, namespace: int) -> None:
+        """Delete the rows of all namespaces up to this one. O(namespaces)."""
+
 
 class KeyColumn(Protocol):
     """The keys of one batch, vectorised; made by KeyType.column(arrays)."""

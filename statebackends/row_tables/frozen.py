@@ -76,23 +76,25 @@ class FrozenRows:
                 newer = run.orders >= since
                 alive = np.flatnonzero(newer) if alive is None else alive[newer[alive]]
             yield from _of_run(run, alive)
-        for rows in self._head:
-            found = head_alive(rows, self._head_dropped)
+        for rows, found in zip(self._head, head_alive(self._head, self._head_dropped), strict=True):
             if since is not None:
                 newer = rows.orders >= since
                 found = np.flatnonzero(newer) if found is None else found[newer[found]]
             yield rows if found is None else rows.take(found)
 
 
-def head_alive(rows: Rows, dropped: Mapping[int, int]) -> Positions | None:
-    """Rows of the head that are not of a dropped namespace; None: all."""
+def head_alive(head: Sequence[Rows], dropped: Mapping[int, int]) -> list[Positions | None]:
+    """Of each piece of the head the rows that are not of a dropped namespace; None: all."""
     if not dropped:
-        return None
+        return [None] * len(head)
     names = np.array(sorted(dropped), np.int64)
     bounds = np.array([dropped[name] for name in names.tolist()], np.int64)
-    places = np.minimum(np.searchsorted(names, rows.namespaces), len(names) - 1)
-    dead = (names[places] == rows.namespaces) & (rows.orders < bounds[places])
-    return np.flatnonzero(~dead) if dead.any() else None
+    found: list[Positions | None] = []
+    for rows in head:
+        places = np.minimum(np.searchsorted(names, rows.namespaces), len(names) - 1)
+        dead = (names[places] == rows.namespaces) & (rows.orders < bounds[places])
+        found.append(np.flatnonzero(~dead) if dead.any() else None)
+    return found
 
 
 def _of_run(run: Run, alive: Positions | None) -> Iterator[Rows]:

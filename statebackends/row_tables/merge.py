@@ -40,7 +40,7 @@ class Merge:
         self._writer: Any = None
         self._contents = ContentsBuilder(key_fields)
         self._deleted: list[Positions] = []
-        self._dropped: list[int] = []
+        self._dropped: set[int] = set()
         for run in runs:
             run.merge = self
 
@@ -86,9 +86,9 @@ class Merge:
             codes, orders = self._numbers[0][: self._size], self._numbers[1][: self._size]
             self._deleted.append(places_of(codes, orders, run.codes[copied], run.orders[copied])[0])
 
-    def drop(self, namespace: int) -> None:
-        """A namespace of one of the runs was dropped, and so of all of them."""
-        self._dropped.append(namespace)
+    def drop(self, namespaces: Sequence[int]) -> None:
+        """Namespaces of one of the runs were dropped, and so of all of them."""
+        self._dropped.update(namespaces)
 
     def finish(self) -> Run | None:
         """What was written; None if no row is left. The runs are the caller's to discard. Raises OSError."""
@@ -111,8 +111,7 @@ class Merge:
         )
         for positions in self._deleted:
             run.mark_dead(positions)
-        for namespace in self._dropped:
-            run.drop(namespace)
+        run.drop(sorted(self._dropped))
         return run
 
     def abandon(self) -> None:

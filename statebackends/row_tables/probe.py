@@ -60,7 +60,7 @@ class Probe:
         self._after = after
         self._columns = columns
         origins, self._first, counts, self._queries, self._is_shared = self._found()
-        order = np.argsort(self._queries, kind="stable")  # of one key the older run's rows come first
+        order = _by_query(self._queries, len(keys))  # of one key the older run's rows come first
         self._origins, self._first, self._counts = origins[order], self._first[order], counts[order]
         self._queries, self._is_shared = self._queries[order], self._is_shared[order]
         self._ends = np.cumsum(self._counts)
@@ -210,8 +210,13 @@ def _joined(
     origins = np.repeat(np.arange(len(used)), [len(positions) for _, positions, _ in found])
     positions = np.concatenate([positions for _, positions, _ in found])
     queries = np.concatenate([queries for *_, queries in found])
-    order = np.argsort(queries.astype(np.uint16) if queries_count <= _SMALL else queries, kind="stable")
+    order = _by_query(queries, queries_count)
     return Matches(used, origins[order], positions[order], queries[order], columns)
+
+
+def _by_query(queries: Positions, queries_count: int) -> Positions:
+    """Their order, stable: numbers of two bytes are counted, not compared."""
+    return np.argsort(queries.astype(np.uint16) if queries_count <= _SMALL else queries, kind="stable")
 
 
 def _of(bound: Numbers | int, queries: Positions) -> Numbers | int:

@@ -35,7 +35,7 @@ class RunReader(Protocol):
     """What writes a run again, and hears of what dies in it meanwhile."""
 
     def delete(self, run: Run, positions: Positions) -> None: ...
-    def drop(self, namespace: int) -> None: ...
+    def drop(self, namespaces: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +138,26 @@ class Run:
         self.dead_rows += len(positions)
         self.log.append(positions)
 
-    def drop(self, namespace: int) -> None:
-        """All rows of a namespace that are here. O(log namespaces)."""
-        if not self.holds(namespace):
+    def drop(self, namespaces: Sequence[int]) -> None:
+        """All rows of some namespaces, ascending, that are here. O(namespaces * log namespaces)."""
+        known = self._namespaces
+        if not namespaces or namespaces[0] > known[-1] or namespaces[-1] < known[0]:
+            return
+        gone = np.array(namespaces, np.int64)
+        places = np.minimum(np.searchsorted(known, gone), len(known) - 1)
+        places = places[known[places] == gone]
+        if self._is_dropped is not None:
+            places = places[~self._is_dropped[places]]
+        if not len(places):
             return
         if self._is_dropped is None:
-            self._is_dropped = np.zeros(len(self._namespaces), np.bool_)
-        place = int(np.searchsorted(self._namespaces, namespace))
-        self._is_dropped[place] = True
-        self.dropped.append(namespace)
-        self.dropped_rows += int(self._counts[place])
+            self._is_dropped = np.zeros(len(known), np.bool_)
+        self._is_dropped[places] = True
+        dropped = known[places].tolist()
+        self.dropped += dropped
+        self.dropped_rows += int(self._counts[places].sum())
         if self.merge is not None:
-            self.merge.drop(namespace)
+            self.merge.drop(dropped)
 
     def dead_among(self, rows: Positions | slice) -> Mask | None:
         """Loop thread: which of some rows are dead; None: no row is."""
@@ -276,6 +284,9 @@ def namespaces_of(namespaces: Numbers) -> tuple[Numbers, Numbers]:
     """(distinct namespaces, ascending; rows of each)."""
     if len(namespaces) and namespaces.min() == namespaces.max():
         return namespaces[:1].copy(), np.array([len(namespaces)])
+    if bool((namespaces[1:] >= namespaces[:-1]).all()):
+        starts = np.flatnonzero(np.concatenate(([len(namespaces) > 0], namespaces[1:] != namespaces[:-1])))
+        return namespaces[starts], np.diff(starts, append=len(namespaces))
     values, counts = np.unique(namespaces, return_counts=True)
     return values, counts.astype(np.int64)
 

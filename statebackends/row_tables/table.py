@@ -131,19 +131,31 @@ class SortedRowTable:
         return orders
 
     def drop(self, namespace: int) -> None:
-        count = self._counts.pop(namespace, 0)
-        first = self._first_orders.pop(namespace, 0)
-        if not count:
+        if namespace in self._counts:
+            self._drop([namespace])
+
+    def drop_until(self, namespace: int) -> None:
+        gone = sorted(each for each in self._counts if each <= namespace)
+        if not gone:
             return
-        self._total -= count
+        ahead = [rows for rows in self._head if int(rows.namespaces.max()) > namespace]
+        if len(ahead) < len(self._head):  # what has come and gone is never sorted
+            self._head = ahead
+            self._head_rows, self._head_bytes = sum(map(len, ahead)), sum(rows.batch.nbytes for rows in ahead)
+        self._drop(gone)
+
+    def _drop(self, namespaces: list[int]) -> None:
+        """Namespaces that hold rows, ascending."""
+        for namespace in namespaces:
+            self._total -= self._counts.pop(namespace)
+            if self._first_orders.pop(namespace) < self._stored_before and self._epoch is not None:
+                self._removed[namespace] = self._epoch
         if self._head:
-            self._head_dropped[namespace] = self._next_order
+            self._head_dropped.update(dict.fromkeys(namespaces, self._next_order))
         for run in self._runs:
-            run.drop(namespace)
-        if self._epoch is not None and first < self._stored_before:
-            self._removed[namespace] = self._epoch
-            if len(self._removed) > REMOVED_MAX:
-                self._forget_changes()
+            run.drop(namespaces)
+        if len(self._removed) > REMOVED_MAX:
+            self._forget_changes()
         self._plan()
 
     def delete(self, rows: RowMatches) -> int:
@@ -274,7 +286,8 @@ class SortedRowTable:
         """The head becomes a run."""
         if not self._head:
             return
-        rows = [piece if (alive := head_alive(piece, self._head_dropped)) is None else piece.take(alive) for piece in self._head]
+        living = head_alive(self._head, self._head_dropped)
+        rows = [piece if alive is None else piece.take(alive) for piece, alive in zip(self._head, living, strict=True)]
         self._head, self._head_rows, self._head_bytes, self._head_dropped = [], 0, 0, {}
         run = sorted_run(rows, self._schema, len(self.field_types))
         if run is not None:
@@ -398,8 +411,7 @@ class SortedRowTable:
         runs = [run] if (run := self._loaded_run(base)) is not None else []
         for rows, tombstones, replaced in deltas:
             for run in runs:
-                for namespace in replaced:
-                    run.drop(namespace)
+                run.drop(sorted(replaced))
                 gone = np.flatnonzero(tombstones)
                 positions, _ = places_of(run.codes, run.orders, rows.codes[gone], rows.orders[gone])
                 dead = run.dead_among(positions)
@@ -435,17 +447,15 @@ class SortedRowTable:
     def _count(self, namespaces: Numbers, orders: Numbers) -> None:
         if not len(namespaces):
             return
-        if namespaces[0] == namespaces[-1] and bool((namespaces == namespaces[0]).all()):
-            self._count_one(int(namespaces[0]), len(namespaces), int(orders.min()))
-        else:
-            values, first, counts = np.unique(namespaces, return_index=True, return_counts=True)
-            for namespace, at, count in zip(values.tolist(), first.tolist(), counts.tolist(), strict=True):
-                self._count_one(namespace, count, int(orders[at]))
+        if bool((namespaces[1:] < namespaces[:-1]).any()):
+            order = np.argsort(namespaces, kind="stable")
+            namespaces, orders = namespaces[order], orders[order]
+        starts = np.flatnonzero(np.concatenate(([True], namespaces[1:] != namespaces[:-1])))
+        counts, firsts = np.diff(starts, append=len(namespaces)), np.minimum.reduceat(orders, starts)
+        for namespace, count, first in zip(namespaces[starts].tolist(), counts.tolist(), firsts.tolist(), strict=True):
+            self._counts[namespace] = self._counts.get(namespace, 0) + count
+            self._first_orders[namespace] = min(first, self._first_orders.get(namespace, first))
         self._total += len(namespaces)
-
-    def _count_one(self, namespace: int, count: int, first_order: int) -> None:
-        self._counts[namespace] = self._counts.get(namespace, 0) + count
-        self._first_orders[namespace] = min(first_order, self._first_orders.get(namespace, first_order))
 
     def _checked(self, columns: Sequence[pa.Array], count: int) -> list[pa.Array]:
         schema = self.descriptor.schema

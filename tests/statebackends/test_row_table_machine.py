@@ -142,6 +142,11 @@ class RowTableMachine(RuleBasedStateMachine):
         self.rows.drop(namespace)
         self.model = [row for row in self.model if row.namespace != namespace]
 
+    @rule(namespace=st.integers(-1, 2))
+    def drop_until(self, namespace: int) -> None:
+        self.rows.drop_until(namespace)
+        self.model = [row for row in self.model if row.namespace > namespace]
+
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), share=st.integers(1, 3))
     def find_and_hold(self, keys: list[tuple[str, int]], share: int) -> None:
         """Rows that are deleted later, whatever is merged meanwhile."""

@@ -218,6 +218,17 @@ def test_seven_small_runs_are_taken_in_by_the_eighth(job: Job) -> None:
     assert len(delta.parts) == 8, "of runs that were restored nothing is known but that they are there"
 
 
+def test_what_comes_and_goes_before_a_read_is_never_sorted(cluster: Cluster) -> None:
+    backend = cluster.backend((ROWS,))
+    for stretch in range(5):
+        table = append(backend, range(stretch * 100, stretch * 100 + 100), namespace=stretch)
+        table.drop_until(stretch - 1)
+    assert (table.count(), table.namespaces()) == (100, [4])
+    assert numbers_in(table) == list(range(400, 500))
+    (run,) = table._runs
+    assert len(run) == 100
+
+
 def test_too_many_tombstones_make_the_next_checkpoint_full(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_table, "TOMBSTONES_MIN", 4)
     backend = job.cluster.backend((ROWS,))

@@ -21,7 +21,9 @@ from holdfast.statebackends.state import RowMatches, RowProbe, RowTable, RowTabl
 Numbers = npt.NDArray[np.int64]
 
 STRETCHES = 64
-"""Stretches of event time that an interval has: a large state is cleaned by a whole one, so much late."""
+"""Stretches of the event time for which rows are kept: a large state is cleaned by a whole one, so much late."""
+STRETCH_MS_MIN = 64
+"""At hundreds of thousands of rows a second shorter ones have too few rows to pay."""
 EXACT_ROWS_MAX = 1 << 16
 """A buffer of up to so many rows has none in a snapshot for which no partner can follow."""
 _SLICE_ROWS = 8192
@@ -89,7 +91,8 @@ class SideBuffer:
     def open(self, context: OperatorContext, widest_ms: int) -> None:
         """`widest_ms`: of the stretches that restored rows are in; 0: there are none."""
         self._context = context
-        self._width_ms = max(1, (self.partners.upper_ms - self.partners.lower_ms) // STRETCHES)
+        kept_ms = min(max(0, self.partners.upper_ms), self.partners.upper_ms - self.partners.lower_ms)
+        self._width_ms = max(STRETCH_MS_MIN, kept_ms // STRETCHES)
         names, state = self.side.selector.names, context.keyed_state
         self.rows: RowTable = state.row_table(self._rows, names)
         self._restored_width_ms = max(widest_ms, self._width_ms)
@@ -164,12 +167,15 @@ class SideBuffer:
         if until < self._next_drop_ms:
             return
         self._next_drop_ms = MAX_WATERMARK
+        ended: int | None = None
         for stretch in self.rows.namespaces():
             last = min(stretch + self._width_of(stretch) - 1, MAX_WATERMARK)
             if last > until:
                 self._next_drop_ms = last
                 break
-            self.rows.drop(stretch)
+            ended = stretch
+        if ended is not None:
+            self.rows.drop_until(ended)
 
     def _width_of(self, stretch: int) -> int:
         return self._restored_width_ms if stretch <= self._restored_until else self._width_ms

@@ -50,7 +50,7 @@ PAIRS_PER_SLICE_MAX = 1 << 15
 ROWS_PER_SLICE_MAX = 8192
 """Rows without a partner that one slice emits."""
 _STRETCH = OperatorListStateDescriptor("stretch_ms", Redistribution.UNION)
-"""One entry a subtask, msgpack: ms of event time that a stretch of the buffers has at most."""
+"""One entry a subtask, msgpack: ms of event time that a stretch of the left buffer has at most, and one of the right."""
 _FIRED = OperatorListStateDescriptor("fired", Redistribution.UNION)
 """One entry a subtask, msgpack: the last watermark behind which all that was due had come out, ms."""
 _KEPT = (_STRETCH, _FIRED)
@@ -94,7 +94,7 @@ class IntervalJoinOperator(Operator):
         state = self.context.operator_state
         self._reached.restore(state.list_state(WATERMARKS.name))
         stretches, fired = ([msgspec.msgpack.decode(entry) for entry in state.list_state(each.name).entries] for each in _KEPT)
-        self._restored_stretch_ms: int = max(stretches, default=0)
+        self._restored_stretches_ms = [max((entry[side] for entry in stretches), default=0) for side in (0, 1)]
         self._fired: int = min(fired, default=MIN_WATERMARK)
         self._forwarded_before = self._fired
         """A watermark that an attempt before this one may have forwarded: where the interval was longer then, rows without a
@@ -102,16 +102,16 @@ class IntervalJoinOperator(Operator):
 
     def open(self) -> None:
         for side, buffer in enumerate(self.buffers):
-            buffer.open(self.context, self._restored_stretch_ms)
+            buffer.open(self.context, self._restored_stretches_ms[side])
             self._arrivals.extend(buffer.restored_pending(side))
         self._has_stored = bool(self._arrivals)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         state = self.context.operator_state
         self._reached.store(state.list_state(WATERMARKS.name))
-        stretch_ms = max(buffer.widest_ms for buffer in self.buffers)
-        for kept, number in zip(_KEPT, (stretch_ms, self._fired), strict=True):
-            state.list_state(kept.name).update([msgspec.msgpack.encode(number)])
+        stretches_ms = [buffer.widest_ms for buffer in self.buffers]
+        for kept, what in zip(_KEPT, (stretches_ms, self._fired), strict=True):
+            state.list_state(kept.name).update([msgspec.msgpack.encode(what)])
         if self._arrivals or self._has_stored:
             stored = [
                 buffer.store_pending([each for each in self._arrivals if each.side == side])

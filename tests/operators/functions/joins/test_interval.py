@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from holdfast.operators.functions.joins.buffers import JoinInterval
+from holdfast.operators.functions.joins.buffers import STRETCH_MS_MIN, JoinInterval
 from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.operators.functions.joins.output import How, join_output, join_sides
 from holdfast.operators.functions.schema import RowType
@@ -272,9 +272,28 @@ def test_stretches_follow_the_interval(before: int, behind: int) -> None:
         assert table.count() == 0
         later += 1
         left(harness, *((1, n, later + 1_000 * n) for n in range(count)))
-        assert len(table.namespaces()) <= max(count * 1_000 // max(1, behind // 64) + 1, 64) if behind else count
+        assert len(table.namespaces()) <= max(count * 1_000 // max(STRETCH_MS_MIN, behind // 64) + 1, 64) if behind else count
         snapshot = harness.snapshot()
-        assert harness.operator.buffers[0].widest_ms == max(1, behind // 64)
+        assert harness.operator.buffers[0].widest_ms == max(STRETCH_MS_MIN, behind // 64)
+
+
+@pytest.mark.parametrize(("lower", "upper", "side"), [(-(10**9), 10, 0), (-10, 10**9, 1)])
+def test_rows_of_the_side_that_is_kept_for_long_do_not_keep_the_others(lower: int, upper: int, side: int) -> None:
+    give = (left, right)[side]
+    with OperatorHarness(operator(lower=lower, upper=upper), key_type="int64") as harness:
+        tables = [buffer.rows for buffer in harness.operator.buffers]
+        for number in range(10):
+            begins = 1_000 * number
+            give(harness, *((n, n, begins + n) for n in range(1_000)))
+            (left, right)[1 - side](harness, (-1, number, begins + 1_000))
+            harness.watermark(begins + 999)
+            assert tables[side].count() <= 10 + STRETCH_MS_MIN
+        assert tables[1 - side].count() == 10
+        snapshot = harness.snapshot()
+    with OperatorHarness.restored(operator(lower=lower, upper=upper), [snapshot], key_type="int64") as harness:
+        give(harness, *((n, n, 10_000 + n) for n in range(1_000)))
+        harness.watermark(10_999)
+        assert [buffer.rows.count() for buffer in harness.operator.buffers][side] <= 10 + STRETCH_MS_MIN
 
 
 # --------------------------------------------------------------------------------------------------------------- slices
