@@ -90,6 +90,18 @@ def running(modules: UserModules | None) -> Iterator[None]:
             _current = before
 
 
+_names: tuple[str, ...] = ("",)
+
+
+def _imported() -> tuple[str, ...]:
+    """Names of all modules, in the order of import. A turn of a process imports nothing as a rule, and there are thousands: the tuple
+    is the same while their number and the newest of them are."""
+    global _names
+    if len(_names) != len(sys.modules) or _names[-1] != next(reversed(sys.modules)):
+        _names = tuple(sys.modules)
+    return _names
+
+
 _entered: list[tuple[dict[str, ModuleType], tuple[str, ...]]] = []
 """(result of `enter` of the current process, modules at that time in the order of import), innermost last."""
 
@@ -100,7 +112,7 @@ def _present(modules: UserModules | None) -> Iterator[None]:
         yield
         return
     kept = modules.enter()
-    _entered.append((kept, tuple(sys.modules)))
+    _entered.append((kept, _imported()))
     try:
         yield
     finally:
@@ -118,7 +130,7 @@ def _absent(modules: UserModules | None) -> Iterator[None]:
         yield
     finally:
         kept = modules.enter()
-        _entered.append((kept, tuple(sys.modules)))
+        _entered.append((kept, _imported()))
 
 
 class _Unpickler(pickle.Unpickler):
