@@ -94,8 +94,9 @@ _names: tuple[str, ...] = ("",)
 
 
 def _imported() -> tuple[str, ...]:
-    """Names of all modules, in the order of import. A turn of a process imports nothing as a rule, and there are thousands: the tuple
-    is the same while their number and the newest of them are."""
+    """Names of all modules, in the order of import: the same tuple while their number and the newest of them are.
+
+    There are thousands, and a turn of a process imports none as a rule."""
     global _names
     if len(_names) != len(sys.modules) or _names[-1] != next(reversed(sys.modules)):
         _names = tuple(sys.modules)
