@@ -32,7 +32,7 @@ from holdfast.operators.task.user_failures import shown
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.row_tables.frozen import Rows
 from holdfast.statebackends.row_tables.key_codes import key_codes
-from holdfast.statebackends.row_tables.probe import MatchFilter, Probe
+from holdfast.statebackends.row_tables.probe import MatchFilter, Probe, matches_in
 from holdfast.statebackends.row_tables.run import Matches, RowColumns
 from holdfast.statebackends.row_tables.table import sorted_run
 from holdfast.statebackends.state import NO_TIME, duration_ms
@@ -41,7 +41,9 @@ CACHE_ROWS_MAX = 100_000_000
 TABLE_BYTES_MAX = 256 << 20
 """Of a table that is looked up: it travels with the job, and each subtask has a copy."""
 ROWS_PER_BATCH_MAX = 1 << 15
-"""Rows with their matches that are made and emitted at once, however many matches a row has."""
+"""Rows with their matches that are made and emitted at once, where some keys have many."""
+ROWS_AT_ONCE_MAX = 1 << 18
+"""The same where no key has so many that a batch could have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,10 @@ class TableLookupOperator(Operator):
         rows = Rows(key_codes(keys), orders, nothing, np.full(count, NO_TIME), pa.RecordBatch.from_arrays(arrays, schema=schema))
         self._columns = RowColumns(schema, len(keys.arrays))
         self._names = names[len(keys.arrays) :]
-        self._nothing = [pa.array([], field.type) for field in self.right.columns]
         run = sorted_run([rows], schema, len(keys.arrays))
         self._runs = [] if run is None else [run]
+        self._matches_max = 0 if run is None else int(np.unique(run.codes, return_counts=True)[1].max())
+        """Rows of the table that a key has at most."""
 
     def _keys(self, side: JoinSide, batch: Batch) -> Any:
         context = self.context
@@ -238,25 +241,33 @@ class TableLookupOperator(Operator):
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:
             return
-        asked = MatchFilter(None, None)
-        probe = Probe(self._runs, self._keys(self.left, batch), asked, None, self._columns)
         keyless = self.left.selector.without_key(batch)
         is_matched = np.zeros(batch.num_rows, np.bool_)
         settled = 0
-        while settled < batch.num_rows:
-            found = probe.next(ROWS_PER_BATCH_MAX)
-            if found is not None and keyless is not None:
+        for found, complete in self._matches(self._keys(self.left, batch)):
+            if keyless is not None:
                 found = found.select(~keyless[found.queries])
-            if found is not None:
-                is_matched[found.queries] = True
-            lone = np.flatnonzero(~is_matched[settled : probe.complete]) + settled
-            settled = probe.complete
+            is_matched[found.queries] = True
+            lone = np.flatnonzero(~is_matched[settled:complete]) + settled
+            settled = complete
             self._emit(batch, found, lone if self.keeps_unmatched else lone[:0])
 
-    def _emit(self, batch: Batch, found: Matches | None, lone: Positions) -> None:
+    def _matches(self, keys: Any) -> Iterator[tuple[Matches, int]]:
+        """(some rows of the table by key, how many of the keys are done)."""
+        asked = MatchFilter(None, None)
+        if len(keys) * self._matches_max <= ROWS_AT_ONCE_MAX:
+            yield matches_in(self._runs, keys, asked, self._columns), len(keys)
+            return
+        probe, nothing = Probe(self._runs, keys, asked, None, self._columns), np.empty(0, np.int64)
+        complete = 0
+        while complete < len(keys):
+            found = probe.next(ROWS_PER_BATCH_MAX)
+            complete = probe.complete
+            yield Matches(self._runs, nothing, nothing, nothing, self._columns) if found is None else found, complete
+
+    def _emit(self, batch: Batch, found: Matches, lone: Positions) -> None:
         """Rows with their matches, and rows without one, in the order of the batch."""
-        rows = lone[:0] if found is None else found.queries
-        columns = self._nothing if found is None else found.take(self._names).columns if self._names else []
+        rows, columns = found.queries, found.take(self._names).columns if self._names else []
         places, matched = np.arange(len(rows)), np.ones(len(rows), np.bool_)
         if len(lone):
             rows = np.concatenate([rows, lone])

@@ -45,6 +45,8 @@ ROWS_PER_SLICE_MAX = 8192
 """Rows that are emitted at once."""
 EMITTED_ROWS_MAX = 1 << 16
 """Rows that were emitted and are still in the state: they go with their window, or when a barrier comes."""
+READ_SHARE_MAX = 4
+"""Rows that may be read for each row of a session that has ended, before it is looked for which sessions have."""
 WINDOWS_OF_A_RECORD_MAX = 1_000
 _OPEN = MIN_WATERMARK
 """Namespace of the records of sessions; no window ends there."""
@@ -127,6 +129,9 @@ class WindowedOperator(FiringOperator):
         self._emitted_rows = 0
         self._ended_until = MIN_WATERMARK
         """Of sessions: no record up to this time is the last one of a session that is kept."""
+        self._looks_first = False
+        """Sessions go on for long: which of them have ended is looked for in their newest rows."""
+        self._rows_read = 0
         self._earliest_end = MIN_WATERMARK
         """No window that is kept ends before it."""
 
@@ -306,10 +311,17 @@ class WindowedOperator(FiringOperator):
         self._ended_until = until if passed < MAX_WATERMARK else self._reached.kept - gap_ms + 1
 
     def _fire_ended(self, keys: ArrowKeyColumn, since: int, until: int, gap_ms: int) -> Iterator[None]:
-        """Sessions of these keys whose last record has a time from `since` on: only of those that have ended all rows are read."""
-        recent = self._ended_sessions(keys, (since, until), gap_ms)
-        ended = np.union1d(recent.left.queries, recent.right.queries)
-        found = self._ended_sessions(keys.take(ended), (_MIN_TIME, until), gap_ms)
+        """Sessions of these keys whose last record has a time from `since` on. Where most of the rows that were read belonged to
+        sessions that go on, only of those that have ended all rows are read."""
+        if self._looks_first:
+            recent, has_ended = self._ended_sessions(keys, (since, until), gap_ms), np.zeros(len(keys), np.bool_)
+            has_ended[recent.left.queries] = has_ended[recent.right.queries] = True
+            self._looks_first = 2 * int(has_ended.sum()) < len(keys)
+            keys = keys.take(np.flatnonzero(has_ended))
+            if not len(keys):
+                return
+        found = self._ended_sessions(keys, (_MIN_TIME, until), gap_ms)
+        self._looks_first |= self._rows_read > READ_SHARE_MAX * (len(found.left) + len(found.right))
         large = self._sizes(found) > self.rows_per_slice_max
         if self.splits_groups and large.any():
             self._move(found.of(large))
@@ -329,6 +341,7 @@ class WindowedOperator(FiringOperator):
         since, until = last_times
         within = (since, min(until + gap_ms, MAX_WATERMARK))
         left, right = (self._by_time(table.rows_of(keys, _OPEN, within)) for table in (self._left, self._right))
+        self._rows_read = len(left) + len(right)
         queries = np.concatenate([left.queries, right.queries])
         times = np.concatenate([left.times, right.times])
         order = np.lexsort((times, queries))

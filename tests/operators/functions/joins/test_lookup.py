@@ -211,6 +211,7 @@ def test_lookups_go_on_anywhere(batch_rows: int) -> None:
 def test_many_matches_of_a_key_are_made_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a table and of a function, with rows that have none in between."""
     monkeypatch.setattr(lookup, "ROWS_PER_BATCH_MAX", 4)
+    monkeypatch.setattr(lookup, "ROWS_AT_ONCE_MAX", 50)
     many = [{"name": str(n), "age": n} for n in range(11)]
     users = ["a", "x", "b", None, "a", "y"]
     matches = {"a": many, "b": many[:1]}
@@ -225,6 +226,8 @@ def test_many_matches_of_a_key_are_made_some_at_a_time(monkeypatch: pytest.Monke
         assert [batch.num_rows for batch in calls.output.batches][:2] == [4, 4]
         assert max(batch.num_rows for batch in calls.output.batches) <= 4 + len(users)
         assert calls.out() == expected
+        calls.put(*["x", None] * 3)  # with no match at all
+        assert [row[2] for row in calls.out()] == [None] * 6
     with Calls(operator(lambda keys: matches, "left", batch_rows=6)) as calls:
         calls.put(*users)
         calls.answer()
