@@ -26,12 +26,14 @@ from holdfast.statebackends.columnar.key_words import Words, has_words, key_word
 Slots = npt.NDArray[np.int64]
 
 _FEW_KEYS_MAX = 64
-"""So many keys are a dict, which a batch of no more rows looks up as fast; one of more rows makes a table for itself."""
+"""So many keys are a dict while they come in batches of no more rows, for which it is as fast as a table."""
 _DIRECT_CELLS_MIN = 1 << 12
 _DIRECT_CELLS_PER_KEY = 16
 """A direct-address table may grow to this many cells (8 bytes each) per key; beyond that, keys are hashed."""
 _DIRECT_CELLS_KEPT = 2 * _DIRECT_CELLS_PER_KEY
 """The same, when it is known how many keys a batch has added."""
+_DIRECT_CELLS_SMALL = 1 << 9
+"""So many don't count, see _HASH_CELLS_MIN: 4 KiB each."""
 _HASH_CELLS_MIN = 1 << 8
 _KEYS_MIN = 1 << 4
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -99,11 +101,10 @@ class DirectTable:
         slots[rows] = cells[keys]
         return new_keys
 
-    def grown(self, keys: Slots) -> FewTable | DirectTable | HashTable:
+    def grown(self, keys: Slots) -> DirectTable | HashTable:
         """This table, or a smaller one when its batch added fewer keys than it had room for."""
-        if len(keys) <= _FEW_KEYS_MAX:
-            return FewTable(keys)
-        return self if len(self._cells) <= _DIRECT_CELLS_KEPT * len(keys) else HashTable(keys)
+        kept = max(_DIRECT_CELLS_SMALL, _DIRECT_CELLS_KEPT * len(keys))
+        return self if len(self._cells) <= kept else HashTable(keys)
 
 
 class HashTable:
@@ -142,10 +143,8 @@ class HashTable:
             self._insert(new_keys, first_slot)
         return new_keys
 
-    def grown(self, keys: Slots) -> FewTable | DirectTable | HashTable:
+    def grown(self, keys: Slots) -> DirectTable | HashTable:
         """This table, or one that fits when it is more than half full; a direct one if the keys turned out dense."""
-        if len(keys) <= _FEW_KEYS_MAX:
-            return FewTable(keys)
         return self if 2 * len(keys) <= len(self._cell_slots) else _table_of(keys)
 
     def _home(self, keys: Slots) -> Slots:
@@ -262,13 +261,13 @@ class Int64KeyIndex:
         """As `slots`, of the numbers themselves."""
         if not len(numbers):
             return np.empty(0, np.int64)
-        table = self._table_for(numbers)
+        table, known = self._table_for(numbers), self._count
         slots = table.find(numbers)
         if slots.min() < 0:
             missing = np.flatnonzero(slots < 0)
-            added = self._append(table.add(numbers[missing], self._count, slots, missing))
-            if added:
-                self._table = table.grown(self._keys[: self._count])
+            self._append(table.add(numbers[missing], known, slots, missing))
+        if self._count > known or table is not self._table:
+            self._table = table.grown(self.numbers())
         return slots
 
     def numbers(self) -> Slots:
@@ -298,14 +297,12 @@ class Int64KeyIndex:
         keys, highest = self.numbers(), int(numbers.view(np.uint64).max())  # a negative number is seen as a huge one
         if isinstance(table, FewTable):
             highest = max(highest, int(keys.view(np.uint64).max(initial=0)))
-            # a first batch may bring as many keys as it has rows; later ones found few, and make their table in vain
-            likely = len(numbers) if not len(keys) else len(numbers) // 4
-            return DirectTable(keys, highest) if _is_dense(highest, likely) else HashTable(keys)
+            return DirectTable(keys, highest) if _is_dense(highest, len(numbers)) else HashTable(keys)
         if not table.reserve(highest, self._count + len(numbers)):
             self._table = table = HashTable(keys)
         return table
 
-    def _append(self, new_keys: Slots) -> int:
+    def _append(self, new_keys: Slots) -> None:
         needed = self._count + len(new_keys)
         if needed > len(self._keys):
             bigger = np.empty(max(needed, 2 * len(self._keys)), np.int64)
@@ -313,7 +310,6 @@ class Int64KeyIndex:
             self._keys = bigger
         self._keys[self._count : needed] = new_keys
         self._count = needed
-        return len(new_keys)
 
 
 class EncodedKeyIndex:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import UTC
 from decimal import Decimal
 from typing import Any
@@ -159,3 +160,21 @@ def test_a_slice_of_a_larger_array_is_looked_up_by_its_own_rows() -> None:
 def test_pairs_keep_their_slots_while_second_fields_grow_from_few_to_many() -> None:
     batches = [[(key, key * 7 % seconds - 1) for key in range(400)] for seconds in (1, 2, 3, 9, 300)]
     assert _check(KeyType.parse("tuple<int64,int64>"), [*batches, batches[1]]).count > 1_000
+
+
+def test_a_few_keys_take_little_memory_and_are_found_in_batches_of_any_size() -> None:
+    key_type = KeyType.of(int)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        indexes = [_index(key_type) for _ in range(200)]
+        for index in indexes:
+            assert index.slots(key_type.column([pa.array([7, 5_000_000, 7])], max_parallelism=128)).tolist() == [0, 1, 0]
+        each = (tracemalloc.get_traced_memory()[0] - before) / 200
+    finally:
+        tracemalloc.stop()
+    assert each < 1_500, "a job may have a namespace for each second of a day"
+    for keys in ([7] * 100, [5_000_000, 7, 1 << 40] * 100, [*range(300), 7]):
+        known = dict(zip(index.key_arrays(0, index.count)[0].to_pylist(), range(index.count), strict=True))
+        expected = [known.setdefault(key, len(known)) for key in keys]
+        assert index.slots(key_type.column([pa.array(keys)], max_parallelism=128)).tolist() == expected
