@@ -369,7 +369,9 @@ class TaskInput:
         polled = self._inputs.gate.poll(now_ms=now_ms, wall_ms=self._clock.wall_ms())
         if polled is None:
             return False
-        if isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and polled.barrier.drain):
+        if isinstance(polled, Delivered) and isinstance(polled.element, EndOfData):
+            self._event(polled.channel, polled.element)  # its work comes behind this one, and barriers behind it need not wait
+        elif isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and polled.barrier.drain):
             self._held = polled
         else:
             self._on_barrier(polled)

@@ -527,6 +527,24 @@ def test_input_behind_a_watermark_waits_for_the_last_firing() -> None:
     assert bench.port.take() == ["t1", "t2", Watermark(10), "after", barrier(1), Watermark(20)]
 
 
+def test_barrier_behind_the_end_of_data_gets_in_between_two_firings() -> None:
+    """The last firing of a bounded input may take longer than a checkpoint may: waiting for it, none would complete."""
+    bench = recordings(1)
+    fire_in_slices(bench, ["t1", "t2"])
+    bench.events(0, Watermark(MAX_WATERMARK), EndOfData(True), barrier(1))
+    bench.settle()
+    assert bench.port.take() == [barrier(1), "t1", "t2", Watermark(MAX_WATERMARK), EndOfData(True)]
+
+
+def test_the_end_of_one_of_two_inputs_lets_barriers_pass_a_firing() -> None:
+    bench = recordings(1, 2)
+    fire_in_slices(bench, ["t1", "t2"])
+    bench.events(0, Watermark(10), barrier(1))
+    bench.events(1, Watermark(10), EndOfData(True), barrier(1))
+    bench.settle()
+    assert bench.port.take() == [barrier(1), "t1", "t2", Watermark(10)]
+
+
 def test_draining_barrier_waits_for_the_last_firing() -> None:
     bench = recordings(1)
     fire_in_slices(bench, ["t1", "t2"])
