@@ -34,6 +34,7 @@ from holdfast.operators.functions.selectors import ColumnKeySelector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
 from holdfast.operators.functions.windows.bounds import TimeWindow, slide_of
 from holdfast.operators.functions.windows.firing import FiringOperator, put_aside
+from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.operators.task.user_failures import Described, check_returns, raise_located, shown
 from holdfast.statebackends.errors import GraphError, InvariantError
@@ -121,7 +122,7 @@ class WindowedOperator(FiringOperator):
         self.rows_per_slice_max = ROWS_PER_SLICE_MAX
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (*(side.table for side in self.sides), WATERMARKS)
+        return (*(side.table for side in self.sides), WATERMARKS, ASSIGNER)
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
@@ -135,12 +136,17 @@ class WindowedOperator(FiringOperator):
         self._earliest_end = MIN_WATERMARK
         """No window that is kept ends before it."""
 
+    def initialize_state(self) -> None:
+        check_lengths(self.context, self.windows, self.sides[0].table.name)
+        super().initialize_state()
+
     def open(self) -> None:
         self._left: RowTable = self.sides[0].opened(self.context)
         self._right: RowTable = self.sides[1].opened(self.context)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
+        keep_lengths(self.context, self.windows)
         self._forget_emitted()
 
     # ------------------------------------------------------------------------------------------------------------ records

@@ -21,6 +21,7 @@ from holdfast.operators.functions.windows.assigners import Sliding, Tumbling, Wi
 from holdfast.operators.functions.windows.bounds import slide_of
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS
 from holdfast.operators.functions.windows.firing import FiringOperator, put_aside
+from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.operators.functions.windows.options import RowWindowOptions
 from holdfast.statebackends.errors import GraphError
@@ -52,7 +53,7 @@ class WindowTopOperator(FiringOperator):
         self.output_type = RowType(pa.schema([*self.rows.key_fields, *self.rows.fields, *bounds, rank]))
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
-        return (self.rows.descriptor, WATERMARKS)
+        return (self.rows.descriptor, WATERMARKS, ASSIGNER)
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
@@ -62,11 +63,16 @@ class WindowTopOperator(FiringOperator):
         """Rows that are emitted, and leave the state with their window, or when a barrier comes."""
         self._earliest_end = MIN_WATERMARK
 
+    def initialize_state(self) -> None:
+        check_lengths(self.context, self.windows, self.rows.descriptor.name)
+        super().initialize_state()
+
     def open(self) -> None:
         self.rows.open(self.context)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
+        keep_lengths(self.context, self.windows)
         for rows in self._emitted:
             self.rows.table.delete(rows)
         self._emitted = []

@@ -24,7 +24,7 @@ from holdfast.operators.functions.combining import combining_of, count_records, 
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
-from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_assigner, keep_assigner
+from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, KeptWatermark, keep_moment, kept_moments
 from holdfast.statebackends.columnar.parts import Values
 from holdfast.statebackends.errors import InvalidTimestampError
@@ -106,25 +106,13 @@ class ColumnarWindowOperator(Operator):
         """What was due at the barrier has not fired yet."""
 
     def initialize_state(self) -> None:
-        self._check_assigner()
+        check_lengths(self.context, self.windows, self.descriptor.name)
         lists = self.context.operator_state
         copies, watermarks = lists.list_state(_WATERMARK_COPIES.name), lists.list_state(WATERMARKS.name)
         watermarks.update([*watermarks.entries, *copies.entries])
         copies.update([])
         self._is_restored = bool(watermarks.entries)
         self._reached.restore(watermarks)
-
-    def _check_assigner(self) -> None:
-        """Namespaces of state are starts of windows, and would be taken for those of other ones."""
-        advice = "give windows of another length, offset or gap a uid of their own"
-        check_assigner(self.context, self._lengths(), self.descriptor.name, "kind, lengths in ms", advice)
-
-    def _lengths(self) -> list[Any]:
-        windows = self.windows
-        if isinstance(windows, Session):
-            return ["session", windows.gap_ms]
-        slide_ms = windows.slide_ms if isinstance(windows, Sliding) else windows.size_ms
-        return ["sliding", windows.size_ms, slide_ms, windows.offset_ms]  # tumbling ones are those that slide by their size
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not self.windows.is_event_time:
@@ -143,7 +131,7 @@ class ColumnarWindowOperator(Operator):
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
-        keep_assigner(self.context, self._lengths())
+        keep_lengths(self.context, self.windows)
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
         if batch.timestamps is None:

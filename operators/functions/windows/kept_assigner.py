@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from holdfast.operators.base import OperatorContext
+from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.operators.functions.windows.bounds import slide_of
 from holdfast.statebackends.errors import IncompatibleStateError
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
 
@@ -34,3 +36,20 @@ def check_assigner(context: OperatorContext, own: list[Any], state: str, what: s
                 stored=str(stored),
                 declared=str(own),
             )
+
+
+def keep_lengths(context: OperatorContext, windows: Tumbling | Sliding | Session) -> None:
+    """Of an operator whose namespaces are times of windows."""
+    keep_assigner(context, _lengths(windows))
+
+
+def check_lengths(context: OperatorContext, windows: Tumbling | Sliding | Session, state: str) -> None:
+    """Raises IncompatibleStateError for state of other lengths: its namespaces would be taken for those of `windows`."""
+    advice = "give windows of another length, offset or gap a uid of their own"
+    check_assigner(context, _lengths(windows), state, "kind, lengths in ms", advice)
+
+
+def _lengths(windows: Tumbling | Sliding | Session) -> list[Any]:
+    if isinstance(windows, Session):
+        return ["session", windows.gap_ms]
+    return ["sliding", windows.size_ms, slide_of(windows), windows.offset_ms]  # tumbling ones are those that slide by their size
