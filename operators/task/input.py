@@ -51,11 +51,17 @@ SMOOTHING = 0.5
 """Weight of the newest measurement."""
 PROBE_EVERY = 32
 """Slices cut short by their cost, behind which one has twice as many rows, or half as many."""
-GROWN_PAYS_BELOW = 1.3
+PROBE_FIRST = 2
+"""As `PROBE_EVERY`, behind the first probe that did not pay; with each further one twice as many, up to `PROBE_EVERY`."""
+LONG = 4
+"""So many budgets are a long slice."""
+GROWN_PAYS_BELOW = 1.45
 """Twice the rows in less than so many times the time: most of it was not theirs, and slices stay so large."""
+LONG_PAYS_BELOW = 1.3
+"""As `GROWN_PAYS_BELOW`, of a long slice."""
 SUSPECT = 1.5
-"""So many times the expected time, above which a slice may have waited for a CPU."""
-SHRUNK_PAYS_ABOVE = 1.5
+"""So many times the expected time, above which a slice may have waited for a CPU, or done what is not of its rows alone."""
+SHRUNK_PAYS_ABOVE = 1.7
 """Half the rows in a time that so many times is still less than before: most of it was theirs, and slices stay so small."""
 
 
@@ -70,14 +76,17 @@ class RowBudget:
     A slice costs something by itself, whatever it has: a columnar operator makes a hundred calls for one row or for a thousand.
     Where that alone is about the budget, fewer rows would not make a slice shorter, only more of them. So now and then a slice has
     twice as many rows; while these take hardly longer, slices grow beyond the budget, until a good part of their time is the rows'
-    own.
+    own: about half of it where that is not long, a third where it is.
+
+    A single slice may have done what is not of its rows: merged what others had left, written a buffer. While it was not long,
+    it counts as one of many.
 
     Time in which others had the CPU is no cost: fewer rows would not bring it back. On a machine with more to do than it has CPUs
     slices would shrink to the few rows that fit between two such waits."""
 
     __slots__ = (
-        "_budget_s", "_cost_s", "_delayed_s", "_floor", "_is_upwards", "_known_delay_s", "_proven", "_reference_s", "_rows_max",
-        "_since_probe",
+        "_budget_s", "_cost_s", "_delayed_s", "_floor", "_is_upwards", "_known_delay_s", "_pause", "_proven", "_reference_s",
+        "_rows_max", "_until_probe",
     )  # fmt: skip
 
     def __init__(self, budget_ms: int, rows_max: int, *, proven: int = 0, delayed_s: Callable[[], float] = never_delayed) -> None:
@@ -89,11 +98,17 @@ class RowBudget:
         self._known_delay_s = 0.0
         self._cost_s = 0.0
         self._proven = proven
+        self._begin_probing()
+
+    def _begin_probing(self) -> None:
+        """Nothing is known of what slices cost by themselves."""
         self._floor = 1
         """Rows below which slices would not be much shorter."""
         self._reference_s = 0.0
-        """Time of the last slice that had as many rows as it might have, and was no probe; 0: none."""
-        self._since_probe = PROBE_EVERY
+        """Time of the last slices that had as many rows as they might have, and were no probes; 0: none."""
+        self._until_probe = 0
+        self._pause = PROBE_FIRST
+        """Slices between this probe and the next one, unless it pays."""
         self._is_upwards = True
         """Whether the next probe has more rows, not fewer."""
 
@@ -108,6 +123,10 @@ class RowBudget:
     def _ceiling(self) -> int:
         return min(self._rows_max, self._proven * GROWTH)
 
+    @property
+    def _long_s(self) -> float:
+        return LONG * self._budget_s
+
     def _wanted(self) -> tuple[int, bool]:
         """(rows of a slice, whether the next one is a probe instead)."""
         if self._proven == 0:
@@ -116,7 +135,7 @@ class RowBudget:
         if self._cost_s * ceiling <= self._budget_s:
             return ceiling, False
         rows = max(1, int(self._budget_s / self._cost_s), min(self._floor, ceiling))
-        return rows, rows < ceiling and self._reference_s > 0 and self._since_probe >= PROBE_EVERY
+        return rows, rows < ceiling and self._reference_s > 0 and self._until_probe <= 0
 
     def measured(self, rows: int, seconds: float) -> None:
         """A slice of `rows` took this long."""
@@ -127,16 +146,19 @@ class RowBudget:
         cost = seconds / rows
         wanted, is_probe = self._wanted()
         if rows < self.rows():
-            if seconds <= self._budget_s and cost > self._cost_s:
+            if cost > self._cost_s and seconds <= max(self._budget_s, SUSPECT * self._reference_s):
                 return  # of the little that was left of a batch the rows' part is not known
         elif is_probe:
             self._compare(wanted, rows, seconds)
         else:
-            self._reference_s = seconds
-            self._since_probe += 1
-        if self._proven == 0 or cost > 4 * self._cost_s:
+            known_s = self._reference_s or seconds
+            self._reference_s = known_s + SMOOTHING * (min(seconds, SUSPECT * known_s) - known_s)
+            self._until_probe -= 1
+        if not self._cost_s:
             self._cost_s = cost
-            self._floor = 1 if rows <= self._floor else self._floor
+        elif cost > 4 * self._cost_s and seconds > self._long_s:
+            self._cost_s = cost
+            self._begin_probing()
         else:
             self._cost_s += SMOOTHING * (cost - self._cost_s)
         if seconds > 2 * self._budget_s and rows > self._floor:
@@ -154,11 +176,12 @@ class RowBudget:
     def _compare(self, wanted: int, rows: int, seconds: float) -> None:
         """A probe was measured. One that pays is followed by another one at once."""
         has_more = rows > wanted
-        pays_below = GROWN_PAYS_BELOW if has_more else 1 / SHRUNK_PAYS_ABOVE
+        grown_pays_below = GROWN_PAYS_BELOW if seconds <= self._long_s else LONG_PAYS_BELOW
+        pays_below = grown_pays_below if has_more else 1 / SHRUNK_PAYS_ABOVE
         if seconds < pays_below * self._reference_s:
             self._floor, self._reference_s = rows, seconds
             return
-        self._since_probe = 0
+        self._until_probe, self._pause = self._pause, min(2 * self._pause, PROBE_EVERY)
         self._is_upwards = not has_more or wanted > self._floor  # with fewer rows where the floor is what keeps them many
 
 

@@ -65,6 +65,41 @@ def test_what_is_left_of_a_batch_is_no_probe() -> None:
     assert budget.rows() * 1e-6 > BUDGET_MS * MS / 4
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("fixed_s", [3 * MS, 4.5 * MS, 7 * MS])
+def test_slices_stay_large_where_some_merge_and_batches_leave_rests(fixed_s: float, seed: int) -> None:
+    rng, budget, cost_s, batch_rows, found = random.Random(seed), RowBudget(BUDGET_MS, ROWS_MAX), 4.5e-7, 13_333, []
+    for _ in range(300):
+        left = batch_rows
+        while left:
+            rows = min(budget.rows(), left)
+            merged_s = 16 * MS * rng.random() if rng.random() < 0.3 else 0.0
+            seconds = (fixed_s + cost_s * rows) * (1 + 0.3 * rng.random()) + merged_s
+            budget.measured(rows, seconds)
+            found.append((rows, seconds))
+            left -= rows
+    later = found[len(found) // 5 :]
+    one_slice_s = (fixed_s + cost_s * batch_rows) * 1.15 + 0.3 * 8 * MS
+    assert sum(seconds for _, seconds in later) / sum(rows for rows, _ in later) < 2 * one_slice_s / batch_rows
+    assert max(seconds for _, seconds in later) < 8 * fixed_s + 16 * MS
+
+
+def test_a_rest_of_a_batch_that_takes_as_long_as_a_slice_changes_nothing() -> None:
+    budget = RowBudget(BUDGET_MS, ROWS_MAX)
+    large = run(budget, 6 * MS, 1e-6, 300)[-1][0]
+    for _ in range(100):
+        budget.measured(300, 6.3 * MS)
+    assert budget.rows() >= large > 3_000
+
+
+def test_after_one_very_long_slice_they_grow_again_within_twenty() -> None:
+    budget = RowBudget(BUDGET_MS, ROWS_MAX)
+    large = run(budget, 3 * MS, 5e-7, 300)[-1][0]
+    budget.measured(budget.rows(), 0.4)
+    assert budget.rows() < large / 50
+    assert run(budget, 3 * MS, 5e-7, 20)[-1][0] >= large / 2
+
+
 def test_time_in_which_others_had_the_cpu_is_no_cost() -> None:
     waited_s = 0.0
     budget = RowBudget(BUDGET_MS, ROWS_MAX, delayed_s=lambda: waited_s)
