@@ -533,7 +533,7 @@ def test_barrier_behind_the_end_of_data_gets_in_between_two_firings() -> None:
     fire_in_slices(bench, ["t1", "t2"])
     bench.events(0, Watermark(MAX_WATERMARK), EndOfData(True), barrier(1))
     bench.settle()
-    assert bench.port.take() == [barrier(1), "t1", "t2", Watermark(MAX_WATERMARK), EndOfData(True)]
+    assert bench.port.take() == ["t1", barrier(1), "t2", Watermark(MAX_WATERMARK), EndOfData(True)]
 
 
 def test_the_end_of_one_of_two_inputs_lets_barriers_pass_a_firing() -> None:
@@ -542,7 +542,7 @@ def test_the_end_of_one_of_two_inputs_lets_barriers_pass_a_firing() -> None:
     bench.events(0, Watermark(10), barrier(1))
     bench.events(1, Watermark(10), EndOfData(True), barrier(1))
     bench.settle()
-    assert bench.port.take() == [barrier(1), "t1", "t2", Watermark(10)]
+    assert bench.port.take() == ["t1", barrier(1), "t2", Watermark(10)]
 
 
 def test_draining_barrier_waits_for_the_last_firing() -> None:
