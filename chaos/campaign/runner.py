@@ -172,6 +172,21 @@ def _time_limit(connection: Connection, task: Task, limit_s: float) -> Any:
 # ------------------------------------------------------------------------------------------------ the end that asks
 
 
+def start_server(descriptor: int, entry: str, limit_s: float, hash_seed: str | None) -> subprocess.Popen[bytes]:
+    """A new interpreter that serves the other end of a pipe, and inherits it."""
+    environment = dict(os.environ)
+    if hash_seed is not None:
+        environment["PYTHONHASHSEED"] = hash_seed
+    return subprocess.Popen(
+        interpreter("holdfast.chaos.campaign.runner:serve", str(descriptor), entry, str(limit_s)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # output of a workload must not mix with a report in JSON
+        pass_fds=(descriptor,),
+        process_group=0,  # Ctrl-C is for the process that gives the tasks: it ends the others
+        env=environment,
+    )
+
+
 class SeedProcess:
     """A seed process, from the side that gives it tasks."""
 
@@ -179,18 +194,8 @@ class SeedProcess:
         self.connection, theirs = Pipe()
         self.tasks = 0
         """Tasks given so far."""
-        environment = dict(os.environ)
-        if hash_seed is not None:
-            environment["PYTHONHASHSEED"] = hash_seed
         with theirs:
-            self._process = subprocess.Popen(
-                interpreter("holdfast.chaos.campaign.runner:serve", str(theirs.fileno()), entry, str(limit_s)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # output of a workload must not mix with a report in JSON
-                pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C is for the process that gives the tasks: it ends the others
-                env=environment,
-            )
+            self._process = start_server(theirs.fileno(), entry, limit_s, hash_seed)
 
     def give(self, task: Task) -> None:
         """Send it a task. If it is dead, its connection is at its end."""

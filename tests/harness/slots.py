@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from holdfast.barriers.launches import launch_token
 from holdfast.operators.worker.main import WorkerSpec
 from holdfast.statebackends.errors import InvalidConfigError
-from tests.harness.nursery import Worker, nursery
+from tests.harness.nursery import Child, start_worker
 
 RESPAWN_DELAY_MS_MIN = 20
 RESPAWN_DELAY_MS_MAX = 2_000
@@ -30,7 +30,7 @@ class _Slot:
     """One slot: the process that holds it, and when its successor is due."""
 
     index: int
-    process: Worker | None = None
+    process: Child | None = None
     started_s: float = 0.0
     respawn_at_s: float = 0.0
     delay_ms: int = RESPAWN_DELAY_MS_MIN
@@ -131,5 +131,5 @@ class LocalProcessSlots:
         log = os.devnull
         if self._log_directory is not None:
             log = os.path.join(self._log_directory, f"worker-{slot.index}-{slot.task_attempt}.log")
-        slot.process = nursery().start(path, log, os.environ)
+        slot.process = start_worker(path, log)
         slot.started_s = now_s

@@ -25,7 +25,7 @@ from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.main import WorkerSpec, pickle_plan
 from holdfast.statebackends.factory import BackendKind
-from tests.harness.nursery import nursery
+from tests.harness.nursery import start_worker
 from tests.harness.slots import LocalProcessSlots
 from tests.integration.counting import KEYS, SCHEMA, CountPerKey, PaddedCountPerKey, make_batch
 
@@ -272,11 +272,11 @@ def test_workers_that_are_killed_again_and_again_leave_no_more_than_one_folder(c
 
 def test_a_worker_that_fails_or_is_killed_says_so(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
-    failed = nursery().start(str(tmp_path / "no-spec"), str(log), os.environ)
+    failed = start_worker(str(tmp_path / "no-spec"), str(log))
     assert failed.wait() == failed.poll() == 1
     assert "FileNotFoundError" in log.read_text()
     os.mkfifo(tmp_path / "spec")
-    waiting = nursery().start(str(tmp_path / "spec"), str(log), os.environ)
+    waiting = start_worker(str(tmp_path / "spec"), str(log))
     assert waiting.poll() is None
     waiting.kill()
     assert waiting.wait() == -signal.SIGKILL

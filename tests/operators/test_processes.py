@@ -12,8 +12,7 @@ from tests.harness.slots import RESPAWN_DELAY_MS_MAX, RESPAWN_DELAY_MS_MIN, Loca
 
 @pytest.mark.parametrize("code", [EXIT_RESPAWN, 1, -9])
 def test_a_process_that_always_ends_at_once_is_started_ever_more_slowly(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    ends_at_once = SimpleNamespace(start=lambda *_: SimpleNamespace(poll=lambda: code))
-    monkeypatch.setattr("tests.harness.slots.nursery", lambda: ends_at_once)
+    monkeypatch.setattr("tests.harness.slots.start_worker", lambda *_: SimpleNamespace(poll=lambda: code))
     slots = LocalProcessSlots(WorkerSpec("job", 0, 1, 1, "http://127.0.0.1:1", None, "", b"", ""), 1)
     (slot,), now_s, delays = slots._slots, 1_000.0, []
     for _ in range(10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import os
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.chaos.campaign import runner
-from holdfast.chaos.campaign.runner import HANG, SIMULATOR, Outcome, SeedRunner, Task, perform, tidy_up
+from holdfast.chaos.campaign.runner import HANG, SIMULATOR, Outcome, SeedRunner, Task, perform, start_server, tidy_up
 from holdfast.chaos.cluster.results import RunResult
 from tests.simulation import fakes
 from tests.simulation.fakes import make_runner, make_task
@@ -112,6 +113,21 @@ def test_a_process_is_replaced_after_its_number_of_runs() -> None:
         outcomes = list(pool.run(make_task(seed, "remembering", events=1) for seed in range(5)))
     runs = [outcome.events[0].rpartition("run ")[2][:1] for outcome in outcomes]
     assert runs == ["1", "2", "1", "2", "1"]
+
+
+@pytest.mark.parametrize("hash_seed", ["101", "202"])
+def test_a_new_interpreter_has_its_own_hash_seed_and_tells_its_code(monkeypatch: pytest.MonkeyPatch, hash_seed: str) -> None:
+    monkeypatch.setattr(runner, "start_server", start_server)
+    program = "print(list({'one', 'two', 'three', 'four', 'five', 'six', 'seven'}))"
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    asked = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    with SeedRunner(1, entry=fakes.ENTRY, hash_seed=hash_seed) as pool:
+        printed, hashed, dead = pool.run(
+            [make_task(1, "printing"), make_task(1, "ordered by hash", events=7), make_task(3, "dying")]
+        )
+    assert printed.result.violations == ()
+    assert [event.split()[-1] for event in hashed.events] == ast.literal_eval(asked.stdout)
+    assert dead.result.violations[0].message == "its process ended with code 9"
 
 
 def test_processes_end_with_who_started_them() -> None:
