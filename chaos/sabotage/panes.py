@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
-from holdfast.operators.functions.windows.columnar import LateWindowOperator
+from holdfast.operators.functions.windows.columnar import ColumnarWindowOperator
 from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.statebackends.columnar.panes import WindowPanes
 from holdfast.statebackends.columnar.parts import AccumulatorColumns, Slots
@@ -30,11 +30,10 @@ def _without_the_first_row(original: Any) -> Any:
 
 
 def _knows_no_firings(original: Any) -> Any:
-    def initialize_state(self: LateWindowOperator) -> None:
-        original(self)
-        self._stored_fired = []
+    def restore_fired(self: ColumnarWindowOperator) -> list[tuple[int, int, int]]:
+        return []
 
-    return initialize_state
+    return restore_fired
 
 
 def _cleans_a_window_early(original: Any) -> Any:
@@ -70,7 +69,7 @@ SABOTAGES = (
         "forgotten_firings",
         "behind a restore it is not known up to where windows have fired",
         ("I1", "I2"),
-        (Mutant(LateWindowOperator, "initialize_state", _knows_no_firings),),
+        (Mutant(ColumnarWindowOperator, "_restore_fired", _knows_no_firings),),
         workloads=("sliding",),
     ),
 )

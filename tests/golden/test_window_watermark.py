@@ -47,7 +47,7 @@ def test_what_had_fired_stays_fired(parallelism: int, tmp_path: Path) -> None:
     stored = [lists for _, lists in found]
     assert [lists.pop("watermarks") for lists in stored] == [[WATERMARK_MS.to_bytes(8, "big", signed=True)]] * parallelism
     assert [lists.pop("assigner") for lists in stored] == [[msgspec.msgpack.encode(["sliding", SIZE_MS, SIZE_MS, 0])]] * parallelism
-    assert stored == [{"watermark": []}] * parallelism, "the old form is not written any more"
+    assert stored == [{"watermark": [], "fired_until": []}] * parallelism, "neither the old form is written, nor a drain"
 
 
 def _after_a_restore(restored: Restored, state: OperatorSubtaskState, parallelism: int, subtask: int) -> tuple[list[Any], Any]:

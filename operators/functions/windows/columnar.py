@@ -2,12 +2,13 @@
 
 A window [start, end) fires when the watermark reaches end - 1, in slices of bounded size; a record whose window has
 fired is late: it is dropped and counted. Rows leave the state as they are emitted, so that a barrier between two slices
-cuts exactly there. The watermark is kept in the snapshot, so that no window fires a second time after a restore."""
+cuts exactly there. The watermark is kept in the snapshot, so that no window fires a second time after a restore. A drain that a
+barrier cut off is in it, too, and is ended before a record is read (ADR 61)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
 from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
@@ -41,7 +42,7 @@ FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
 _FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
 """Entries of a subtask: msgpack [first key group, key group behind the last one, up to where windows have fired, ms], and a further
-`true` in the middle of a drain."""
+`true` in the middle of a drain. Windows that leave the state as they fire have an entry only then, with the minimum."""
 _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 """The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
@@ -132,6 +133,24 @@ class ColumnarWindowOperator(Operator):
     def snapshot_state(self, checkpoint_id: int) -> None:
         self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
         keep_lengths(self.context, self.windows)
+
+    def _restore_fired(self) -> list[tuple[int, int, int]]:
+        """(first key group, key group behind the last one, up to where windows have fired) of what the subtasks stored.
+
+        A drain that the barrier cut off is ended first, all of it; then the job goes on."""
+        groups, runs = self.context.keyed_state.key_groups, []
+        for entry in self.context.operator_state.list_state(_FIRED.name).entries:
+            start, stop, fired, *is_drain = msgspec.msgpack.decode(entry)
+            runs.append((start, stop, fired))
+            if is_drain and start < groups.stop and groups.start < stop:
+                self._reached.current = MAX_WATERMARK
+        return runs
+
+    def _keep_fired(self, runs: Iterable[tuple[int, int, int]]) -> None:
+        """What `_restore_fired` finds."""
+        is_drain = [True] * (self._reached.current == MAX_WATERMARK)
+        entries = [msgspec.msgpack.encode([*run, *is_drain]) for run in runs]
+        self.context.operator_state.list_state(_FIRED.name).update(entries)
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
         if batch.timestamps is None:
@@ -257,30 +276,24 @@ class LateWindowOperator(ColumnarWindowOperator):
 
     def initialize_state(self) -> None:
         super().initialize_state()
-        lists = self.context.operator_state
-        kept = kept_moments(lists.list_state(LATE_UNTIL.name))
+        kept = kept_moments(self.context.operator_state.list_state(LATE_UNTIL.name))
         self._restored_late_until = max(kept) if kept else self._late_at(self._reached.current, 0)
-        self._stored_fired = [msgspec.msgpack.decode(entry) for entry in lists.list_state(_FIRED.name).entries]
 
     def open(self) -> None:
         groups = self.context.keyed_state.key_groups
         self._fired = np.full(self.context.max_parallelism, self._fired_before(), np.int64)
-        for start, stop, fired, *is_drain in self._stored_fired:
+        for start, stop, fired in self._restore_fired():
             self._fired[start:stop] = fired
-            if is_drain and start < groups.stop and groups.start < stop:
-                self._reached.current = MAX_WATERMARK  # the drain is ended first, all of it; then the job goes on
         self._own = self._fired[groups.start : groups.stop]
         """Of each key group of ours: up to where windows have fired."""
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
-        lists = self.context.operator_state
         late_until = max(self._restored_late_until, self._late_at(self._reached.kept, self.lateness_ms))
-        keep_moment(lists.list_state(LATE_UNTIL.name), late_until)
-        first, is_drain = self.context.keyed_state.key_groups.start, self._reached.current == MAX_WATERMARK
+        keep_moment(self.context.operator_state.list_state(LATE_UNTIL.name), late_until)
+        first = self.context.keyed_state.key_groups.start
         bounds = [0, *(np.flatnonzero(np.diff(self._own)) + 1).tolist(), len(self._own)]
-        runs = ([first + start, first + stop, int(self._own[start]), *[True] * is_drain] for start, stop in pairwise(bounds))
-        lists.list_state(_FIRED.name).update([msgspec.msgpack.encode(run) for run in runs])
+        self._keep_fired((first + start, first + stop, int(self._own[start])) for start, stop in pairwise(bounds))
 
     @property
     def _late_until(self) -> int:
@@ -320,8 +333,17 @@ class LateWindowOperator(ColumnarWindowOperator):
 class TumblingWindowOperator(ColumnarWindowOperator):
     """Tumbling windows without allowed lateness: a record updates one row, which is the result when its window fires."""
 
+    def declared_states(self) -> tuple[StateDescriptor, ...]:
+        return (*super().declared_states(), _FIRED)
+
     def open(self) -> None:
         self._state: ColumnarState = self.context.keyed_state.columnar_state(self.descriptor, self.selector.names)
+        self._restore_fired()
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        super().snapshot_state(checkpoint_id)
+        groups, is_drain = self.context.keyed_state.key_groups, self._reached.current == MAX_WATERMARK
+        self._keep_fired([(groups.start, groups.stop, MIN_WATERMARK)] if is_drain else [])
 
     def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         windows, batch = self._windows_of(batch, stamps)
@@ -351,6 +373,8 @@ class TumblingWindowOperator(ColumnarWindowOperator):
         while due := [start for start in self._state.namespaces() if start <= self._fired_until]:
             for start in due:
                 yield from self._fire(start)
+        if self._reached.current == MAX_WATERMARK:
+            self._reached.end_drain()
 
     def _fire(self, start: int) -> Iterator[None]:
         while self._state.row_count(start):

@@ -725,7 +725,8 @@ class WindowOperator(KeyedFunctionOperator):
                 self._fire_window(pane, timestamp_ms)
                 if self.settings.lateness_ms:
                     self._register_cleanup_timer(pane)  # it is there, unless the lateness was none at the last restore
-            if timestamp_ms >= pane.cleanup_ms:
+            is_drain = self._late_until == MAX_WATERMARK  # rows behind a barrier in it open the window again, with its timer
+            if timestamp_ms >= pane.cleanup_ms or is_drain:
                 self._clear(pane)
         except Exception as error:
             self._raise(error, self._blamed, self._described(timestamp_ms))

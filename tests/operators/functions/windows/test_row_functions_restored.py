@@ -121,6 +121,25 @@ def test_a_record_that_comes_between_two_slices_meets_no_window_that_is_due() ->
     assert [(row["key"], len(row["ats"])) for row, _ in found][-2:] == [("h", 1), ("h", 2)]
 
 
+@pytest.mark.parametrize("lateness", [0, 5])
+@pytest.mark.parametrize("windows", [hf.Tumbling(10), hf.Sliding(10, slide=5), hf.Session(10)], ids=repr)
+def test_rows_behind_a_drain_that_was_cut_off_are_in_a_result(windows: Any, lateness: int) -> None:
+    for fired in range(7):
+        with harness_of(made(windows, lateness)) as first:
+            timers_of(first)._fired_per_slice_max = 1
+            take(first, batched("w0 a1 b1 c1", 7))
+            slices = first.watermark_slices(MAX_WATERMARK)
+            for _ in range(fired):
+                next(slices, None)
+            snapshot, before = first.snapshot(), results(first)[0]
+        with harness_of(made(windows, lateness), [snapshot]) as second:
+            take(second, batched("a2 b2 c2 w60", 7))
+            found, late = results(second)
+        assert late == []
+        assert {row["key"] for row, _ in found if 2 in row["ats"]} == set("abc"), f"{fired} had fired"
+        assert {row["key"] for row, _ in before + found if 1 in row["ats"]} == set("abc")
+
+
 # ------------------------------------------------------------------------------------------------------------ other windows
 
 
