@@ -49,6 +49,8 @@ GROWTH = 8
 
 SMOOTHING = 0.5
 """Weight of the newest measurement."""
+REST_BELOW = 1.5
+"""So many times the rows of a slice are not cut in two."""
 PROBE_EVERY = 32
 """Slices cut short by their cost, behind which one has twice as many rows, or half as many."""
 PROBE_FIRST = 2
@@ -119,6 +121,12 @@ class RowBudget:
             return rows
         return min(2 * rows, self._ceiling) if self._is_upwards or rows < 2 else rows // 2
 
+    def rows_of(self, left: int) -> int:
+        """Rows of the next slice, of a batch with so many left. Where a slice costs much by itself a small rest is none of its
+        own."""
+        rows = self.rows()
+        return left if self._floor > 1 and left < REST_BELOW * rows else min(rows, left)
+
     @property
     def _ceiling(self) -> int:
         return min(self._rows_max, self._proven * GROWTH)
@@ -145,12 +153,13 @@ class RowBudget:
             seconds = self._undelayed(seconds)
         cost = seconds / rows
         wanted, is_probe = self._wanted()
-        if rows < self.rows():
+        expected = self.rows()
+        if rows < expected:
             if cost > self._cost_s and seconds <= max(self._budget_s, SUSPECT * self._reference_s):
                 return  # of the little that was left of a batch the rows' part is not known
-        elif is_probe:
+        elif rows == expected and is_probe:
             self._compare(wanted, rows, seconds)
-        else:
+        elif rows == expected:
             known_s = self._reference_s or seconds
             self._reference_s = known_s + SMOOTHING * (min(seconds, SUSPECT * known_s) - known_s)
             self._until_probe -= 1
@@ -455,7 +464,7 @@ class TaskInput:
     def _process_slice(self, remainder: _Remainder) -> None:
         batch, offset = remainder.batch, remainder.offset
         total = batch.num_rows
-        count = min(self._rows.rows(), total - offset)
+        count = self._rows.rows_of(total - offset)
         part = batch if count == total else batch.slice(offset, count)
         remainder.offset = offset + count
         self._remainder = None if remainder.offset >= total else remainder

@@ -72,7 +72,7 @@ def test_slices_stay_large_where_some_merge_and_batches_leave_rests(fixed_s: flo
     for _ in range(300):
         left = batch_rows
         while left:
-            rows = min(budget.rows(), left)
+            rows = budget.rows_of(left)
             merged_s = 16 * MS * rng.random() if rng.random() < 0.3 else 0.0
             seconds = (fixed_s + cost_s * rows) * (1 + 0.3 * rng.random()) + merged_s
             budget.measured(rows, seconds)
@@ -90,6 +90,20 @@ def test_a_rest_of_a_batch_that_takes_as_long_as_a_slice_changes_nothing() -> No
     for _ in range(100):
         budget.measured(300, 6.3 * MS)
     assert budget.rows() >= large > 3_000
+
+
+def test_a_small_rest_of_a_batch_goes_with_the_last_slice_where_slices_cost_much_by_themselves() -> None:
+    budget = RowBudget(BUDGET_MS, ROWS_MAX)
+    run(budget, 6 * MS, 1e-6, 300)
+    rows = budget.rows()
+    assert [budget.rows_of(left) for left in (rows + rows // 3, 2 * rows, rows - 1)] == [rows + rows // 3, rows, rows - 1]
+    for _ in range(2 * PROBE_EVERY):  # they say nothing of slices as they are wanted
+        budget.measured(rows + rows // 3, 10 * MS)
+    assert budget.rows() == rows
+    budget = RowBudget(BUDGET_MS, ROWS_MAX)
+    run(budget, 0.0, 1e-3, 50)
+    rows = budget.rows()
+    assert budget.rows_of(rows + 1) == rows, "cheap by itself"
 
 
 def test_after_one_very_long_slice_they_grow_again_within_twenty() -> None:
