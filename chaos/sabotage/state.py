@@ -12,7 +12,7 @@ from holdfast.operators.functions.async_map import AsyncMapOperator
 from holdfast.operators.functions.operator_state import BroadcastState
 from holdfast.operators.task.timers import Timer, TimerQueue
 from holdfast.statebackends.backends.operator import FrozenLists, ListOperatorStateBackend
-from holdfast.statebackends.columnar.state import FrozenColumns
+from holdfast.statebackends.columnar.state import FrozenColumns, FrozenState
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.ttl import StateTtl, TableTtl
@@ -173,6 +173,14 @@ SABOTAGES = (
         "columns that a snapshot reads are changed without being copied",
         ("I7", "I6"),
         (Mutant(FrozenColumns, "protect", constant(None)),),
+        workloads=("windows",),
+        seeds_max=40,
+    ),
+    Sabotage(
+        "shared_panes",
+        "a pane that is written before its snapshot has come to it is stored with later records",
+        ("I7", "I6"),
+        (Mutant(FrozenState, "protect", constant(None)),),
         workloads=("windows",),
         seeds_max=40,
     ),

@@ -7,8 +7,10 @@ snapshotted as one table (key group, key, namespace, one column per accumulator 
 
 Copy-on-write freezing of numpy columns: the loop thread goes on writing while a pool thread reads the frozen rows.
 
-A freeze is O(1). Before the loop thread changes rows, it saves the chunks that it is about to touch, unless the reader
-has already copied them; the reader copies chunk by chunk. Rows added after the freeze are not in it."""
+A freeze notes which namespaces there are, and no more. The rows of a namespace are frozen when the loop thread is about to write
+them for the first time behind the barrier, or when the reader comes to them, whichever is first. Before the loop thread changes
+frozen rows, it saves the chunks that it is about to touch, unless the reader has already copied them; the reader copies chunk by
+chunk. Rows added after the freeze are not in it."""
 
 from __future__ import annotations
 
@@ -112,7 +114,8 @@ class NumpyColumnarState:
         self._order: list[int] = []  # the keys of _tables, ascending
         self._epoch: int | None = None  # from 1; None: changes are not noted
         self._marks: dict[int, int] = {}  # barrier -> epoch that it ended
-        self._removed: dict[int, int] = {}  # namespace -> epoch in which it went
+        self._removed: dict[int, int] = {}  # namespace -> epoch in which it, or rows at its front, went last
+        self._freezes: list[FrozenState] = []  # those that are not released
         self._looked_up: tuple[KeyColumn, int, Slots] | None = None  # of the last update: who asks for its rows asks next
 
     def update(
@@ -260,9 +263,9 @@ class NumpyColumnarState:
         if not 0 <= count <= self.row_count(namespace):
             raise InvariantError(f"{count} rows can't be dropped from {self.row_count(namespace)}")
         if count:
-            rows = self._tables[namespace]
-            rows.dropped += count
-            rows.dropped_in = self._epoch or 0
+            self._rows(namespace).dropped += count
+            if self._epoch is not None:
+                self._removed[namespace] = self._epoch
 
     def remove(self, namespace: int) -> None:
         self._looked_up = None
@@ -285,27 +288,30 @@ class NumpyColumnarState:
         return sum(rows.size() for rows in self._tables.values())
 
     def freeze(self) -> FrozenState:
-        """O(namespaces): the rows as they are now, for another thread."""
-        return FrozenState([_FrozenTable(namespace, rows) for namespace, rows in self._tables.items() if rows.count], self)
+        """The rows as they are now, for another thread. A reference for each namespace is copied."""
+        frozen = FrozenState(self._tables.copy(), self)
+        self._freezes.append(frozen)
+        return frozen
+
+    def forget(self, frozen: FrozenState) -> None:
+        """A freeze is not read any more."""
+        self._freezes = [other for other in self._freezes if other is not frozen]
 
     def track_since(self, base: int) -> None:
-        """Note changes from now on: the rows are those of the checkpoint `base`. O(namespaces)."""
+        """Note changes from now on, for the first time: the rows are those of the checkpoint `base`."""
         self._epoch, self._marks, self._removed = 1, {base: 0}, {}
-        for rows in self._tables.values():
-            rows.track_since()
 
     def checkpoint_started(self, barrier: int, base: int) -> ColumnarChanges:
         """Right after `freeze`: what is known of changes before this barrier; the first call begins to note them.
 
-        No base below `base` will ever be asked for. O(namespaces + barriers since the base)."""
+        No base below `base` will ever be asked for. O(namespaces that lost rows + barriers, both since the base)."""
         if self._epoch is None:
             self.track_since(barrier)
             return ColumnarChanges({}, {})
         self._marks = {known: epoch for known, epoch in self._marks.items() if known >= base}
         oldest = min(self._marks.values(), default=self._epoch)
         self._removed = {namespace: epoch for namespace, epoch in self._removed.items() if epoch > oldest}
-        replaced = {namespace: rows.dropped_in for namespace, rows in self._tables.items() if rows.dropped_in > oldest}
-        changes = ColumnarChanges(dict(self._marks), self._removed | replaced)
+        changes = ColumnarChanges(dict(self._marks), dict(self._removed))
         self._marks[barrier] = self._epoch
         self._epoch += 1
         return changes
@@ -326,12 +332,13 @@ class NumpyColumnarState:
         return part_fields_of(self.descriptor)
 
     def _rows(self, namespace: int) -> _Rows:
+        """For writing: every freeze has them as they are."""
         rows = self._tables.get(namespace)
         if rows is None:
             rows = self._tables[namespace] = self._new_rows()
             insort(self._order, namespace)
-            if self._epoch is not None:
-                rows.track_since()
+        for frozen in self._freezes:
+            frozen.protect(namespace, rows)
         return rows
 
     def _new_rows(self) -> _Rows:
@@ -366,16 +373,16 @@ def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
 class _Rows:
     """The rows of one namespace."""
 
-    __slots__ = ("_all_changed", "_capacity", "_freezes", "accumulators", "changed", "dropped", "dropped_in", "index")
+    __slots__ = ("_all_changed", "_capacity", "_freezes", "accumulators", "changed", "changed_in", "dropped", "index")
 
     def __init__(self, descriptor: ColumnarStateDescriptor, index: KeyIndex, operator: str) -> None:
         self.index = index
         self.dropped = 0
         """Rows at the front that are forgotten."""
-        self.dropped_in = 0
-        """Epoch in which that was last."""
         self.changed: Column | None = None
-        """Epoch in which each row changed last; None: nobody asks."""
+        """Epoch in which each row changed last, 0 for none; None: no row has changed since changes are noted."""
+        self.changed_in = 0
+        """The highest of these epochs."""
         self._all_changed = (0, 0)  # (epoch, rows) for which every row is noted
         self._capacity = _CAPACITY_MIN
         self.accumulators = create_accumulators(
@@ -437,8 +444,11 @@ class _Rows:
     def _note(self, slots: Slots, epoch: int) -> None:
         """A batch of twice as many rows as there are is taken to change them all: a scatter would cost a fifth of its update."""
         count = self.index.count
-        if self.changed is None or self._all_changed == (epoch, count):
+        if self._all_changed == (epoch, count):
             return
+        if self.changed is None:
+            self.changed = np.zeros(self._capacity, np.uint32)
+        self.changed_in = epoch
         if len(slots) > 2 * count:
             self.changed[:count] = epoch  # a snapshot in flight may see it: it then holds rows that it need not
             self._all_changed = (epoch, count)
@@ -464,18 +474,16 @@ class _Rows:
             accumulator.load(slots, parts[position : position + count], before)
             position += count
 
-    def track_since(self) -> None:
-        self.changed = np.zeros(self._capacity, np.uint32)
-        self.dropped_in = 0
-
     def freeze(self) -> FrozenColumns:
+        """The columns as they are until they are written, or for ever if they are watched."""
         columns: list[Column | None] = []
         for accumulator in self.accumulators:
             columns += [*accumulator.columns, accumulator.seen]
         columns.append(self.changed)
-        frozen = FrozenColumns(columns, self.index.count)
+        return FrozenColumns(columns, self.index.count)
+
+    def watch(self, frozen: FrozenColumns) -> None:
         self._freezes.append(frozen)
-        return frozen
 
     def release(self, frozen: FrozenColumns) -> None:
         self._freezes = [other for other in self._freezes if other is not frozen]
@@ -519,20 +527,24 @@ class _FrozenTable:
         self._dropped = rows.dropped
         self._copied: list[Column | None] | None = None
 
-    @property
-    def namespace(self) -> int:
-        return self._namespace
+    def watch(self) -> None:
+        """From now on the rows may be written, and are saved before."""
+        self._rows.watch(self._columns)
 
-    def columns(self, since: int | None = None) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
-        """All rows, or those that changed after the epoch `since`."""
+    def copy(self) -> list[Column | None]:
+        """Private copies of the columns."""
         if self._copied is None:
             self._copied = self._columns.copy()
-        *columns, changed = self._copied
+        return self._copied
+
+    def columns(self, since: int | None = None) -> Columns:
+        """All rows, or those that changed after the epoch `since`."""
+        *columns, changed = self.copy()
         keys, parts = list(self._keys()), list(self._parts(columns))
         if since is None:
             keys, parts = [[array.slice(self._dropped) for array in arrays] for arrays in (keys, parts)]
         else:
-            rows = np.arange(len(keys[0])) if changed is None else np.flatnonzero(changed > since)
+            rows = np.empty(0, np.int64) if changed is None else np.flatnonzero(changed > since)
             taken = pa.array(rows[rows >= self._dropped])
             keys, parts = [[array.take(taken) for array in arrays] for arrays in (keys, parts)]
         return keys, pa.repeat(pa.scalar(self._namespace, pa.int64()), len(keys[0])), parts
@@ -559,15 +571,29 @@ class ColumnarChanges:
 
 
 class FrozenState:
-    """The rows of a NumpyColumnarState at one barrier."""
+    """The rows of a NumpyColumnarState at one barrier.
 
-    def __init__(self, tables: list[_FrozenTable], state: NumpyColumnarState) -> None:
-        self._tables = tables
+    A namespace that is not in `_frozen` has not been written since the barrier: its rows are still what they were."""
+
+    def __init__(self, rows: dict[int, _Rows], state: NumpyColumnarState) -> None:
+        """`rows` by namespace."""
+        self._rows = rows
         self._state = state
+        self._frozen: dict[int, _FrozenTable] = {}  # an entry is made by either thread, and its rows are safe when it is there
+        self._watched: list[_FrozenTable] = []
+        self._lock = threading.Lock()
+
+    def protect(self, namespace: int, rows: _Rows) -> None:
+        """Loop thread: rows of a namespace are about to change."""
+        if namespace in self._frozen or self._rows.get(namespace) is not rows:
+            return  # of other rows the namespace is a later one
+        with self._lock:  # the reader may be at these very rows
+            if namespace not in self._frozen:
+                self._freeze(namespace, rows, is_written=True)
 
     def columns(self) -> Columns:
         """Pool thread: key arrays, namespaces and accumulator parts of all rows, in no particular order."""
-        return self._joined([table.columns() for table in self._tables])
+        return self._joined([table.columns() for namespace in self._rows if (table := self._table(namespace))])
 
     def changed_columns(self, changes: ColumnarChanges, base: int) -> tuple[list[int], Columns] | None:
         """Pool thread: (namespaces to be forgotten of the base, rows that changed since it or are new).
@@ -577,8 +603,32 @@ class FrozenState:
         if since is None:
             return None
         replaced = {namespace for namespace, epoch in changes.replaced.items() if epoch > since}
-        rows = [table.columns(None if table.namespace in replaced else since) for table in self._tables]
-        return sorted(replaced), self._joined(rows)
+        found: list[Columns] = []
+        for namespace in self._rows:
+            start = None if namespace in replaced else since
+            if table := self._table(namespace, start):
+                found.append(table.columns(start))
+        return sorted(replaced), self._joined(found)
+
+    def _table(self, namespace: int, since: int | None = None) -> _FrozenTable | None:
+        """Pool thread: rows of a namespace. None: there are none, or none has changed after the epoch `since`."""
+        rows = self._rows[namespace]
+        with self._lock:
+            table = self._frozen.get(namespace)
+            if table is None and rows.count and (since is None or rows.changed_in > since):
+                table = self._freeze(namespace, rows, is_written=rows.index.count > CHUNK_ROWS)
+        return table
+
+    def _freeze(self, namespace: int, rows: _Rows, *, is_written: bool) -> _FrozenTable:
+        """Under the lock. `is_written`: the rows may change while they are read; else they are copied here, which must be short."""
+        table = _FrozenTable(namespace, rows)
+        if is_written:
+            table.watch()
+            self._watched.append(table)
+        else:
+            table.copy()
+        self._frozen[namespace] = table
+        return table
 
     def _joined(self, tables: Sequence[Columns]) -> Columns:
         if not tables:
@@ -589,7 +639,8 @@ class FrozenState:
 
     def release(self) -> None:
         """Loop thread: the frozen rows are not needed any more."""
-        for table in self._tables:
+        self._state.forget(self)
+        for table in self._watched:
             table.release()
 
 

@@ -28,14 +28,15 @@ from holdfast.chaos.workloads import WORKLOADS
 from holdfast.coordinator.restore import assign as restore_module
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.timers import TimerQueue
-from holdfast.statebackends.columnar.state import FrozenColumns
+from holdfast.statebackends.columnar.state import FrozenColumns, NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.heap.ttl import StateTtl, TableTtl, TtlClock
 from holdfast.statebackends.redistribute import keyed_redistribute
-from holdfast.statebackends.state import Ttl
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor, Ttl
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.filesystem import OsFileSystem
 from holdfast.statebackends.storage.port import PutIfAbsent, ReadFile
@@ -293,6 +294,26 @@ def test_shared_columns() -> None:
         return [int(value) for value in copy]
 
     assert_changes("shared_columns", frozen, [1, 2, 3], [1, 9, 3])
+
+
+def test_shared_panes() -> None:
+    def frozen() -> list[int]:
+        key_type = KeyType.of(int)
+        aggregates = (ColumnAggregate("count", None, "n"),)
+        state = NumpyColumnarState(
+            ColumnarStateDescriptor("s", aggregates),
+            key_type.arrow_types,
+            lambda arrays: key_type.column(arrays, max_parallelism=1),
+            "op",
+        )
+        keys = key_type.column([pa.array([1, 1])], max_parallelism=1)
+        state.update(keys, 0, [None])
+        rows = state.freeze()
+        state.update(keys, 0, [None])
+        counts: list[int] = rows.columns()[2][0].to_pylist()
+        return counts
+
+    assert_changes("shared_panes", frozen, [2], [4])
 
 
 def test_lost_and_repeated_list_entry() -> None:

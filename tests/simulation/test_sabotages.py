@@ -126,6 +126,7 @@ SCENES = {
     "refired_timer": Scene("timers", (at(600, "user_error", "reorder"),)),
     "shared_generation": Scene("counter", (SLOW_WRITES,)),
     "shared_columns": Scene("aggregate", (SLOW_WRITES,)),
+    "shared_panes": Scene("aggregate", (SLOW_WRITES,)),
     "lost_list_entry": Scene("counter", (RESCALE,)),
     "repeated_list_entry": Scene("counter", (RESCALE,)),
     "key_groups_rounded_down": Scene("windows", (RESCALE,), 2),

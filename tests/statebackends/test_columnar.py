@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.statebackends.columnar import decimals
+from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.columnar.accumulators import check_descriptor, value_type_text
 from holdfast.statebackends.columnar.state import CHUNK_ROWS, NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, StateOverflowError
@@ -405,6 +406,138 @@ def test_a_reader_on_another_thread_never_sees_a_later_write() -> None:
         reader.join(30)
         frozen.release()
         assert seen == [{expected}]
+
+
+def test_a_reader_on_another_thread_never_sees_a_later_write_of_any_namespace() -> None:
+    state = _sum_state(pa.int64())
+    namespaces = np.arange(300)
+    ones = np.ones(len(namespaces), np.int64)
+    for small_and_large in (namespaces, np.zeros(2 * CHUNK_ROWS, np.int64)):
+        keys = _keys(list(range(len(small_and_large))))
+        state.update(keys, small_and_large, [np.ones(len(keys), np.int64)])
+    generator = np.random.default_rng(1)
+    for _ in range(3):
+        expected = {place: row[0] for place, row in _contents(state).items()}
+        frozen = state.freeze()
+        seen: list[dict[tuple[int, int], int]] = []
+        reader = threading.Thread(target=lambda frozen=frozen, seen=seen: seen.append(_frozen_totals(frozen)))
+        reader.start()
+        for rows in np.array_split(generator.permutation(len(namespaces)), 8):
+            state.update(_keys(rows.tolist()), namespaces[rows], [ones[rows]])
+            state.remove(int(rows[0]))
+            state.update(_keys([7]), int(rows[0]), [ones[:1]])
+        reader.join(30)
+        frozen.release()
+        assert seen == [expected]
+
+
+def test_a_freeze_does_nothing_for_a_namespace_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Counted(columnar.FrozenColumns):
+        def __init__(self, columns: Any, count: int) -> None:
+            made.append(count)
+            super().__init__(columns, count)
+
+    monkeypatch.setattr(columnar, "FrozenColumns", Counted)
+    state = _sum_state(pa.int64())
+    state.update(_keys([7] * 100), np.arange(100), [np.ones(100, np.int64)])
+    first, second = state.freeze(), state.freeze()
+    first_changes, _ = state.checkpoint_started(1, 0), state.checkpoint_started(2, 1)
+    assert not made
+    for _ in range(2):
+        state.update(_keys([7, 8]), np.array([3, 5]), [np.ones(2, np.int64)])
+    assert made == [1] * 4
+    second.release()
+    state.drop_front(9, 1)
+    assert made == [1] * 5
+    assert _frozen_totals(first) == {(namespace, 7): 1 for namespace in range(100)}
+    assert first.changed_columns(first_changes, 0) is None
+    first.release()
+    third = state.freeze()
+    found = third.changed_columns(state.checkpoint_started(3, 2), 2)
+    assert found is not None
+    assert found[0] == [9]
+    assert sorted(found[1][1].to_pylist()) == [3, 5]
+    assert made[5 + 97 :] == [1, 2]
+
+
+_PLACES = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 3)), min_size=1, max_size=12)
+_STEPS = st.one_of(
+    st.tuples(st.just("update"), _PLACES),
+    st.tuples(st.just("remove"), st.integers(0, 11)),
+    st.tuples(st.just("drop"), st.integers(0, 11)),
+    st.tuples(st.just("freeze"), st.just(0)),
+    st.tuples(st.just("read"), st.integers(0, 3)),
+    st.tuples(st.just("abandon"), st.integers(0, 3)),
+)
+
+
+class _Barriers:
+    """Columnar state beside a plain dict, with freezes that are read in any order, whole and as what changed since each before."""
+
+    def __init__(self) -> None:
+        self.state = _sum_state(pa.int64())
+        self.model: dict[tuple[int, int], int] = {}
+        self.firing: set[int] = set()
+        self.frozen: list[tuple[int, Any, Any, dict[tuple[int, int], int]]] = []
+        self.at_barrier: dict[int, dict[tuple[int, int], int]] = {}
+
+    def update(self, places: list[tuple[int, int]]) -> None:
+        for namespace in {namespace for namespace, _ in places} & self.firing:
+            self.remove(namespace)  # a window that has begun to fire gets no more rows
+        namespaces = np.array([namespace for namespace, _ in places], np.int64)
+        self.state.update(_keys([key for _, key in places]), namespaces, [np.ones(len(places), np.int64)])
+        for place in places:
+            self.model[place] = self.model.get(place, 0) + 1
+
+    def remove(self, namespace: int) -> None:
+        self.firing.discard(namespace)
+        self.state.remove(namespace)
+        self.model = {place: value for place, value in self.model.items() if place[0] != namespace}
+
+    def drop(self, namespace: int) -> None:
+        if self.state.row_count(namespace):
+            del self.model[namespace, self.state.read(namespace, 0, 1).column("key_0")[0].as_py()]
+            self.state.drop_front(namespace, 1)
+            self.firing.add(namespace)
+
+    def freeze(self, _: int) -> None:
+        barrier = len(self.at_barrier) + 1
+        frozen = self.state.freeze()
+        self.frozen.append((barrier, frozen, self.state.checkpoint_started(barrier, 0), dict(self.model)))
+        self.at_barrier[barrier] = dict(self.model)
+
+    def read(self, which: int) -> None:
+        if not self.frozen:
+            return
+        barrier, frozen, changes, expected = self.frozen.pop(which % len(self.frozen))
+        for base in range(1, barrier):
+            replaced, (keys, namespaces, parts) = frozen.changed_columns(changes, base)
+            found = {place: value for place, value in self.at_barrier[base].items() if place[0] not in replaced}
+            places = zip(namespaces.to_pylist(), keys[0].to_pylist(), strict=True)
+            assert found | dict(zip(places, parts[0].to_pylist(), strict=True)) == expected
+        assert _frozen_totals(frozen) == expected
+        frozen.release()
+
+    def abandon(self, which: int) -> None:
+        if self.frozen:
+            self.frozen.pop(which % len(self.frozen))[1].release()
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(_PLACES, st.lists(_STEPS, max_size=30))
+def test_a_freeze_is_what_was_there_whichever_namespaces_are_written_behind_it(
+    places: list[tuple[int, int]], steps: list[tuple[str, Any]]
+) -> None:
+    barriers = _Barriers()
+    barriers.update(places)
+    barriers.freeze(0)
+    for step, argument in steps:
+        getattr(barriers, step)(argument)
+    while barriers.frozen:
+        barriers.read(0)
+    assert {place: row[0] for place, row in _contents(barriers.state).items()} == barriers.model
 
 
 @pytest.mark.parametrize(
