@@ -182,7 +182,9 @@ class ColumnarWindowOperator(Operator):
         return reached - self.windows.size_ms + 1 if reached < MAX_WATERMARK else MAX_WATERMARK
 
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
-        return self._advance(watermark_ms) if self.windows.is_event_time else iter(())
+        """Windows by the clock fire with the end of event time at the latest: their rows would be late behind it."""
+        is_due = self.windows.is_event_time or watermark_ms == MAX_WATERMARK
+        return self._advance(watermark_ms) if is_due else iter(())
 
     def _advance(self, watermark_ms: int) -> Iterator[None]:
         """What is late is decided at once; what is due fires in slices."""
