@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
@@ -26,6 +27,16 @@ def _before_the_last(original: Any) -> Any:
     return valid_at
 
 
+def _deletes_too_late(original: Any) -> Any:
+    def fire_due(self: TemporalJoinOperator) -> Iterator[None]:
+        """A slice of rows leaves the state with the next one."""
+        while len(rows := self._waiting.until(self._reached.current, self.rows_per_slice_max)):
+            self._emit(rows)
+            yield
+            self._waiting.delete(rows)
+        yield from original(self)
+
+    return fire_due
 
 
 SABOTAGES = (
@@ -42,5 +53,13 @@ SABOTAGES = (
         ("I1", "I2", "I7"),
         (Mutant(temporal, "valid_at", _before_the_last),),
         workloads=("versions",),
+    ),
+    Sabotage(
+        "asked_again",
+        "a record that a barrier finds emitted by a temporal join is in the snapshot, and comes out again",
+        ("I2", "I7"),
+        (Mutant(TemporalJoinOperator, "_fire_due", _deletes_too_late),),
+        workloads=("versions",),
+        seeds_max=60,
     ),
 )

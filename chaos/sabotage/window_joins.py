@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.operators.functions.joins import windowed
 from holdfast.operators.functions.joins.windowed import WindowedOperator, WindowJoinOperator
+from holdfast.operators.functions.windows.firing import FiringOperator
 
 _EARLY_MS = 5
 
@@ -49,6 +51,31 @@ def _keeps_the_right(original: Any) -> Any:
     return fire_window
 
 
+def _loses_what_was_due(original: Any) -> Any:
+    def fire(self: Any) -> Iterator[None]:
+        """What the barrier found due leaves the state, and goes nowhere."""
+        if not self._is_behind:
+            yield from original(self)
+            return
+        output, self.output = self.output, SimpleNamespace(collect=lambda batch: None)
+        try:
+            yield from original(self)
+        finally:
+            self.output = output
+
+    return fire
+
+
+def _stores_what_was_emitted(original: Any) -> Any:
+    def snapshot_state(self: WindowedOperator, checkpoint_id: int) -> None:
+        """Rows that are emitted leave the state with their window alone."""
+        emitted, self._emitted = self._emitted, []
+        original(self, checkpoint_id)
+        self._emitted = emitted
+
+    return snapshot_state
+
+
 SABOTAGES = (
     Sabotage(
         "begun_row_forgotten",
@@ -79,6 +106,22 @@ SABOTAGES = (
         "the right rows of a window of a join stay when it has fired",
         ("I35", "I2", "I7"),
         (Mutant(WindowJoinOperator, "_fire_window", _keeps_the_right),),
+        workloads=("window_joins",),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "due_rows_lost",
+        "what a join had due at a barrier, and had not emitted, is lost behind a restore",
+        ("I1", "I2", "I7", "I32"),
+        (Mutant(FiringOperator, "_fire", _loses_what_was_due),),
+        workloads=("window_joins", "versions"),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "emitted_rows_stored",
+        "rows that a window join has emitted are in the snapshot of a barrier that cuts their window",
+        ("I2", "I7"),
+        (Mutant(WindowedOperator, "snapshot_state", _stores_what_was_emitted),),
         workloads=("window_joins",),
         seeds_max=60,
     ),
