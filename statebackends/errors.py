@@ -397,7 +397,7 @@ class TooManyRowsSkippedError(HoldfastError):
 
 
 class InvalidTimestampError(HoldfastError):
-    """An event time is null, naive or not a time."""
+    """An event time is null, naive or not a time, or too far from the epoch for windows."""
 
     operator: str
     subtask: int

@@ -33,7 +33,7 @@ from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import ColumnKeySelector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
 from holdfast.operators.functions.windows.bounds import TimeWindow, slide_of
-from holdfast.operators.functions.windows.firing import FiringOperator, put_aside
+from holdfast.operators.functions.windows.firing import FiringOperator, check_event_times, put_aside
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.operators.task.user_failures import Described, check_returns, raise_located, shown
@@ -152,6 +152,7 @@ class WindowedOperator(FiringOperator):
     # ------------------------------------------------------------------------------------------------------------ records
 
     def _take(self, batch: Batch, stamps: Positions, input_index: int) -> None:
+        check_event_times(int(stamps.min()), int(stamps.max()), self.context)
         if isinstance(self.windows, Session):
             self._add_to_sessions(batch, stamps, self.windows.gap_ms, input_index)
         else:

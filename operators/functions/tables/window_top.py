@@ -20,7 +20,7 @@ from holdfast.operators.functions.tables.top import RankedRows, Ranking, Thresho
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling, WindowAssigner
 from holdfast.operators.functions.windows.bounds import slide_of
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS
-from holdfast.operators.functions.windows.firing import FiringOperator, put_aside
+from holdfast.operators.functions.windows.firing import FiringOperator, check_event_times, put_aside
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.operators.functions.windows.options import RowWindowOptions
@@ -78,6 +78,7 @@ class WindowTopOperator(FiringOperator):
         self._emitted = []
 
     def _take(self, batch: Batch, stamps: Numbers, input_index: int) -> None:
+        check_event_times(int(stamps.min()), int(stamps.max()), self.context)
         size, slide, passed = self.windows.size_ms, slide_of(self.windows), self._reached.current
         ends = stamps - (stamps - self.windows.offset_ms) % slide + size
         """Of the last window of each row; before it, where the slide is longer than the size, the row is in none."""

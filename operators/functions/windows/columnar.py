@@ -25,10 +25,10 @@ from holdfast.operators.functions.combining import combining_of, count_records, 
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
+from holdfast.operators.functions.windows.firing import check_event_times, event_times
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, KeptWatermark, keep_moment, kept_moments
 from holdfast.statebackends.columnar.parts import Values
-from holdfast.statebackends.errors import InvalidTimestampError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import (
     ColumnarState,
@@ -153,14 +153,7 @@ class ColumnarWindowOperator(Operator):
         self.context.operator_state.list_state(_FIRED.name).update(entries)
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
-        if batch.timestamps is None:
-            raise InvalidTimestampError(
-                f"operator {self.context.uid!r}: records reach a window without event times",
-                operator=self.context.uid,
-                subtask=self.context.subtask,
-                record=None,
-            )
-        return batch.timestamps
+        return event_times(batch, self.context, "a window")
 
     def _take_late(self, batch: Batch, is_late: npt.NDArray[np.bool_]) -> None:
         """Some records of a batch go to the late output as they are, or, where the job does not read it, are counted."""
@@ -360,6 +353,7 @@ class TumblingWindowOperator(ColumnarWindowOperator):
         """Start of each record's window (one number when it is the same for all), and the records that are not late."""
         size, offset = self.windows.size_ms, self.windows.offset_ms
         earliest, latest = int(stamps.min()), int(stamps.max())
+        check_event_times(earliest, latest, self.context)
         first, last = (stamp - (stamp - offset) % size for stamp in (earliest, latest))
         late_until = self._fired_until
         if first > late_until and first == last:

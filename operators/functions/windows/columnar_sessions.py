@@ -21,6 +21,7 @@ from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, LateWindowOperator, occurrences
+from holdfast.operators.functions.windows.firing import check_event_times
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
@@ -90,8 +91,9 @@ class SessionWindowOperator(LateWindowOperator):
 
     def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         late_until = self._late_until
+        check_event_times(earliest := int(stamps.min()), int(stamps.max()), self.context)
         keys = self._batch_keys(batch)
-        if int(stamps.min()) <= late_until:
+        if earliest <= late_until:
             batch, keys = self._admitted(batch, keys, late_until)
             if not batch.num_rows:
                 return

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.functions.event_time.timestamps import TIME_MS_MAX
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
 from holdfast.statebackends.errors import InvalidTimestampError
 
@@ -41,6 +42,22 @@ def event_times(batch: Batch, context: OperatorContext, what: str = "a join") ->
             record=None,
         )
     return batch.timestamps
+
+
+def check_event_times(earliest: int, latest: int, context: OperatorContext) -> None:
+    """Of records that enter windows: bounds that are counted from them fit 64 bits, in microseconds, too.
+
+    Raises InvalidTimestampError for one further than TIME_MS_MAX from the epoch, as the maximum watermark is: the time of
+    what fires when event time ends."""
+    for moment_ms in (earliest, latest):
+        if abs(moment_ms) > TIME_MS_MAX:
+            raise InvalidTimestampError(
+                f"operator {context.uid!r}, subtask {context.subtask}: a record with event time {moment_ms} ms reaches a window, "
+                f"whose bounds are at most {TIME_MS_MAX} ms from the epoch",
+                operator=context.uid,
+                subtask=context.subtask,
+                record=None,
+            )
 
 
 class FiringOperator(Operator):

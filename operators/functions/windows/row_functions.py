@@ -32,6 +32,7 @@ from holdfast.operators.functions.windows.bounds import (
 )
 from holdfast.operators.functions.windows.contents import Contents
 from holdfast.operators.functions.windows.evictors import Evictor
+from holdfast.operators.functions.windows.firing import check_event_times, event_times
 from holdfast.operators.functions.windows.grouping import Integers, by_key, place
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_assigner, keep_assigner
 from holdfast.operators.functions.windows.kept_watermark import (
@@ -60,7 +61,7 @@ from holdfast.operators.functions.windows.triggers import (
     merge_states,
 )
 from holdfast.operators.task.user_failures import Described
-from holdfast.statebackends.errors import InvalidTimestampError, InvariantError, UndeclaredStateError
+from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
 from holdfast.statebackends.state import ListStateDescriptor, StateDescriptor
 
 PANES_MAX = 1_024
@@ -327,13 +328,8 @@ class WindowOperator(KeyedFunctionOperator):
     def process_batch(self, batch: Batch, input_index: int) -> None:
         for _ in self._catch_up():
             pass
-        if self._is_event_time and batch.timestamps is None:
-            raise InvalidTimestampError(
-                f"operator {self.context.uid!r}: records reach a window without event times",
-                operator=self.context.uid,
-                subtask=self.context.subtask,
-                record=None,
-            )
+        if self._is_event_time and len(stamps := event_times(batch, self.context, "a window")):
+            check_event_times(int(stamps.min()), int(stamps.max()), self.context)
         self._arrived_ms = self.context.now_ms()
         records = self._records(batch)
         if self._is_default and not self._is_session:

@@ -20,6 +20,7 @@ from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Sliding
 from holdfast.operators.functions.windows.columnar import LateWindowOperator, occurrences
+from holdfast.operators.functions.windows.firing import check_event_times
 from holdfast.operators.functions.windows.touched import TouchedWindows
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
@@ -126,6 +127,7 @@ class SlidingWindowOperator(LateWindowOperator):
         """Start of each record's pane (one number when it is the same for all), and the records that are not late."""
         pane, offset = self.windows.pane_ms, self.windows.offset_ms
         earliest, latest = int(stamps.min()), int(stamps.max())
+        check_event_times(earliest, latest, self.context)
         late_until, is_gapless = self._late_until, self.windows.slide_ms <= self.windows.size_ms
         is_in_time = self._last_window(earliest) > late_until
         first = earliest - (earliest - offset) % pane

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import columnar_descriptor, count, max, mean, min, sum
+from holdfast.operators.functions.event_time.timestamps import TIME_MS_MAX
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
@@ -156,6 +157,6 @@ def test_how_late_a_record_is_after_a_drain_is_told_by_the_last_moment_that_reco
 
 def test_how_late_a_record_is_fits_into_its_counter() -> None:
     with OperatorHarness(operator(), key_type="utf8") as harness:
-        harness.watermark(2**62)
-        harness.process(columns(("a", 1)), [-(2**62)])
+        harness.watermark(MAX_WATERMARK - 1)
+        harness.process(columns(("a", 1)), [-TIME_MS_MAX])
         assert harness.context.counters.metrics("op").late_ms_max == 2**63 - 1
