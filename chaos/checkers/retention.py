@@ -223,11 +223,19 @@ class RetentionChecker(Checker):
         limit = self.ledger.submissions[submission].graph.config.retained_checkpoints
         if result.state == "FINISHED" and not self._keeps_finished(submission):
             limit = 0
+        elif self._begins_with(max(kept, default=0)):
+            limit += 1  # what an attempt was restored from does not count until another one completes
         if len(kept) > limit:
             self.report("I16", f"the job is {result.state} and keeps the checkpoints {kept}, at most {limit} are to be kept")
         if not kept:
             self._check_shared(result.state)
         self._check_aborted(result.state, max(kept, default=0), leaves_all=result.state == "FINISHED" and limit == 0)
+
+    def _begins_with(self, checkpoint_id: int) -> bool:
+        """Whether the newest attempt was restored from this checkpoint of its job."""
+        attempt = self.ledger.attempts.get(self.ledger.newest_attempt)
+        restored = attempt.restored if attempt is not None else None
+        return restored is not None and restored.checkpoint_id == checkpoint_id
 
     def _keeps_finished(self, submission: int) -> bool:
         return self.ledger.submissions[submission].graph.config.retain_on_finish
