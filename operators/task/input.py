@@ -194,6 +194,11 @@ class RowBudget:
         self._is_upwards = not has_more or wanted > self._floor  # with fewer rows where the floor is what keeps them many
 
 
+def goes_on(signal: Watermark | WatermarkStatus) -> bool:
+    """Whether the sender of a signal is not merely at its end."""
+    return not signal.idle if isinstance(signal, WatermarkStatus) else signal.timestamp_ms < MAX_WATERMARK
+
+
 class InputPort(Protocol):
     """A subtask's input gate."""
 
@@ -273,7 +278,7 @@ class TaskInput:
         self._drains = True
         self._stopped = False
         self._rests = begins_finished
-        """Nothing has come since the restore, and nothing is expected: timers by the clock stay as they were."""
+        """Nothing but the end has come since the restore, and nothing is expected: timers by the clock stay as they were."""
         self.is_drained = False
         self.is_finished = False
         self.watermark_ms = MIN_WATERMARK
@@ -446,11 +451,23 @@ class TaskInput:
 
     # -------------------------------------------------------------------------------------------------------- channels
 
+    def _wake(self) -> None:
+        """The input goes on behind its end. All that read from this subtask learn so, also those that none of its records reach:
+        their event time and their timers would stand still."""
+        if not self._rests:
+            return
+        self._rests = False
+        for node in self._chain.nodes:
+            for partition in node.partitions:
+                partition.broadcast(WatermarkStatus(idle=False))
+                if node.idle:
+                    partition.broadcast(WatermarkStatus(idle=True))
+
     def _take(self, item: GateOutput) -> None:
         match item:
             case Delivered(channel=channel, element=Batch() as batch):
                 assert self._inputs is not None
-                self._rests = False
+                self._wake()
                 self.bytes_in += batch.size
                 self._process_slice(_Remainder(batch, 0, self._inputs.indexes[channel]))
             case Delivered(channel=channel, element=element):
@@ -489,6 +506,8 @@ class TaskInput:
         assert self._inputs is not None
         match event:
             case Watermark() | WatermarkStatus():
+                if self._rests and goes_on(event):
+                    self._wake()
                 for signal in self._inputs.valve.handle(channel, event):
                     self._work.append(self._time_signal(signal))
             case EndOfData(drain=drain, stopped=stopped):
@@ -539,6 +558,9 @@ class TaskInput:
         polled = self._source.poll(self._rows.rows(), now_ms)
         if polled.batch is not None:
             self._rows.measured(polled.batch.num_rows, self._clock.seconds() - began)
+            self._wake()
+        elif polled.watermark_ms is not None and polled.watermark_ms < MAX_WATERMARK:
+            self._wake()
         self._ready_at_ms = now_ms if polled.ready_at_ms is None else polled.ready_at_ms
         self.collect_own_watermarks()
         if polled.idle is not None:

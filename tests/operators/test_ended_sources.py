@@ -337,3 +337,41 @@ def test_timers_fire_where_a_new_source_goes_on_behind_the_end(tmp_path: Path) -
         with live:
             live.advance(by_ms=1)
             assert out.rows() == [row("reminder", 1_000)]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_source_that_goes_on_behind_its_end_goes_on_as_from_the_start(exchanged: bool, parallelism: int, tmp_path: Path) -> None:
+    """Backfill and live run of one uid: event time advances, and what was due fires, whichever subtasks the records reach."""
+    by_rows = hf.WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("n")
+    strategy = hf.WatermarkStrategy.for_ingestion_time() if exchanged else by_rows
+
+    def start(**how: Any) -> tuple[hf.testing.Job, Any, Any, Any]:
+        parallel = how.pop("parallelism", parallelism)
+        job = hf.testing.Job("same", parallelism=parallel, retain_on_finish=True, auto_watermark_interval_ms=200, at_ms=how.pop("at_ms"))
+        feed = job.input("feed", VALUE)
+        stream = feed.stream.global_() if exchanged else feed.stream
+        stamped = stream.assign_timestamps_and_watermarks(strategy).uid("times")
+        windows = job.output(stamped.key_by("key").window(hf.Tumbling(1_000)).aggregate(n=hf.count()).uid("windows"))
+        reminders = job.output(feed.stream.key_by("key").process(Reminders()).uid("reminders"))
+        job.start(**how)
+        return job, feed, windows, reminders
+
+    def go_on(**how: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        job, feed, windows, reminders = start(at_ms=100_000, **how)
+        with job:
+            for second in range(5):
+                feed.add([row(key, 100_000 + 1_000 * second) for key in "abcdef"])
+                job.advance(by_ms=1_000)
+            return windows.rows(), reminders.rows()
+
+    history, feed, *_ = start(at_ms=0, parallelism=2)
+    with history:
+        feed.add([row(key, 10) for key in "abcdefgh"])
+        feed.end()
+        assert history.status == "FINISHED"
+        copied = hf.Snapshot(history.snapshot().location).copy(tmp_path / "copied").location
+    windows, reminders = go_on(from_=copied, sinks="abandon")
+    fresh, _ = go_on()
+    assert (len(fresh) > 6, len(windows)) == (True, len(fresh))
+    assert sorted(each["n"] for each in reminders)[:8] == [1_000] * 8, "overdue, of all subtasks"
