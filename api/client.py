@@ -35,6 +35,9 @@ CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
 """Seconds for one HTTP exchange; a submission reads a snapshot's metadata within it."""
 
+LEAVE_TIMEOUT_S = 3.0
+"""Bound on the call that tells of a driver's leaving."""
+
 RECONNECT_TIMEOUT_S = 60.0
 """Seconds that a call keeps trying while the coordinator is away; a restart takes a few."""
 
@@ -68,8 +71,8 @@ class RestClient:
         self._directory: Path | None = None
         self._targets: OrderedDict[str, Target] = OrderedDict()
         """Coordinator to ask about a job, where that is not the one at `url`."""
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, total=REQUEST_TIMEOUT_S)
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False, timeout=timeout)
+        self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, total=REQUEST_TIMEOUT_S)
+        self._pool = urllib3.PoolManager(maxsize=4, retries=False)
 
     def __repr__(self) -> str:
         return f"RestClient({self.url!r})"
@@ -182,8 +185,11 @@ class RestClient:
         self._call("PATCH", f"/v1/jobs/{job_id}?mode=cancel")
 
     def leave(self, job_id: str, submission: int) -> None:
-        """Tell that the driver takes its workers away. Asks once: who leaves does not wait for a coordinator that is not there."""
-        self._exchange("POST", f"/v1/jobs/{job_id}/leave", msgspec.json.encode(DriverDeparture(submission)))
+        """Tell that the driver takes its workers away. Asks one coordinator once, for `LEAVE_TIMEOUT_S` at most: a driver that
+        leaves does not wait for a coordinator that is not there."""
+        target = self._targets.get(job_id) or Target(self.url)
+        timeout = urllib3.Timeout(total=LEAVE_TIMEOUT_S)
+        self._request(target, "POST", f"/v1/jobs/{job_id}/leave", msgspec.json.encode(DriverDeparture(submission)), timeout)
 
     # ------------------------------------------------------------------------------------------------------ plumbing
 
@@ -258,7 +264,7 @@ class RestClient:
         record = read_run_record(self._directory) if self._directory is not None else None
         return record.url.rstrip("/") if record is not None and is_safe_step(self.url, record.url) else self.url
 
-    def _request(self, target: Target, method: str, path: str, body: bytes | None) -> bytes:
+    def _request(self, target: Target, method: str, path: str, body: bytes | None, timeout: urllib3.Timeout | None = None) -> bytes:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -267,7 +273,7 @@ class RestClient:
         if target.unreachable_epoch:
             headers[UNREACHABLE_HEADER] = str(target.unreachable_epoch)
         try:
-            response = self._pool.request(method, target.url + path, body=body, headers=headers)
+            response = self._pool.request(method, target.url + path, body=body, headers=headers, timeout=timeout or self._timeout)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             leads = f", which leads job {_job_of(path)} with epoch {target.epoch}" if target.epoch else ""
             message = f"can't reach the coordinator at {target.url}{leads}: {_reason(error)}"

@@ -30,7 +30,7 @@ from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.execution import Execution, NextAttempt
-from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure
+from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure, is_of_user_code
 from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
@@ -235,9 +235,10 @@ class Lifecycle:
         if not self.is_deployed:
             return
         if self._is_left:
+            if is_of_user_code(failure.error):  # other failures follow from the workers' leaving
+                self.exceptions.record(failure, self.attempt, self._turn.wall_ms)
             self._fence_attempt(LEFT)
-            self.failure, self._restart_wall_ms = LEFT, -1
-            self._enter(JobState.RESTARTING, LEFT)
+            self._await_submission()
             return
         fenced = self.attempt
         self.exceptions.record(failure, fenced, self._turn.wall_ms)
@@ -265,6 +266,13 @@ class Lifecycle:
         """The workers are about to go, which is no failure. The attempt goes on until the first is gone, and may come to the job's
         end before; no other follows under this submission."""
         self._is_left = True
+        if self.state is JobState.RESTARTING and not self.is_ending:
+            self._await_submission()
+
+    def _await_submission(self) -> None:
+        """No attempt follows under this one, so there is no time of a restart."""
+        self.failure, self._restart_wall_ms = LEFT, -1
+        self._enter(JobState.RESTARTING, LEFT)
 
     def _restart_delay_ms(self, failure: Failure, *, same_failure: bool) -> int | None:
         """None: the failure ends the job."""

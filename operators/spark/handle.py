@@ -426,7 +426,8 @@ class SparkJobHandle:
             log.debug("job %s: %s", self.job_id, error)
 
     def _let_coordinator_go(self) -> None:
-        """Idempotent; one that was interrupted or failed is tried again."""
+        """Idempotent: a release that was interrupted or failed is called again, and two threads that close the job may both call
+        it. The launcher's ends a coordinator once."""
         if not self._is_released:
             self._release()
             self._is_released = True

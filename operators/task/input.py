@@ -149,8 +149,9 @@ class RowBudget:
         """A slice of `rows` took this long."""
         if rows < 1:
             return
-        if seconds > SUSPECT * self._cost_s * rows:
-            seconds = self._undelayed(seconds)
+        expected_s = self._cost_s * rows
+        if seconds > SUSPECT * expected_s:
+            seconds = self._undelayed(seconds, expected_s)
         cost = seconds / rows
         wanted, is_probe = self._wanted()
         expected = self.rows()
@@ -175,12 +176,14 @@ class RowBudget:
         elif rows > self._proven:
             self._proven = rows
 
-    def _undelayed(self, seconds: float) -> float:
+    def _undelayed(self, seconds: float, expected_s: float) -> float:
         """The time of a slice without what the thread waited for a CPU.
 
-        To ask costs a system call, and is done for some slices alone: what those before it waited is taken off, too."""
+        To ask costs a system call, and is done for some slices alone: what those before it waited is taken off, too. Where that is
+        more than the slice took, its own part is not known, and it took what was expected."""
         known_s, self._known_delay_s = self._known_delay_s, self._delayed_s()
-        return max(0.0, seconds - (self._known_delay_s - known_s))
+        waited_s = self._known_delay_s - known_s
+        return seconds - waited_s if waited_s < seconds else min(seconds, expected_s)
 
     def _compare(self, wanted: int, rows: int, seconds: float) -> None:
         """A probe was measured. One that pays is followed by another one at once."""

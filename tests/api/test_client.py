@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_who_leaves_does_not_wait_for_a_coordinator_that_is_gone() -> None:
     client = RestClient("http://127.0.0.1:1", TOKEN, reconnect_timeout_s=3_600)
     with pytest.raises(ConnectionLostError):
         client.leave(JOB, 3)
+
+
+def test_who_leaves_does_not_wait_for_a_coordinator_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.api.client.LEAVE_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = RestClient(f"http://127.0.0.1:{silent.getsockname()[1]}", TOKEN)
+        with pytest.raises(ConnectionLostError, match="timed out"):
+            client.leave(JOB, 3)
 
 
 def test_unknown_job(client: RestClient) -> None:

@@ -609,6 +609,22 @@ def test_a_task_that_fails_as_its_peers_go_is_no_failure_either() -> None:
     assert (rig.state, rig.master.lifecycle.failure) == ("RESTARTING", LEFT)
 
 
+def test_a_failure_of_user_code_is_shown_though_the_driver_has_left() -> None:
+    rig = Rig(restart=RestartStrategy.of("none")).run()
+    rig.call(lambda ticket: job_events.DriverLeft(ticket, 1))
+    rig.report(0, 1, TaskState.FAILED, "UserFunctionError: no")
+    assert (rig.state, rig.master.lifecycle.failure) == ("RESTARTING", LEFT)
+    assert [view.error for view in rig.master.lifecycle.exceptions.views()] == ["UserFunctionError: no"]
+
+
+def test_a_driver_that_leaves_in_the_pause_before_a_restart_leaves_none_to_wait_for() -> None:
+    rig = Rig(restart=RestartStrategy.of("fixed_delay")).run()
+    rig.report(0, 1, TaskState.FAILED, "UserFunctionError: no")
+    assert (rig.state, rig.master.lifecycle.restarts_at_ms > 0) == ("RESTARTING", True)
+    rig.call(lambda ticket: job_events.DriverLeft(ticket, 1))
+    assert (rig.state, rig.master.lifecycle.restarts_at_ms, rig.master.lifecycle.failure) == ("RESTARTING", -1, LEFT)
+
+
 def test_a_driver_that_the_job_has_another_one_since_changes_nothing() -> None:
     rig = Rig(restart=RestartStrategy.of("none")).run()
     with pytest.raises(FencedError):

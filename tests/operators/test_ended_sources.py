@@ -348,7 +348,8 @@ def test_a_source_that_goes_on_behind_its_end_goes_on_as_from_the_start(exchange
 
     def start(**how: Any) -> tuple[hf.testing.Job, Any, Any, Any]:
         parallel = how.pop("parallelism", parallelism)
-        job = hf.testing.Job("same", parallelism=parallel, retain_on_finish=True, auto_watermark_interval_ms=200, at_ms=how.pop("at_ms"))
+        settings = {"parallelism": parallel, "retain_on_finish": True, "auto_watermark_interval_ms": 200}
+        job = hf.testing.Job("same", at_ms=how.pop("at_ms"), **settings)
         feed = job.input("feed", VALUE)
         stream = feed.stream.global_() if exchanged else feed.stream
         stamped = stream.assign_timestamps_and_watermarks(strategy).uid("times")

@@ -132,6 +132,16 @@ def test_time_in_which_others_had_the_cpu_is_no_cost() -> None:
     assert min(found[50:]) > 4_000, "as many as fit into the budget"
 
 
+def test_rests_of_batches_that_waited_for_a_cpu_make_slices_no_larger() -> None:
+    waited_s = 0.0
+    budget = RowBudget(BUDGET_MS, ROWS_MAX, delayed_s=lambda: waited_s)
+    before = run(budget, 0.0, 1e-5, 300)[-1][0]
+    for _ in range(50):
+        waited_s += 20 * MS  # the thread waits outside of slices, too
+        budget.measured(10, 10e-5 + 3 * MS)
+    assert before / 2 < budget.rows() < 1.5 * before
+
+
 def test_the_delay_of_a_thread_is_what_linux_counts() -> None:
     delay = RunQueueDelay()
     first = delay()
