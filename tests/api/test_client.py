@@ -121,7 +121,7 @@ def test_who_leaves_does_not_wait_for_a_coordinator_that_hangs(monkeypatch: pyte
     monkeypatch.setattr("holdfast.api.client.LEAVE_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = RestClient(f"http://127.0.0.1:{silent.getsockname()[1]}", TOKEN)
-        with pytest.raises(ConnectionLostError, match="timed out"):
+        with pytest.raises(ConnectionLostError, match=r"read timeout=0\.0"):
             client.leave(JOB, 3)
 
 
@@ -256,7 +256,7 @@ def test_where_the_leader_and_the_address_are_gone_the_call_fails_once(
 ) -> None:
     asked: list[str] = []
 
-    def request(target: Target, method: str, path: str, body: bytes | None) -> bytes:
+    def request(target: Target, method: str, path: str, body: bytes | None, timeout: object = None) -> bytes:
         asked.append(target.url)
         if len(asked) == 1:
             raise led_by("http://127.0.0.1:9")
@@ -281,7 +281,7 @@ def test_a_token_does_not_leave_encryption(coordinator: FakeCoordinator, leader:
     client = RestClient("https://coordinator", TOKEN, reconnect_timeout_s=0)
     asked: list[str] = []
 
-    def request(target: Target, method: str, path: str, body: bytes | None) -> bytes:
+    def request(target: Target, method: str, path: str, body: bytes | None, timeout: object = None) -> bytes:
         asked.append(target.url)
         raise led_by(leader[1].url)
 
