@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.task import timers
 from holdfast.operators.task.timers import InternalTimerService, Timer, TimerQueue, timer_metas
 from holdfast.statebackends.backend import FrozenTimerRows
 from holdfast.statebackends.errors import InvalidConfigError
@@ -228,6 +229,25 @@ def test_both_kinds_of_timers_are_declared_as_state() -> None:
     assert [(meta.kind, meta.key_type) for meta in timer_metas("utf8")] == [("timers", "utf8")] * 2
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_many_timers_of_one_time_are_not_sorted_in_one_step(looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "_SORTED_MAX", 8)
+    rig = Rig()
+    made = [(b"%03d" % (37 * number % 100), number) for number in range(100)]
+    rig.service.register_event_time_timers(9, b"", made)
+    if looks:
+        rig.service.event.head()
+    rig.on[9] = lambda: rig.service.register_event_time_timer(8, b"again") if len(rig.fired) == 50 else None
+    slices = rig.service.advance_watermark(9, rig.callback)
+    assert rig.service.event.take_due(9) == (9, b"000", b"", 0)
+    assert not rig.service.event._due
+    for _ in slices:
+        pass
+    expected = [(9, b"%03d" % number, b"") for number in range(1, 100)]
+    assert rig.fired == [*expected[:50], (8, b"050", b"again"), *expected[50:]]
+    assert len(rig.service.event) == rig.service.event._entries == 0
+
+
 TIMES = st.integers(-5, 20).map(lambda number: 80 * number)
 """Some three in one of the queue's stretches of time."""
 TIMERS = st.tuples(TIMES, st.sampled_from([K1, K2]), st.sampled_from([b"", b"n"]))
@@ -236,8 +256,13 @@ TIMERS = st.tuples(TIMES, st.sampled_from([K1, K2]), st.sampled_from([b"", b"n"]
 class QueueMachine(RuleBasedStateMachine):
     """A queue against a plain set, with freezes held and released in any order."""
 
-    @initialize()
-    def begin(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+
+    @initialize(most=st.sampled_from([0, 2, timers._SORTED_MAX]))
+    def begin(self, most: int) -> None:
+        self.patch.setattr(timers, "_SORTED_MAX", most)
         self.queue = TimerQueue()
         self.model: set[Timer] = set()
         self.frozen: list[tuple[Any, set[Timer]]] = []
@@ -259,6 +284,13 @@ class QueueMachine(RuleBasedStateMachine):
         made = (timer[0], timer[1][0], timer[2], timer[1][1])
         assert self.queue.remove(made) == (made in self.model)
         self.model.discard(made)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    @rule()
+    def compact(self) -> None:
+        self.queue.compact()
 
     @rule(time=TIMES)
     def take(self, time: int) -> None:

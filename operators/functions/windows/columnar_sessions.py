@@ -22,6 +22,7 @@ from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, LateWindowOperator, occurrences
 from holdfast.operators.functions.windows.firing import check_event_times
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, kept_moments
 from holdfast.statebackends.columnar.accumulators import check_descriptor, result_field
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
@@ -140,7 +141,9 @@ class SessionWindowOperator(LateWindowOperator):
         return min(watermark_ms + 1, MAX_WATERMARK)
 
     def _fired_before(self) -> int:
-        return self._fired_until
+        """The subtask that came least far says it: what it has not fired must not be lost."""
+        kept = kept_moments(self.context.operator_state.list_state(WATERMARKS.name))
+        return self._passed(min(kept, default=MIN_WATERMARK))
 
     def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:
         """End of the last session that is late."""

@@ -695,8 +695,9 @@ class WindowOperator(KeyedFunctionOperator):
         return self._timer_service.current_watermark < self._reached.current
 
     def next_processing_time_ms(self) -> int | None:
-        """At once, if something was due at the cut: the runtime asks before it reads, and lets barriers in between slices."""
-        return self.context.now_ms() if self._is_behind else super().next_processing_time_ms()
+        """A time that has always passed, if something was due at the cut: the runtime asks before it reads, and lets barriers in
+        between slices."""
+        return MIN_WATERMARK if self._is_behind else super().next_processing_time_ms()
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         yield from self._catch_up()
@@ -719,11 +720,11 @@ class WindowOperator(KeyedFunctionOperator):
         try:
             if timestamp_ms == pane.window.end - 1:
                 self._fire_window(pane, timestamp_ms)
-                if self.settings.lateness_ms:
-                    self._register_cleanup_timer(pane)  # it is there, unless the lateness was none at the last restore
             is_drain = self._late_until == MAX_WATERMARK  # rows behind a barrier in it open the window again, with its timer
             if timestamp_ms >= pane.cleanup_ms or is_drain:
                 self._clear(pane)
+            else:  # it is there, unless the lateness was smaller at the last restore
+                self._register_cleanup_timer(pane)
         except Exception as error:
             self._raise(error, self._blamed, self._described(timestamp_ms))
 
@@ -759,7 +760,8 @@ class WindowOperator(KeyedFunctionOperator):
         if pane is None:
             return
         if pane.namespace != namespace:  # a session that has grown since, by the default trigger, which may be another one now
-            self._set_timers(pane)
+            if timestamp_ms < pane.window.end:
+                self._set_timers(pane)
             return
         try:
             self._trigger_context.enter(pane.namespace, pane.trigger_namespace)
@@ -772,8 +774,8 @@ class WindowOperator(KeyedFunctionOperator):
                 return
             if timestamp_ms >= pane.cleanup_ms:
                 self._clear(pane)
-            elif result.fires:
-                self._register_cleanup_timer(pane)  # it is there, unless the lateness was none at the last restore
+            elif result.fires or timestamp_ms >= pane.window.end:
+                self._register_cleanup_timer(pane)  # it is there, unless the lateness was smaller at the last restore
         except Exception as error:
             self._raise(error, self._blamed, self._described(timestamp_ms))
 

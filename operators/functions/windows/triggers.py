@@ -206,6 +206,14 @@ class Trigger:
         def __init__(self, *arguments: Any, **options: Any) -> None: ...
 
 
+def _is_set_too_early(timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> bool:
+    """Whether a snapshot of an older release has the timer of the end of a global window 1 ms early; it is set again."""
+    if not timestamp_ms == window.end - 1 < window.max_timestamp:
+        return False
+    ctx.register_event_time_timer(window.max_timestamp)
+    return True
+
+
 class EventTimeTrigger(Trigger):
     """Fires when the watermark reaches the end of the window, and then once for each record that comes in time for its state."""
 
@@ -219,6 +227,8 @@ class EventTimeTrigger(Trigger):
         return CONTINUE
 
     def on_event_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        if _is_set_too_early(timestamp_ms, window, ctx):
+            return CONTINUE
         return FIRE if timestamp_ms == window.max_timestamp else CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
@@ -330,6 +340,8 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger):
         return CONTINUE
 
     def on_event_time(self, timestamp_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        if _is_set_too_early(timestamp_ms, window, ctx):
+            return CONTINUE
         is_over = ctx.current_watermark == MAX_WATERMARK  # a global window would fire for ever
         now_ms = MAX_WATERMARK if is_over and window == GLOBAL_WINDOW else timestamp_ms
         return self._fired(timestamp_ms, now_ms, window, ctx, ctx.register_event_time_timer)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.barriers.elements import MAX_WATERMARK
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
+from holdfast.operators.functions.windows.bounds import TimeWindow
 from holdfast.statebackends.errors import IncompatibleStateError
 from tests.operators.functions.windows.row_windows import (
     SCHEMA,
@@ -73,6 +74,33 @@ def test_a_lateness_that_reaches_before_all_times_is_stored() -> None:
         assert fitted(results(harness)[0], "") == "a[0,10)2@9"
 
 
+@pytest.mark.parametrize(("before", "after_it"), [(20, 100), (20, 20), (0, 100), (100, 20)])
+@pytest.mark.parametrize("trigger", [None, hf.ContinuousEventTimeTrigger(1_000)])
+@pytest.mark.parametrize("windows", [hf.Tumbling(10), hf.Sliding(10, slide=5), hf.Session(10)], ids=repr)
+def test_the_state_of_a_window_that_has_fired_goes_though_the_lateness_is_another_one(
+    windows: Any, trigger: Any, before: int, after_it: int
+) -> None:
+    stored = after(made(windows, before, trigger), "a1 w25")
+    with harness_of(made(windows, after_it, trigger), [stored]) as harness:
+        take(harness, batched("w200 w1000 w5000", 1))
+        assert results(harness) == ([], [])
+        assert len(timers_of(harness).event) == 0
+        keys = harness.context.keyed_state.keys
+        for state in ("window_contents", "window_sessions", "trigger_next"):
+            assert not [key for space in stored_namespaces(harness, state) for key in keys(state, space)]
+
+
+@pytest.mark.parametrize("trigger", [None, hf.ContinuousEventTimeTrigger(1_000)])
+def test_a_session_that_grew_under_another_lateness_does_not_fire_when_the_old_one_is_over(trigger: Any) -> None:
+    stored = after(made(hf.Session(10), 20, trigger), "a1 w25")
+    with harness_of(made(hf.Session(10), 100, trigger), [stored]) as harness:
+        take(harness, batched("a5", 1))
+        assert fitted(results(harness)[0], "") == "a[1,15)2@14"
+        take(harness, batched("w60 w5000", 1))
+        assert len(results(harness)[0]) == 1
+        assert len(timers_of(harness).event) == 0
+
+
 # ----------------------------------------------------------------------------------------------------------- what was due
 
 KEYS = "abcdefgh"
@@ -96,7 +124,7 @@ def test_what_was_due_at_the_cut_comes_in_slices_and_needs_no_record(windows: An
     for slices_before_crash in range(len(KEYS) - 2):
         with harness_of(made(windows, 100), [snapshot], now_ms=7) as second:
             timers_of(second)._fired_per_slice_max = 1
-            assert second.operator.next_processing_time_ms() == 7
+            assert second.operator.next_processing_time_ms() == MIN_WATERMARK, "whatever the clock says by now"
             slices = second.operator.process_processing_time(7)
             for _ in range(slices_before_crash):
                 next(slices)
@@ -217,6 +245,25 @@ def test_a_global_window_of_event_time_fires_when_a_drain_ends_time_and_again_at
         assert results(harness)[0] == []
         take(harness, batched("end", 1))
         assert fitted(results(harness)[0], "") == f"a*2@{MAX_WATERMARK}"
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [hf.EventTimeTrigger(), hf.ContinuousEventTimeTrigger(1_000), hf.PurgingTrigger(hf.EventTimeTrigger())],
+    ids=lambda trigger: type(trigger).__name__,
+)
+def test_a_global_window_whose_timer_an_older_release_set_fires_at_the_end_of_time(
+    trigger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(TimeWindow, "max_timestamp", property(lambda window: window.end - 1))
+        stored = after(made(hf.Global(), 0, trigger), "a1 b2 w5")
+    with harness_of(made(hf.Global(), 0, trigger), [stored]) as harness:
+        take(harness, batched("b7", 1))
+        before = len(results(harness)[0])
+        take(harness, batched("end", 1))
+        last = [row for row, at in results(harness)[0][before:] if at == MAX_WATERMARK]
+    assert [(row["key"], row["ats"]) for row in last] == [("a", [1]), ("b", [2, 7])]
 
 
 def test_as_a_job_a_global_window_of_event_time_fires_with_the_input() -> None:
