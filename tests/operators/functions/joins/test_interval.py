@@ -182,7 +182,6 @@ def test_a_row_that_a_drain_let_out_alone_gets_no_partner_behind_a_barrier_in_th
         slices = harness.watermark_slices(2**63 - 1)
         next(slices)
         alone, snapshot = taken(harness), harness.snapshot()
-        slices.close()
     with OperatorHarness.restored(operator("full", -100), [snapshot], key_type="int64") as later:
         other(later, (1, 20, 1_050), (2, 21, 1_050))
         later.watermark(10_000)
