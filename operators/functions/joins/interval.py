@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from holdfast.barriers.elements import MIN_WATERMARK, Batch
+from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.functions.joins.buffers import Arrival, JoinInterval, Numbers, SideBuffer, shifted
 from holdfast.operators.functions.joins.late import LateOutputs
@@ -241,6 +241,8 @@ class IntervalJoinOperator(Operator):
                 raise InvariantError(f"operator {self.context.uid!r}: {len(lone)} rows wait for a partner, {len(rows)} are kept")
             self._emit_lone(side, rows.keys(), buffer.values_of(rows), rows.times)
             buffer.unmatched.delete(lone)
+            if until == MAX_WATERMARK:  # in a job that goes on from a barrier here a partner could follow
+                buffer.rows.delete(rows)
             yield
         while buffer.keeps_unkeyed and len(rows := buffer.unkeyed.until(until, self.rows_per_slice_max)):
             arrays = rows.take().columns[len(buffer.side.selector.names) :]

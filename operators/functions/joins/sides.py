@@ -13,6 +13,7 @@ from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.joins.output import JoinSide
 from holdfast.statebackends.errors import GraphError
+from holdfast.statebackends.row_tables.key_codes import distinct_keys as numbers_of
 from holdfast.statebackends.row_tables.key_codes import equal_rows, key_codes
 from holdfast.statebackends.row_tables.type_text import fields_of_text, row_table_text
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
@@ -64,9 +65,7 @@ class StoredSide:
         return [column.take(taken) for column in self.values(rows.select(wanted))]
 
     def by_key(self, rows: RowMatches, context: OperatorContext) -> tuple[RowMatches, ArrowKeyColumn, Positions]:
-        """(rows so that those of a key are together, in their order; the keys; which of them each row has).
-
-        A key may be there twice, where another one has its code."""
+        """(rows so that those of a key are together, in their order; the keys, each once; which of them each row has)."""
         keys = self.keys_of(rows.keys(), context)
         codes = key_codes(keys)
         order = np.argsort(codes, kind="stable")
@@ -76,7 +75,12 @@ class StoredSide:
         if not begins.all():
             count = len(order) - 1
             neighbours = [array.slice(0, count) for array in keys.arrays], [array.slice(1, count) for array in keys.arrays]
-            begins[1:] |= ~equal_rows(*neighbours)
+            share_code = ~begins[1:] & ~equal_rows(*neighbours)
+            if share_code.any():  # the rows of these keys may be mixed
+                numbers = numbers_of(keys)
+                apart = np.argsort(numbers, kind="stable")
+                order, keys, numbers = order[apart], keys.take(apart), numbers[apart]
+                np.not_equal(numbers[1:], numbers[:-1], out=begins[1:])
         return rows.select(order), keys.take(np.flatnonzero(begins)), np.cumsum(begins) - 1
 
     def distinct_keys(self, rows: RowMatches, context: OperatorContext) -> tuple[ArrowKeyColumn, Positions]:
@@ -88,18 +92,28 @@ class StoredSide:
 
 
 def rows_between(table: RowTable, since: int, until: int, rows_max: int) -> Iterator[RowMatches]:
-    """Rows with times from `since` to `until`, both inclusive, by time: about `rows_max` at once, and all of one time together.
+    """Rows with times from `since` to `until`, both inclusive, by time and, of one time with more than `rows_max`, by key: about
+    `rows_max` at once, and all of one key and time together.
 
     Between two of them rows may be deleted."""
     while since <= until and len(rows := table.until(until, rows_max, since - 1)):
         times = rows.times
         first, last = int(times[0]), int(times[-1])
-        if len(rows) == rows_max and first < last:
-            rows, last = rows.select(times < last), last - 1
-        elif len(rows) == rows_max:
-            rows = table.until(last, table.count(), since - 1)
+        if len(rows) < rows_max:
+            yield rows
+        elif first < last:
+            last -= 1
+            yield rows.select(times <= last)
+        else:
+            yield from _rows_of_time(table, last, rows_max)
         since = last + 1
-        yield rows
+
+
+def _rows_of_time(table: RowTable, moment: int, rows_max: int) -> Iterator[RowMatches]:
+    scan = table.scan(times=(moment, moment))
+    while (rows := scan.next(rows_max)) is not None:
+        if len(rows):
+            yield rows
 
 
 def check_kept_columns(sides: Sequence[JoinSide], operator: str) -> None:

@@ -172,6 +172,24 @@ def test_a_drain_lets_all_rows_out_and_the_job_may_go_on(full: OperatorHarness) 
         assert later.context.counters.late_dropped == 1
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_row_that_a_drain_let_out_alone_gets_no_partner_behind_a_barrier_in_the_drain(side: int) -> None:
+    own, other = (right, left) if side else (left, right)
+    with OperatorHarness(operator("full", -100), key_type="int64") as harness:
+        own(harness, (1, 10, 1_000), (2, 11, 1_010))
+        harness.watermark(900)
+        harness.operator.rows_per_slice_max = 1
+        slices = harness.watermark_slices(2**63 - 1)
+        next(slices)
+        alone, snapshot = taken(harness), harness.snapshot()
+    with OperatorHarness.restored(operator("full", -100), [snapshot], key_type="int64") as later:
+        other(later, (1, 20, 1_050), (2, 21, 1_050))
+        later.watermark(10_000)
+        found = [*alone, *taken(later)]
+        assert Counter(row[1 + side] for row in found) == {10: 1, 11: 1, None: 1}
+        assert kept(later) == {}
+
+
 # ------------------------------------------------------------------------------------------------------- late, and state
 
 

@@ -117,6 +117,15 @@ def test_versions_go_when_no_record_can_need_them_and_not_before() -> None:
         assert taken(harness) == [("b", 1_001, 2, "b")]
 
 
+def test_versions_of_one_moment_are_looked_at_in_slices() -> None:
+    with OperatorHarness(operator(rows_per_slice_max=4), key_type="utf8") as harness:
+        for at in (0, 10):
+            feed(harness, 1, *((str(n), at, str(at)) for n in range(40)))
+        feed(harness, 1, ("0", 10, "again"), ("x", 11, "x"))
+        assert len(list(harness.watermark_slices(1_000))) >= 15
+        assert versions_kept(harness) == 41
+
+
 def test_a_drain_joins_all_that_waits_and_keeps_the_versions_of_the_future() -> None:
     with OperatorHarness(operator(), key_type="utf8") as harness:
         feed(harness, 1, ("a", 0, "zero"), ("a", 100, "hundred"), ("a", 200, "two hundred"))

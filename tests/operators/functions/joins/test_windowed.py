@@ -23,6 +23,7 @@ from holdfast.operators.functions.windows.assigners import Session, Sliding, Tum
 from holdfast.operators.functions.windows.bounds import slide_of
 from holdfast.statebackends.errors import InvalidKeyError, UserFunctionError
 from holdfast.statebackends.keygroups import subtask_of_key_group
+from holdfast.statebackends.row_tables import key_codes
 from tests.examples import examples
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 
@@ -115,6 +116,17 @@ def test_records_of_both_sides_make_a_session_and_those_that_touch_are_one() -> 
         assert taken(harness) == [(29, "a", 1, 100), (29, "a", 2, 100)]
         harness.watermark(40)
         assert taken(harness) == [(40, "a", 3, 300)]
+        assert rows_kept(harness) == 0
+
+
+def test_records_of_keys_that_share_a_code_make_their_own_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = key_codes._finished
+    monkeypatch.setattr(key_codes, "_finished", lambda hashes: exact(hashes) & np.uint64(0))
+    with OperatorHarness(joining(Session(10), "full"), key_type="utf8", max_parallelism=1) as harness:
+        feed(harness, (0, "a", 1, 1), (0, "b", 2, 2), (0, "a", 3, 3), (1, "a", 4, 40), (1, "c", 5, 50), (1, "a", 5, 60))
+        harness.watermark(100)
+        pairs = [(14, "a", n, v) for n in (1, 3) for v in (40, 60)]
+        assert taken(harness) == sorted([*pairs, (11, "b", 2, None), (14, "c", None, 50)], key=str)
         assert rows_kept(harness) == 0
 
 
