@@ -100,7 +100,7 @@ def test_the_demo_job_is_five_vertices() -> None:
         ["out committer"],
     ]
     window, records = plan.graph.vertices[1].operators[0], plan.graph.vertices[3].operators[0]
-    assert [state.name for state in window.states] == ["windows", "watermark", "watermarks", "assigner"]
+    assert [state.name for state in window.states] == ["windows", "watermark", "watermarks", "assigner", "fired_until"]
     assert [state.kind for state in records.states] == ["map", "value", "timers", "timers"]
     assert records.key_type == "utf8"
     hashes = [edge for edge in plan.graph.edges if edge.partitioning is Partitioning.HASH]

@@ -75,7 +75,7 @@ def test_end_that_was_read_while_another_leader_slept_before_its_submission_is_n
         Fault("restore", at_ms=380),
         Fault("power_loss", on="coordinator.answer.acks", nth=2, amount=1),
     )
-    text = lived(run_seed(RunRequest(7, "ends", plan=plan)))
+    text = lived(run_seed(RunRequest(2, "ends", plan=plan)))
     assert "submission 4 of job" in text
     assert "is newer than 3: another coordinator leads it" in text
     assert "is led by epoch 4, at sim://coordinator-3" in text

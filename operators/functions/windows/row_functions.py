@@ -720,8 +720,9 @@ class WindowOperator(KeyedFunctionOperator):
         try:
             if timestamp_ms == pane.window.end - 1:
                 self._fire_window(pane, timestamp_ms)
-            is_drain = self._late_until == MAX_WATERMARK  # rows behind a barrier in it open the window again, with its timer
-            if timestamp_ms >= pane.cleanup_ms or is_drain:
+            # In a drain the window goes as it fires: rows behind a barrier in it open the window again, with its timer.
+            is_drained = self._late_until == MAX_WATERMARK and timestamp_ms >= pane.window.end - 1
+            if timestamp_ms >= pane.cleanup_ms or is_drained:
                 self._clear(pane)
             else:  # it is there, unless the lateness was smaller at the last restore
                 self._register_cleanup_timer(pane)
