@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast.barriers.elements import Batch
+from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.barriers.messages import INT_MAX, OperatorMetrics
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from holdfast.statebackends.errors import InvariantError
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from holdfast.barriers.jobgraph import JobGraph
     from holdfast.barriers.partition import Combining, KeySelector, SubtaskFunction
     from holdfast.statebackends.storage.port import Flow, Storage
+
+OVERDUE_MS = MIN_WATERMARK
+"""A time of the clock that has always passed: `next_processing_time_ms` of what is due at once, whatever the clock reads."""
 
 
 class Output(Protocol):

@@ -21,7 +21,7 @@ import pyarrow as pa
 import tenacity
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch
-from holdfast.operators.base import OperatorContext, Output, UserCall
+from holdfast.operators.base import OVERDUE_MS, OperatorContext, Output, UserCall
 from holdfast.operators.functions.rows import RowFunctionOperator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.task.user_failures import shown
@@ -206,7 +206,7 @@ class AsyncMapOperator(RowFunctionOperator):
 
     def next_processing_time_ms(self) -> int | None:
         if self._is_due:
-            return 0
+            return OVERDUE_MS
         while self._timers and self._is_stale(self._timers[0]):
             heappop(self._timers)
         if not self._timers:

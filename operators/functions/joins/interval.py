@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
-from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.functions.joins.buffers import Arrival, JoinInterval, Numbers, SideBuffer, shifted
 from holdfast.operators.functions.joins.late import LateOutputs
 from holdfast.operators.functions.joins.output import (
@@ -31,9 +31,9 @@ from holdfast.operators.functions.joins.output import (
 )
 from holdfast.operators.functions.joins.sides import check_kept_columns
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.functions.windows.firing import event_times, put_aside
-from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
-from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvariantError
+from holdfast.operators.functions.windows.firing import FiringOperator, put_aside
+from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
+from holdfast.statebackends.errors import GraphError, IncompatibleStateError, InvalidConfigError, InvariantError
 from holdfast.statebackends.state import (
     NO_ORDER,
     OperatorListStateDescriptor,
@@ -54,9 +54,12 @@ _STRETCH = OperatorListStateDescriptor("stretch_ms", Redistribution.UNION)
 _FIRED = OperatorListStateDescriptor("fired", Redistribution.UNION)
 """One entry a subtask, msgpack: the last watermark behind which all that was due had come out, ms."""
 _KEPT = (_STRETCH, _FIRED)
+_HOW = OperatorListStateDescriptor("how", Redistribution.UNION)
+"""One entry a subtask, text: whose rows without a partner are noted."""
+_OUTER: dict[str, set[str]] = {"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}}
 
 
-class IntervalJoinOperator(Operator):
+class IntervalJoinOperator(FiringOperator):
     """Joins two inputs by key and event time. Result: the key's columns, those of the left, those of the right."""
 
     def __init__(
@@ -69,30 +72,31 @@ class IntervalJoinOperator(Operator):
     ) -> None:
         mirrored = JoinInterval(-interval.upper_ms, -interval.lower_ms)
         self.interval = interval
+        self.how = how
         self.result = result
         self.output_type = result.row_type
         self.pairs_per_slice_max = PAIRS_PER_SLICE_MAX
         self.rows_per_slice_max = ROWS_PER_SLICE_MAX
         self.buffers = (
-            SideBuffer("left", sides[0], interval, is_outer=how in ("left", "full"), late_tag=late_tags[0]),
-            SideBuffer("right", sides[1], mirrored, is_outer=how in ("right", "full"), late_tag=late_tags[1]),
+            SideBuffer("left", sides[0], interval, is_outer="left" in _OUTER[how], late_tag=late_tags[0]),
+            SideBuffer("right", sides[1], mirrored, is_outer="right" in _OUTER[how], late_tag=late_tags[1]),
         )
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         left, right = self.buffers
-        return (*left.declared_states(), *right.declared_states(), WATERMARKS, _STRETCH, _FIRED)
+        return (*left.declared_states(), *right.declared_states(), WATERMARKS, *_KEPT, _HOW)
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
-        self._reached = KeptWatermark()
         self._arrivals: deque[Arrival] = deque()
         self._passed = MIN_WATERMARK
         """The watermark behind which rows are no longer kept: the last one whose firing has begun."""
         self._has_stored = False
 
     def initialize_state(self) -> None:
+        super().initialize_state()
         state = self.context.operator_state
-        self._reached.restore(state.list_state(WATERMARKS.name))
+        self._check_how([entry.decode() for entry in state.list_state(_HOW.name).entries])
         stretches, fired = ([msgspec.msgpack.decode(entry) for entry in state.list_state(each.name).entries] for each in _KEPT)
         self._restored_stretches_ms = [max((entry[side] for entry in stretches), default=0) for side in (0, 1)]
         self._fired: int = min(fired, default=MIN_WATERMARK)
@@ -100,18 +104,35 @@ class IntervalJoinOperator(Operator):
         """A watermark that an attempt before this one may have forwarded: where the interval was longer then, rows without a
         partner are still here whose time is behind it."""
 
+    def _check_how(self, stored: Sequence[str]) -> None:
+        """Of a side that was not outer it is not known which of the kept rows have a partner. Snapshots from before this was stored
+        say nothing."""
+        for how in stored:
+            if _OUTER[self.how] - _OUTER[how]:
+                raise IncompatibleStateError(
+                    f"operator {self.context.uid!r}: the snapshot is of a join with how={how!r}, which does not "
+                    f"note all rows without a partner, and the job declares how={self.how!r}: some would be lost; give the join a "
+                    "uid of its own",
+                    operator=self.context.uid,
+                    state=_HOW.name,
+                    stored=how,
+                    declared=self.how,
+                )
+
     def open(self) -> None:
         for side, buffer in enumerate(self.buffers):
             buffer.open(self.context, self._restored_stretches_ms[side])
             self._arrivals.extend(buffer.restored_pending(side))
         self._has_stored = bool(self._arrivals)
+        self._is_behind |= self._has_stored  # before the first watermark, too: they don't wait for records
 
     def snapshot_state(self, checkpoint_id: int) -> None:
+        super().snapshot_state(checkpoint_id)
         state = self.context.operator_state
-        self._reached.store(state.list_state(WATERMARKS.name))
         stretches_ms = [buffer.widest_ms for buffer in self.buffers]
         for kept, what in zip(_KEPT, (stretches_ms, self._fired), strict=True):
             state.list_state(kept.name).update([msgspec.msgpack.encode(what)])
+        state.list_state(_HOW.name).update([self.how.encode()])
         if self._arrivals or self._has_stored:
             stored = [
                 buffer.store_pending([each for each in self._arrivals if each.side == side])
@@ -125,16 +146,17 @@ class IntervalJoinOperator(Operator):
 
     # ------------------------------------------------------------------------------------------------------------ records
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
+    def _take(self, batch: Batch, stamps: Numbers, input_index: int) -> None:
         buffer = self.buffers[input_index]
-        batch = self._in_time(batch, buffer)
+        batch = self._in_time(batch, stamps, buffer)
         if (unkeyed := buffer.side.selector.without_key(batch)) is not None:
             if buffer.is_outer:
                 buffer.append_unkeyed(batch.filter(unkeyed))
             batch = batch.filter(~unkeyed)
         if not batch.num_rows:
             return
-        count, times = batch.num_rows, event_times(batch, self.context)
+        assert batch.timestamps is not None
+        count, times = batch.num_rows, batch.timestamps
         values = buffer.side.values(batch.columns())
         after, is_matched = np.full(count, NO_ORDER, np.int64), np.zeros(count, np.bool_)
         self._arrivals.append(Arrival(input_index, buffer.keys(batch), values, times, after, is_matched))
@@ -144,19 +166,8 @@ class IntervalJoinOperator(Operator):
     def remaining_output(self) -> Iterator[None] | None:
         return self._rest() if self._arrivals else None
 
-    @property
-    def uses_processing_time(self) -> bool:
-        return bool(self._arrivals)  # as restored: they don't wait for records
-
-    def next_processing_time_ms(self) -> int | None:
-        return self.context.now_ms() if self._arrivals else None
-
-    def process_processing_time(self, now_ms: int) -> Iterator[None]:
-        return self._rest()
-
-    def _in_time(self, batch: Batch, buffer: SideBuffer) -> Batch:
+    def _in_time(self, batch: Batch, stamps: Numbers, buffer: SideBuffer) -> Batch:
         """The records that are not late; the others go to the late output, or are counted."""
-        stamps = event_times(batch, self.context)
         late = stamps <= self._reached.current
         if not late.any():
             return batch
@@ -217,12 +228,7 @@ class IntervalJoinOperator(Operator):
 
     # -------------------------------------------------------------------------------------------------------- event time
 
-    def process_watermark(self, watermark_ms: int) -> Iterator[None]:
-        """What is late is decided at once; what is due comes out in slices."""
-        self._reached.advance(watermark_ms)
-        return self._fire()
-
-    def _fire(self) -> Iterator[None]:
+    def _fire_due(self) -> Iterator[None]:
         yield from self._rest()
         self._passed = self._reached.current
         for side, buffer in enumerate(self.buffers):

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
-from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.base import OVERDUE_MS, Operator, OperatorContext, Output
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
@@ -205,7 +205,7 @@ class ColumnarWindowOperator(Operator):
 
     def next_processing_time_ms(self) -> int | None:
         if self._is_restored:
-            return 0  # what was due at the barrier is due before a record is read: it must not see that record
+            return OVERDUE_MS  # what was due at the barrier is due before a record is read: it must not see that record
         return None if self.windows.is_event_time else self._next_due()
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:

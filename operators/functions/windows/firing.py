@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.barriers.elements import MIN_WATERMARK, Batch
-from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.base import OVERDUE_MS, Operator, OperatorContext, Output
 from holdfast.operators.functions.event_time.timestamps import TIME_MS_MAX
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS, KeptWatermark
 from holdfast.statebackends.errors import InvalidTimestampError
 
 Numbers = npt.NDArray[np.int64]
-_OVERDUE = MIN_WATERMARK
-"""A time of the clock that has always passed."""
 
 
 def put_aside(late: Batch, tag: str, operator: Operator, reached: KeptWatermark) -> None:
@@ -101,7 +99,7 @@ class FiringOperator(Operator):
         return self._is_behind  # as restored: the runtime asks for timers before it reads
 
     def next_processing_time_ms(self) -> int | None:
-        return _OVERDUE if self._is_behind else None
+        return OVERDUE_MS if self._is_behind else None
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         return self._fire()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
-from holdfast.operators.base import OperatorContext, Output
+from holdfast.operators.base import OVERDUE_MS, OperatorContext, Output
 from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator, ProcessContext
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
@@ -695,9 +695,8 @@ class WindowOperator(KeyedFunctionOperator):
         return self._timer_service.current_watermark < self._reached.current
 
     def next_processing_time_ms(self) -> int | None:
-        """A time that has always passed, if something was due at the cut: the runtime asks before it reads, and lets barriers in
-        between slices."""
-        return MIN_WATERMARK if self._is_behind else super().next_processing_time_ms()
+        """Overdue if something was due at the cut: the runtime asks before it reads, and lets barriers in between slices."""
+        return OVERDUE_MS if self._is_behind else super().next_processing_time_ms()
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         yield from self._catch_up()

@@ -14,6 +14,7 @@ from holdfast.operators.functions.joins.buffers import STRETCH_MS_MIN, JoinInter
 from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.operators.functions.joins.output import How, join_output, join_sides
 from holdfast.operators.functions.schema import RowType
+from holdfast.statebackends.errors import IncompatibleStateError, UnclaimedStateError
 from holdfast.statebackends.serialization.keys import KeyType
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 
@@ -269,6 +270,55 @@ def test_a_restore_in_the_middle_of_a_firing_changes_no_time() -> None:
     with OperatorHarness.restored(operator("full"), [snapshot], key_type="int64") as later:
         later.watermark(1_101)
         assert sorted([*found, *taken(later)]) == [(n, n, None, 1_100) for n in range(5)]
+
+
+@pytest.mark.parametrize(("before", "behind"), [("inner", "left"), ("inner", "full"), ("right", "full")])
+def test_rows_that_are_kept_can_not_become_those_of_an_outer_side(before: How, behind: How) -> None:
+    with OperatorHarness(operator(before), key_type="int64") as harness:
+        left(harness, (1, 10, 1_000))
+        snapshot = harness.snapshot()
+    with pytest.raises(IncompatibleStateError, match=f"'op'.*how='{before}'.*how='{behind}'") as raised:
+        OperatorHarness.restored(operator(behind), [snapshot], key_type="int64").open()
+    assert (raised.value.operator, raised.value.stored, raised.value.declared) == ("op", before, behind)
+    snapshot.lists.pop("how")  # as it was before
+    with OperatorHarness.restored(operator(behind), [snapshot], key_type="int64") as later:
+        right(later, (1, 20, 1_000))
+        assert taken(later) == [(1, 10, 20, 1_000)]
+
+
+@pytest.mark.parametrize(("before", "behind"), [("full", "left"), ("right", "inner"), ("left", "right")])
+def test_rows_that_wait_to_come_out_alone_are_not_dropped_silently(before: How, behind: How) -> None:
+    with OperatorHarness(operator(before), key_type="int64") as harness:
+        left(harness, (2, 11, 1_000))
+        right(harness, (3, 20, 1_000))
+        snapshot = harness.snapshot()
+    with pytest.raises(UnclaimedStateError, match="_unmatched"):
+        OperatorHarness.restored(operator(behind), [snapshot], key_type="int64")
+
+
+def test_what_was_due_at_a_barrier_comes_out_behind_the_restore_though_no_watermark_follows() -> None:
+    """A null in the key, one that waits alone, and one that has become due since the interval is shorter."""
+    with OperatorHarness(operator("full", upper=1_000), key_type="int64") as harness:
+        left(harness, (None, 9, 100), *((n, n, 100) for n in range(3)), (7, 7, 1_400))
+        harness.operator.rows_per_slice_max = 2
+        next(harness.watermark_slices(1_500))
+        found, snapshot = taken(harness), harness.snapshot()
+        assert len(found) == 2
+    with OperatorHarness.restored(operator("full", upper=90), [snapshot], key_type="int64") as later:
+        later.operator.rows_per_slice_max = 1
+        slices = later.catch_up_slices()
+        next(slices)
+        assert [len(batch.rows()) for batch in later.output.batches] == [1]
+        again = later.snapshot()
+        for _ in slices:
+            pass
+        found += taken(later)
+        assert sorted(row[1] for row in found) == [0, 1, 2, 7, 9]
+        assert not later.operator.uses_processing_time
+        assert kept(later) == {}
+    with OperatorHarness.restored(operator("full", upper=90), [again], key_type="int64") as later:
+        right(later, (7, 70, 1_600))
+        assert len(taken(later)) == 2, "the others, and in front of the record"
 
 
 @pytest.mark.parametrize(("before", "behind"), [(0, 6_400_000), (6_400_000, 0), (6_400_000, 64_000)])
