@@ -20,6 +20,10 @@ LAST = np.iinfo(np.int64).max
 """No number of `sort_numbers` is above it."""
 
 
+_PACKED_BITS = 63
+"""Of a number that is packed; the sign stays free."""
+
+
 def has_order(data_type: pa.DataType) -> bool:
     """Whether values of this type can be compared: numbers, booleans, text, binary values, decimal128, dates and times."""
     return dtype_of(data_type) is not None
@@ -59,6 +63,53 @@ def first_of_each(owners: Numbers, numbers: Sequence[Numbers], *, latest: bool) 
     chosen = np.append(starts[1:], len(rows)) - 1 if latest else starts
     first: Numbers = np.sort(rows[chosen])
     return first
+
+
+def sorted_rows(numbers: Sequence[Numbers], times: Numbers | None = None, *, latest: bool = False) -> Numbers:
+    """Rows by several numbers, of which the first counts most; of equals by time, then by place, if `latest` both in reverse.
+
+    Numbers are sorted ten times as fast as rows: where they fit into one they are packed, with the row as its lowest bits. Equals
+    mostly come in the order of their times, which are packed only where they don't."""
+    found = _packed_order(numbers, latest=latest)
+    if found is not None and (times is None or _is_in_time(*found, times, latest=latest)):
+        return found[0]
+    by_time = [] if times is None else [~times if latest else times]
+    found = _packed_order([*numbers, *by_time], latest=latest)
+    if found is not None:
+        return found[0]
+    place = np.arange(len(numbers[0]))
+    rows: Numbers = np.lexsort([~place if latest else place, *by_time, *reversed(numbers)])
+    return rows
+
+
+def _packed_order(numbers: Sequence[Numbers], *, latest: bool) -> tuple[Numbers, Mask] | None:
+    """(rows in order, whether each but the first equals the one before it); None: they don't fit into one number."""
+    count = len(numbers[0])
+    bits = count.bit_length()
+    packed, width = np.zeros(count, np.int64), bits
+    for number in numbers if count else ():
+        low, high = int(number.min()), int(number.max())
+        more = (high - low).bit_length()
+        width += more
+        if width > _PACKED_BITS:
+            return None
+        if more:
+            packed <<= more
+            packed |= number - low
+    place = np.arange(count)
+    packed <<= bits
+    packed |= place[::-1] if latest else place
+    packed.sort()
+    rows = packed & ((1 << bits) - 1)
+    packed >>= bits
+    return (count - 1 - rows if latest else rows), packed[1:] == packed[:-1]
+
+
+def _is_in_time(rows: Numbers, is_equal: Mask, times: Numbers, *, latest: bool) -> bool:
+    """Whether the times of equal rows are in order."""
+    in_order = times[rows]
+    before, behind = (in_order[1:], in_order[:-1]) if latest else (in_order[:-1], in_order[1:])
+    return not bool((is_equal & (before > behind)).any())
 
 
 def comes_before(

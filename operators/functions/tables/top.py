@@ -20,7 +20,7 @@ from holdfast.operators.functions.schema import RowType, undeclared_error
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.tables.ordering import ordered_column, plain, plain_type
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index
-from holdfast.statebackends.columnar.ordering import LAST, is_lasting, sort_numbers
+from holdfast.statebackends.columnar.ordering import LAST, is_lasting, sort_numbers, sorted_rows
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import NO_TIME, RowMatches, RowTable, RowTableStateDescriptor, StateDescriptor
@@ -31,6 +31,7 @@ ROWS_MAX = 1 << 20
 """Largest n of `top`."""
 THRESHOLDS_MAX = 1 << 21
 """Keys of one subtask whose thresholds are known: beyond, all are forgotten, and learned again. 24 bytes of each, and its index."""
+_PRODUCT_MAX = 2**62
 _STATE = "rows"
 
 
@@ -143,7 +144,7 @@ class RankedRows:
         if len(rows) < batch.num_rows:
             slots, keys = slots[rows], keys.take(rows)
         offered = Offered(slots, keys, columns, rows, None if batch.timestamps is None else batch.timestamps[rows])
-        owners, first_rows, numbers = np.unique(offered.slots, return_index=True, return_inverse=True)
+        owners, first_rows, numbers = thresholds.distinct(offered.slots)
         held = self.table.rows_of(offered.keys.take(first_rows), namespace)
         ranked = Ranked(self.ranking, offered, numbers, held, self._compared(offered, held))
         thresholds.learn(owners, ranked)
@@ -246,24 +247,21 @@ class Ranked:
         held_count = len(held)
         self.times: Numbers | None = None
         all_owners = np.concatenate([held.queries, owners])
-        self.numbers = [
+        numbers = [
             each
             for array, greatest in zip(compared, ranking.greatest, strict=True)
             for each in sort_numbers(array, greatest=greatest)
         ]
-        is_null = len(self.numbers) > 1 and compared[0].null_count
-        self.primary: Numbers = np.where(self.numbers[0] == 1, LAST, self.numbers[1]) if is_null else self.numbers[0]
-        arrival = np.arange(len(all_owners))
-        least_last: list[Any] = [~arrival] if ranking.latest else []  # the sort is stable
+        is_null = len(numbers) > 1 and compared[0].null_count
+        self.primary: Numbers = np.where(numbers[0] == 1, LAST, numbers[1]) if is_null else numbers[0]
         if offered.times is not None:
             self.times = np.concatenate([held.times, offered.times])
-            least_last.append(~self.times if ranking.latest else self.times)
-        self.order: Numbers = np.lexsort([*least_last, *reversed(self.numbers), all_owners])
+        self.order: Numbers = sorted_rows([all_owners, *numbers], self.times, latest=ranking.latest)
         self.owners: Numbers = all_owners[self.order]
         is_first = np.append(True, self.owners[1:] != self.owners[:-1])
         starts = np.flatnonzero(is_first)
         counts = np.diff(starts, append=len(self.owners))
-        self.positions: Numbers = arrival - np.repeat(starts, counts)
+        self.positions: Numbers = np.arange(len(all_owners)) - np.repeat(starts, counts)
         """From 0, within the key."""
         self._starts, self._counts = starts, counts
         is_held = self.order < held_count
@@ -298,9 +296,13 @@ class Ranked:
         """Event time of each: the latest of the rows up to its rank, of which one moved it there."""
         if self.times is None:
             return None
-        values, places = np.unique(self.times[self.order], return_inverse=True)
-        highest = np.maximum.accumulate(places + self.owners * len(values)) - self.owners * len(values)
-        found: Numbers = values[highest[self._updates]]
+        times = self.times[self.order]
+        first, last = int(times.min()), int(times.max())
+        if (last - first + 1) * len(self.owners) < _PRODUCT_MAX:
+            found: Numbers = _highest(times - first, last - first + 1, self.owners)[self._updates] + first
+            return found
+        values, places = np.unique(times, return_inverse=True)
+        found = values[_highest(places, len(values), self.owners)[self._updates]]
         return found
 
 
@@ -319,6 +321,7 @@ class Thresholds:
         self._index: KeyIndex = self._new_index()
         self._numbers: Numbers = np.full(1024, LAST)
         self._times: Numbers = np.full(1024, LAST)
+        self._scratch: Numbers = np.empty(1024, np.int64)
 
     def slots(self, keys: ArrowKeyColumn) -> Numbers:
         """A number for each key, until the next call."""
@@ -328,7 +331,17 @@ class Thresholds:
         if self._index.count > len(self._numbers):
             size = max(self._index.count, 2 * len(self._numbers))
             self._numbers, self._times = (_extended(array, size) for array in (self._numbers, self._times))
+            self._scratch = np.empty(size, np.int64)
         return slots
+
+    def distinct(self, slots: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """(the slots, each once; the first row of each; the place of each row's slot among them)."""
+        found, rows = self._scratch, np.arange(len(slots))
+        found[slots[::-1]] = rows[::-1]  # of several rows of a slot the first is written last
+        first_rows = np.flatnonzero(found[slots] == rows)
+        owners = slots[first_rows]
+        found[owners] = rows[: len(owners)]
+        return owners, first_rows, found[slots]
 
     def candidates(self, slots: Numbers, column: pa.Array, times: Numbers | None) -> Numbers:
         """Rows that are not known to be behind the last rank of their key."""
@@ -350,6 +363,13 @@ class Thresholds:
             owners, rows = ranked.last_rows()
             self._numbers[slots[owners]] = ranked.primary[rows]
             self._times[slots[owners]] = NO_TIME if ranked.times is None else ranked.times[rows]
+
+
+def _highest(numbers: Numbers, bound: int, owners: Numbers) -> Numbers:
+    """The greatest number up to each row of those of its owner. Numbers are below `bound`; owners ascend."""
+    bases = owners * bound
+    found: Numbers = np.maximum.accumulate(numbers + bases) - bases
+    return found
 
 
 def _extended(array: Numbers, size: int) -> Numbers:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.statebackends.columnar.ordering import first_of_each, sort_numbers
+from holdfast.statebackends.columnar.ordering import first_of_each, sort_numbers, sorted_rows
 from holdfast.statebackends.columnar.state import NumpyColumnarState
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
@@ -41,6 +41,23 @@ def test_first_of_each(rows: list[tuple[int, int]], latest: bool, greatest: bool
         if best is None or (sign * value, -row * latest) < (sign * rows[best][1], -best * latest):
             expected[owner] = row
     assert first_of_each(owners, numbers, latest=latest).tolist() == sorted(expected.values())
+
+
+SMALL = st.integers(0, 2)
+WIDE = SMALL | st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.data())
+def test_sorted_rows(data: st.DataObject) -> None:
+    """By the numbers, then by time, then by place; whether they fit into one number or not."""
+    is_wide = data.draw(st.lists(st.booleans(), min_size=2, max_size=4))
+    is_timed, latest = data.draw(st.booleans()), data.draw(st.booleans())
+    rows = data.draw(st.lists(st.tuples(*(WIDE if wide else SMALL for wide in is_wide)), min_size=1, max_size=12))
+    moments, *numbers = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    times, sign = (moments if is_timed else None), (-1 if latest else 1)
+    expected = sorted(range(len(rows)), key=lambda row: (rows[row][1:], sign * rows[row][0] if is_timed else 0, sign * row))
+    assert sorted_rows(numbers, times, latest=latest).tolist() == expected
 
 
 @settings(max_examples=examples(30), deadline=None)
