@@ -6,7 +6,7 @@ table, so that a restore needs none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,9 @@ ROWS_MAX = 1 << 20
 THRESHOLDS_MAX = 1 << 21
 """Keys of one subtask whose thresholds are known: beyond, all are forgotten, and learned again. 24 bytes of each, and its index."""
 _PRODUCT_MAX = 2**62
+WINDOW_THRESHOLDS_MAX = 1 << 23
+"""Thresholds of one subtask, a place for each of these keys in each open window: beyond, the same. 16 bytes of each."""
+_WIDTH_MIN = 1024
 _STATE = "rows"
 
 
@@ -130,31 +133,72 @@ class RankedRows:
             batch, max_parallelism=context.max_parallelism, operator=context.uid, subtask=context.subtask
         )
 
-    def offer(
-        self, batch: Batch, keys: ArrowKeyColumn, thresholds: Thresholds, namespace: int | None = None
-    ) -> Entered | None:
-        """The table has the first rows of what it had, in the namespace if there are several, and of a batch. None: no row
-        entered."""
-        columns = batch.columns()
+    def offer(self, batch: Batch, keys: ArrowKeyColumn, thresholds: Thresholds) -> Entered | None:
+        """The table has the first rows of what it had and of a batch. None: no row entered."""
+        columns, times = batch.columns(), batch.timestamps
         slots = thresholds.slots(keys)
-        first = plain(columns.column(self.ranking.columns[0]))
-        rows = thresholds.candidates(slots, first, batch.timestamps)
+        rows = thresholds.candidates(slots, thresholds.numbers_of(self._first_of(columns)), times)
         if not len(rows):
             return None
         if len(rows) < batch.num_rows:
             slots, keys = slots[rows], keys.take(rows)
-        offered = Offered(slots, keys, columns, rows, None if batch.timestamps is None else batch.timestamps[rows])
-        owners, first_rows, numbers = thresholds.distinct(offered.slots)
-        held = self.table.rows_of(offered.keys.take(first_rows), namespace)
-        ranked = Ranked(self.ranking, offered, numbers, held, self._compared(offered, held))
-        thresholds.learn(owners, ranked)
+        return self._enter(Offered(slots, None, keys, columns, rows, None if times is None else times[rows]), thresholds)
+
+    def offer_in(self, entries: Iterable[Entries], batch: Batch, keys: ArrowKeyColumn, thresholds: Thresholds) -> None:
+        """The same in namespaces. The table is read and changed once for each of `entries`."""
+        columns, stamps = batch.columns(), batch.timestamps
+        assert stamps is not None
+        slots, numbers = thresholds.slots(keys), thresholds.numbers_of(self._first_of(columns))
+        for some in entries:
+            behind = None if numbers is None else thresholds.behind_in_all(slots[some.rows], numbers[some.rows], some)
+            some = some if behind is None else some.of(~behind)
+            if not len(some.rows):
+                continue
+            rows, entered = some.each()
+            spaces = thresholds.spaces(some.distinct())
+            owners = spaces.owners(slots[rows], entered)
+            times = stamps[rows]
+            if spaces.is_known and numbers is not None:
+                kept = thresholds.candidates(owners, numbers[rows], times)
+                owners, rows, times = owners[kept], rows[kept], times[kept]
+            if len(rows):
+                self._enter(Offered(owners, spaces, keys.take(rows), columns, rows, times), thresholds)
+
+    def _first_of(self, columns: pa.RecordBatch) -> pa.Array:
+        return plain(columns.column(self.ranking.columns[0]))
+
+    def _enter(self, offered: Offered, thresholds: Thresholds) -> Entered | None:
+        spaces = offered.spaces
+        owners, first_rows, numbers = thresholds.distinct(offered.owners, spaces)
+        held, held_numbers = self._held(offered, owners, first_rows)
+        ranked = Ranked(self.ranking, offered, np.concatenate([held_numbers, numbers]), held, self._compared(offered, held))
+        if spaces is None or spaces.is_known:
+            thresholds.learn(owners, ranked)
         if not len(ranked.added):
             return None
         self.table.delete(held.select(ranked.removed))
         keys, added = offered.keys.take(ranked.added), offered.columns.take(pa.array(offered.rows[ranked.added]))
         stored = [plain(added.column(field.name)) for field in self.descriptor.schema]
-        self.table.append(keys, namespace or 0, stored, None if offered.times is None else offered.times[ranked.added])
+        namespaces = 0 if spaces is None else spaces.of(offered.owners[ranked.added])
+        self.table.append(keys, namespaces, stored, None if offered.times is None else offered.times[ranked.added])
         return Entered(keys.arrays, added, held.select(ranked.moved), ranked)
+
+    def _held(self, offered: Offered, owners: Numbers, first_rows: Numbers) -> tuple[RowMatches, Numbers]:
+        """Rows of the table, and the place of each one's owner in `owners`.
+
+        A key is asked for once, not once for each namespace: that would look at all of its rows each time."""
+        spaces = offered.spaces
+        if spaces is None or len(spaces.values) == 1:
+            held = self.table.rows_of(offered.keys.take(first_rows), None if spaces is None else int(spaces.values[0]))
+            return held, held.queries
+        slots, firsts = np.unique(owners % spaces.width, return_index=True)
+        held = self.table.rows_of(offered.keys.take(first_rows[firsts]))
+        wanted = np.flatnonzero(np.isin(held.namespaces, spaces.values))
+        numbers = spaces.owners(slots[held.queries[wanted]], held.namespaces[wanted])
+        order = np.argsort(owners)
+        places = order[np.minimum(np.searchsorted(owners, numbers, sorter=order), len(owners) - 1)]
+        is_owned = owners[places] == numbers
+        return held.select(wanted[is_owned]), places[is_owned]
 
     def _compared(self, offered: Offered, held: RowMatches) -> list[pa.Array]:
         """What rows are compared by, those that are held first."""
@@ -176,8 +220,8 @@ class RankedRows:
     def ranked(self, rows: RowMatches) -> Ranked:
         """Rows of the table, all of their keys."""
         nothing = np.empty(0, np.int64)
-        offered = Offered(nothing, self._column_of(rows.keys()), pa.record_batch([], names=[]), nothing, nothing)
-        return Ranked(self.ranking, offered, nothing, rows, self._of_held(rows, self.ranking.columns))
+        offered = Offered(nothing, None, self._column_of(rows.keys()), pa.record_batch([], names=[]), nothing, nothing)
+        return Ranked(self.ranking, offered, rows.queries, rows, self._of_held(rows, self.ranking.columns))
 
 
 class TopOperator(Operator):
@@ -225,10 +269,71 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """Rows of a batch that may be among the first of their keys."""
+class Entries:
+    """Rows of a batch, ascending, that enter namespaces: from their last one back, in steps."""
 
-    slots: Numbers
+    rows: Numbers
+    lasts: Numbers
+    counts: Numbers
+    """Of namespaces, each 1 or more."""
+    step: int
+
+    def of(self, wanted: npt.NDArray[np.bool_]) -> Entries:
+        """Some rows."""
+        return Entries(self.rows[wanted], self.lasts[wanted], self.counts[wanted], self.step)
+
+    def distinct(self) -> Numbers:
+        """The namespaces that some row enters, ascending."""
+        if self.counts.max() == 1:
+            return self.lasts[:1] if bool((self.lasts == self.lasts[0]).all()) else np.unique(self.lasts)
+        lasts, numbers = np.unique(self.lasts, return_inverse=True)
+        most = np.zeros(len(lasts), np.int64)
+        np.maximum.at(most, numbers, self.counts)
+        return np.unique(Entries(lasts, lasts, most, self.step).each()[1])
+
+    def each(self) -> tuple[Numbers, Numbers]:
+        """A row for each of its namespaces, and the namespace."""
+        if not len(self.rows) or self.counts.max() == 1:
+            return self.rows, self.lasts
+        totals = np.cumsum(self.counts)
+        before = np.arange(totals[-1]) - np.repeat(totals - self.counts, self.counts)
+        return np.repeat(self.rows, self.counts), np.repeat(self.lasts, self.counts) - before * self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """Some namespaces. An owner is a key in one of them; its number is that of the namespace's first owner, and the key's slot."""
+
+    values: Numbers
+    """Distinct, ascending."""
+    starts: Numbers
+    """Number of the first owner of each: multiples of `width`, each its own."""
+    width: int
+    """Above all slots."""
+    is_known: bool
+    """Whether the numbers are places of thresholds."""
+
+    def owners(self, slots: Numbers, namespaces: Numbers) -> Numbers:
+        """Of keys in these namespaces, which are among `values`."""
+        places = 0 if len(self.values) == 1 else np.searchsorted(self.values, namespaces)
+        found: Numbers = self.starts[places] + slots
+        return found
+
+    def of(self, owners: Numbers) -> Numbers:
+        """The namespace of each owner."""
+        by_start = np.argsort(self.starts)
+        places = np.searchsorted(self.starts[by_start], owners, side="right") - 1
+        return self.values[by_start[places]]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Rows of a batch that may be among the first of their owners."""
+
+    owners: Numbers
+    """Of each: the slot of its key, or a number of `spaces`."""
+    spaces: Spaces | None
+    """None: the table has one namespace."""
     keys: ArrowKeyColumn
     columns: pa.RecordBatch
     """Of the whole batch."""
@@ -241,12 +346,11 @@ class Ranked:
     """Rows that are held and rows that are offered, sorted together: `order` has their numbers, those held first."""
 
     def __init__(
-        self, ranking: Ranking, offered: Offered, owners: Numbers, held: RowMatches, compared: Sequence[pa.Array]
+        self, ranking: Ranking, offered: Offered, all_owners: Numbers, held: RowMatches, compared: Sequence[pa.Array]
     ) -> None:
-        """`owners`: number of the key of each row that is offered, as the queries of what is held."""
+        """`all_owners`: of each row that is held, then of each that is offered, a number of whom it belongs to, from 0."""
         held_count = len(held)
         self.times: Numbers | None = None
-        all_owners = np.concatenate([held.queries, owners])
         numbers = [
             each
             for array, greatest in zip(compared, ranking.greatest, strict=True)
@@ -307,7 +411,7 @@ class Ranked:
 
 
 class Thresholds:
-    """What the last of the first n rows of a key is compared by, of keys that have so many."""
+    """What the last of the first n rows of an owner is compared by, of owners that have so many."""
 
     def __init__(self, ranking: Ranking, new_index: Any, is_lasting: bool) -> None:
         """`is_lasting`: numbers of one batch compare with those of another; else nothing is learned."""
@@ -319,50 +423,122 @@ class Thresholds:
 
     def _forget(self) -> None:
         self._index: KeyIndex = self._new_index()
-        self._numbers: Numbers = np.full(1024, LAST)
-        self._times: Numbers = np.full(1024, LAST)
-        self._scratch: Numbers = np.empty(1024, np.int64)
+        self._width = _WIDTH_MIN
+        self._lines: dict[int, int] = {}
+        """Namespace -> which stretch of `_width` thresholds is its; none if the table has one namespace."""
+        self._free_lines = [0]
+        self._numbers: Numbers = np.full(self._width, LAST)
+        self._times: Numbers = np.full(self._width, LAST)
+        self._scratch: Numbers = np.empty(0, np.int64)
+        self._is_full = False
 
     def slots(self, keys: ArrowKeyColumn) -> Numbers:
-        """A number for each key, until the next call."""
-        if self._index.count > THRESHOLDS_MAX or not self._is_lasting:
+        """A number for each key, until the next call: that of its owner, if there are no namespaces."""
+        if self._index.count > THRESHOLDS_MAX or self._is_full or not self._is_lasting:
             self._forget()
         slots = self._index.slots(keys)
-        if self._index.count > len(self._numbers):
-            size = max(self._index.count, 2 * len(self._numbers))
-            self._numbers, self._times = (_extended(array, size) for array in (self._numbers, self._times))
-            self._scratch = np.empty(size, np.int64)
+        if self._index.count > self._width:
+            self._widen(max(self._index.count, 2 * self._width))
         return slots
 
-    def distinct(self, slots: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """(the slots, each once; the first row of each; the place of each row's slot among them)."""
-        found, rows = self._scratch, np.arange(len(slots))
-        found[slots[::-1]] = rows[::-1]  # of several rows of a slot the first is written last
-        first_rows = np.flatnonzero(found[slots] == rows)
-        owners = slots[first_rows]
-        found[owners] = rows[: len(owners)]
-        return owners, first_rows, found[slots]
+    def _widen(self, width: int) -> None:
+        lines = len(self._numbers) // self._width
+        if lines * width > max(width, WINDOW_THRESHOLDS_MAX):
+            self._lines, self._free_lines, lines = {}, [0], 0
+        self._numbers, self._times = (
+            _extended(array[: lines * self._width], (max(1, lines), width), self._width) for array in (self._numbers, self._times)
+        )
+        self._width = width
 
-    def candidates(self, slots: Numbers, column: pa.Array, times: Numbers | None) -> Numbers:
-        """Rows that are not known to be behind the last rank of their key."""
+    def spaces(self, namespaces: Numbers) -> Spaces:
+        """Of these ones, distinct and ascending, until the next call of `slots`. Where thresholds take too much room, all are
+        forgotten with that call."""
+        lines = self._lines_of(namespaces.tolist()) if self._is_lasting else None
+        starts = np.arange(len(namespaces)) if lines is None else np.array(lines)
+        return Spaces(namespaces, starts * self._width, self._width, lines is not None)
+
+    def _lines_of(self, namespaces: list[int]) -> list[int] | None:
+        new = [namespace for namespace in namespaces if namespace not in self._lines]
+        count = len(self._numbers) // self._width
+        missing = len(new) - len(self._free_lines)
+        if missing > 0:
+            added = max(missing, count)
+            if (count + missing) * self._width > WINDOW_THRESHOLDS_MAX:
+                self._is_full = True
+                return None
+            self._numbers, self._times = (
+                _extended(array, (count + added, self._width), self._width) for array in (self._numbers, self._times)
+            )
+            self._free_lines += range(count, count + added)
+        for namespace in new:
+            self._lines[namespace] = self._free_lines.pop()
+        return [self._lines[namespace] for namespace in namespaces]
+
+    def behind_in_all(self, slots: Numbers, numbers: Numbers, entries: Entries) -> npt.NDArray[np.bool_] | None:
+        """Which rows are known to be behind the last rank of their key in all namespaces that they enter. None: it is cheaper to
+        look at each."""
+        width, most, total = self._index.count, int(entries.counts.max()), int(entries.counts.sum())
+        if most == 1 or width * most > total:
+            return None
+        lasts = np.unique(entries.lasts)
+        if len(lasts) * width * most > total:
+            return None
+        lines = self._numbers.reshape(-1, self._width)
+        behind = np.zeros(len(slots), np.bool_)
+        for last in lasts.tolist():
+            some = np.flatnonzero(entries.lasts == last)
+            entered = range(last, last - int(entries.counts[some].max()) * entries.step, -entries.step)
+            found = [self._lines.get(namespace, -1) for namespace in entered]
+            if min(found) >= 0:
+                behind[some] = numbers[some] > lines[np.array(found), :width].max(axis=0)[slots[some]]
+        return behind
+
+    def drop(self, namespace: int) -> None:
+        """Forget those of a namespace."""
+        line = self._lines.pop(namespace, None)
+        if line is not None:
+            self._numbers[line * self._width : (line + 1) * self._width] = LAST
+            self._free_lines.append(line)
+
+    def distinct(self, owners: Numbers, spaces: Spaces | None) -> tuple[Numbers, Numbers, Numbers]:
+        """(the owners, each once; the first row of each; the place of each row's owner among them)."""
+        if spaces is not None and not spaces.is_known:
+            return np.unique(owners, return_index=True, return_inverse=True)
+        if len(self._scratch) < len(self._numbers):
+            self._scratch = np.empty(len(self._numbers), np.int64)
+        found, rows = self._scratch, np.arange(len(owners))
+        found[owners[::-1]] = rows[::-1]  # of several rows of an owner the first is written last
+        first_rows = np.flatnonzero(found[owners] == rows)
+        distinct = owners[first_rows]
+        found[distinct] = rows[: len(distinct)]
+        return distinct, first_rows, found[owners]
+
+    def numbers_of(self, column: pa.Array) -> Numbers | None:
+        """What rows are compared by with thresholds: their first column. None: there are no thresholds."""
         if not self._is_lasting:
-            return np.arange(len(slots))
+            return None
         *nulls, numbers = sort_numbers(column, greatest=self._greatest)
         for is_null in nulls:
             numbers = np.where(is_null == 1, LAST, numbers)
-        limits = self._numbers[slots]
+        return numbers
+
+    def candidates(self, owners: Numbers, numbers: Numbers | None, times: Numbers | None) -> Numbers:
+        """Rows that are not known to be behind the last rank of their owner."""
+        if numbers is None:
+            return np.arange(len(owners))
+        limits = self._numbers[owners]
         behind = numbers > limits
         if self._breaks_ties:  # what is held came earlier
-            is_later = True if times is None else times >= self._times[slots]
+            is_later = True if times is None else times >= self._times[owners]
             behind |= (numbers == limits) & (limits != LAST) & is_later
         return np.flatnonzero(~behind)
 
-    def learn(self, slots: Numbers, ranked: Ranked) -> None:
-        """`slots` of the keys that were ranked."""
+    def learn(self, owners: Numbers, ranked: Ranked) -> None:
+        """`owners` that were ranked."""
         if self._is_lasting:
-            owners, rows = ranked.last_rows()
-            self._numbers[slots[owners]] = ranked.primary[rows]
-            self._times[slots[owners]] = NO_TIME if ranked.times is None else ranked.times[rows]
+            places, rows = ranked.last_rows()
+            self._numbers[owners[places]] = ranked.primary[rows]
+            self._times[owners[places]] = NO_TIME if ranked.times is None else ranked.times[rows]
 
 
 def _highest(numbers: Numbers, bound: int, owners: Numbers) -> Numbers:
@@ -372,10 +548,12 @@ def _highest(numbers: Numbers, bound: int, owners: Numbers) -> Numbers:
     return found
 
 
-def _extended(array: Numbers, size: int) -> Numbers:
-    bigger = np.full(size, LAST)
-    bigger[: len(array)] = array
-    return bigger
+def _extended(array: Numbers, shape: tuple[int, int], width: int) -> Numbers:
+    """More lines, or longer ones, were `width`."""
+    bigger = np.full(shape, LAST)
+    lines = array.reshape(-1, width)
+    bigger[: len(lines), :width] = lines
+    return bigger.reshape(-1)
 
 
 def _is_exact(data_type: pa.DataType) -> bool:

@@ -16,7 +16,7 @@ from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType, undeclared_error
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.tables.ordering import ordered_column
-from holdfast.operators.functions.tables.top import RankedRows, Ranking, Thresholds
+from holdfast.operators.functions.tables.top import Entries, RankedRows, Ranking
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling, WindowAssigner
 from holdfast.operators.functions.windows.bounds import slide_of
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS
@@ -25,13 +25,14 @@ from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_l
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
 from holdfast.operators.functions.windows.options import RowWindowOptions
 from holdfast.statebackends.errors import GraphError
-from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import RowMatches, StateDescriptor
 
 Numbers = npt.NDArray[np.int64]
 
 ROWS_PER_SLICE_MAX = 8192
 """Rows that are emitted at once, beyond the first key's."""
+ENTRIES_PER_SLICE_MAX = 1 << 18
+"""Windows of rows that are entered at once, beyond the first row's."""
 WINDOWS_OF_A_ROW_MAX = 1_000
 
 
@@ -57,8 +58,6 @@ class WindowTopOperator(FiringOperator):
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
-        self._thresholds: dict[int, Thresholds] = {}
-        """End of a window -> what is known of its keys."""
         self._emitted: list[RowMatches] = []
         """Rows that are emitted, and leave the state with their window, or when a barrier comes."""
         self._earliest_end = MIN_WATERMARK
@@ -69,6 +68,7 @@ class WindowTopOperator(FiringOperator):
 
     def open(self) -> None:
         self.rows.open(self.context)
+        self._thresholds = self.rows.new_thresholds()
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
@@ -86,24 +86,26 @@ class WindowTopOperator(FiringOperator):
         late = in_window & (ends - 1 <= passed)
         if late.any():
             put_aside(batch.filter(late), self.late_tag, self, self._reached)
-        taken = in_window & ~late
         keys = self.rows.keys(batch)
-        while taken.any():
-            for end in np.unique(ends[taken]).tolist():
-                picked = taken & (ends == end)
-                if picked.all():
-                    self._offer(batch, keys, end)
-                else:
-                    self._offer(batch.filter(picked), keys.take(np.flatnonzero(picked)), end)
-            ends = ends - slide
-            taken &= (ends > stamps) & (ends - 1 > passed)
+        taken = np.flatnonzero(in_window & ~late)
+        if len(taken):
+            self.rows.offer_in(self._entries(taken, ends[taken], stamps[taken]), batch, keys, self._thresholds)
 
-    def _offer(self, batch: Batch, keys: ArrowKeyColumn, end: int) -> None:
-        thresholds = self._thresholds.get(end)
-        if thresholds is None:
-            thresholds = self._thresholds[end] = self.rows.new_thresholds()
-            self._earliest_end = min(self._earliest_end, end)
-        self.rows.offer(batch, keys, thresholds, end)
+    def _entries(self, rows: Numbers, ends: Numbers, stamps: Numbers) -> Iterator[Entries]:
+        """Each row's windows that have not fired, from the last one, which ends at `ends`, back; in slices of some rows."""
+        slide, passed = slide_of(self.windows), self._reached.current
+        if slide >= self.windows.size_ms:
+            counts = np.ones(len(rows), np.int64)
+        else:
+            counts = (ends - 1 - np.maximum(stamps, passed + 1)) // slide + 1
+        self._earliest_end = min(self._earliest_end, int((ends - (counts - 1) * slide).min()))
+        totals = np.cumsum(counts)
+        start = done = 0
+        while start < len(rows):
+            stop = max(start + 1, int(np.searchsorted(totals, done + ENTRIES_PER_SLICE_MAX, side="right")))
+            some = slice(start, stop)
+            yield Entries(rows[some], ends[some], counts[some], slide)
+            start, done = stop, int(totals[stop - 1])
 
     def _fire_due(self) -> Iterator[None]:
         if self._earliest_end - 1 > self._reached.current:
@@ -116,7 +118,7 @@ class WindowTopOperator(FiringOperator):
         self._earliest_end = MAX_WATERMARK
 
     def _fire_window(self, end: int) -> Iterator[None]:
-        self._thresholds.pop(end, None)
+        self._thresholds.drop(end)
         scan = self.rows.table.scan(end)
         while (rows := scan.next(self.rows_per_slice_max)) is not None:
             if len(rows):

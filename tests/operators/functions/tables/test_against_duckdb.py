@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from holdfast.operators.base import Operator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Key, key_selector
+from holdfast.operators.functions.tables import top, window_top
 from holdfast.operators.functions.tables.one_row import Place, deduplication, one_row_operator
 from holdfast.operators.functions.tables.top import ranking, top_operator
 from holdfast.operators.functions.tables.window_top import window_top_operator
@@ -260,3 +261,57 @@ def test_thresholds_drop_nothing_that_belongs_to_the_top(count: int) -> None:
     expected = {(row["k"], row["rank"]): row for row in sql(rows, given, '"order" DESC NULLS LAST, t, i', 5)}
     assert found.keys() == expected.keys()
     assert all(same(row, expected[identity]) for identity, (row, _) in found.items())
+
+
+@pytest.mark.parametrize(
+    ("windows", "count", "entries_max", "thresholds_max"),
+    [(Sliding(10, 4), 9, 1 << 18, 1 << 23), (Sliding(20, 2), 600, 50, 1 << 23), (Tumbling(10), 100, 1 << 18, 4_096)],
+)
+def test_thresholds_of_windows_drop_nothing_that_belongs_to_the_top(
+    windows: Tumbling | Sliding, count: int, entries_max: int, thresholds_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While windows fire, of rows that come up to 5 ms late, in slices of a few rows, and where thresholds find no room."""
+    monkeypatch.setattr(window_top, "ENTRIES_PER_SLICE_MAX", entries_max)
+    monkeypatch.setattr(top, "WINDOW_THRESHOLDS_MAX", thresholds_max)
+    rows = row_type("int64", "int64")
+    every = [(n % 3, (n * 7_919) % 101 if n % 17 else None, None, n // 20 - n % 6) for n in range(600)]
+    operator = window_top_operator(
+        ranking(3, "order", True, "earlier", "rank"), windows, RowWindowOptions(), key_selector("k", None, rows, "key_by"), rows
+    )
+    harness = OperatorHarness(operator, key_type="int64").open()
+    for first in range(0, len(every), count):
+        batch = every[first : first + count]
+        harness.process(columns(rows, batch, first), [row[3] for row in batch])
+        harness.watermark(batch[-1][3] - 6)
+    harness.watermark(1_000)
+    found = sorted((row["window_start"], row["k"], row["rank"], row["i"]) for row in harness.output.rows())
+    harness.close()
+    expected = []
+    for start in starts_of(windows, [every]):
+        for key in range(3):
+            inside = [i for i, row in enumerate(every) if row[0] == key and start <= row[3] < start + windows.size_ms]
+            inside.sort(key=lambda i: (every[i][1] is None, -(every[i][1] or 0), every[i][3], i))
+            expected += [(instant(start), key, rank, i) for rank, i in enumerate(inside[:3], 1)]
+    assert found == sorted(expected)
+
+
+@pytest.mark.parametrize("by", ["int64", "text"])
+def test_a_batch_reads_the_table_once_however_many_windows_its_rows_enter(by: str) -> None:
+    rows = row_type(by, "int64")
+    ranks, selector = ranking(2, "order", True, "earlier", "rank"), key_selector("k", None, rows, "key_by")
+    operator = window_top_operator(ranks, Sliding(60, 1), RowWindowOptions(), selector, rows)
+    harness = OperatorHarness(operator, key_type="int64").open()
+    table, reads = harness.operator.rows.table, list[Any]()
+    read = table.rows_of
+
+    def counted(*asked: Any) -> Any:
+        reads.append(asked)
+        return read(*asked)
+
+    table.rows_of = counted
+    for number in range(4):
+        batch = [(n % 3, f"{n}" if by == "text" else n, None, number + n % 5) for n in range(30)]
+        harness.process(columns(rows, batch, 30 * number), [row[3] for row in batch])
+    assert len(table.namespaces()) == 67
+    assert len(reads) <= 4
+    harness.close()
