@@ -118,7 +118,8 @@ class WindowedOperator(FiringOperator):
     ) -> None:
         self.windows = windows
         self.late_tags = late_tags
-        self.sides = (StoredSide.of(left, "left"), StoredSide.of(right, "right"))
+        by_time = isinstance(windows, Session)
+        self.sides = (StoredSide.of(left, "left", by_time=by_time), StoredSide.of(right, "right", by_time=by_time))
         self.rows_per_slice_max = ROWS_PER_SLICE_MAX
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
