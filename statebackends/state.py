@@ -298,6 +298,8 @@ class RowTableStateDescriptor:
 
     name: str
     schema: pa.Schema
+    by_time: bool = False
+    """Whether rows are asked for by time (`RowTable.until`); not part of the stored state."""
     kind = "row_table"
 
 
@@ -689,17 +691,20 @@ class RowTable(Protocol):
         """As `rows_of`, with times, in slices. `after`: of each key the rows of orders above this alone."""
 
     def until(self, moment: int, rows_max: int, after: int = NO_TIME) -> RowMatches:
-        """The earliest rows with a time behind `after` and up to `moment`, by time. O(those that it gives, and those that were
-        deleted between these times); a run of rows is sorted by time when it is first asked for some."""
+        """The earliest rows with a time behind `after` and up to `moment`, by time; of a table `by_time`. O(those that it gives,
+        and those that were deleted between these times), and the table's rows / 32,768."""
 
     def counterparts(self, rows: RowMatches) -> RowMatches:
         """The rows of this table that have the key and the order of some rows of another table of the same subtask; `queries` has
         the places of those."""
 
-    def scan(self, namespace: int | None = None, times: tuple[int, int] | None = None) -> RowScan:
+    def scan(
+        self, namespace: int | None = None, times: tuple[int, int] | None = None, *, splits_keys: bool = False
+    ) -> RowScan:
         """A pass over the rows of a namespace, or all rows, by key and for each key by order; begins before the first.
 
-        `times`: of the rows, lowest and highest, both inclusive."""
+        `times`: of the rows, lowest and highest, both inclusive. `splits_keys`: a key that has more rows than a slice takes
+        comes in several of them."""
 
     def delete(self, rows: RowMatches) -> int:
         """Delete rows that this table gave; how many of them were still there."""

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.statebackends.row_tables.key_codes import Codes, Positions, merged_order
-from holdfast.statebackends.row_tables.run import NUMBERS_BYTES, ContentsBuilder, Mask, Numbers, Run
+from holdfast.statebackends.row_tables.run import NUMBERS_BYTES, ContentsBuilder, Mask, Numbers, Run, RunNumbers
+from holdfast.statebackends.row_tables.time_order import PLACE_BYTES, Places, TimeOrder, sort_chunks
 
 SLICE_ROWS = 1 << 14
 """Rows of all runs that one slice takes at most."""
@@ -25,16 +26,16 @@ BLOCK_BYTES = 64 << 20
 class Merge:
     """One merge, and how far it is."""
 
-    def __init__(self, runs: Sequence[Run], key_fields: int, path: str | None) -> None:
+    def __init__(self, runs: Sequence[Run], key_fields: int, path: str | None, *, by_time: bool) -> None:
         """The first `key_fields` columns are the key. `path`: of files to be written, without their endings; None: in memory.
-
-        Raises OSError."""
+        `by_time`: of a table that is asked for rows by time. Raises OSError."""
         self.runs = list(runs)
         self.rows = sum(map(len, runs))
         self._cursors = [0] * len(runs)
         self._size = 0
         self._path = path
-        self._numbers = _new_numbers(self.rows, path)
+        self._numbers, self._places = _new_numbers(self.rows, path, by_time=by_time)
+        self._sorted_until = 0
         self._waiting: list[pa.RecordBatch] = []
         self._blocks: list[pa.RecordBatch] = []
         self._writer: Any = None
@@ -98,17 +99,18 @@ class Merge:
         if not self._size:
             self.abandon()
             return None
-        codes, orders, namespaces, times = self._numbers
         size = self._size
+        codes, orders, namespaces, times = self._numbers
+        kept = codes[:size], orders[:size], namespaces[:size], times[:size]
+        by_time = None if self._places is None else TimeOrder(kept[3], self._places[:size], self._sorted_until)
         paths: tuple[str, ...] = ()
         if self._path is not None:
             self._writer.close()
             paths = (f"{self._path}.arrow", f"{self._path}.numbers")
             reader = pa.ipc.open_file(pa.memory_map(paths[0]))
             self._blocks = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-        run = Run(
-            (codes[:size], orders[:size], namespaces[:size], times[:size]), self._blocks, self._contents.build(), paths=paths
-        )
+        contents = self._contents.build()
+        run = Run(kept, self._blocks, contents, by_time=by_time, paths=paths)
         for positions in self._deleted:
             run.mark_dead(positions)
         run.drop(sorted(self._dropped))
@@ -157,6 +159,8 @@ class Merge:
         for column, name in zip(self._numbers, ("codes", "orders", "namespaces", "times"), strict=True):
             column[start:stop] = np.concatenate([getattr(run, name)[rows] for run, rows in pieces])[order]
         self._size = stop
+        if self._places is not None:
+            self._sorted_until = sort_chunks(self._numbers[3], self._places, self._sorted_until, stop)
         self._contents.add_rows(*(column[start:stop] for column in self._numbers[1:]))
         self._waiting += table.to_batches()
         waiting_rows = sum(batch.num_rows for batch in self._waiting)
@@ -192,12 +196,16 @@ def places_of(codes: Codes, orders: Numbers, wanted: Codes, wanted_orders: Numbe
     return first[found], found
 
 
-def _new_numbers(rows: int, path: str | None) -> tuple[Codes, Numbers, Numbers, Numbers]:
+def _new_numbers(rows: int, path: str | None, *, by_time: bool) -> tuple[RunNumbers, Places | None]:
     if path is None:
-        return np.empty(rows, np.uint64), np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64)
+        numbers = np.empty(rows, np.uint64), np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64)
+        return numbers, np.empty(rows, np.uint16) if by_time else None
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    row_bytes = NUMBERS_BYTES + (PLACE_BYTES if by_time else 0)
     with open(f"{path}.numbers", "xb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, rows * NUMBERS_BYTES))  # a map of a file with holes dies where a disk is full
-    mapped = np.memmap(f"{path}.numbers", np.int64, "r+", shape=(4, rows))
-    plain = np.asarray(mapped)
-    return plain[0].view(np.uint64), plain[1], plain[2], plain[3]
+        os.posix_fallocate(file.fileno(), 0, max(1, rows * row_bytes))  # a map of a file with holes dies where a disk is full
+    plain = np.asarray(np.memmap(f"{path}.numbers", np.int64, "r+", shape=(4, rows)))
+    numbers = plain[0].view(np.uint64), plain[1], plain[2], plain[3]
+    if not by_time:
+        return numbers, None
+    return numbers, np.asarray(np.memmap(f"{path}.numbers", np.uint16, "r+", offset=rows * NUMBERS_BYTES, shape=(rows,)))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.statebackends.row_tables.key_codes import Codes, Positions, equal_rows
+from holdfast.statebackends.row_tables.time_order import TimeOrder
 from holdfast.statebackends.state import NO_TIME
 
 Numbers = npt.NDArray[np.int64]
@@ -28,7 +29,6 @@ RunNumbers: TypeAlias = tuple[Codes, Numbers, Numbers, Numbers]
 NUMBERS_BYTES = 32
 """Of a row beside its columns."""
 _TIME_MAX = 2**63 - 1
-_UNTIL_ROWS = 1 << 14
 
 
 class RunReader(Protocol):
@@ -76,15 +76,19 @@ class Run:
         blocks: Sequence[pa.RecordBatch],
         contents: RunContents,
         *,
+        by_time: TimeOrder | None = None,
         paths: tuple[str, ...] = (),
     ) -> None:
-        """At least one row. `paths`: the files that are mapped, if they are."""
+        """At least one row. `by_time`: for `until`. `paths`: the files that are mapped, if they are."""
         self.codes, self.orders, self.namespaces, self.times = numbers
         self.blocks = list(blocks)
         self.starts = np.cumsum([0, *(block.num_rows for block in blocks)])
         self.paths = paths
         self.is_mapped = bool(paths)
+        self._by_time = by_time
         self.nbytes = 0 if paths else len(self) * NUMBERS_BYTES + sum(block.nbytes for block in blocks)
+        if by_time is not None and not paths:
+            self.nbytes += by_time.nbytes
         self.order_min, self.order_max = contents.order_min, contents.order_max
         self.time_min, self.time_max = contents.time_min, contents.time_max
         self.shared_codes = contents.shared_codes
@@ -103,8 +107,6 @@ class Run:
         """Whether its table still has it."""
         self.merge: RunReader | None = None
         """What is reading the run to write it again."""
-        self._by_time: Positions | None = None
-        self._until_from = 0
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -171,27 +173,11 @@ class Run:
         """Loop thread: living rows with a time behind `after` and up to `moment`, the earliest first; of equal times the first of
         the run.
 
-        O(rows between them that are not known to be dead); the first call sorts."""
+        O(rows that it gives, those between them that are not known to be dead, and chunks of the run)."""
         if self.time_min > moment or self.time_max <= after:
             return np.empty(0, np.int64)
-        if self._by_time is None:
-            self._by_time = np.argsort(self.times, kind="stable")
-            self._until_from = int(np.searchsorted(self.times, NO_TIME, side="right", sorter=self._by_time))
-        stop = int(np.searchsorted(self.times, moment, side="right", sorter=self._by_time))
-        found: list[Positions] = [np.empty(0, np.int64)]
-        first = 0 if after == NO_TIME else int(np.searchsorted(self.times, after, side="right", sorter=self._by_time))
-        count, at = 0, max(first, self._until_from)
-        is_from_first = at == self._until_from
-        while at < stop and count < rows_max:
-            rows = self._by_time[at : min(stop, at + _UNTIL_ROWS)]
-            at += len(rows)
-            dead = self.dead_among(rows)
-            alive = rows if dead is None else rows[~dead]
-            if is_from_first and not count and not len(alive):
-                self._until_from = at  # rows once dead stay so
-            found.append(alive)
-            count += len(alive)
-        return np.concatenate(found)[:rows_max]
+        assert self._by_time is not None
+        return self._by_time.first(moment, rows_max, after, self.dead_among)
 
     def alive_at(self, log_length: int, dropped_length: int) -> Positions | None:
         """Any thread: the rows that were alive when log and `dropped` had these lengths; None: all."""

@@ -1,6 +1,6 @@
 """A pass over a table by key, in bounded slices between which rows may come and go, and runs be merged.
 
-All that it remembers is the code up to which it has come, so that nothing can take its place from it."""
+All that it remembers is the code and the order up to which it has come, so that nothing can take its place from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.statebackends.row_tables.key_codes import (
     merged_order,
 )
 from holdfast.statebackends.row_tables.run import Matches, RowColumns, Run
-from holdfast.statebackends.state import NO_TIME, KeyColumn
+from holdfast.statebackends.state import NO_ORDER, NO_TIME, KeyColumn
 
 _SCANNED_MAX = 1 << 18
 """Rows that one slice looks at without finding enough."""
@@ -34,15 +34,21 @@ class Scan:
         columns: RowColumns,
         column_of: Callable[[list[pa.Array]], KeyColumn],
         times: tuple[int, int] | None = None,
+        *,
+        splits_keys: bool = False,
     ) -> None:
-        """`sealed`: the table's runs as they are now, with all rows in them. `times`: lowest and highest, both inclusive."""
+        """`sealed`: the table's runs as they are now, with all rows in them. `times`: lowest and highest, both inclusive.
+        `splits_keys`: the rows of a key may come in several slices."""
         self._sealed = sealed
         self._namespace = namespace
         self._columns = columns
         self._column_of = column_of
         self._times = times
+        self._splits_keys = splits_keys
         self._from: int | None = 0
         """The least code that was not given yet; None: there is none."""
+        self._after = NO_ORDER
+        """The order up to which its rows were given."""
 
     def next(self, rows_max: int) -> Matches | None:
         runs = [run for run in self._sealed() if self._may_want(run)]
@@ -74,17 +80,36 @@ class Scan:
     def _bounds(self, runs: Sequence[Run], window: int) -> tuple[list[int], list[int]]:
         """Rows of the next codes in each run, all rows of a code."""
         assert self._from is not None
-        starts = [int(np.searchsorted(run.codes, np.uint64(self._from))) for run in runs]
+        starts = [self._start(run, self._from) for run in runs]
         behind = [int(run.codes[start + window]) for run, start in zip(runs, starts, strict=True) if start + window < len(run)]
         until: int | None = min(behind, default=None)
         if until is not None and not any(
             start < len(run) and int(run.codes[start]) < until for run, start in zip(runs, starts, strict=True)
         ):
+            if self._splits_keys:
+                return starts, self._stops_within(runs, starts, until, window)
             until = None if until == CODE_MAX else until + 1  # one key has more rows than the window
-        self._from = until
+        self._from, self._after = until, NO_ORDER
         if until is None:
             return starts, [len(run) for run in runs]
         return starts, [int(np.searchsorted(run.codes, np.uint64(until))) for run in runs]
+
+    def _start(self, run: Run, code: int) -> int:
+        first = int(np.searchsorted(run.codes, np.uint64(code)))
+        if self._after == NO_ORDER:
+            return first
+        stop = int(np.searchsorted(run.codes, np.uint64(code), side="right"))
+        return first + int(np.searchsorted(run.orders[first:stop], self._after, side="right"))
+
+    def _stops_within(self, runs: Sequence[Run], starts: Sequence[int], code: int, window: int) -> list[int]:
+        """The next rows of a code that has more of them than the window, of the oldest run that has some: its orders are lower."""
+        stops = list(starts)
+        for number, (run, start) in enumerate(zip(runs, starts, strict=True)):
+            if start < len(run) and int(run.codes[start]) == code:
+                stops[number] = min(start + window, int(np.searchsorted(run.codes, np.uint64(code), side="right")))
+                self._from, self._after = code, int(run.orders[stops[number] - 1])
+                break
+        return stops
 
     def _wanted(self, run: Run, start: int, stop: int) -> Positions:
         rows = slice(start, stop)

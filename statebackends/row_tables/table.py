@@ -21,6 +21,7 @@ from holdfast.statebackends.row_tables.merge import Merge, places_of
 from holdfast.statebackends.row_tables.probe import MatchFilter, Probe, matches_in
 from holdfast.statebackends.row_tables.run import Mask, Matches, Numbers, RowColumns, Run, RunContents, namespaces_of
 from holdfast.statebackends.row_tables.scan import Scan
+from holdfast.statebackends.row_tables.time_order import TimeOrder
 from holdfast.statebackends.state import NO_TIME, KeyColumn, RowMatches, RowTableStateDescriptor
 from holdfast.statebackends.storage.failures import refusal
 
@@ -217,6 +218,8 @@ class SortedRowTable:
         return Probe(list(self._runs), keys, MatchFilter(None, times), after, self._columns)
 
     def until(self, moment: int, rows_max: int, after: int = NO_TIME) -> Matches:
+        if not self.descriptor.by_time:
+            raise InvariantError(f"state {self.descriptor.name!r}: its rows are not asked for by time")
         self._seal()
         found = [(number, run.until(moment, rows_max, after)) for number, run in enumerate(self._runs)]
         origins = np.repeat([number for number, _ in found], [len(rows) for _, rows in found]).astype(np.int64)
@@ -242,8 +245,10 @@ class SortedRowTable:
         order = np.argsort(queries, kind="stable")
         return Matches(list(self._runs), origins[order], positions[order], queries[order], self._columns)
 
-    def scan(self, namespace: int | None = None, times: tuple[int, int] | None = None) -> Scan:
-        return Scan(self._sealed, namespace, self._columns, self._column_of, times)
+    def scan(
+        self, namespace: int | None = None, times: tuple[int, int] | None = None, *, splits_keys: bool = False
+    ) -> Scan:
+        return Scan(self._sealed, namespace, self._columns, self._column_of, times, splits_keys=splits_keys)
 
     def _sealed(self) -> Sequence[Run]:
         self._seal()
@@ -289,7 +294,7 @@ class SortedRowTable:
         living = head_alive(self._head, self._head_dropped)
         rows = [piece if alive is None else piece.take(alive) for piece, alive in zip(self._head, living, strict=True)]
         self._head, self._head_rows, self._head_bytes, self._head_dropped = [], 0, 0, {}
-        run = sorted_run(rows, self._schema, len(self.field_types))
+        run = sorted_run(rows, self._schema, len(self.field_types), by_time=self.descriptor.by_time)
         if run is not None:
             self._runs.append(run)
         self._plan()
@@ -304,7 +309,7 @@ class SortedRowTable:
             is_large = sum(run.nbytes for run in runs) >= self._bytes_max // _SMALL_SHARE
             is_mapped = any(run.is_mapped for run in runs) or (is_large and self.size() > self._bytes_max)
             path = self._path() if is_mapped else None
-            self._merges.append(self._guarded(partial(Merge, runs, len(self.field_types), path)))
+            self._merges.append(self._guarded(partial(Merge, runs, len(self.field_types), path, by_time=self.descriptor.by_time)))
 
     def _due(self) -> list[Run]:
         """Neighbours that are to be merged next; empty: none."""
@@ -432,7 +437,7 @@ class SortedRowTable:
         if not len(rows):
             return None
         in_order = np.argsort(rows.orders, kind="stable")
-        run = sorted_run([rows.take(in_order)], self._schema, len(self.field_types))
+        run = sorted_run([rows.take(in_order)], self._schema, len(self.field_types), by_time=self.descriptor.by_time)
         if run is not None and bool(((run.codes[1:] == run.codes[:-1]) & (run.orders[1:] == run.orders[:-1])).any()):
             raise CorruptStateError("two rows of a key have one order", reason="table")
         return run
@@ -488,8 +493,8 @@ def check_row_table(descriptor: RowTableStateDescriptor) -> None:
             raise InvalidConfigError(f"state {descriptor.name!r}: column {name!r} is empty or there twice", state=descriptor.name)
 
 
-def sorted_run(pieces: Sequence[Rows], schema: pa.Schema, key_fields: int) -> Run | None:
-    """Rows, whose orders ascend, as a run; None if there are none."""
+def sorted_run(pieces: Sequence[Rows], schema: pa.Schema, key_fields: int, *, by_time: bool = False) -> Run | None:
+    """Rows, whose orders ascend, as a run; None if there are none. `by_time`: it is asked for rows by time."""
     codes: Codes = np.concatenate([piece.codes for piece in pieces])
     if not len(codes):
         return None
@@ -500,7 +505,8 @@ def sorted_run(pieces: Sequence[Rows], schema: pa.Schema, key_fields: int) -> Ru
         np.concatenate([getattr(piece, name) for piece in pieces])[order] for name in ("orders", "namespaces", "times")
     )
     numbers, blocks = (codes[order], orders, namespaces, times), table.to_batches()
-    return Run(numbers, blocks, RunContents.of(numbers, blocks, key_fields))
+    time_order = TimeOrder(times, np.empty(len(times), np.uint16)) if by_time else None
+    return Run(numbers, blocks, RunContents.of(numbers, blocks, key_fields), by_time=time_order)
 
 
 def _tier(run: Run) -> int:

@@ -23,7 +23,7 @@ from holdfast.coordinator.ha.shared_state import SharedStateRegistry, shared_han
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from holdfast.statebackends.row_tables import key_codes, merge, scan, table
+from holdfast.statebackends.row_tables import key_codes, merge, scan, table, time_order
 from holdfast.statebackends.row_tables.table import SortedRowTable
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.snapshot import increments
@@ -33,7 +33,7 @@ from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.statebackends.backend_harness import MAX_PARALLELISM, Cluster
 
-ROWS = RowTableStateDescriptor("rows", pa.schema([("number", pa.int64()), ("key", pa.string())]))
+ROWS = RowTableStateDescriptor("rows", pa.schema([("number", pa.int64()), ("key", pa.string())]), by_time=True)
 KEY = KeyType.parse("tuple<utf8,int64>")
 KEYS = [("", 0), ("a", 0), ("a", 1), ("b\0", 0), ("b", -1), ("ünï", 7), ("x" * 300, 7)]
 TASK = SubtaskKey("v", 0)
@@ -64,6 +64,18 @@ def rows_in(matches: Any) -> list[Row]:
     keys = zip(columns["name"], columns["part"], strict=True)
     found = [Row(*each) for each in zip(columns["number"], keys, matches.namespaces.tolist(), times, strict=True)]
     assert columns["key"] == [str(row.number) if row.number % 3 else None for row in found]
+    return found
+
+
+def split_rows(rows: SortedRowTable, rows_max: int) -> list[Row]:
+    """In slices that a key's rows may be cut by."""
+    found: list[Row] = []
+    scanned = rows.scan(splits_keys=True)
+    while (some := scanned.next(rows_max)) is not None:
+        found += rows_in(some)
+    for key in {row.key for row in found}:
+        numbers = [row.number for row in found if row.key == key]
+        assert numbers == sorted(numbers)
     return found
 
 
@@ -346,6 +358,7 @@ class RowTableMachine(RuleBasedStateMachine):
     @rule(rows_max=st.integers(1, 20))
     def read_all(self, rows_max: int) -> None:
         assert sorted(all_rows(self.rows, rows_max), key=lambda row: row.number) == self.model
+        assert sorted(split_rows(self.rows, rows_max), key=lambda row: row.number) == self.model
 
 
 @pytest.mark.parametrize(
@@ -365,6 +378,8 @@ def test_row_tables_hold_what_the_model_holds(
         monkeypatch.setattr(merge, "SLICE_ROWS", 3)
         monkeypatch.setattr(merge, "BLOCK_ROWS", 7)
         monkeypatch.setattr(scan, "_SCANNED_MAX", 4)
+        monkeypatch.setattr(time_order, "CHUNK_ROWS", 4)
+        monkeypatch.setattr(time_order, "_FEW", 2)
         monkeypatch.setattr(key_codes, "_PACKED_ROWS", 8)
         monkeypatch.setattr(key_codes, "_INDEX_MASK", np.uint64(7))
     if bounds == "small":

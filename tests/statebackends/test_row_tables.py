@@ -405,7 +405,7 @@ def test_runs_without_the_namespace_or_the_times_are_passed_over(cluster: Cluste
     assert table.scan(0, (6, 30)).next(10) is None
 
 
-SOME = RowTableStateDescriptor("some", pa.schema([]))
+SOME = RowTableStateDescriptor("some", pa.schema([]), by_time=True)
 
 
 def test_rows_of_two_tables_are_found_in_each_other_by_key_and_order(tmp_path: Path) -> None:
@@ -432,3 +432,28 @@ def test_rows_of_two_tables_are_found_in_each_other_by_key_and_order(tmp_path: P
         assert part.delete(part.counterparts(matched)) == len([n for n in range(200) if n % 7 == 3 and n % 3 == 0])
         assert len(part.counterparts(matched)) == 0
     cluster.close()
+
+
+def test_a_key_of_many_rows_comes_in_slices_where_it_may(cluster: Cluster) -> None:
+    backend = cluster.backend((ROWS,))
+    table = backend.row_table(ROWS, ["id"])
+    for start in range(0, 100_000, 20_000):
+        numbers = np.arange(start, start + 20_000)
+        table.append(keys_of(numbers % 200 == 0), 0, [pa.array(numbers), pa.nulls(len(numbers), pa.string())])
+    scan = table.scan(splits_keys=True)
+    found = []
+    while (rows := scan.next(1_000)) is not None:
+        assert len(rows) <= 1_000
+        found.append(rows.take(["v"]).column(0).to_numpy())
+    numbers = np.concatenate(found)
+    assert len(found) >= 100
+    assert np.array_equal(np.sort(numbers), np.arange(100_000))
+    for is_rare in (False, True):
+        of_key = numbers[(numbers % 200 == 0) == is_rare]
+        assert np.array_equal(of_key, np.sort(of_key))
+
+
+def test_a_table_that_is_not_by_time_is_not_asked_for_times(cluster: Cluster) -> None:
+    table = cluster.backend((ROWS,)).row_table(ROWS, ["id"])
+    with pytest.raises(InvariantError, match="not asked for by time"):
+        table.until(50, 1_000)

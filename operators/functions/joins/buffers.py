@@ -68,12 +68,12 @@ class SideBuffer:
         values = pa.schema(side.columns)
         self._rows = RowTableStateDescriptor(name, values)
         """All rows for which a partner can follow, in stretches of event time; a stretch's namespace is its first ms."""
-        self._unmatched = RowTableStateDescriptor(f"{name}_unmatched", pa.schema([]))
+        self._unmatched = RowTableStateDescriptor(f"{name}_unmatched", pa.schema([]), by_time=True)
         """Key, order and time of those that have no partner yet."""
         self._pending = RowTableStateDescriptor(f"{name}_pending", _with_own(values, side.selector.names))
         """Rows that a barrier met before all of their pairs were made."""
         keys = zip(side.selector.names, side.selector.key_type.arrow_types, strict=True)
-        self._unkeyed = RowTableStateDescriptor(f"{name}_unkeyed", pa.schema([*keys, *side.columns]))
+        self._unkeyed = RowTableStateDescriptor(f"{name}_unkeyed", pa.schema([*keys, *side.columns]), by_time=True)
         """Rows with a null in the key, which have no partner."""
 
     @property
@@ -194,8 +194,11 @@ class SideBuffer:
 
     def clean_exactly(self, watermark_ms: int) -> None:
         """As `clean`, to the ms, where it costs little."""
-        if watermark_ms > MIN_WATERMARK and self.rows.count() <= EXACT_ROWS_MAX:
-            self.rows.delete(self.rows.until(self.due_until(watermark_ms), EXACT_ROWS_MAX))
+        if watermark_ms == MIN_WATERMARK or self.rows.count() > EXACT_ROWS_MAX:
+            return
+        scan = self.rows.scan(times=(MIN_WATERMARK, self.due_until(watermark_ms)))
+        while (rows := scan.next(EXACT_ROWS_MAX)) is not None:
+            self.rows.delete(rows)
 
     # ------------------------------------------------------------------------------------------------------------ pending
 

@@ -31,9 +31,9 @@ class StoredSide:
     table: RowTableStateDescriptor
 
     @staticmethod
-    def of(side: JoinSide, state: str) -> StoredSide:
+    def of(side: JoinSide, state: str, *, by_time: bool) -> StoredSide:
         fields = [pa.field(field.name, field.type) for field in side.columns]
-        return StoredSide(side, RowTableStateDescriptor(state, pa.schema(fields)))
+        return StoredSide(side, RowTableStateDescriptor(state, pa.schema(fields), by_time=by_time))
 
     def opened(self, context: OperatorContext) -> RowTable:
         return context.keyed_state.row_table(self.table, self.side.selector.names)
@@ -55,14 +55,6 @@ class StoredSide:
         """The columns beside the key."""
         names = self.table.schema.names
         return list(rows.take(names).columns) if names else []
-
-    def values_at(self, rows: RowMatches, places: Positions, found: Mask) -> list[pa.Array]:
-        """Those of the rows at these places; null where none was found."""
-        if found.all():
-            return self.values(rows.select(places))
-        wanted = np.unique(places[found])
-        taken = pa.array(np.searchsorted(wanted, places), mask=~found)
-        return [column.take(taken) for column in self.values(rows.select(wanted))]
 
     def by_key(self, rows: RowMatches, context: OperatorContext) -> tuple[RowMatches, ArrowKeyColumn, Positions]:
         """(rows so that those of a key are together, in their order; the keys, each once; which of them each row has)."""
@@ -91,9 +83,11 @@ class StoredSide:
         return self.keys_of(rows.select(begins).keys(), context), np.cumsum(begins) - 1
 
 
-def rows_between(table: RowTable, since: int, until: int, rows_max: int) -> Iterator[RowMatches]:
+def rows_between(
+    table: RowTable, since: int, until: int, rows_max: int, *, splits_keys: bool = False
+) -> Iterator[RowMatches]:
     """Rows with times from `since` to `until`, both inclusive, by time and, of one time with more than `rows_max`, by key: about
-    `rows_max` at once, and all of one key and time together.
+    `rows_max` at once, and all of one key and time together, unless `splits_keys`.
 
     Between two of them rows may be deleted."""
     while since <= until and len(rows := table.until(until, rows_max, since - 1)):
@@ -105,12 +99,12 @@ def rows_between(table: RowTable, since: int, until: int, rows_max: int) -> Iter
             last -= 1
             yield rows.select(times <= last)
         else:
-            yield from _rows_of_time(table, last, rows_max)
+            yield from _rows_of_time(table, last, rows_max, splits_keys=splits_keys)
         since = last + 1
 
 
-def _rows_of_time(table: RowTable, moment: int, rows_max: int) -> Iterator[RowMatches]:
-    scan = table.scan(times=(moment, moment))
+def _rows_of_time(table: RowTable, moment: int, rows_max: int, *, splits_keys: bool) -> Iterator[RowMatches]:
+    scan = table.scan(times=(moment, moment), splits_keys=splits_keys)
     while (rows := scan.next(rows_max)) is not None:
         if len(rows):
             yield rows

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.functions.joins.output import JoinOutput, JoinSide, On, Suffixes, join_output, join_sides
@@ -24,6 +25,8 @@ from holdfast.statebackends.state import KeyColumn, RowMatches, RowTable, StateD
 
 ROWS_PER_SLICE_MAX = 8192
 """Left rows that are joined at once."""
+VERSIONS_PER_SLICE_MAX = 1 << 15
+"""Versions that are looked at at once: a key may have any number of them."""
 _NAMESPACE = 0
 _MIN_TIME = MIN_WATERMARK + 1
 
@@ -32,11 +35,12 @@ class TemporalJoinOperator(FiringOperator):
     """Left records, input 0, with versions, input 1."""
 
     def __init__(self, left: JoinSide, right: JoinSide, result: JoinOutput, *, keeps_unmatched: bool) -> None:
-        self.left = StoredSide.of(left, "waiting")
-        self.right = StoredSide.of(right, "versions")
+        self.left = StoredSide.of(left, "waiting", by_time=True)
+        self.right = StoredSide.of(right, "versions", by_time=True)
         self.result = result
         self.keeps_unmatched = keeps_unmatched
         self.rows_per_slice_max = ROWS_PER_SLICE_MAX
+        self.versions_per_slice_max = VERSIONS_PER_SLICE_MAX
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (self.left.table, self.right.table, WATERMARKS)
@@ -105,7 +109,8 @@ class TemporalJoinOperator(FiringOperator):
             self._reached.count_late(self.context, stamps[~valid])
         if valid.any():
             self.right.append(self._versions, late.filter(valid), _NAMESPACE, self.context)
-            self._drop_superseded(distinct, passed)
+            for _ in self._drop_superseded(distinct, passed):  # a few: the others are gone since the watermark passed them
+                pass
 
     # ------------------------------------------------------------------------------------------------------------- firing
 
@@ -113,23 +118,28 @@ class TemporalJoinOperator(FiringOperator):
         due = self._reached.current
         if self._earliest_waiting <= due:
             while len(rows := self._waiting.until(due, self.rows_per_slice_max)):
-                self._waiting.delete(rows)
-                self._emit(rows)
+                yield from self._emit(rows)
                 yield
             self._earliest_waiting = due + 1 if self._waiting.count() else MAX_WATERMARK
         yield from self._clean()
 
-    def _emit(self, rows: RowMatches) -> None:
-        rows, keys, numbers = self.left.by_key(rows, self.context)
+    def _emit(self, due: RowMatches) -> Iterator[None]:
+        """A slice for so many versions of their keys; the last one lets them all out."""
+        rows, keys, numbers = self.left.by_key(due, self.context)
         times = rows.times
-        versions = self._versions.rows_of(keys, times=(_MIN_TIME, int(times.max())))
-        places, found = valid_at(numbers, times, versions)
+        probe = self._versions.probe(keys, (_MIN_TIME, int(times.max())))
+        valid = _Valid(len(rows))
+        while (versions := probe.next(self.versions_per_slice_max)) is not None:
+            valid.add(versions, *valid_at(numbers, times, versions))
+            if probe.complete < len(keys):
+                yield
+        self._waiting.delete(due)
+        found = valid.found
+        right = valid.values(self.right, None if self.keeps_unmatched else found)
         if not self.keeps_unmatched and not found.all():
-            rows, places, times, found = rows.select(found), places[found], times[found], found[found]
-        if not len(rows):
-            return
-        right = self.right.values_at(versions, places, found)
-        self.output.collect(self.result.batch(rows.keys(), self.left.values(rows), right, times))
+            rows, times = rows.select(found), times[found]
+        if len(rows):
+            self.output.collect(self.result.batch(rows.keys(), self.left.values(rows), right, times))
 
     # ----------------------------------------------------------------------------------------------------------- cleaning
 
@@ -141,21 +151,77 @@ class TemporalJoinOperator(FiringOperator):
         if self._next_version > passed:
             return
         since = max(_MIN_TIME, self._next_version)
-        for rows in rows_between(self._versions, since, passed, self.rows_per_slice_max):
+        for rows in rows_between(self._versions, since, passed, self.rows_per_slice_max, splits_keys=True):
             _, keys, _ = self.right.by_key(rows, self.context)
-            self._drop_superseded(keys, passed)
-            yield
+            yield from self._drop_superseded(keys, passed)
         self._next_version = passed + 1
 
-    def _drop_superseded(self, keys: KeyColumn, passed: int) -> None:
-        """Versions of these keys that another one with a time up to `passed` has taken the place of."""
-        rows = self._versions.rows_of(keys, times=(_MIN_TIME, passed))
-        order = np.lexsort((rows.times, rows.queries))  # stable: of equal times by arrival
-        queries = rows.queries[order]
+    def _drop_superseded(self, keys: KeyColumn, passed: int) -> Iterator[None]:
+        """Versions of these keys that another one with a time up to `passed` has taken the place of: a slice for so many."""
+        probe = self._versions.probe(keys, (_MIN_TIME, passed))
+        last: tuple[int, int, RowMatches] | None = None
+        """Key and time of the row that is left of the last key, and the row: more of its versions may come."""
+        while (rows := probe.next(self.versions_per_slice_max)) is not None:
+            if len(rows):
+                last = self._drop_all_but_last(rows, last)
+            yield
+
+    def _drop_all_but_last(
+        self, rows: RowMatches, before: tuple[int, int, RowMatches] | None
+    ) -> tuple[int, int, RowMatches]:
+        times, queries = rows.times, rows.queries
+        order = np.lexsort((times, queries))  # stable: of equal times by arrival
+        ordered = queries[order]
         old = np.zeros(len(order), np.bool_)
-        np.equal(queries[1:], queries[:-1], out=old[:-1])
+        np.equal(ordered[1:], ordered[:-1], out=old[:-1])
+        key, moment = int(ordered[-1]), int(times[order[-1]])
+        last = key, moment, rows.select(order[-1:])
+        if before is not None and before[0] == int(ordered[0]):
+            newest = int(np.searchsorted(ordered, before[0], side="right")) - 1
+            if times[order[newest]] >= before[1]:
+                self._versions.delete(before[2])
+            else:
+                old[newest] = True
+                last = before if before[0] == key else last
         if old.any():
             self._versions.delete(rows.select(order[old]))
+        return last
+
+
+class _Valid:
+    """Of each of some rows the version that is valid at its time, among those that were looked at. They come by key and arrival."""
+
+    def __init__(self, count: int) -> None:
+        self.found: Mask = np.zeros(count, np.bool_)
+        self._times = np.full(count, MIN_WATERMARK)
+        self._slices = np.zeros(count, np.int64)
+        self._places = np.zeros(count, np.int64)
+        self._versions: list[RowMatches] = []
+
+    def add(self, versions: RowMatches, places: Positions, found: Mask) -> None:
+        """Of each row the place of the version that is valid among these ones, and whether there is one."""
+        rows = np.flatnonzero(found)
+        times = versions.times[places[rows]]
+        is_later = times >= self._times[rows]
+        rows, times = rows[is_later], times[is_later]
+        if not len(rows):
+            return
+        used, at = np.unique(places[rows], return_inverse=True)
+        self.found[rows] = True
+        self._times[rows], self._slices[rows], self._places[rows] = times, len(self._versions), at
+        self._versions.append(versions.select(used))
+
+    def values(self, side: StoredSide, wanted: Mask | None) -> list[pa.Array]:
+        """The columns of the versions, of all rows, with nulls for those that have none, or of the wanted ones."""
+        picked = np.arange(len(self.found)) if wanted is None else np.flatnonzero(wanted)
+        starts = np.cumsum([0, *map(len, self._versions)])
+        taken = pa.array(starts[self._slices[picked]] + self._places[picked], mask=~self.found[picked])
+        pieces = [side.values(versions) for versions in self._versions]
+        if len(pieces) == 1:
+            return [column.take(taken) for column in pieces[0]]
+        if not pieces:
+            return [pa.nulls(len(picked), field.type) for field in side.table.schema]
+        return [pa.concat_arrays(columns).take(taken) for columns in zip(*pieces, strict=True)]
 
 
 def valid_at(keys: Positions, times: Positions, versions: RowMatches) -> tuple[Positions, Mask]:

@@ -118,7 +118,8 @@ class WindowedOperator(FiringOperator):
     ) -> None:
         self.windows = windows
         self.late_tags = late_tags
-        self.sides = (StoredSide.of(left, "left"), StoredSide.of(right, "right"))
+        by_time = isinstance(windows, Session)
+        self.sides = (StoredSide.of(left, "left", by_time=by_time), StoredSide.of(right, "right", by_time=by_time))
         self.rows_per_slice_max = ROWS_PER_SLICE_MAX
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
@@ -564,11 +565,13 @@ class CoGroupOperator(WindowedOperator):
             results += self._call(key, window, lefts[left : left + left_count], rights[right : right + right_count])
             left, right = left + left_count, right + right_count
             made.append(len(results) - before)
-        if results:
+        stamps = np.repeat(found.ends - 1, made)
+        for first in range(0, len(results), self.rows_per_slice_max):
+            some = slice(first, first + self.rows_per_slice_max)
             yield Batch(
-                rows=results,
+                rows=results[some],
                 schema=self.output_type.schema,
-                timestamps=np.repeat(found.ends - 1, made),
+                timestamps=stamps[some],
                 row_factory=self.output_type.record,
                 producer=self.context.uid,
             )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.operators.functions.joins.sides import StoredSide
 from holdfast.operators.functions.joins.temporal import TemporalJoinOperator, temporal_join
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
@@ -25,9 +26,11 @@ RIGHT = RowType(pa.schema([("k", pa.string()), ("v", pa.string())]))
 How = Literal["inner", "left"]
 
 
-def operator(how: How = "inner", rows_per_slice_max: int = 8192) -> TemporalJoinOperator:
+def operator(
+    how: How = "inner", rows_per_slice_max: int = 8192, versions_per_slice_max: int = 1 << 15
+) -> TemporalJoinOperator:
     made = temporal_join(LEFT, RIGHT, "k", how, None, "op")
-    made.rows_per_slice_max = rows_per_slice_max
+    made.rows_per_slice_max, made.versions_per_slice_max = rows_per_slice_max, versions_per_slice_max
     return made
 
 
@@ -124,6 +127,35 @@ def test_versions_of_one_moment_are_looked_at_in_slices() -> None:
         feed(harness, 1, ("0", 10, "again"), ("x", 11, "x"))
         assert len(list(harness.watermark_slices(1_000))) >= 15
         assert versions_kept(harness) == 41
+
+
+@pytest.mark.parametrize("cut", [1, 30, 60, 200])
+def test_a_key_with_many_versions_of_one_time_takes_many_slices(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are looked at for the records that wait, and go but for the last; a barrier may fall between two slices."""
+    looked: list[int] = []
+    by_key = StoredSide.by_key
+
+    def counting(self: Any, rows: Any, context: Any) -> Any:
+        looked.append(len(rows))
+        return by_key(self, rows, context)
+
+    monkeypatch.setattr(StoredSide, "by_key", counting)
+    versions = [("a", 5, f"v{n}") for n in range(1_000)]
+    with OperatorHarness(operator("left", 20, 20), key_type="utf8") as harness:
+        feed(harness, 1, ("a", 3, "old"), *versions[:500], ("b", 5, "b"))
+        feed(harness, 1, *versions[500:], ("a", 8, "new"))
+        feed(harness, 0, ("a", 9, 1), ("a", 7, 2), ("a", 4, 3), ("a", 2, 4), ("b", 7, 5))
+        slices = harness.watermark_slices(20)
+        done = sum(1 for _ in zip(range(cut), slices))  # noqa: B905
+        emitted, snapshot = shown(harness), harness.snapshot()
+    if done == cut:
+        with OperatorHarness.restored(operator("left", 20, 20), [snapshot], key_type="utf8") as harness:
+            harness.watermark(20)
+            emitted += shown(harness)
+            assert versions_kept(harness) == 2
+    assert max(looked) <= 20
+    assert sorted(emitted) == [("a", 2, 4, None), ("a", 4, 3, "old"), ("a", 7, 2, "v999"), ("a", 9, 1, "new"), ("b", 7, 5, "b")]
+    assert done == cut or done > 100
 
 
 def test_a_drain_joins_all_that_waits_and_keeps_the_versions_of_the_future() -> None:
@@ -248,7 +280,7 @@ def run(
     emitted: list[Any] = []
     snapshots = []
     for subtask in range(parallelism):
-        made = operator(how, slice_rows)
+        made = operator(how, slice_rows, slice_rows)
         with OperatorHarness.restored(made, restored, key_type="utf8", parallelism=parallelism, subtask=subtask) as harness:
             for start in range(0, len(order), size):
                 here = [row for row in order[start : start + size] if owner(row[1], parallelism) == subtask]

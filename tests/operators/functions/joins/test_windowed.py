@@ -159,6 +159,20 @@ def test_a_null_in_the_key_is_equal_to_nothing(window: JoinWindows) -> None:
         feed(harness, (0, None, 12, 1))
 
 
+def test_results_of_one_group_of_a_cogroup_come_in_bounded_batches() -> None:
+    def many(key: str, window: Any, left: list[Any], right: list[Any]) -> Iterable[dict[str, Any]]:
+        return [{"k": key, "start": n, "n": [], "v": []} for n in range(len(left) * len(right))]
+
+    made = cogroup(LEFT, RIGHT, "k", Tumbling(10), many, GROUPED, "op")
+    made.rows_per_slice_max = 40
+    with OperatorHarness(made, key_type="utf8") as harness:
+        feed(harness, *((side, "a", 5, n) for side in (0, 1) for n in range(11)))
+        harness.watermark(9)
+        assert [batch.num_rows for batch in harness.output.batches] == [40, 40, 40, 1]
+        assert [row["start"] for row in harness.output.rows()] == list(range(121))
+        assert set(harness.output.timestamps()) == {9}
+
+
 def test_what_a_cogroup_raises_names_operator_key_and_window() -> None:
     def bad(key: Any, window: Any, left: Any, right: Any) -> Any:
         return None if left else []
