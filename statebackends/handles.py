@@ -120,6 +120,11 @@ DELTA_FORMAT = "arrow-delta"
 """Format of a handle whose parts are deltas, oldest first, on the table of the same state and key groups in the handle before it.
 
 A format of its own, so that a reader that doesn't know deltas refuses the snapshot instead of taking the base for all of it."""
+SET_DELTA_FORMAT = "arrow-set-delta"
+"""As DELTA_FORMAT, of columnar states with sets: a row of a delta may have what sets gained, and not all of them.
+
+A format of its own, so that a reader that takes a row for all of it refuses the snapshot."""
+DELTA_FORMATS = (DELTA_FORMAT, SET_DELTA_FORMAT)
 NATIVE_FORMAT = "rocksdb"
 """Format of a handle whose parts are files of a RocksDB database, which hold all states. Only the backend `rocksdb` reads them."""
 
@@ -129,7 +134,7 @@ class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
 
     key_groups: KeyGroupRange
     format: str
-    """One of TABLE_FORMATS, DELTA_FORMAT or NATIVE_FORMAT."""
+    """One of TABLE_FORMATS, DELTA_FORMATS or NATIVE_FORMAT."""
     states: tuple[StateMeta, ...]
     """The states in `parts`: a table or delta parts[i] belongs to states[i]; native files hold all states together."""
     parts: tuple[StateHandle, ...]

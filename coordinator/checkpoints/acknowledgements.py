@@ -17,7 +17,7 @@ from holdfast.barriers.messages import AcknowledgeCheckpoint, has_control_charac
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
-    DELTA_FORMAT,
+    DELTA_FORMATS,
     NATIVE_FORMAT,
     FileHandle,
     InlineHandle,
@@ -213,7 +213,7 @@ class AcknowledgementValidator:
             for meta in handle.states:
                 if declared.get(meta.name) != meta:
                     raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
-                if (meta.name in found) is not (handle.format == DELTA_FORMAT):
+                if (meta.name in found) is not (handle.format in DELTA_FORMATS):
                     raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta of it and no table before")
                 found.add(meta.name)
             natives += handle.format == NATIVE_FORMAT
@@ -293,7 +293,7 @@ def _form(config: JobConfig, *, savepoint: bool, native: bool) -> _Form:
         formats.add(NATIVE_FORMAT)
     shares = config.is_incremental and not savepoint
     if shares:
-        formats.add(DELTA_FORMAT)
+        formats |= {*DELTA_FORMATS}
     return _Form(frozenset(formats), config.inline_threshold, FILE_BYTES_MAX, shares=shares)
 
 
@@ -331,7 +331,7 @@ def _check_shape(handle: KeyedStateHandle) -> None:
         return
     if handle.names or len(handle.states) != parts:
         raise _Refused(f"{parts} tables of {len(handle.states)} states")
-    if handle.format == DELTA_FORMAT and parts > DELTAS_MAX:
+    if handle.format in DELTA_FORMATS and parts > DELTAS_MAX:
         deltas: dict[str, int] = {}
         for meta in handle.states:
             deltas[meta.name] = deltas.get(meta.name, 0) + 1

@@ -25,7 +25,7 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
     UndeclaredStateError,
 )
-from holdfast.statebackends.handles import DELTA_FORMAT, TABLE_FORMATS, KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
+from holdfast.statebackends.handles import DELTA_FORMATS, TABLE_FORMATS, KeyedStateHandle, KeyGroupRange, StateHandle, StateMeta
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.states import KeyContext, create_state
 from holdfast.statebackends.heap.ttl import IncrementalCleanup, StateTtl, TableTtl, TtlClock
@@ -386,7 +386,7 @@ class KeyedBackendBase(ABC):
     def _check(self, handles: Sequence[KeyedStateHandle]) -> None:
         unclaimed: dict[str, int] = {}
         for handle in handles:
-            if handle.format not in (*TABLE_FORMATS, DELTA_FORMAT, self.native_format):
+            if handle.format not in (*TABLE_FORMATS, *DELTA_FORMATS, self.native_format):
                 self._refuse_format(handle.format)
             for position, meta in enumerate(handle.states):
                 declared = self._declared(meta)

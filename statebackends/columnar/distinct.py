@@ -7,6 +7,7 @@ snapshot the set of a row is a list, in order of arrival. It knows nothing of ke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from holdfast.statebackends.columnar.parts import (
     AccumulatorColumns,
     Chosen,
     Column,
-    Frozen,
     Mask,
     Part,
     Slots,
@@ -178,19 +178,12 @@ class DistinctAccumulator(AccumulatorColumns):
             owners = np.repeat(slots, lists.value_lengths().to_numpy(zero_copy_only=False))
             self._add(self.pairs.of(owners, _canonical(arrow_values(values, self._source))))
 
-    def freeze(self) -> Frozen:
-        numbers, codes_of, values = self._numbers[: self._count], self.pairs.codes(), self.pairs.frozen_values()
-        source = self._source
+    @property
+    def held_count(self) -> int:
+        return self._count
 
-        def lists(columns: Sequence[Column], seen: Mask | None) -> list[pa.Array]:
-            codes = codes_of[numbers]
-            rows = codes >> _CODE_BITS
-            lengths = np.bincount(rows, minlength=len(columns[0]))
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32)
-            items = values().take(pa.array((codes & _CODES)[_in_order(rows)]))
-            return [pa.ListArray.from_arrays(pa.array(offsets), items, type=pa.list_(source))]
-
-        return lists
+    def freeze(self) -> FrozenSets:
+        return FrozenSets(self._numbers[: self._count], self.pairs.codes(), self.pairs.frozen_values(), self._source)
 
     def snapshot_arrays(self, columns: Sequence[Column], seen: Mask | None) -> list[pa.Array]:
         return self.freeze()(columns, seen)
@@ -214,6 +207,29 @@ class DistinctAccumulator(AccumulatorColumns):
         self._numbers[self._count : count] = new
         self._count = count
         np.add.at(self.columns[0], self.pairs.codes()[new] >> _CODE_BITS, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSets:
+    """A `Frozen` of sets, which also tells what they gained."""
+
+    numbers: Slots
+    """Of the pairs in the sets, in order of arrival."""
+    codes_of: Slots
+    values: Callable[[], pa.Array]
+    source: pa.DataType
+
+    def since(self, count: int) -> FrozenSets:
+        """Without the values of which there were `count`."""
+        return replace(self, numbers=self.numbers[count:])
+
+    def __call__(self, columns: Sequence[Column], seen: Mask | None) -> list[pa.Array]:
+        codes = self.codes_of[self.numbers]
+        rows = codes >> _CODE_BITS
+        lengths = np.bincount(rows, minlength=len(columns[0]))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32)
+        items = self.values().take(pa.array((codes & _CODES)[_in_order(rows)]))
+        return [pa.ListArray.from_arrays(pa.array(offsets), items, type=pa.list_(self.source))]
 
 
 def _firsts(numbers: Slots) -> Slots:

@@ -84,6 +84,11 @@ class AccumulatorColumns(ABC):
         """Fold one value per slot in (repeats allowed). Slots from rows_before on are new in this batch. `times`: event times, by
         which `first` and `last` go, and what is equal otherwise; None: all are equal, and order of arrival decides."""
 
+    @property
+    def held_count(self) -> int:
+        """Values in the sets of its rows; 0 where there are none."""
+        return 0
+
     def end_batch(self) -> None:  # noqa: B027 - most have nothing to forget
         """All aggregates have taken their values of the batch."""
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulators, parts_of
+from holdfast.statebackends.columnar.distinct import FrozenSets
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
 from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
 from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes, distinct_slots
@@ -86,6 +87,8 @@ class FrozenColumns:
 
 
 _CAPACITY_MIN = 16
+_HELD_EPOCHS_MAX = 64
+"""Epochs with changes of which a namespace knows what its sets held; a base before them costs all of its rows."""
 _REMOVED_MAX = 1 << 16
 """Namespaces removed since the base, before their rows cost less than their names."""
 KeyColumnOf = Callable[[list[pa.Array]], KeyColumn]
@@ -327,6 +330,11 @@ class NumpyColumnarState:
                 self._rows(namespace).load(part_keys, [part.take(taken) for part in parts])
 
     @property
+    def set_names(self) -> list[str]:
+        """Columns of a snapshot that have sets: of an increment, what these gained."""
+        return [each.output for each in self.descriptor.aggregates if each.function == "count_distinct"]
+
+    @property
     def part_fields(self) -> list[pa.Field]:
         """Columns that a snapshot has for the accumulators."""
         return part_fields_of(self.descriptor)
@@ -373,7 +381,9 @@ def part_fields_of(descriptor: ColumnarStateDescriptor) -> list[pa.Field]:
 class _Rows:
     """The rows of one namespace."""
 
-    __slots__ = ("_all_changed", "_capacity", "_freezes", "accumulators", "changed", "changed_in", "dropped", "index")
+    __slots__ = (
+        "_all_changed", "_capacity", "_freezes", "_has_sets", "accumulators", "changed", "changed_in", "dropped", "held", "index",
+    )  # fmt: skip
 
     def __init__(self, descriptor: ColumnarStateDescriptor, index: KeyIndex, operator: str) -> None:
         self.index = index
@@ -389,6 +399,9 @@ class _Rows:
             descriptor.aggregates, _CAPACITY_MIN, operator=operator, state=descriptor.name
         )
         self._freezes: list[FrozenColumns] = []
+        self._has_sets = any(each.function == "count_distinct" for each in descriptor.aggregates)
+        self.held: tuple[tuple[int, tuple[int, ...]], ...] = ()
+        """(epoch, values that the sets of each aggregate had before its first change), of the last epochs with changes."""
 
     @property
     def count(self) -> int:
@@ -448,6 +461,9 @@ class _Rows:
             return
         if self.changed is None:
             self.changed = np.zeros(self._capacity, np.uint32)
+        if self._has_sets and epoch > self.changed_in:
+            held = tuple(accumulator.held_count for accumulator in self.accumulators)
+            self.held = (*self.held[-_HELD_EPOCHS_MAX + 1 :], (epoch, held))
         self.changed_in = epoch
         if len(slots) > 2 * count:
             self.changed[:count] = epoch  # a snapshot in flight may see it: it then holds rows that it need not
@@ -516,7 +532,7 @@ class _Rows:
 class _FrozenTable:
     """The rows of one namespace at one barrier."""
 
-    __slots__ = ("_columns", "_copied", "_dropped", "_frozen", "_keys", "_namespace", "_rows")
+    __slots__ = ("_columns", "_copied", "_dropped", "_frozen", "_held", "_keys", "_namespace", "_rows")
 
     def __init__(self, namespace: int, rows: _Rows) -> None:
         self._namespace = namespace
@@ -525,6 +541,7 @@ class _FrozenTable:
         self._frozen = [(len(accumulator.columns), accumulator.freeze()) for accumulator in rows.accumulators]
         self._keys = rows.index.frozen_keys()
         self._dropped = rows.dropped
+        self._held = rows.held
         self._copied: list[Column | None] | None = None
 
     def watch(self) -> None:
@@ -538,9 +555,9 @@ class _FrozenTable:
         return self._copied
 
     def columns(self, since: int | None = None) -> Columns:
-        """All rows, or those that changed after the epoch `since`."""
+        """All rows, or those that changed after the epoch `since`; of sets what they gained since then."""
         *columns, changed = self.copy()
-        keys, parts = list(self._keys()), list(self._parts(columns))
+        keys, parts = list(self._keys()), list(self._parts(columns, since))
         if since is None:
             keys, parts = [[array.slice(self._dropped) for array in arrays] for arrays in (keys, parts)]
         else:
@@ -549,12 +566,19 @@ class _FrozenTable:
             keys, parts = [[array.take(taken) for array in arrays] for arrays in (keys, parts)]
         return keys, pa.repeat(pa.scalar(self._namespace, pa.int64()), len(keys[0])), parts
 
+    def knows(self, since: int) -> bool:
+        """Whether it can tell what the sets gained after the epoch `since`."""
+        return len(self._held) < _HELD_EPOCHS_MAX or self._held[0][0] <= since
+
     def release(self) -> None:
         self._rows.release(self._columns)
 
-    def _parts(self, columns: list[Column | None]) -> Iterator[pa.Array]:
+    def _parts(self, columns: list[Column | None], since: int | None) -> Iterator[pa.Array]:
+        held = None if since is None else next((counts for epoch, counts in self._held if epoch > since), ())
         position = 0
-        for count, frozen in self._frozen:
+        for number, (count, frozen) in enumerate(self._frozen):
+            if held is not None and isinstance(frozen, FrozenSets):
+                frozen = frozen.since(held[number] if held else len(frozen.numbers))
             parts = [column for column in columns[position : position + count] if column is not None]
             yield from frozen(parts, columns[position + count])
             position += count + 1
@@ -606,8 +630,13 @@ class FrozenState:
         found: list[Columns] = []
         for namespace in self._rows:
             start = None if namespace in replaced else since
-            if table := self._table(namespace, start):
-                found.append(table.columns(start))
+            table = self._table(namespace, start)
+            if table is None:
+                continue
+            if start is not None and not table.knows(start):
+                replaced.add(namespace)
+                start = None
+            found.append(table.columns(start))
         return sorted(replaced), self._joined(found)
 
     def _table(self, namespace: int, since: int | None = None) -> _FrozenTable | None:

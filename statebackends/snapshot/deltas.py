@@ -1,10 +1,10 @@
 """Deltas of keyed state: the parts of a snapshot that make up a state, and the merge of a base and its deltas. Pure.
 
 A delta is a table of the rows that changed since a base, with the columns of the base and `tombstone`. It has all rows of each
-changed key (all elements of a list, all entries of a map), or one row with a tombstone if the key has none left. A timer is its own
-key: it is present, or has a tombstone; so is a row of a row table, which its order tells from others. Columnar state and row tables
-drop whole namespaces: the schema's metadata lists those whose earlier rows are dropped. Which files hold a base and its deltas is
-for increments.py."""
+changed key (all elements of a list, all entries of a map), or one row with a tombstone if the key has none left. Of the sets of
+columnar state it has what they gained; the schema's metadata lists their columns. A timer is its own key: it is present, or has a
+tombstone; so is a row of a row table, which its order tells from others. Columnar state and row tables drop whole namespaces: the
+schema's metadata lists those whose earlier rows are dropped. Which files hold a base and its deltas is for increments.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from holdfast.statebackends.columnar.key_index import distinct_codes
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import (
     DELTA_FORMAT,
+    DELTA_FORMATS,
     NATIVE_FORMAT,
+    SET_DELTA_FORMAT,
     TABLE_FORMATS,
     KeyedStateHandle,
     KeyGroupRange,
@@ -93,7 +95,7 @@ def state_parts(handles: Iterable[KeyedStateHandle], *, operator: str, subtask: 
     for handle in handles:
         for index, meta in enumerate(handle.states):
             place = (handle.key_groups, meta.name)
-            if handle.format != DELTA_FORMAT:
+            if handle.format not in DELTA_FORMATS:
                 found.append((handle, index))
                 if handle.format in TABLE_FORMATS:
                     bases[place] = meta
@@ -128,6 +130,8 @@ def part_batches(parts: Sequence[StatePart]) -> Iterator[Sequence[StatePart]]:
 TOMBSTONE_COLUMN = "tombstone"
 REPLACED_METADATA = b"holdfast.replaced"
 """Key in the schema's metadata: a JSON list of namespaces."""
+ADDED_METADATA = b"holdfast.added"
+"""Key in the schema's metadata: a JSON list of columns, whose lists are added to those of the row before."""
 
 _BUCKETS = 1 << 20
 _BATCH_ROWS = 1 << 17
@@ -150,12 +154,21 @@ def delta_schema(base: pa.Schema) -> pa.Schema:
     return base.append(pa.field(TOMBSTONE_COLUMN, pa.bool_(), nullable=False))
 
 
-def delta_table(changed: pa.Table, removed: Sequence[pa.Array], replaced: Sequence[int] = ()) -> pa.Table:
+def delta_format(meta: StateMeta) -> str:
+    """Format of a handle with deltas on tables of a state."""
+    return SET_DELTA_FORMAT if meta.kind == "columnar" and "=count_distinct(" in meta.value_type else DELTA_FORMAT
+
+
+def delta_table(
+    changed: pa.Table, removed: Sequence[pa.Array], replaced: Sequence[int] = (), added: Sequence[str] = ()
+) -> pa.Table:
     """A delta, sorted by key group. `changed`: rows of changed keys; `removed`: the first columns of removed ones (key group, key
-    fields, namespace, and a timer's time); `replaced`: namespaces whose earlier rows are dropped."""
+    fields, namespace, and a timer's time); `replaced`: namespaces whose earlier rows are dropped; `added`: columns with what lists
+    gained."""
     schema = delta_schema(changed.schema)
-    if replaced:
-        schema = schema.with_metadata({**(schema.metadata or {}), REPLACED_METADATA: msgspec.json.encode(list(replaced))})
+    for name, values in ((REPLACED_METADATA, replaced), (ADDED_METADATA, added)):
+        if values:
+            schema = schema.with_metadata({**(schema.metadata or {}), name: msgspec.json.encode(list(values))})
     shown = changed.append_column(schema.field(TOMBSTONE_COLUMN), pa.repeat(pa.scalar(False), changed.num_rows))
     tables = [pa.Table.from_arrays(shown.columns, schema=schema)]
     count = len(removed[0]) if removed else 0
@@ -189,6 +202,7 @@ def merged_deltas(
     for position, delta in enumerate(tables[1:], 1):
         _forget(tables[:position], alive[:position], replaced_by(delta.schema))
         alive[position] &= ~tombstones(delta)
+    there = [of_table.copy() for of_table in alive]
     # Only rows that share a bucket with a changed key are compared: all rows of deltas, and few of the base.
     looked_at = [np.flatnonzero(touched[of_table % _BUCKETS]) for of_table in hashes]
     picked = [table.select(names).take(pa.array(rows)) for table, rows in zip(tables, looked_at, strict=True)]
@@ -201,6 +215,8 @@ def merged_deltas(
         stop = start + len(rows)
         of_table[rows] &= sources[start:stop] == newest[codes[start:stop]]
         start = stop
+    if any(added_by(delta.schema) for delta in deltas):
+        tables = _added_up(tables, looked_at, there, codes)
     if not in_order:
         return pa.concat_tables(
             _like(table, base.schema).filter(pa.array(of_table)) for table, of_table in zip(tables, alive, strict=True)
@@ -254,15 +270,61 @@ def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelis
     yield changed.select(base.schema.names).filter(pa.array(is_last[len(looked_at) :] & ~gone))
 
 
+def _added_up(
+    tables: Sequence[pa.Table], looked_at: Sequence[_Rows], there: Sequence[npt.NDArray[np.bool_]], codes: _Rows
+) -> list[pa.Table]:
+    """The tables, with all values of a key in its newest row, in columns whose lists deltas added to.
+
+    `looked_at`: rows of each table that have a code; `there`: rows that no later delta drops, and that are no tombstones."""
+    sources = np.repeat(np.arange(len(tables)), [len(rows) for rows in looked_at])
+    firsts = np.cumsum([0, *map(len, tables)])
+    rows = np.concatenate(looked_at) + firsts[sources]
+    is_there = np.concatenate(there)[rows]
+    found = list(tables)
+    for name in sorted({name for table in tables[1:] for name in added_by(table.schema)}):
+        adds = np.array([name in added_by(table.schema) for table in tables])
+        since = np.zeros(codes.max(initial=-1) + 1, np.int64)  # the first table whose values the newest row has
+        afresh = ~(adds[sources] & is_there)
+        since[codes[afresh]] = sources[afresh]  # sources ascend, and the last assignment stays
+        lists = pa.concat_arrays([_whole(table.column(name)) for table in tables])
+        if not pa.types.is_list(lists.type):
+            raise ValueError(f"{ADDED_METADATA.decode()}: column {name!r} is not one of lists")
+        counted = np.flatnonzero(is_there & (sources >= since[codes]))
+        counted = counted[np.argsort(codes[counted], kind="stable")]
+        joined = _joined_lists(lists.take(pa.array(rows[counted])), codes[counted], len(since))
+        place = np.arange(len(lists))
+        place[rows] = len(lists) + codes
+        column = pa.concat_arrays([lists, joined]).take(pa.array(place))
+        for position, table in enumerate(found):
+            index = table.schema.get_field_index(name)
+            found[position] = table.set_column(index, table.field(index), column.slice(firsts[position], len(table)))
+    return found
+
+
+def _joined_lists(lists: pa.ListArray, numbers: _Rows, count: int) -> pa.ListArray:
+    """One list for each number below `count`: those that have it, which ascends, one after the other."""
+    lengths = np.zeros(count, np.int64)
+    np.add.at(lengths, numbers, lists.value_lengths().fill_null(0).to_numpy())
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), lists.flatten(), type=lists.type)
+
+
 def replaced_by(schema: pa.Schema) -> list[int]:
     """Namespaces whose earlier rows a delta of this schema drops. Raises ValueError."""
-    stored = (schema.metadata or {}).get(REPLACED_METADATA)
-    if stored is None:
-        return []
+    stored = (schema.metadata or {}).get(REPLACED_METADATA, b"[]")
     try:
         return msgspec.json.decode(stored, type=list[int])
     except msgspec.MsgspecError as error:
         raise ValueError(f"{REPLACED_METADATA.decode()}: {error}") from error
+
+
+def added_by(schema: pa.Schema) -> list[str]:
+    """Columns in which a delta of this schema has what lists gained. Raises ValueError."""
+    stored = (schema.metadata or {}).get(ADDED_METADATA, b"[]")
+    try:
+        return msgspec.json.decode(stored, type=list[str])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{ADDED_METADATA.decode()}: {error}") from error
 
 
 def tombstones(delta: pa.Table) -> npt.NDArray[np.bool_]:

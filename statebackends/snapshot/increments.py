@@ -24,7 +24,6 @@ import pyarrow as pa
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import (
-    DELTA_FORMAT,
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -35,7 +34,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.layout import shared_name
-from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, replaced_by
+from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, delta_format, replaced_by
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.snapshot.sources import ChangingSource, write_tables
 from holdfast.statebackends.snapshot.tables import encode_keyed_table
@@ -192,8 +191,7 @@ def write_chains(
 
     chains: dict[str, DeltaChain] = {}
     bases: list[StateHandle] = []
-    delta_metas: list[StateMeta] = []
-    deltas: list[StateHandle] = []
+    deltas: dict[str, list[tuple[StateMeta, StateHandle]]] = {}
     for source, extension, part in writing:
         chain = _chain(source.meta, extension, part)
         if chain is None:
@@ -203,12 +201,12 @@ def write_chains(
         chains[source.meta.name] = chain
         base, own_deltas = chain.parts(known.get(source.meta.name))
         bases.append(base)
-        deltas += own_deltas
-        delta_metas += [source.meta] * len(own_deltas)
+        if own_deltas:
+            deltas.setdefault(delta_format(source.meta), []).extend((source.meta, delta) for delta in own_deltas)
     stored.remember(target.checkpoint_id, chains)
     handles = [KeyedStateHandle(key_groups, "arrow", tuple(source.meta for source in sources), tuple(bases))]
-    if deltas:
-        handles.append(KeyedStateHandle(key_groups, DELTA_FORMAT, tuple(delta_metas), tuple(deltas)))
+    for form, found in deltas.items():
+        handles.append(KeyedStateHandle(key_groups, form, *map(tuple, zip(*found, strict=True))))
     return tuple(handles)
 
 

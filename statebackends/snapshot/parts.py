@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.errors import CorruptStateError, InvariantError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import (
-    DELTA_FORMAT,
+    DELTA_FORMATS,
     SEGMENT_BYTES_MAX,
     TABLE_FORMATS,
     FileHandle,
@@ -67,8 +67,8 @@ PACK_BYTES_MAX = 8 << 20
 """Bytes of one file with several parts: one request on S3."""
 LINK_DETAIL = "a symbolic link, or in one: a savepoint's files are its own"
 _ENDS_BYTES = 6
-_NAMES = {"arrow": "an Arrow IPC file", DELTA_FORMAT: "an Arrow IPC file", "parquet": "a Parquet file"}
-_MARKS = {"arrow": b"ARROW1", DELTA_FORMAT: b"ARROW1", "parquet": b"PAR1"}
+_NAMES = {**dict.fromkeys(("arrow", *DELTA_FORMATS), "an Arrow IPC file"), "parquet": "a Parquet file"}
+_MARKS = {**dict.fromkeys(("arrow", *DELTA_FORMATS), b"ARROW1"), "parquet": b"PAR1"}
 """Format -> magic bytes at both ends of a table. Native files have none."""
 
 T = TypeVar("T")
@@ -366,7 +366,7 @@ def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
 def formatted_files(state: OperatorSubtaskState) -> Iterator[tuple[FileHandle, str]]:
     """As `file_handles`, each with the format of the table in it; "" for a file without a table."""
     for keyed in state.keyed:
-        table_format = keyed.format if keyed.format in (*TABLE_FORMATS, DELTA_FORMAT) else ""
+        table_format = keyed.format if keyed.format in (*TABLE_FORMATS, *DELTA_FORMATS) else ""
         for part in keyed.parts:
             if isinstance(part, FileHandle):
                 yield part, table_format

@@ -165,7 +165,7 @@ class ColumnarSource:
         if found is None:
             return None
         replaced, columns = found
-        return delta_table(self._table(columns), [], replaced)
+        return delta_table(self._table(columns), [], replaced, self._state.set_names)
 
     def _table(self, columns_of_rows: Columns) -> pa.Table:
         keys, namespaces, parts = columns_of_rows

@@ -17,7 +17,7 @@ import pyarrow as pa
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import (
     CHECKPOINT_ID_MAX,
-    DELTA_FORMAT,
+    DELTA_FORMATS,
     NATIVE_FORMAT,
     TABLE_FORMATS,
     InlineHandle,
@@ -296,9 +296,9 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     groups = handle.key_groups
     if not 0 <= groups.start <= groups.stop <= max_parallelism:
         return f"key groups [{groups.start}, {groups.stop}) of {max_parallelism}"
-    if handle.format not in (NATIVE_FORMAT, DELTA_FORMAT, *TABLE_FORMATS):
+    if handle.format not in (NATIVE_FORMAT, *DELTA_FORMATS, *TABLE_FORMATS):
         return f"unknown format {handle.format!r}"
-    if handle.format == DELTA_FORMAT and any(handle.states.count(meta) > DELTAS_MAX for meta in handle.states):
+    if handle.format in DELTA_FORMATS and any(handle.states.count(meta) > DELTAS_MAX for meta in handle.states):
         return f"more than {DELTAS_MAX} deltas on one table"
     if handle.format != NATIVE_FORMAT:
         if len(handle.parts) != len(handle.states):

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import (
-    DELTA_FORMAT,
+    DELTA_FORMATS,
     FileHandle,
     KeyedStateHandle,
     KeyGroupRange,
@@ -193,7 +193,7 @@ class OperatorRewriting:
         """Handles of the kept tables. Deltas are merged into them, and have no handles."""
         for handle in state.keyed:
             kept = [index for index, meta in enumerate(handle.states) if meta.name in self._names]
-            if handle.format != DELTA_FORMAT and (kept or not handle.states):
+            if handle.format not in DELTA_FORMATS and (kept or not handle.states):
                 parts = tuple(self._part(subtask, handle, index) for index in kept)
                 metas = tuple(self._meta(handle.states[index]) for index in kept)
                 yield KeyedStateHandle(handle.key_groups, CANONICAL, metas, parts)

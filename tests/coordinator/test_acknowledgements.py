@@ -220,7 +220,7 @@ NUMBERS = (-1, -(2**40), 2**60, 2**70)
 NAMES = ("", "..", "a/b", "/etc/hostname", "a\0b", "CURRENT", "x" * 300)
 TEXTS = {
     "checksum": ("", "xxh3_128:zz", "md5:" + "0" * 32, "xxh3_128:" + "0" * 33),
-    "format": ("parquet", "rocksdb", "arrow-delta", "arrow", "pickle", ""),
+    "format": ("parquet", "rocksdb", "arrow-delta", "arrow-set-delta", "arrow", "pickle", ""),
     "path": PATHS,
     "name": ("", "other", "x\0"),
     "kind": ("map", "operator_union", ""),

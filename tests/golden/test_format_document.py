@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.statebackends import handles
 from holdfast.statebackends.columnar.accumulators import parts_of, value_type_text
-from holdfast.statebackends.handles import DELTA_FORMAT, NATIVE_FORMAT, TABLE_FORMATS
+from holdfast.statebackends.handles import DELTA_FORMATS, NATIVE_FORMAT, TABLE_FORMATS
 from holdfast.statebackends.keygroups import assign_key_groups, key_group_of_hash, operator_id, spread
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.type_serializer import TypeSerializer
@@ -90,7 +90,7 @@ def test_kinds_and_formats_are_those_of_the_code() -> None:
     kinds = code(next(row for row in table_after("**State**") if row[0] == "`kind`")[1])
     assert set(kinds) == KEYED_KINDS | OPERATOR_KINDS
     formats = code(next(row for row in table_after("**KeyedHandle**") if row[0] == "`format`")[1])
-    assert {text.strip('"') for text in formats} == {NATIVE_FORMAT, DELTA_FORMAT, *TABLE_FORMATS}
+    assert {text.strip('"') for text in formats} == {NATIVE_FORMAT, *DELTA_FORMATS, *TABLE_FORMATS}
 
 
 # --------------------------------------------------------------------------------------------------------------------- keys

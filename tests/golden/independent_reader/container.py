@@ -23,6 +23,7 @@ from .tables import apply_run, combine, raw_rows
 HEADER = re.compile(
     rb'\{"format":"holdfast-snapshot","version":(\d{1,9}),"length":(\d{1,18}),"checksum":"(xxh3_128:[0-9a-f]{32})","snapshot":'
 )
+DELTAS = ("arrow-delta", "arrow-set-delta")
 LIST_KINDS = ("operator_list", "operator_union", "operator_broadcast")
 
 
@@ -60,7 +61,7 @@ def check_key_groups(operator: dict[str, Any]) -> None:
         for handle in subtask.get("keyed", ()):
             groups = handle["key_groups"]
             require(0 <= groups["start"] <= groups["stop"] <= operator["max_parallelism"], "key groups")
-            for meta in handle["states"] if handle["format"] != "arrow-delta" else ():
+            for meta in handle["states"] if handle["format"] not in DELTAS else ():
                 ranges.setdefault(meta["name"], []).append((groups["start"], groups["stop"]))
     for name, found in ranges.items():
         found.sort()
@@ -144,7 +145,7 @@ def read_keyed(
         if handle["format"] == "rocksdb":
             found += read_rocksdb(handle, dict(zip(handle["names"], parts, strict=True)), max_parallelism)
             continue
-        is_run = handle["format"] == "arrow-delta"
+        is_run = handle["format"] in DELTAS
         require(is_run or handle["format"] in ("arrow", "parquet"), f"format {handle['format']!r}")
         require(len(parts) == len(handle["states"]), "parts")
         for meta, data in zip(handle["states"], parts, strict=True):
@@ -163,6 +164,8 @@ def read_keyed(
             _, before, runs = tables[place]
             runs.append(len(rows))
             require(len(runs) <= 32, "more than 32 runs")
-            replaced = json.loads((table.schema.metadata or {}).get(b"holdfast.replaced", b"[]"))
-            tables[place] = (meta, apply_run(before, rows, replaced), runs)
+            named = table.schema.metadata or {}
+            replaced, added = (json.loads(named.get(name, b"[]")) for name in (b"holdfast.replaced", b"holdfast.added"))
+            require(not added or handle["format"] == "arrow-set-delta", "lists that are added to")
+            tables[place] = (meta, apply_run(before, rows, replaced, added), runs)
     return found + [(meta, combine(rows, meta)) for meta, rows, _ in tables.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +39,9 @@ def raw_rows(table: pa.Table, meta: dict[str, Any], max_parallelism: int, *, is_
     return rows
 
 
-def apply_run(before: list[dict[str, Any]], run: list[dict[str, Any]], replaced: list[int]) -> list[dict[str, Any]]:
+def apply_run(
+    before: list[dict[str, Any]], run: list[dict[str, Any]], replaced: list[int], added: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """The rows of a state after a delta."""
 
     def identity(row: dict[str, Any]) -> str:
@@ -46,7 +49,10 @@ def apply_run(before: list[dict[str, Any]], run: list[dict[str, Any]], replaced:
         return json.dumps([row["key"], row["namespace"], own], sort_keys=True, default=bytes.hex)
 
     changed = {identity(row) for row in run}
-    kept = [row for row in before if row["namespace"] not in replaced and identity(row) not in changed]
+    before = [row for row in before if row["namespace"] not in replaced]
+    known = {identity(row): row for row in before if identity(row) in changed}
+    run = [row | {name: known[identity(row)][name] + row[name] for name in added if identity(row) in known} for row in run]
+    kept = [row for row in before if identity(row) not in changed]
     return kept + [{name: value for name, value in row.items() if name != "tombstone"} for row in run if not row["tombstone"]]
 
 
@@ -77,7 +83,7 @@ def columns_of(meta: dict[str, Any], keys: list[str]) -> dict[str, bool]:
 
 def aggregates(value_type: str) -> list[tuple[str, str]]:
     """(name, function) of a columnar type whose names are plain."""
-    return re.findall(r"([^,<]+)=(count|sum|min|max|mean)(?:\(\w+\))?[,>]", value_type)
+    return re.findall(r"([^,<]+)=(count_distinct|count|sum|min|max|mean)(?:\(\w+\))?[,>]", value_type)
 
 
 def own_columns(value_type: str) -> list[str]:
@@ -130,10 +136,13 @@ def combine(rows: list[dict[str, Any]], meta: dict[str, Any]) -> list[Any]:
 
 
 def columnar_row(row: dict[str, Any], value_type: str) -> dict[str, Any]:
-    parts = {name: key_json(value) for name, value in row.items() if name not in ("key", "namespace")}
+    own = {name: value for name, value in row.items() if name not in ("key", "namespace")}
+    parts = {name: [*map(key_json, value)] if isinstance(value, list) else key_json(value) for name, value in own.items()}
     result: dict[str, Any] = {}
     for name, function in aggregates(value_type):
-        if function != "mean":
+        if function == "count_distinct":
+            result[name] = len(parts[name])
+        elif function != "mean":
             result[name] = parts[name]
         else:
             total, count = row[f"{name}.sum"], row[f"{name}.count"]
