@@ -192,6 +192,8 @@ class SlidingWindowOperator(LateWindowOperator):
         return first if fired == MIN_WATERMARK else max(first, fired + self.windows.slide_ms)
 
     def _fire_window(self, start: int) -> Iterator[None]:
+        if self._panes > 1:
+            yield from self._merged.merged(start)
         rows = self._state.read(start) if self._panes == 1 else self._named(*self._merged.window(start))
         rows = self._not_fired(rows, start)
         np.maximum(self._own, start, out=self._own)
@@ -272,6 +274,8 @@ class SlidingWindowOperator(LateWindowOperator):
             for start in windows:
                 some = keys.take(np.flatnonzero((firsts <= start) & (lasts >= start)))
                 if len(some):
+                    if self._panes > 1:
+                        yield from merged.merged(start)
                     rows = self._state.rows_of(some, start) if self._panes == 1 else self._named(*merged.window(start, some))
                     touched.pass_by(start)
                     yield from self._emit(start, rows)
