@@ -456,6 +456,9 @@ class WindowRows(Protocol):
     def changed(self, namespace: int) -> None:
         """Panes from this one on got records."""
 
+    def merged(self, start: int) -> Iterator[None]:
+        """Merge the panes of the window that begins at `start`, step by step; between two of them panes must not change."""
+
     def window(self, start: int, keys: KeyColumn | None = None) -> tuple[list[pa.Array], list[pa.Array]]:
         """Key columns, and results of the aggregates, of each key with a row in any pane of the window that begins at `start`.
 

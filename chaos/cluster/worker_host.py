@@ -48,7 +48,6 @@ from holdfast.chaos.sim.stores import StoreClient
 from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.operators.functions.process import KeyedFunctionOperator
-from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
 from holdfast.operators.functions.windows.firing import FiringOperator
 from holdfast.operators.task.pool import POOL_THREADS
 from holdfast.operators.task.subtask import Subtask
@@ -68,7 +67,7 @@ WAIT_MIN_US = 100
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
-FIRING = (TumblingWindowOperator, KeyedFunctionOperator, IntervalJoinOperator, FiringOperator)
+FIRING = (KeyedFunctionOperator, IntervalJoinOperator, FiringOperator)
 """Operators that emit in slices when a watermark arrives."""
 
 _REPEATABLE: dict[str, Any] = {

@@ -144,7 +144,7 @@ SABOTAGES = (
         "emptied_window",
         "a window that begins to fire has left the state, though a barrier may come before its last rows",
         ("I7", "I1"),
-        (Mutant(TumblingWindowOperator, "_fire", _empties_at_once),),
+        (Mutant(TumblingWindowOperator, "_fire_window", _empties_at_once),),
         workloads=("windows",),
         plan=(throughout("slow_operator", "window/firing", amount=40),),
         seeds_max=40,

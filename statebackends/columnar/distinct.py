@@ -6,7 +6,7 @@ snapshot the set of a row is a list, in order of arrival. It knows nothing of ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,8 @@ from holdfast.statebackends.state import ColumnAggregate
 _CODE_BITS = np.int64(32)
 _CODES = np.int64(2**32 - 1)
 _PAIRS_MIN = 64
+PAIRS_PER_STEP = 1 << 15
+"""Of a pane, after which a step of merging ends."""
 
 
 def parts_of_distinct(aggregate: ColumnAggregate) -> tuple[Part, ...]:
@@ -155,18 +157,20 @@ class DistinctAccumulator(AccumulatorColumns):
             self.pairs.end_batch()
 
     def merge(self, slots: Slots, other: DistinctAccumulator, rows: Slots, rows_before: int) -> None:
-        into, values = other.values_at(slots, rows)
-        if len(into):
-            self._add(self.pairs.of(into, values))
+        for into, values in other.values_at(slots, rows, max(1, other._count)):
+            if len(into):
+                self._add(self.pairs.of(into, values))
 
-    def values_at(self, slots: Slots, rows: Slots) -> tuple[Slots, pa.Array]:
-        """The values of some rows, in the form of the index, each with the slot that its row is to have."""
+    def values_at(self, slots: Slots, rows: Slots, pairs: int) -> Iterator[tuple[Slots, pa.Array]]:
+        """The values of some rows, in the form of the index, each with the slot that its row is to have: of so many pairs at a
+        time, the values that are such."""
         target = np.full(len(self.columns[0]), -1, np.int64)
         target[rows] = slots
-        codes = self.pairs.codes()[self._numbers[: self._count]]
-        into = target[codes >> _CODE_BITS]
-        found = np.flatnonzero(into >= 0)
-        return into[found], self.pairs.values(codes[found])
+        for start in range(0, self._count, pairs):
+            codes = self.pairs.codes()[self._numbers[start : min(start + pairs, self._count)]]
+            into = target[codes >> _CODE_BITS]
+            found = np.flatnonzero(into >= 0)
+            yield into[found], self.pairs.values(codes[found])
 
     def load(self, slots: Slots, arrays: Sequence[pa.Array], rows_before: int) -> None:
         """Raises ValueError for a null in a list."""
@@ -264,30 +268,33 @@ class DistinctWindow:
         self._pairs = Int64KeyIndex(pa.int64())
         self._counts = np.zeros(capacity, np.int64)
         self._last = np.zeros(capacity, np.int64)
-        self._panes: dict[int, tuple[Slots, Slots]] = {}
+        self._panes: dict[int, list[tuple[Slots, Slots]]] = {}
 
     def resize(self, capacity: int) -> None:
         """Rows."""
         self._counts = extended(self._counts, capacity, 0)
 
-    def add(self, number: int, slots: Slots, pane: DistinctAccumulator, rows: Slots) -> None:
-        """Rows of a pane, which may lie anywhere among those that are there."""
-        into, values = pane.values_at(slots, rows)
-        pairs = self._pairs.slots_of((into << _CODE_BITS) | self._values.slots(_Values([values])))
-        if self._pairs.count > len(self._last):
-            self._last = extended(self._last, max(self._pairs.count, 2 * len(self._last)), 0)
-        self._panes[number] = into, pairs
-        is_new = self._last[pairs] == 0
-        np.add.at(self._counts, into[is_new], 1)
+    def add(self, number: int, slots: Slots, pane: DistinctAccumulator, rows: Slots) -> Iterator[None]:
+        """Rows of a pane, which may lie anywhere among those that are there; PAIRS_PER_STEP of its pairs in a step."""
+        added = self._panes[number] = []
         place = _place(number)
-        self._last[pairs] = np.where(is_new, place, np.maximum(self._last[pairs], place))
+        for into, values in pane.values_at(slots, rows, PAIRS_PER_STEP):
+            if added:
+                yield
+            pairs = self._pairs.slots_of((into << _CODE_BITS) | self._values.slots(_Values([values])))
+            if self._pairs.count > len(self._last):
+                self._last = extended(self._last, max(self._pairs.count, 2 * len(self._last)), 0)
+            added.append((into, pairs))
+            is_new = self._last[pairs] == 0
+            np.add.at(self._counts, into[is_new], 1)
+            self._last[pairs] = np.where(is_new, place, np.maximum(self._last[pairs], place))
 
     def take_back(self, number: int) -> None:
         """The first pane leaves."""
-        into, pairs = self._panes.pop(number)
-        gone = self._last[pairs] == _place(number)
-        np.subtract.at(self._counts, into[gone], 1)
-        self._last[pairs[gone]] = 0
+        for into, pairs in self._panes.pop(number):
+            gone = self._last[pairs] == _place(number)
+            np.subtract.at(self._counts, into[gone], 1)
+            self._last[pairs[gone]] = 0
 
     def results(self, slots: Slots) -> pa.Array:
         return pa.array(self._counts[slots])

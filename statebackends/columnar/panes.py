@@ -7,7 +7,7 @@ are added up in the same order after a restore. Nothing here is stored: it is ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ from holdfast.statebackends.columnar.parts import AccumulatorColumns, Column, Sl
 from holdfast.statebackends.state import ColumnAggregate
 
 _CAPACITY_MIN = 1024
+ROWS_PER_STEP = 1 << 14
+"""Of panes, after which a step of merging ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class _Merged(Protocol):
     """One aggregate over the panes of a window; `slots`: where in the window the rows of the pane belong."""
 
     def resize(self, capacity: int) -> None: ...
-    def add(self, number: int, slots: Slots, pane: AccumulatorColumns, rows: Slots, *, is_end: bool) -> None: ...
+    def add(self, number: int, slots: Slots, pane: AccumulatorColumns, rows: Slots, *, is_end: bool) -> Iterator[None]: ...
     def take_back(self, number: int, slots: Slots) -> None: ...
     def results(self, slots: Slots) -> pa.Array: ...
 
@@ -70,7 +72,8 @@ class WindowPanes:
         self._panes = panes
         self._offset_ms = offset_ms
         self._operator = operator
-        self._first: int | None = None  # number of the first pane of the window that is merged; None: nothing is
+        self._first: int | None = None  # number of the first pane of the window that is merged; None: nothing is, as a whole
+        self._rows = 0  # merged in this step
         self._merged: list[_Merged] = []
         self._slots: dict[int, Slots] = {}
         self._counts = np.zeros(0, np.int64)  # panes that have a row of each key
@@ -80,46 +83,60 @@ class WindowPanes:
         if self._first is not None and self._number(namespace) < self._first + self._panes:
             self._first = None
 
+    def merged(self, start: int) -> Iterator[None]:
+        """Merge the panes of the window that begins at `start`, step by step; panes must not change in between."""
+        first = self._number(start)
+        before, self._first = self._first, None
+        if before is not None and before <= first and self._block(first) == self._block(before):
+            yield from self._take_back(before, first)
+            yield from self._add_until(first, max(first, before + self._panes))
+        else:
+            yield from self._begin(first)
+        self._first = first
+
     def window(self, start: int, keys: Any = None) -> tuple[list[pa.Array], list[pa.Array]]:
         """Key arrays and results of the window that begins at `start`: each key with a row in any of its panes, or those of `keys`
         alone, which have one."""
-        first = self._number(start)
-        if self._first is not None and self._first <= first and self._block(first) == self._block(self._first):
-            self._take_back(self._first, first)
-            self._add_until(first, max(first, self._first + self._panes))
-        else:
-            self._begin(first)
-        self._first = first
+        for _ in self.merged(start):
+            pass
         slots = np.flatnonzero(self._counts) if keys is None else distinct_slots(self._index.slots(keys))
         return self._index.key_arrays_of(slots), [merged.results(slots) for merged in self._merged]
 
-    def _begin(self, first: int) -> None:
+    def _begin(self, first: int) -> Iterator[None]:
         self._index = self._new_index()
         self._slots = {}
         self._counts = np.zeros(_CAPACITY_MIN, np.int64)
         self._merged = [_merged(aggregate, _CAPACITY_MIN, self._operator) for aggregate in self._aggregates]
         boundary = (self._block(first) + 1) * self._panes
         for namespace in reversed(self._there(first, boundary)):
-            self._add(self._number(namespace), namespace, is_end=True)
-        self._add_until(first, boundary)
+            yield from self._add(self._number(namespace), namespace, is_end=True)
+        yield from self._add_until(first, boundary)
 
-    def _take_back(self, before: int, first: int) -> None:
+    def _take_back(self, before: int, first: int) -> Iterator[None]:
         for number in range(before, first):
             slots = self._slots.pop(number, None)
             if slots is not None:
                 self._counts[slots] -= 1
                 for merged in self._merged:
                     merged.take_back(number, slots)
+                yield from self._looked_at(len(slots))
 
-    def _add_until(self, first: int, start: int) -> None:
+    def _add_until(self, first: int, start: int) -> Iterator[None]:
         for namespace in self._there(start, first + self._panes):
-            self._add(self._number(namespace), namespace, is_end=False)
+            yield from self._add(self._number(namespace), namespace, is_end=False)
+
+    def _looked_at(self, rows: int) -> Iterator[None]:
+        """End the step when it has merged enough."""
+        self._rows += rows
+        if self._rows >= ROWS_PER_STEP:
+            self._rows = 0
+            yield
 
     def _there(self, start: int, stop: int) -> list[int]:
         """Panes of these numbers."""
         return self._store.namespaces(*(number * self._pane_ms + self._offset_ms for number in (start, stop)))
 
-    def _add(self, number: int, namespace: int, *, is_end: bool) -> None:
+    def _add(self, number: int, namespace: int, *, is_end: bool) -> Iterator[None]:
         pane = self._store.pane(namespace)
         slots = self._index.slots(pane.keys)
         if self._index.count > len(self._counts):
@@ -130,7 +147,8 @@ class WindowPanes:
         self._slots[number] = slots
         self._counts[slots] += 1
         for merged, accumulator in zip(self._merged, pane.accumulators, strict=True):
-            merged.add(number, slots, accumulator, pane.rows, is_end=is_end)
+            yield from merged.add(number, slots, accumulator, pane.rows, is_end=is_end)
+        yield from self._looked_at(len(slots))
 
     def _number(self, namespace: int) -> int:
         return (namespace - self._offset_ms) // self._pane_ms
@@ -175,10 +193,11 @@ class _Ends:
         self._end.resize(capacity)
         self._beginning.resize(capacity)
 
-    def add(self, number: int, slots: Slots, pane: AccumulatorColumns, rows: Slots, *, is_end: bool) -> None:
+    def add(self, number: int, slots: Slots, pane: AccumulatorColumns, rows: Slots, *, is_end: bool) -> Iterator[None]:
         if is_end:
             self._before[number] = self._end.saved(slots)
         (self._end if is_end else self._beginning).merge(slots, pane, rows, 0)
+        return iter(())
 
     def take_back(self, number: int, slots: Slots) -> None:
         self._end.put_back(slots, self._before.pop(number))
@@ -198,9 +217,9 @@ class _Distinct:
     def resize(self, capacity: int) -> None:
         self._window.resize(capacity)
 
-    def add(self, number: int, slots: Slots, pane: AccumulatorColumns, rows: Slots, *, is_end: bool) -> None:
+    def add(self, number: int, slots: Slots, pane: AccumulatorColumns, rows: Slots, *, is_end: bool) -> Iterator[None]:
         assert isinstance(pane, DistinctAccumulator)
-        self._window.add(number, slots, pane, rows)
+        return self._window.add(number, slots, pane, rows)
 
     def take_back(self, number: int, slots: Slots) -> None:
         self._window.take_back(number)

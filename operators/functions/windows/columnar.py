@@ -19,16 +19,18 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
-from holdfast.operators.base import OVERDUE_MS, Operator, OperatorContext, Output
+from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
-from holdfast.operators.functions.windows.firing import check_event_times, event_times
+from holdfast.operators.functions.windows.firing import FiringOperator, check_event_times, event_times
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
-from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, KeptWatermark, keep_moment, kept_moments
+from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, keep_moment, kept_moments
 from holdfast.statebackends.columnar.parts import Values
+from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
+from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import (
     ColumnarState,
@@ -41,17 +43,53 @@ from holdfast.statebackends.state import (
 FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
 _FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
-"""Entries of a subtask: msgpack [first key group, key group behind the last one, up to where windows have fired, ms], and a further
-`true` in the middle of a drain. Windows that leave the state as they fire have an entry only then, with the minimum."""
+"""Entries of a subtask: msgpack of FiredUntil. Windows that leave the state as they fire have one only in the middle of a drain,
+with the minimum."""
 _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
 """The form of older snapshots (ADR 8): split, so many copies that each new subtask was dealt one. Read, and never written again."""
 
 
-class ColumnarWindowOperator(Operator):
+class FiredUntil(msgspec.Struct, frozen=True, array_like=True):
+    """Up to where windows of some key groups had fired at a cut."""
+
+    first: int
+    """First key group."""
+    stop: int
+    """Key group behind the last one."""
+    until: int
+    """ms."""
+    is_drain: bool = False
+    """The cut was in the middle of a drain. Written only if so."""
+
+    def encoded(self) -> bytes:
+        """msgpack array."""
+        fields = msgspec.structs.astuple(self)
+        return msgspec.msgpack.encode(fields if self.is_drain else fields[:-1])
+
+
+def _decoded(entry: bytes, context: OperatorContext) -> FiredUntil:
+    """Raises CorruptStateError for another form, and for key groups that the job does not have."""
+    try:
+        fired = decode_msgpack(entry, FiredUntil)
+        if not 0 <= fired.first < fired.stop <= context.max_parallelism or fired.until > MAX_WATERMARK:
+            raise msgspec.ValidationError(f"{fired} where there are {context.max_parallelism} key groups")
+    except UNDECODABLE as error:
+        raise CorruptStateError(
+            f"operator {context.uid!r}: up to where windows have fired (state {_FIRED.name!r}) is not readable: {error}",
+            operator=context.uid,
+            state=_FIRED.name,
+            subtask=context.subtask,
+            reason=str(error),
+        ) from error
+    return fired
+
+
+class ColumnarWindowOperator(FiringOperator):
     """Base of keyed event-time windows with columnar aggregates: key columns, window_start, window_end, aggregates.
 
     It keeps the watermark. Late records go to the late output, or are counted."""
 
+    kind = "a window"
     lateness_ms = 0  # these two, of one pickled before windows could take late records
     late_tag = ""
 
@@ -100,60 +138,52 @@ class ColumnarWindowOperator(Operator):
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (self.descriptor, _WATERMARK_COPIES, WATERMARKS, ASSIGNER)
 
-    def setup(self, context: OperatorContext, output: Output) -> None:
-        super().setup(context, output)
-        self._reached = KeptWatermark()
-        self._is_restored = False
-        """What was due at the barrier has not fired yet."""
-
     def initialize_state(self) -> None:
         check_lengths(self.context, self.windows, self.descriptor.name)
         lists = self.context.operator_state
         copies, watermarks = lists.list_state(_WATERMARK_COPIES.name), lists.list_state(WATERMARKS.name)
         watermarks.update([*watermarks.entries, *copies.entries])
         copies.update([])
-        self._is_restored = bool(watermarks.entries)
-        self._reached.restore(watermarks)
+        super().initialize_state()
+        self._is_behind = bool(watermarks.entries)  # by the clock, too, and in a drain, before there was a watermark
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
-        if not self.windows.is_event_time:
-            batch = self._arrived(batch)
-        stamps = self._stamps(batch)
-        if batch.num_rows:
-            count_records(batch, self.context)
-            self._take(batch, stamps)
+        super().process_batch(batch if self.windows.is_event_time else self._arrived(batch), input_index)
+
+    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64], input_index: int) -> None:
+        count_records(batch, self.context)
+        self._add(batch, stamps)
 
     @abstractmethod
-    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
-        """Records with their times."""
+    def _add(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
+        """Records with their times; at least one."""
 
     def close(self) -> None:
         close_selections(self.descriptor)
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        self._reached.store(self.context.operator_state.list_state(WATERMARKS.name))
+        super().snapshot_state(checkpoint_id)
         keep_lengths(self.context, self.windows)
 
-    def _restore_fired(self) -> list[tuple[int, int, int]]:
-        """(first key group, key group behind the last one, up to where windows have fired) of what the subtasks stored.
+    def _restore_fired(self) -> list[FiredUntil]:
+        """What the subtasks stored. A drain that the barrier cut off is ended first, all of it; then the job goes on.
 
-        A drain that the barrier cut off is ended first, all of it; then the job goes on."""
-        groups, runs = self.context.keyed_state.key_groups, []
-        for entry in self.context.operator_state.list_state(_FIRED.name).entries:
-            start, stop, fired, *is_drain = msgspec.msgpack.decode(entry)
-            runs.append((start, stop, fired))
-            if is_drain and start < groups.stop and groups.start < stop:
-                self._reached.current = MAX_WATERMARK
-        return runs
+        Raises CorruptStateError."""
+        groups = self.context.keyed_state.key_groups
+        entries = self.context.operator_state.list_state(_FIRED.name).entries
+        found = [_decoded(entry, self.context) for entry in entries]
+        if any(each.is_drain and each.first < groups.stop and groups.start < each.stop for each in found):
+            self._reached.current = MAX_WATERMARK
+        return found
 
     def _keep_fired(self, runs: Iterable[tuple[int, int, int]]) -> None:
-        """What `_restore_fired` finds."""
-        is_drain = [True] * (self._reached.current == MAX_WATERMARK)
-        entries = [msgspec.msgpack.encode([*run, *is_drain]) for run in runs]
+        """What `_restore_fired` finds: (first key group, key group behind the last one, up to where windows have fired)."""
+        is_drain = self._reached.current == MAX_WATERMARK
+        entries = [FiredUntil(*run, is_drain).encoded() for run in runs]
         self.context.operator_state.list_state(_FIRED.name).update(entries)
 
     def _stamps(self, batch: Batch) -> npt.NDArray[np.int64]:
-        return event_times(batch, self.context, "a window")
+        return event_times(batch, self.context, self.kind)
 
     def _take_late(self, batch: Batch, is_late: npt.NDArray[np.bool_]) -> None:
         """Some records of a batch go to the late output as they are, or, where the job does not read it, are counted."""
@@ -177,51 +207,37 @@ class ColumnarWindowOperator(Operator):
     def process_watermark(self, watermark_ms: int) -> Iterator[None]:
         """Windows by the clock fire with the end of event time at the latest: their rows would be late behind it."""
         is_due = self.windows.is_event_time or watermark_ms == MAX_WATERMARK
-        return self._advance(watermark_ms) if is_due else iter(())
-
-    def _advance(self, watermark_ms: int) -> Iterator[None]:
-        """What is late is decided at once; what is due fires in slices."""
-        self._reached.advance(watermark_ms)
-        return self._go_on()
-
-    def _go_on(self) -> Iterator[None]:
-        yield from self._fire_due()
-        self._is_restored = False
-
-    @abstractmethod
-    def _fire_due(self) -> Iterator[None]:
-        """Fire what the watermark has passed, in slices that leave nothing: a barrier may fall between two."""
+        return super().process_watermark(watermark_ms) if is_due else iter(())
 
     # ---------------------------------------------------------------------------------------------- processing time
 
     def _arrived(self, batch: Batch) -> Batch:
         """With the clock as event time: that of a window that has not fired, so that none fires twice."""
-        now_ms = max(self.context.now_ms(), self._reached.current + 1)
+        now_ms = max(self.context.now_ms(), self._reached.kept + 1)
         return batch.with_timestamps(np.full(batch.num_rows, now_ms, np.int64))
 
     @property
     def uses_processing_time(self) -> bool:
-        return self._is_restored or not self.windows.is_event_time
+        return super().uses_processing_time or not self.windows.is_event_time
 
     def next_processing_time_ms(self) -> int | None:
-        if self._is_restored:
-            return OVERDUE_MS  # what was due at the barrier is due before a record is read: it must not see that record
-        return None if self.windows.is_event_time else self._next_due()
+        overdue_ms = super().next_processing_time_ms()
+        return overdue_ms if overdue_ms is not None or self.windows.is_event_time else self._next_due()
 
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         """No further than windows are due, so that a record that comes in the same ms has the clock as its time."""
-        if self._is_restored:
-            yield from self._go_on()
+        if self._is_behind:
+            yield from self._fire()
         due_ms = self.next_processing_time_ms()
         if due_ms is not None and due_ms < now_ms:
-            yield from self._advance(now_ms - 1)
+            yield from super().process_watermark(now_ms - 1)
             due_ms = self.next_processing_time_ms()
         if due_ms == now_ms:
-            yield from self._advance(now_ms)
+            yield from super().process_watermark(now_ms)
 
     def finish(self) -> Iterator[None]:
-        """Windows of processing time that are open at the end of input fire once."""
-        return iter(()) if self.windows.is_event_time else self._advance(MAX_WATERMARK)
+        """Windows by the clock of records that came behind the end of event time: timers by the clock bring them."""
+        return iter(()) if self.windows.is_event_time else super().process_watermark(MAX_WATERMARK)
 
     @abstractmethod
     def _next_due(self) -> int | None:
@@ -277,8 +293,8 @@ class LateWindowOperator(ColumnarWindowOperator):
     def open(self) -> None:
         groups = self.context.keyed_state.key_groups
         self._fired = np.full(self.context.max_parallelism, self._fired_before(), np.int64)
-        for start, stop, fired in self._restore_fired():
-            self._fired[start:stop] = fired
+        for each in self._restore_fired():
+            self._fired[each.first : each.stop] = each.until
         self._own = self._fired[groups.start : groups.stop]
         """Of each key group of ours: up to where windows have fired."""
 
@@ -340,7 +356,7 @@ class TumblingWindowOperator(ColumnarWindowOperator):
         groups, is_drain = self.context.keyed_state.key_groups, self._reached.current == MAX_WATERMARK
         self._keep_fired([(groups.start, groups.stop, MIN_WATERMARK)] if is_drain else [])
 
-    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
+    def _add(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         windows, batch = self._windows_of(batch, stamps)
         if batch.num_rows:
             self._update(self._state, windows, batch)
@@ -368,11 +384,11 @@ class TumblingWindowOperator(ColumnarWindowOperator):
     def _fire_due(self) -> Iterator[None]:
         while due := [start for start in self._state.namespaces() if start <= self._fired_until]:
             for start in due:
-                yield from self._fire(start)
+                yield from self._fire_window(start)
         if self._reached.current == MAX_WATERMARK:
             self._reached.end_drain()
 
-    def _fire(self, start: int) -> Iterator[None]:
+    def _fire_window(self, start: int) -> Iterator[None]:
         while self._state.row_count(start):
             rows = self._state.read(start, 0, self.rows_per_slice_max)
             self._state.drop_front(start, rows.num_rows)

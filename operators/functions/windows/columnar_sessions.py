@@ -90,7 +90,7 @@ class SessionWindowOperator(LateWindowOperator):
 
     # ------------------------------------------------------------------------------------------------------ records
 
-    def _take(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
+    def _add(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         late_until = self._late_until
         check_event_times(earliest := int(stamps.min()), int(stamps.max()), self.context)
         keys = self._batch_keys(batch)

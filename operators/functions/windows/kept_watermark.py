@@ -46,7 +46,7 @@ class KeptWatermark:
     def advance(self, watermark_ms: int) -> None:
         self.current = max(self.current, watermark_ms)
         if watermark_ms < MAX_WATERMARK:
-            self.kept = self.current
+            self.kept = max(self.kept, watermark_ms)  # `current` is the maximum in a drain that a restore goes on with
 
     def end_drain(self) -> None:
         """All that was there is out; what comes goes on from where the drain began."""

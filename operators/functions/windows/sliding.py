@@ -114,7 +114,7 @@ class SlidingWindowOperator(LateWindowOperator):
             keys, firsts, lasts = touched.rest()
             self._again.update(keys, occurrences(self._state.numbered(keys)[0]), [firsts, lasts])
 
-    def _take(self, batch: Batch, stamps: Numbers) -> None:
+    def _add(self, batch: Batch, stamps: Numbers) -> None:
         panes, batch = self._panes_of(batch, stamps)
         if batch.num_rows:
             keys = self._update(self._state, panes, batch)
@@ -173,7 +173,7 @@ class SlidingWindowOperator(LateWindowOperator):
             yield from self._emit_waiting(start)
         yield from self._fire_touched()
         while (due := self._next_window()) is not None and due <= self._fired_until:
-            yield from self._fire(due)
+            yield from self._fire_window(due)
         if self.lateness_ms:
             self._clean(self._late_until)
         self._settle()
@@ -191,7 +191,9 @@ class SlidingWindowOperator(LateWindowOperator):
         first = self._first_window_of(pane)
         return first if fired == MIN_WATERMARK else max(first, fired + self.windows.slide_ms)
 
-    def _fire(self, start: int) -> Iterator[None]:
+    def _fire_window(self, start: int) -> Iterator[None]:
+        if self._panes > 1:
+            yield from self._merged.merged(start)
         rows = self._state.read(start) if self._panes == 1 else self._named(*self._merged.window(start))
         rows = self._not_fired(rows, start)
         np.maximum(self._own, start, out=self._own)
@@ -272,6 +274,8 @@ class SlidingWindowOperator(LateWindowOperator):
             for start in windows:
                 some = keys.take(np.flatnonzero((firsts <= start) & (lasts >= start)))
                 if len(some):
+                    if self._panes > 1:
+                        yield from merged.merged(start)
                     rows = self._state.rows_of(some, start) if self._panes == 1 else self._named(*merged.window(start, some))
                     touched.pass_by(start)
                     yield from self._emit(start, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import holdfast as hf
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
+from holdfast.statebackends.columnar import distinct, panes
 from tests.operators.functions.windows.fleets import ROWS, batch, columnar_operator, feed, shown
 from tests.operators.functions.windows.test_sliding import operator
 from tests.operators.harness import OperatorHarness
@@ -150,6 +152,36 @@ def test_windows_fire_again_in_slices_between_which_a_barrier_may_fall() -> None
         with OperatorHarness.restored(operator(Sliding(10, 2), lateness_ms=100), [snapshot], key_type="utf8") as harness:
             feed(harness, ("c", 40, 1))
             assert sorted(found + shown(harness)) == sorted(expected), "once each, before a record is read"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_panes_are_merged_in_steps_between_which_a_barrier_may_fall(is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many values a pane has to be told apart: no step looks at all of them."""
+    monkeypatch.setattr(panes, "ROWS_PER_STEP", 1)
+    monkeypatch.setattr(distinct, "PAIRS_PER_STEP", 2)
+    before = [("a", at, value) for at in (1, 3, 5) for value in range(at, at + 7)]
+    late: list[tuple[str, int, int | None]] = [("a", 3, 100), ("a", 3, 101)]
+    sliding = operator(Sliding(6, 2), lateness_ms=100)
+    steps, expected = 0, None
+    while True:
+        with OperatorHarness(sliding, key_type="utf8") as harness:
+            feed(harness, *before)
+            if is_late:
+                harness.watermark(40)
+                harness.output.clear()
+            slices = harness.take_slices(batch(late)) if is_late else harness.watermark_slices(40)
+            done = sum(1 for _ in itertools.islice(slices, steps))
+            found, snapshot = shown(harness), harness.snapshot()
+        with OperatorHarness.restored(sliding, [snapshot], key_type="utf8") as harness:
+            feed(harness, ("c", 60, 1))
+            found += shown(harness)
+        expected = expected or sorted(found)
+        assert sorted(found) == expected, "once each"
+        if done < steps:
+            break
+        steps += 1
+    assert len(expected) == (3 if is_late else 5)
+    assert steps > 21 / 2, "pairs of the panes, two at a time"
 
 
 def test_a_late_batch_over_many_panes_looks_up_the_keys_of_its_neighbourhood_alone() -> None:

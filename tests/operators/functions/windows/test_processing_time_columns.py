@@ -101,3 +101,18 @@ def test_each_record_is_in_one_window_whatever_happens(data: st.DataObject, kind
                 job.restart(parallelism=data.draw(st.integers(1, 3)), at_ms=now_ms)
         clicks.end()
         assert committed + int(np.sum([row[3] for row in taken(rows)])) == given_
+
+
+@pytest.mark.parametrize("kind", sorted(WINDOWS))
+def test_rows_that_come_behind_the_end_of_event_time_are_in_windows_too(kind: str) -> None:
+    """Windows of row functions by the clock fire when the input has ended: behind the maximum watermark."""
+    with hf.testing.Job(parallelism=2) as job:
+        clicks = job.input("clicks", {"user": str, "page": int})
+        first = clicks.stream.key_by("user").window(hf.Tumbling(1_000, time="processing"))
+        last_page = first.reduce(lambda _, row: row).uid("pages")
+        windowed = last_page.key_by("user").window(WINDOWS[kind])
+        rows = job.output(windowed.aggregate(n=hf.count(), last=hf.last("page")).uid("window"))
+        job.start()
+        clicks.add([{"user": "a", "page": 1}, {"user": "a", "page": 2}, {"user": "b", "page": 3}])
+        clicks.end()
+        assert {(row[0], *row[3:5]) for row in taken(rows)} == {("a", 1, 2), ("b", 1, 3)}

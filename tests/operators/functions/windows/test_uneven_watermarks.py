@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
+from holdfast import CorruptStateError
+from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.aggregates import count, sum
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import key_selector
@@ -116,3 +119,32 @@ def test_sessions_that_one_subtask_had_not_fired_come_out_of_an_old_snapshot(tim
     found += shown(restored)
     assert found.count((keys[1], 19, 2, 3)) == 1
     assert found.count((keys[0], 19, 2, 3)) <= 1, "it is not known whether it had fired"
+
+
+@pytest.mark.parametrize("windows", [Tumbling(20), Sliding(20, 10), Session(7)], ids=repr)
+@pytest.mark.parametrize(
+    "entry",
+    [b"\xc1", b"", [0, 8], ["a", 8, 5], [0, 8, 5, "drain"], [0, 8, 2**64 - 1], {"first": 0}, [0, 9, 5], [-1, 8, 5], [3, 3, 5]],
+    ids=repr,
+)
+def test_an_entry_of_another_form_or_of_other_key_groups_is_refused(windows: Any, entry: Any) -> None:
+    harness = OperatorHarness(operator(windows), key_type="utf8", max_parallelism=MAX_PARALLELISM).open()
+    snapshot = harness.snapshot()
+    stored = entry if isinstance(entry, bytes) else msgspec.msgpack.encode(entry)
+    broken = replace(snapshot, lists={**snapshot.lists, "fired_until": [stored]})
+    restored = OperatorHarness.restored(operator(windows), [broken], key_type="utf8", max_parallelism=MAX_PARALLELISM)
+    with pytest.raises(CorruptStateError, match=r"operator 'op'.*'fired_until'") as found:
+        restored.open()
+    assert (found.value.operator, found.value.state) == ("op", "fired_until")
+
+
+@pytest.mark.parametrize(("windows", "until"), [(Tumbling(20), -(2**63)), (Sliding(20, 20), 0), (Session(7), 20)], ids=repr)
+def test_up_to_where_windows_have_fired_is_stored_as_ever(windows: Any, until: int) -> None:
+    harness = OperatorHarness(operator(windows), key_type="utf8", max_parallelism=MAX_PARALLELISM).open()
+    harness.watermark(FAR)
+    before = harness.snapshot().lists["fired_until"]
+    assert before == ([] if isinstance(windows, Tumbling) else [msgspec.msgpack.encode([0, MAX_PARALLELISM, until])])
+    harness.process(batch("a", 1), [FAR + 5])
+    next(harness.watermark_slices(MAX_WATERMARK))
+    (middle,) = harness.snapshot().lists["fired_until"]
+    assert msgspec.msgpack.decode(middle)[3:] == [True]
