@@ -28,7 +28,12 @@ from holdfast.statebackends.storage.failures import refusal
 HEAD_ROWS_MAX = 1 << 15
 HEAD_BYTES_MAX = 32 << 20
 RUNS_PER_TIER = 4
-"""Runs of about one size, before they are merged; each tier is so many times as large as the one below."""
+"""Runs of about one size, before they are merged; each tier is so many times as large as the one below. See RARELY_READ_ROWS."""
+RARELY_READ_ROWS = 4
+"""Where more rows than so many are appended for each key that is looked up, a tier has twice as many runs: a row is written again
+less often, and a key is looked for in more runs."""
+_RECENT_MAX = 1 << 18
+"""Rows appended and keys looked up, beyond which the older half counts half."""
 _TIER_ROWS = 1 << 10
 _SMALL_SHARE = 8
 """Runs of less than this share of `bytes_max` stay in memory: all of them together are less than half of it."""
@@ -77,6 +82,7 @@ class SortedRowTable:
         self._head_rows = 0
         self._head_bytes = 0
         self._head_dropped: dict[int, int] = {}
+        self._appended, self._asked = 0, 0  # rows and keys of late, see RARELY_READ_ROWS
         self._next_order = 0
         self._counts: dict[int, int] = {}  # namespace -> rows that are alive
         self._first_orders: dict[int, int] = {}  # namespace -> order of its first row, dead ones included, since it was empty
@@ -118,6 +124,7 @@ class SortedRowTable:
         self._head.append(Rows(key_codes(keys), orders, numbers, stamps, batch))
         self._head_rows += count
         self._head_bytes += batch.nbytes
+        self._note_use(appended=count)
         if self._head_rows >= HEAD_ROWS_MAX or self._head_bytes >= HEAD_BYTES_MAX:
             self._seal()
         self._work(_WORK_PER_ROW * count * len(self._merges))
@@ -210,10 +217,12 @@ class SortedRowTable:
         namespaces: Numbers | int | None = None,
         times: tuple[Numbers | int, Numbers | int] | None = None,
     ) -> Matches:
+        self._note_use(asked=len(keys))
         self._seal()
         return matches_in(self._runs, keys, MatchFilter(namespaces, times), self._columns)
 
     def probe(self, keys: KeyColumn, times: tuple[Numbers | int, Numbers | int], after: Numbers | None = None) -> Probe:
+        self._note_use(asked=len(keys))
         self._seal()
         return Probe(list(self._runs), keys, MatchFilter(None, times), after, self._columns)
 
@@ -249,6 +258,12 @@ class SortedRowTable:
         self, namespace: int | None = None, times: tuple[int, int] | None = None, *, splits_keys: bool = False
     ) -> Scan:
         return Scan(self._sealed, namespace, self._columns, self._column_of, times, splits_keys=splits_keys)
+
+    def _note_use(self, *, appended: int = 0, asked: int = 0) -> None:
+        self._appended += appended
+        self._asked += asked
+        if self._appended + self._asked > _RECENT_MAX:
+            self._appended, self._asked = self._appended // 2, self._asked // 2
 
     def _sealed(self) -> Sequence[Run]:
         self._seal()
@@ -318,7 +333,9 @@ class SortedRowTable:
             if run.merge is not None:
                 break
             free.append(run)
-        found = _full_tier([_tier(run) for run in free])
+        is_rarely_read = self._appended > RARELY_READ_ROWS * self._asked
+        per_tier = 2 * RUNS_PER_TIER if is_rarely_read else RUNS_PER_TIER
+        found = _full_tier([_tier(run, per_tier) for run in free], per_tier)
         if found:
             return free[:found][::-1]
         mostly_dead = next((run for run in self._runs if run.merge is None and run.is_mostly_dead), None)
@@ -509,17 +526,17 @@ def sorted_run(pieces: Sequence[Rows], schema: pa.Schema, key_fields: int, *, by
     return Run(numbers, blocks, RunContents.of(numbers, blocks, key_fields), by_time=time_order)
 
 
-def _tier(run: Run) -> int:
+def _tier(run: Run, per_tier: int) -> int:
     tier, rows = 0, len(run) // _TIER_ROWS
-    while rows >= RUNS_PER_TIER:
-        tier, rows = tier + 1, rows // RUNS_PER_TIER
+    while rows >= per_tier:
+        tier, rows = tier + 1, rows // per_tier
     return tier
 
 
-def _full_tier(tiers: Sequence[int]) -> int:
+def _full_tier(tiers: Sequence[int], per_tier: int) -> int:
     """How many of the newest runs are to be merged: up to the last of a tier that is full, and nothing larger; 0: none is."""
     for tier in sorted(set(tiers), reverse=True):
         reach = next((at for at, other in enumerate(tiers) if other > tier), len(tiers))
-        if tiers[:reach].count(tier) >= RUNS_PER_TIER:
+        if tiers[:reach].count(tier) >= per_tier:
             return reach
     return 0

@@ -29,6 +29,7 @@ from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import DELTA_FORMAT, StateMeta
 from holdfast.statebackends.layout import ORDER, part_path
 from holdfast.statebackends.row_tables import table as row_table
+from holdfast.statebackends.row_tables.merge import Merge
 from holdfast.statebackends.row_tables.run import Run
 from holdfast.statebackends.row_tables.type_text import row_table_text, stored_name
 from holdfast.statebackends.serialization.state_serializer import state_meta
@@ -297,12 +298,34 @@ def test_an_idle_worker_merges(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     backend = cluster.backend((ROWS,))
     for start in range(0, 16_000, 1_000):
         table = append(backend, range(start, start + 1_000))
-        table.rows_of(keys_of([1]))
+        table.rows_of(keys_of(range(1_000)))
     assert (backend.writes_behind, table.has_work, table.run_count) == (True, True, 16)
     while backend.write_behind():
         pass
     assert (table.has_work, table.run_count) == (False, 1)
     assert numbers_in(table) == list(range(16_000))
+
+
+@pytest.mark.parametrize(("asked", "written_again"), [(1_000, 65_536), (100, 32_768)])
+def test_a_table_that_is_rarely_read_writes_its_rows_again_less_often(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, asked: int, written_again: int
+) -> None:
+    written = [0]
+    finish = Merge.finish
+
+    def counted(merge: Merge) -> Any:
+        written[0] += merge.rows if len(merge.runs) > 1 else 0  # a run goes alone to a file
+        return finish(merge)
+
+    monkeypatch.setattr(Merge, "finish", counted)
+    backend = cluster.backend((ROWS,))
+    for start in range(0, 32_768, 1_024):
+        table = append(backend, range(start, start + 1_024))
+        table.rows_of(keys_of(range(asked)))
+        while backend.write_behind():
+            pass
+    assert written[0] == written_again
+    assert numbers_in(table) == list(range(32_768))
 
 
 def test_dropped_rows_are_forgotten_without_a_merge(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
