@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -256,6 +256,23 @@ class Accumulator(AccumulatorColumns):
                 return pa.array(first / counts, pa.float64(), mask=counts == 0)
         mask = None if self.seen is None else ~self.seen[rows]
         return as_arrow(self.parts[0], first.copy(), mask)
+
+    def merged_result(self, other: Self, slots: Slots | slice) -> pa.Array:
+        first, second = self.columns[0][slots], other.columns[0][slots]  # a row without values has the identity of the fold
+        match self.aggregate.function:
+            case "count":
+                merged = first + second
+            case "sum" if not self._is_decimal and self._bound + other._bound <= _INT64.max:
+                with np.errstate(invalid="ignore", over="ignore"):
+                    merged = first + second
+            case "max" if not self._is_decimal:
+                merged = np.maximum(first, second)
+            case "min" if not self._is_decimal:
+                merged = np.fmin(first, second)
+            case _:
+                return super().merged_result(other, slots)
+        null = None if self.seen is None or other.seen is None else ~(self.seen[slots] | other.seen[slots])
+        return as_arrow(self.parts[0], merged, null)
 
     @property
     def result_type(self) -> pa.DataType:

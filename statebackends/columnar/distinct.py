@@ -296,8 +296,8 @@ class DistinctWindow:
             np.subtract.at(self._counts, into[gone], 1)
             self._last[pairs[gone]] = 0
 
-    def results(self, slots: Slots) -> pa.Array:
-        return pa.array(self._counts[slots])
+    def results(self, slots: Slots | slice) -> pa.Array:
+        return pa.array(self._counts[slots].copy())  # of a slice it is a view, and Arrow shares it
 
 
 def _place(number: int) -> int:

@@ -96,7 +96,7 @@ class DirectTable:
         cells = self._cells
         order = np.arange(len(keys), dtype=np.int64)
         cells[keys[::-1]] = order[::-1]  # of several rows with one key the first wins, as it is written last
-        new_keys: Slots = keys[cells[keys] == order]
+        new_keys: Slots = keys[np.flatnonzero(cells[keys] == order)]  # a mask takes twice as long
         cells[new_keys] = np.arange(first_slot, first_slot + len(new_keys))
         slots[rows] = cells[keys]
         return new_keys
@@ -264,8 +264,8 @@ class Int64KeyIndex:
         table, known = self._table_for(numbers), self._count
         slots = table.find(numbers)
         if slots.min() < 0:
-            missing = np.flatnonzero(slots < 0)
-            self._append(table.add(numbers[missing], known, slots, missing))
+            missing = np.flatnonzero(slots < 0) if known else np.arange(len(slots))
+            self._append(table.add(numbers[missing] if known else numbers, known, slots, missing))
         if self._count > known or table is not self._table:
             self._table = table.grown(self.numbers())
         return slots

@@ -47,7 +47,7 @@ class _Merged(Protocol):
     def resize(self, capacity: int) -> None: ...
     def add(self, number: int, slots: Slots, pane: AccumulatorColumns, rows: Slots, *, is_end: bool) -> Iterator[None]: ...
     def take_back(self, number: int, slots: Slots) -> None: ...
-    def results(self, slots: Slots) -> pa.Array: ...
+    def results(self, slots: Slots | slice) -> pa.Array: ...
 
 
 class WindowPanes:
@@ -100,6 +100,8 @@ class WindowPanes:
         for _ in self.merged(start):
             pass
         slots = np.flatnonzero(self._counts) if keys is None else distinct_slots(self._index.slots(keys))
+        if keys is None and len(slots) == self._index.count:  # each key, so that nothing need be selected
+            return self._index.key_arrays(0, len(slots)), [merged.results(slice(0, len(slots))) for merged in self._merged]
         return self._index.key_arrays_of(slots), [merged.results(slots) for merged in self._merged]
 
     def _begin(self, first: int) -> Iterator[None]:
@@ -202,10 +204,8 @@ class _Ends:
     def take_back(self, number: int, slots: Slots) -> None:
         self._end.put_back(slots, self._before.pop(number))
 
-    def results(self, slots: Slots) -> pa.Array:
-        both = self._end.picked(slots)
-        both.merge(np.arange(len(slots)), self._beginning, slots, 0)
-        return both.result(slice(None))
+    def results(self, slots: Slots | slice) -> pa.Array:
+        return self._end.merged_result(self._beginning, slots)
 
 
 class _Distinct:
@@ -224,7 +224,7 @@ class _Distinct:
     def take_back(self, number: int, slots: Slots) -> None:
         self._window.take_back(number)
 
-    def results(self, slots: Slots) -> pa.Array:
+    def results(self, slots: Slots | slice) -> pa.Array:
         return self._window.results(slots)
 
 

@@ -100,6 +100,13 @@ class AccumulatorColumns(ABC):
     def result(self, rows: slice | Slots) -> pa.Array:
         """The aggregate's values of some slots; a copy."""
 
+    def merged_result(self, other: Self, slots: Slots | slice) -> pa.Array:
+        """The aggregate's values of some slots, each merged with the same slot of `other`; a copy. A slice has both bounds."""
+        own = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
+        both = self.picked(own)
+        both.merge(np.arange(len(own)), other, own, 0)
+        return both.result(slice(None))
+
     def load(self, slots: Slots, arrays: Sequence[pa.Array], rows_before: int) -> None:
         """Set rows from snapshot columns, one array per part."""
         for column, part, array in zip(self.columns, self.parts, arrays, strict=True):

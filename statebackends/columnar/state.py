@@ -18,6 +18,7 @@ import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -133,10 +134,8 @@ class NumpyColumnarState:
                 slots = self._rows(namespace).update(keys, columns, times, self._epoch)
                 self._looked_up = keys, namespace, slots
             else:
-                taken = pa.array(rows)
-                part = self._column_of([array.take(taken) for array in keys.arrays])
-                values = _all_taken(columns, rows, taken)
-                self._rows(namespace).update(part, values, None if times is None else times[rows], self._epoch)
+                values = _all_taken(columns, rows)
+                self._rows(namespace).update(self.taken(keys, rows), values, None if times is None else times[rows], self._epoch)
 
     def keep_first(
         self, keys: KeyColumn, namespace: int, columns: Sequence[pa.Array], greatest: Sequence[bool], *, latest: bool
@@ -154,9 +153,7 @@ class NumpyColumnarState:
             if rows is None:
                 self._rows(namespace).merge_parts(keys, parts, self._epoch)
             else:
-                taken = pa.array(rows)
-                part_keys = self._column_of([array.take(taken) for array in keys.arrays])
-                self._rows(namespace).merge_parts(part_keys, [part.take(taken) for part in parts], self._epoch)
+                self._rows(namespace).merge_parts(self.taken(keys, rows), [_taken(part, rows) for part in parts], self._epoch)
 
     def namespaces(self, since: int | None = None, until: int | None = None) -> list[int]:
         start = 0 if since is None else bisect_left(self._order, since)
@@ -232,9 +229,9 @@ class NumpyColumnarState:
         slots = rows.index.find(keys)
         return slots if not rows.dropped else np.where(slots >= rows.dropped, slots, -1)
 
-    def taken(self, keys: KeyColumn, rows: Slots) -> KeyColumn:
+    def taken(self, keys: KeyColumn, rows: Slots | slice) -> KeyColumn:
         """Some of these keys."""
-        return self._column_of([array.take(pa.array(rows)) for array in keys.arrays])
+        return self._column_of([_taken(array, rows) for array in keys.arrays])
 
     def numbered(self, keys: KeyColumn) -> tuple[Slots, KeyColumn]:
         """(number of each row's key, each key once, by number)."""
@@ -325,9 +322,7 @@ class NumpyColumnarState:
             if rows is None:
                 self._rows(namespace).load(keys, parts)
             else:
-                taken = pa.array(rows)
-                part_keys = self._column_of([array.take(taken) for array in keys.arrays])
-                self._rows(namespace).load(part_keys, [part.take(taken) for part in parts])
+                self._rows(namespace).load(self.taken(keys, rows), [_taken(part, rows) for part in parts])
 
     @property
     def set_names(self) -> list[str]:
@@ -673,8 +668,13 @@ class FrozenState:
             table.release()
 
 
-def _all_taken(columns: Sequence[Values], rows: Slots, taken: pa.Array) -> list[Values]:
-    """Some rows of what feeds aggregates; `taken`: their numbers for Arrow. What is one column before is one behind it."""
+def _taken(array: pa.Array, rows: Slots | slice) -> pa.Array:
+    """Some rows; a slice of them has both bounds, and is not copied."""
+    return array.slice(rows.start, rows.stop - rows.start) if isinstance(rows, slice) else array.take(pa.array(rows))
+
+
+def _all_taken(columns: Sequence[Values], rows: Slots | slice) -> list[Values]:
+    """Some rows of what feeds aggregates. What is one column before is one behind it."""
     known: dict[int, Values] = {}
 
     def of(column: Values) -> Values:
@@ -686,7 +686,7 @@ def _all_taken(columns: Sequence[Values], rows: Slots, taken: pa.Array) -> list[
             return Chosen(of(column.values), column.rows[rows])
         found = known.get(id(column))
         if found is None:
-            found = known[id(column)] = column.take(taken if isinstance(column, pa.Array) else rows)
+            found = known[id(column)] = _taken(column, rows) if isinstance(column, pa.Array) else column[rows]
         return found
 
     return list(map(of, columns))
@@ -696,7 +696,7 @@ def _joined(pieces: Sequence[list[pa.Array]]) -> list[pa.Array]:
     return [arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
 
 
-def _runs(namespaces: npt.NDArray[np.int64] | int, count: int) -> Iterator[tuple[int, Slots | None]]:
+def _runs(namespaces: npt.NDArray[np.int64] | int, count: int) -> Iterator[tuple[int, Slots | slice | None]]:
     """(namespace, its row numbers), in order of first arrival; None for the rows of a batch that has one namespace."""
     if not count:
         return
@@ -705,9 +705,14 @@ def _runs(namespaces: npt.NDArray[np.int64] | int, count: int) -> Iterator[tuple
         return
     if len(namespaces) != count:
         raise InvariantError(f"{len(namespaces)} namespaces for {count} keys")
-    first = namespaces[0]
-    if (namespaces == first).all():
-        yield int(first), None
+    changes = np.flatnonzero(namespaces[1:] != namespaces[:-1]) + 1
+    if not len(changes):
+        yield int(namespaces[0]), None
+        return
+    firsts = namespaces[np.concatenate([[0], changes])]
+    if (firsts[1:] > firsts[:-1]).all():  # in the order of time: each has its rows side by side
+        for start, stop in pairwise([0, *changes.tolist(), count]):
+            yield int(namespaces[start]), slice(start, stop)
         return
     codes, distinct_count = distinct_codes(pa.array(namespaces))
     order = np.argsort(codes.astype(np.uint16 if distinct_count < 1 << 16 else np.int64), kind="stable")

@@ -291,6 +291,16 @@ def test_many_namespaces_in_one_batch() -> None:
     assert state.read(499).column("total").to_pylist() == [2]
 
 
+@pytest.mark.parametrize("namespaces", [[5, 5, 5], [5, 5, 9], [-9, 0, 5, 5, 5, 2**62], [9, 5, 9], [5, 5, 2, 5], [2, 5, 5, 2]])
+def test_rows_of_a_batch_go_to_their_namespaces_in_any_order(namespaces: list[int]) -> None:
+    state = _sum_state(pa.int64())
+    values = pa.array([None, *(10**number for number in range(len(namespaces)))]).slice(1)
+    state.update(_keys([7] * len(namespaces)), np.array(namespaces), [values])
+    for namespace in set(namespaces):
+        total = sum(10**number for number, one in enumerate(namespaces) if one == namespace)
+        assert state.read(namespace).column("total").to_pylist() == [total]
+
+
 def test_reading_is_paged_and_what_was_read_doesn_t_change() -> None:
     state = _sum_state(pa.int64())
     state.update(_keys([5, 6, 7]), 0, [pa.array([1, 2, 3])])

@@ -374,7 +374,7 @@ class TumblingWindowOperator(ColumnarWindowOperator):
         late_until = self._fired_until
         if first > late_until and first == last:
             return first, batch
-        starts: npt.NDArray[np.int64] = stamps - (stamps - offset) % size
+        starts: npt.NDArray[np.int64] = (stamps - offset) // size * size + offset  # // by one number is several times as fast as %
         if first <= late_until:
             in_time = starts > late_until
             self._take_late(batch, ~in_time)

@@ -142,7 +142,7 @@ class SlidingWindowOperator(LateWindowOperator):
             taken = in_time & in_window
         if not taken.all():
             batch, stamps = batch.filter(taken), stamps[taken]
-        starts: Numbers = stamps - (stamps - offset) % pane
+        starts: Numbers = (stamps - offset) // pane * pane + offset  # // by one number is several times as fast as %
         return starts, batch
 
     def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:

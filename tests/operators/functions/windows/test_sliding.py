@@ -15,7 +15,7 @@ from holdfast.operators.functions.aggregates import (
 )
 from holdfast.operators.functions.windows.assigners import Sliding
 from holdfast.operators.functions.windows.sliding import PANES_MAX, SlidingWindowOperator
-from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError, StateOverflowError
 from tests.examples import examples
 from tests.operators.functions.windows.fleets import (
     EVERY_AGGREGATE,
@@ -63,6 +63,33 @@ def test_a_record_enters_those_of_its_windows_that_have_not_fired_and_is_late_wh
         assert harness.context.counters.late_ms_max == 5
         harness.watermark(100)
         assert shown(harness) == [("a", 0, 1, 1, 1), ("a", 5, 2, 11, 2)]
+
+
+def test_what_came_out_stays_as_it_is_when_later_windows_are_merged() -> None:
+    with OperatorHarness(operator(Sliding(15, 5)), key_type="utf8") as harness:
+        for pane in range(12):
+            feed(harness, *((key, 5 * pane, 100 * (key == "a") + pane) for key in "abc"))
+            harness.watermark(5 * pane + 4)
+        found = {(key, start): rest for key, start, *rest in shown(harness)}
+    for pane in range(12):
+        held = range(max(0, pane - 2), pane + 1)
+        for key in "abc":
+            total = sum(100 * (key == "a") + number for number in held)
+            assert found[key, 5 * pane - 10] == [len(held), total, len(held)]
+
+
+@pytest.mark.parametrize(("second", "exact"), [(2**62 - 1, 2**63 - 1), (2**62, None)])
+def test_a_sum_over_panes_is_exact_up_to_int64_and_an_error_beyond(second: int, exact: int | None) -> None:
+    """The two panes lie in two blocks, so that they meet when the window comes out."""
+    with OperatorHarness(operator(Sliding(10, 5)), key_type="utf8") as harness:
+        feed(harness, ("a", 5, 2**62), ("a", 10, second))
+        harness.watermark(9)
+        if exact is None:
+            with pytest.raises(StateOverflowError, match="beyond int64"):
+                harness.watermark(14)
+        else:
+            harness.watermark(14)
+            assert shown(harness)[-1] == ("a", 5, 2, exact, 2)
 
 
 def test_records_between_windows_are_in_none_and_not_late() -> None:
