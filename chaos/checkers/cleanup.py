@@ -7,10 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy as np
+
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.barriers.messages import TaskState
 from holdfast.chaos.checkers.base import Checker
+from holdfast.operators.functions.joins.temporal import TemporalJoinOperator
 from holdfast.operators.functions.joins.windowed import CoGroupOperator, WindowedOperator, WindowJoinOperator
+from holdfast.operators.functions.tables.window_top import WindowTopOperator
 from holdfast.operators.functions.windows.assigners import Session
 from holdfast.operators.functions.windows.bounds import cleanup_time, window_of
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
@@ -82,12 +86,32 @@ def _of_joined_sessions(tables: tuple[RowTable, RowTable], gap_ms: int) -> Overd
                 yield f"the session of {key} that has its last row at {time}", time + gap_ms - 1
 
 
+def _of_temporal(operator: TemporalJoinOperator) -> Overdue:
+    """Left rows go with their time; a version when the watermark reaches that of the next one of its key."""
+    reached = operator._reached
+    for time in operator._waiting.until(reached.current, 1).times.tolist():
+        yield f"a left row of {time}", time
+    rows = operator._versions.until(reached.kept, operator._versions.count())
+    rows, _, keys = operator.right.by_key(rows, operator.context)
+    order = np.lexsort((rows.times, keys))
+    numbers, times = keys[order], rows.times[order]
+    for place in np.flatnonzero(numbers[1:] == numbers[:-1]).tolist():
+        yield f"the version of {times[place]}, behind which its key has another one", int(times[place + 1])
+
+
+def _of_window_top(operator: WindowTopOperator) -> Overdue:
+    for end in operator.rows.table.namespaces():
+        yield f"rows of the window that ends at {end}", end - 1
+
+
 KEPT: dict[type, Callable[[Any], Overdue]] = {
     TumblingWindowOperator: _of_tumbling,
     SlidingWindowOperator: _of_sliding,
     WindowOperator: _of_row_windows,
     WindowJoinOperator: _of_window_joins,
     CoGroupOperator: _of_window_joins,
+    TemporalJoinOperator: _of_temporal,
+    WindowTopOperator: _of_window_top,
 }
 """Operator -> what it keeps, and until which watermark."""
 

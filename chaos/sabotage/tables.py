@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.functions.tables import top
 from holdfast.statebackends.columnar import state as columnar_state
 from holdfast.statebackends.row_tables.table import SortedRowTable
@@ -56,5 +56,12 @@ SABOTAGES = (
         ("I1", "I2", "I5", "I7"),
         (Mutant(columnar_state, "comes_before", _always_better),),
         workloads=("topn",),
+    ),
+    Sabotage(
+        "fired_top_kept",
+        "the rows of a window whose top has fired stay in state",
+        ("I35", "I2", "I7"),
+        (Mutant(SortedRowTable, "drop", constant(None)),),
+        workloads=("window_top",),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.functions.joins import temporal
 from holdfast.operators.functions.joins.temporal import TemporalJoinOperator
 
@@ -43,6 +43,13 @@ def _deletes_too_late(original: Any) -> Any:
 
 
 SABOTAGES = (
+    Sabotage(
+        "superseded_version_kept",
+        "versions stay in the state of a temporal join when no record can need them any more",
+        ("I35",),
+        (Mutant(TemporalJoinOperator, "_drop_superseded", constant(None)),),
+        workloads=("versions",),
+    ),
     Sabotage(
         "needed_version_dropped",
         "a version goes when the next one of its key is near, while records that need it wait",

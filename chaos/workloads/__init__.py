@@ -33,6 +33,7 @@ from holdfast.chaos.workloads import (
     topn,
     versions,
     window_joins,
+    window_top,
     windows,
 )
 from holdfast.chaos.workloads.scenario import Workload
@@ -42,7 +43,7 @@ WORKLOADS: dict[str, Workload] = {
     module.WORKLOAD.name: module.WORKLOAD
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
-        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn),
+        *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn, window_top),
         *(joins, latecomers, sessions, column_sessions, window_joins),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )

@@ -49,6 +49,7 @@ class WindowTopOperator(FiringOperator):
         self.late_tag = late_tag
         self.rows = RankedRows(ranking, selector, input_type)
         self.rows_per_slice_max = ROWS_PER_SLICE_MAX
+        self.entries_per_slice_max = ENTRIES_PER_SLICE_MAX
         bounds = [pa.field(name, EVENT_TIME_TYPE, nullable=False) for name in WINDOW_COLUMNS]
         rank = pa.field(ranking.rank_column, pa.int64(), nullable=False)
         self.output_type = RowType(pa.schema([*self.rows.key_fields, *self.rows.fields, *bounds, rank]))
@@ -102,7 +103,7 @@ class WindowTopOperator(FiringOperator):
         totals = np.cumsum(counts)
         start = done = 0
         while start < len(rows):
-            stop = max(start + 1, int(np.searchsorted(totals, done + ENTRIES_PER_SLICE_MAX, side="right")))
+            stop = max(start + 1, int(np.searchsorted(totals, done + self.entries_per_slice_max, side="right")))
             some = slice(start, stop)
             yield Entries(rows[some], ends[some], counts[some], slide)
             start, done = stop, int(totals[stop - 1])
