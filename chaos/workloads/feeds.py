@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.scenario import CutStates, Drained, Positions
 from holdfast.operators.base import Poll
 from holdfast.operators.sources.generator import GeneratorReader, GeneratorSource
@@ -149,6 +150,19 @@ def in_segments(feeds: Iterable[Feed], drained: Drained, positions: Positions | 
             passed[feed.uid].update(segment[feed.uid])
         segments.append(segment)
     return segments
+
+
+def joined_row(feeds: tuple[Feed, Feed], left: int | None, right: int | None) -> Row:
+    """The key, and the other columns of a record of each feed, given by their indices; None: there is none."""
+    own: list[int | None] = []
+    key: int | None = None
+    for feed, index in zip(feeds, (left, right), strict=True):
+        if index is None:
+            own += [None, None, None]
+        else:
+            key = feed.key(index)
+            own += [feed.first + index, feed.value(index), feed.at(index)]
+    return (key, *own)
 
 
 def no_states(feeds: Iterable[Feed], positions: Positions) -> CutStates:

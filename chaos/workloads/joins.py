@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.chaos.pipelines.rows import Row
-from holdfast.chaos.workloads.feeds import Feed, in_segments, no_states
+from holdfast.chaos.workloads.feeds import Feed, in_segments, joined_row, no_states
 from holdfast.chaos.workloads.scenario import (
     Cleanup,
     CutExpectation,
@@ -114,8 +114,8 @@ def _rows(joined: Joined, drained: Drained = ()) -> Counter[Row]:
     rows: Counter[Row] = Counter()
     for segment in in_segments(joined.feeds, drained):
         pairs = _pairs(joined, segment)
-        rows.update(_row(joined, *pair) for pair in pairs)
-        rows.update(_row(joined, *lone) for side in (0, 1) for lone in _without(joined, side, segment, pairs))
+        rows.update(joined_row(joined.feeds, *pair) for pair in pairs)
+        rows.update(joined_row(joined.feeds, *lone) for side in (0, 1) for lone in _without(joined, side, segment, pairs))
     return rows
 
 
@@ -141,31 +141,19 @@ def _without(joined: Joined, side: int, indices: Indices, pairs: set[tuple[int, 
     return [(None, index) if side else (index, None) for index in lone]
 
 
-def _row(joined: Joined, left: int | None, right: int | None) -> Row:
-    own: list[int | None] = []
-    key: int | None = None
-    for feed, index in zip(joined.feeds, (left, right), strict=True):
-        if index is None:
-            own += [None, None, None]
-        else:
-            key = feed.key(index)
-            own += [feed.first + index, feed.value(index), feed.at(index)]
-    return (key, *own)
-
-
 def _emitted_at(joined: Joined, positions: Positions, drained: Drained, held: CutStates) -> Counter[Row]:
     """All of what is in front of a cut, but pairs that wait to be made, and rows that wait for a partner."""
     *before, last = in_segments(joined.feeds, drained, positions)
     rows: Counter[Row] = Counter()
     for segment in before:
         pairs = _pairs(joined, segment)
-        rows.update(_row(joined, *pair) for pair in pairs)
-        rows.update(_row(joined, *lone) for side in (0, 1) for lone in _without(joined, side, segment, pairs))
+        rows.update(joined_row(joined.feeds, *pair) for pair in pairs)
+        rows.update(joined_row(joined.feeds, *lone) for side in (0, 1) for lone in _without(joined, side, segment, pairs))
     pairs = _pairs(joined, last)
-    rows.update(_row(joined, *pair) for pair in pairs - _unmade(joined, held))
+    rows.update(joined_row(joined.feeds, *pair) for pair in pairs - _unmade(joined, held))
     for side in (0, 1):
         waiting = _waiting(joined, side, held)
-        rows.update(_row(joined, *lone) for lone in _without(joined, side, last, pairs) if lone[side] not in waiting)
+        rows.update(joined_row(joined.feeds, *lone) for lone in _without(joined, side, last, pairs) if lone[side] not in waiting)
     return rows
 
 

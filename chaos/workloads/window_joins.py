@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.chaos.pipelines.rows import Row
-from holdfast.chaos.workloads.feeds import Feed, in_segments, no_states
+from holdfast.chaos.workloads.feeds import Feed, in_segments, joined_row, no_states
 from holdfast.chaos.workloads.lookups import make as make_lookups
 from holdfast.chaos.workloads.scenario import (
     AccountsExpectation,
@@ -198,8 +198,8 @@ def _of_group(joined: Windowed, group: Group) -> list[Row]:
     if joined.is_grouped:
         return [_numbers(joined, group)]
     if lefts and rights:
-        return [_row(joined, left, right) for left in lefts for right in rights]
-    return [_row(joined, *lone) for side in (0, 1) if joined.keeps(side) for lone in _lone(side, group.records[side])]
+        return [joined_row(joined.feeds, left, right) for left in lefts for right in rights]
+    return [joined_row(joined.feeds, *lone) for side in (0, 1) if joined.keeps(side) for lone in _lone(side, group.records[side])]
 
 
 def _lone(side: int, indices: Iterable[int]) -> list[tuple[int | None, int | None]]:
@@ -212,18 +212,6 @@ def _numbers(joined: Windowed, group: Group) -> Row:
         for feed, indices in zip(joined.feeds, group.records, strict=True)
     )
     return (group.key, group.start, group.end, *texts)
-
-
-def _row(joined: Windowed, left: int | None, right: int | None) -> Row:
-    own: list[int | None] = []
-    key: int | None = None
-    for feed, index in zip(joined.feeds, (left, right), strict=True):
-        if index is None:
-            own += [None, None, None]
-        else:
-            key = feed.key(index)
-            own += [feed.first + index, feed.value(index), feed.at(index)]
-    return (key, *own)
 
 
 def _emitted_at(joined: Windowed, positions: Positions, drained: Drained, held: CutStates) -> Counter[Row]:
@@ -265,11 +253,11 @@ def _emitted_of(
         return [] if left or right else [_numbers(joined, group)]
     if not lefts or not rights:
         gone = ([index for index in lefts if index not in left], [index for index in rights if index not in right])
-        return [_row(joined, *lone) for side in (0, 1) if joined.keeps(side) for lone in _lone(side, gone[side])]
-    rows = [_row(joined, index, partner) for index in lefts if index not in left for partner in rights]
+        return [joined_row(joined.feeds, *lone) for side in (0, 1) if joined.keeps(side) for lone in _lone(side, gone[side])]
+    rows = [joined_row(joined.feeds, index, partner) for index in lefts if index not in left for partner in rights]
     if left and (after := begun.get((group.key, group.end))) is not None:
         first = min(left, key=lambda index: left[index])
-        rows += [_row(joined, first, partner) for partner in rights if right.get(partner, after) <= after]
+        rows += [joined_row(joined.feeds, first, partner) for partner in rights if right.get(partner, after) <= after]
     return rows
 
 

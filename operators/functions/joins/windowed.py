@@ -32,7 +32,7 @@ from holdfast.operators.functions.joins.sides import Mask, Positions, StoredSide
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import ColumnKeySelector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
-from holdfast.operators.functions.windows.bounds import TimeWindow, slide_of
+from holdfast.operators.functions.windows.bounds import WINDOWS_OF_A_RECORD_MAX, TimeWindow, slide_of
 from holdfast.operators.functions.windows.firing import FiringOperator, check_event_times, put_aside
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
@@ -48,7 +48,6 @@ EMITTED_ROWS_MAX = 1 << 16
 """Rows that were emitted and are still in the state: they go with their window, or when a barrier comes."""
 READ_SHARE_MAX = 4
 """Rows that may be read for each row of a session that has ended, before it is looked for which sessions have."""
-WINDOWS_OF_A_RECORD_MAX = 1_000
 _OPEN = MIN_WATERMARK
 """Namespace of the records of sessions; no window ends there."""
 _MIN_TIME = MIN_WATERMARK + 1

@@ -6,7 +6,7 @@ table, so that a restore needs none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,17 +70,26 @@ def ranking(n: int, by: str | Sequence[str], descending: bool | Sequence[bool], 
 
 def top_operator(ranking: Ranking, selector: Selector, input_type: RowType) -> TopOperator:
     """Raises GraphError, UnknownColumnError."""
-    if input_type.schema is None:
-        raise undeclared_error("top", "columns")
-    for column in ranking.columns:
-        ordered_column(column, input_type, "top")
+    check_ordered(ranking, input_type, "top")
     operator = TopOperator(ranking, selector, input_type)
-    assert operator.output_type.schema is not None
-    names = operator.output_type.schema.names
+    check_distinct_columns(operator.output_type, _refused)
+    return operator
+
+
+def check_ordered(ranking: Ranking, input_type: RowType, operator: str) -> None:
+    """Raises GraphError, UnknownColumnError for rows that it can't rank."""
+    if input_type.schema is None:
+        raise undeclared_error(operator, "columns")
+    for column in ranking.columns:
+        ordered_column(column, input_type, operator)
+
+
+def check_distinct_columns(output_type: RowType, refused: Callable[[str], GraphError]) -> None:
+    """`refused`: the error of a reason."""
+    names = output_type.names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise _refused(f"two columns of its rows are called {', '.join(map(repr, repeated))}: give rank_column=, or rename them")
-    return operator
+        raise refused(f"two columns of its rows are called {', '.join(map(repr, repeated))}: give rank_column=, or rename them")
 
 
 def _refused(reason: str) -> GraphError:

@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.base import OperatorContext, Output
-from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType, undeclared_error
+from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.functions.tables.ordering import ordered_column
-from holdfast.operators.functions.tables.top import Entries, RankedRows, Ranking
+from holdfast.operators.functions.tables.top import Entries, RankedRows, Ranking, check_distinct_columns, check_ordered
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling, WindowAssigner
-from holdfast.operators.functions.windows.bounds import slide_of
+from holdfast.operators.functions.windows.bounds import WINDOWS_OF_A_RECORD_MAX, slide_of
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS
 from holdfast.operators.functions.windows.firing import FiringOperator, check_event_times, put_aside
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
@@ -33,7 +32,6 @@ ROWS_PER_SLICE_MAX = 8192
 """Rows that are emitted at once, beyond the first key's."""
 ENTRIES_PER_SLICE_MAX = 1 << 18
 """Windows of rows that are entered at once, beyond the first row's."""
-WINDOWS_OF_A_ROW_MAX = 1_000
 
 
 class WindowTopOperator(FiringOperator):
@@ -150,18 +148,11 @@ def window_top_operator(
     for what, given in (("trigger", options.trigger), ("evictor", options.evictor), ("lateness", options.lateness_ms or None)):
         if given is not None:
             raise _refused(f"a window fires once, at its end, and takes no {what}, such as {given!r}: use process")
-    if isinstance(windows, Sliding) and windows.size_ms > windows.slide_ms * WINDOWS_OF_A_ROW_MAX:
-        raise _refused(f"a row of {windows!r} is in more than {WINDOWS_OF_A_ROW_MAX:,} windows: take a longer slide")
-    if input_type.schema is None:
-        raise undeclared_error("window", "columns")
-    for column in ranking.columns:
-        ordered_column(column, input_type, "window")
+    if isinstance(windows, Sliding) and windows.size_ms > windows.slide_ms * WINDOWS_OF_A_RECORD_MAX:
+        raise _refused(f"a row of {windows!r} is in more than {WINDOWS_OF_A_RECORD_MAX:,} windows: take a longer slide")
+    check_ordered(ranking, input_type, "window")
     operator = WindowTopOperator(ranking, windows, selector, input_type, options.late_tag)
-    assert operator.output_type.schema is not None
-    names = operator.output_type.schema.names
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise _refused(f"two columns of its rows are called {', '.join(map(repr, repeated))}: give rank_column=, or rename them")
+    check_distinct_columns(operator.output_type, _refused)
     return operator
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 
+WINDOWS_OF_A_RECORD_MAX = 1_000
+"""Sliding windows in each of which a record is kept in a row table."""
 _BOUNDS = Struct(">qq")
 bounds_of = _BOUNDS.pack
 """Start and end -> the namespace of that window."""
