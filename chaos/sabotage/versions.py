@@ -47,7 +47,7 @@ SABOTAGES = (
         "superseded_version_kept",
         "versions stay in the state of a temporal join when no record can need them any more",
         ("I35",),
-        (Mutant(TemporalJoinOperator, "_drop_superseded", constant(None)),),
+        (Mutant(TemporalJoinOperator, "_drop_superseded", constant(())),),
         workloads=("versions",),
     ),
     Sabotage(

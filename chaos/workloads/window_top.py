@@ -53,7 +53,7 @@ class _Ranked:
 def make(rng: random.Random) -> Scenario:
     """Nothing is late."""
     feeds, paces = draw_skewed_feeds(rng)
-    windows = rng.choice((Tumbling(40), Tumbling(150), Sliding(60, 20), Sliding(50, 20), Sliding(200, 5), Sliding(20, 30)))
+    windows = rng.choice((Tumbling(40), Tumbling(150), Sliding(60, 20), Sliding(50, 20), Sliding(120, 20), Sliding(20, 30)))
     ranked = _Ranked(feeds, windows, rng.choice((1, 3, 10)), rng.choice((("i",), ("value", "i"))), rng.random() < 0.5)
     parallelism, settings = rng.randint(1, PARALLELISM_MAX), draw_settings(rng)
     slices = rng.choice((1, 2, 5, ROWS_PER_SLICE_MAX)), rng.choice((1, 30, ENTRIES_PER_SLICE_MAX))
