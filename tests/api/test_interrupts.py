@@ -18,9 +18,12 @@ from typer.testing import CliRunner
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.cli.main import app
 from holdfast.statebackends.storage.directory import LocalStorage
+from tests.examples import FACTOR
 from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
 
 runner = CliRunner()
+STEP = 7 if FACTOR == 1 else 3
+"""Moments from one interrupt to the next."""
 FUNCTIONS = f"""
 import os, signal
 import pyarrow as pa
@@ -114,8 +117,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 @pytest.mark.parametrize("name", ["copy", "export", "edit", "bootstrap", "diff", "verify"])
 def test_an_interrupt_at_any_operation_leaves_nothing(savepoint: Path, tmp_path: Path, at: dict[str, int], name: str) -> None:
     before = files_below(savepoint)
-    step = 3  # of two moments of an operation one is met in each round
-    for moment in itertools.count(0, step):
+    for moment in itertools.count(0, STEP):  # an odd step: moments before operations and behind them are met in turn
         at.update(count=0, at=moment)
         target = tmp_path / "targets" / f"t{moment}"
         result = runner.invoke(app, ["snapshot", *commands(savepoint, target)[name]])

@@ -59,10 +59,11 @@ class Child:
     def poll(self) -> int | None:
         return self._nursery.codes.get(self.pid)
 
-    def wait(self) -> int:
-        """Its exit code, as soon as it has one."""
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit code, as soon as it has one. Raises TimeoutError."""
         with self._nursery.changed:
-            self._nursery.changed.wait_for(lambda: self.pid in self._nursery.codes or self._nursery.is_gone)
+            if not self._nursery.changed.wait_for(lambda: self.pid in self._nursery.codes or self._nursery.is_gone, timeout_s):
+                raise TimeoutError(f"process {self.pid} has not ended within {timeout_s} s")
         return self._nursery.codes.get(self.pid, -signal.SIGKILL)
 
     def kill(self) -> None:

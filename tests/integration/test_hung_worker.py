@@ -22,7 +22,8 @@ from holdfast.operators.spark.slots import Ended, SlotRunner
 from holdfast.operators.spark.supervisor import SlotSupervisor, StopRequested, WorkerEnd, WorkersSeen
 from holdfast.operators.worker.main import EXIT_RESPAWN, WorkerSpec
 from holdfast.operators.worker.working_folders import fingerprint_of, kill_process
-from tests.integration.test_two_processes import ROOT, Cluster, committed, counting_plan, eventually, expected
+from tests.harness.nursery import Child, start_worker
+from tests.integration.test_two_processes import Cluster, committed, counting_plan, eventually, expected
 
 
 class ProcessBackend:
@@ -31,7 +32,7 @@ class ProcessBackend:
     def __init__(self, spec: WorkerSpec, folder: Path) -> None:
         self._spec = spec
         self._folder = folder
-        self.processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+        self.processes: dict[tuple[int, int], Child] = {}
         self._ended: dict[tuple[int, int], Ended] = {}
         self._attempts = 0
 
@@ -41,15 +42,12 @@ class ProcessBackend:
         # The kernel's death signal follows the thread that starts a process, which need not live as long.
         spec = replace(self._spec, slot=slot, spawn=spawn, task_attempt=self._attempts, watch_parent=False)
         path.write_bytes(pickle.dumps(spec))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with open(self._folder / f"worker-{slot}-{spawn}.log", "wb") as log:
-            command = [sys.executable, "-m", "holdfast.operators.worker.main", str(path)]
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = start_worker(str(path), str(self._folder / f"worker-{slot}-{spawn}.log"))
         self.processes[slot, spawn] = process
         self._ended[slot, spawn] = ended
         threading.Thread(target=self._watch, args=(process, ended), daemon=True).start()
 
-    def _watch(self, process: subprocess.Popen[bytes], ended: Ended) -> None:
+    def _watch(self, process: Child, ended: Ended) -> None:
         code = process.wait()
         ended(WorkerEnd.LEFT if code == 0 else WorkerEnd.DIED, f"exit code {code}")
 

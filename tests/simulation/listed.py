@@ -39,3 +39,8 @@ def listed_seeds(path: Path = SEEDS) -> list[ListedSeed]:
             raise ValueError(f"{path.name}, line {number}: {listed} is listed twice")
         found.append(listed)
     return found
+
+
+def first_seeds(listed: list[ListedSeed]) -> dict[str, ListedSeed]:
+    """The first one of each workload."""
+    return {each.workload: each for each in reversed(listed)}

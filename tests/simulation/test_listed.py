@@ -8,13 +8,14 @@ import pytest
 
 from holdfast.chaos.sabotage import SABOTAGES
 from holdfast.chaos.workloads import WORKLOADS
-from tests.simulation.listed import ListedSeed, listed_seeds
+from tests.simulation.listed import ListedSeed, first_seeds, listed_seeds
 
 
 def test_the_list_names_workloads_and_sabotages_that_exist() -> None:
     listed = listed_seeds()
     assert {each.workload for each in listed} == set(WORKLOADS)
     assert {each.sabotage for each in listed if each.sabotage is not None} <= set(SABOTAGES)
+    assert {each.sabotage for each in first_seeds(listed).values()} == {None}
 
 
 def test_lines_are_read(tmp_path: Path) -> None:
