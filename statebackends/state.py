@@ -510,6 +510,28 @@ class SessionRows(Protocol):
         there is none."""
 
 
+class FilledWindows(NamedTuple):
+    """Windows that records of a batch have filled."""
+
+    records: npt.NDArray[np.int64]
+    """By number, ascending: those that filled them."""
+    results: list[pa.Array]
+    """Of each aggregate."""
+
+
+class CountWindows(Protocol):
+    """Windows of so many records of a key."""
+
+    def take(
+        self,
+        keys: KeyColumn,
+        columns: Sequence[npt.NDArray[Any] | pa.Array | tuple[pa.Array, ...] | None],
+        times: npt.NDArray[np.int64] | None = None,
+    ) -> list[FilledWindows]:
+        """Records in order of arrival; at least one. `columns`, `times` and errors as of `ColumnarState.update`, without a column
+        for the first aggregate. Windows in the order of the records that filled them."""
+
+
 class ColumnarState(Protocol):
     """Vectorised accumulators of one descriptor, one row per (key, namespace)."""
 
@@ -579,6 +601,10 @@ class ColumnarState(Protocol):
 
     def sessions(self, gap_ms: int) -> SessionRows:
         """Merge of sessions that are made of namespaces as long as the gap, which begin at its multiples."""
+
+    def count_windows(self, count: int, slide: int) -> CountWindows:
+        """Windows of the last `count` records of a key, one every `slide`. The first aggregate must be one that counts all
+        records, and has a name of its own: it is for the state alone, which nothing else may change."""
 
     def numbered(self, keys: KeyColumn) -> tuple[npt.NDArray[np.int64], KeyColumn]:
         """(number of each row's key, from 0 in order of first arrival; each key once, by number)."""

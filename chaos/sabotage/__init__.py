@@ -7,6 +7,7 @@ from holdfast.chaos.sabotage.channels import SABOTAGES as CHANNELS
 from holdfast.chaos.sabotage.column_sessions import SABOTAGES as COLUMN_SESSIONS
 from holdfast.chaos.sabotage.combining import SABOTAGES as COMBINING
 from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
+from holdfast.chaos.sabotage.count_windows import SABOTAGES as COUNT_WINDOWS
 from holdfast.chaos.sabotage.eventtime import SABOTAGES as EVENT_TIME
 from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
 from holdfast.chaos.sabotage.joins import SABOTAGES as JOINS
@@ -36,7 +37,7 @@ SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
         *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, WINDOW_JOINS, TABLES, TASKS, SOURCES, STATE),
-        *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COMBINING),
+        *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COUNT_WINDOWS, COMBINING),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -10,6 +10,7 @@ from holdfast.chaos.workloads import (
     broadcast,
     column_sessions,
     connected,
+    count_windows,
     counter,
     ends,
     expiring,
@@ -44,7 +45,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn, window_top),
-        *(joins, latecomers, sessions, column_sessions, window_joins),
+        *(joins, latecomers, sessions, column_sessions, window_joins, count_windows),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }

@@ -1093,12 +1093,12 @@ class WindowedStream:
     # ------------------------------------------------------------------------------------------------------- settings
 
     def trigger(self, trigger: Trigger) -> WindowedStream:
-        """When the windows fire, instead of at their end. Row functions only."""
+        """When the windows fire, instead of at their end. Row functions only, but for those of `count_window`."""
         check_trigger(trigger, merges=isinstance(self._windows, Session))
         return self._with(trigger=trigger)
 
     def evictor(self, evictor: Evictor) -> WindowedStream:
-        """Which records the function sees, and which are kept behind it. Row functions only."""
+        """Which records the function sees, and which are kept behind it. Row functions only, but for that of `count_window`."""
         if not isinstance(evictor, Evictor):
             raise GraphError(f"operator 'window': {evictor!r} is not an evictor such as hf.CountEvictor(10)", operator="window")
         return self._with(evictor=evictor)
@@ -1169,7 +1169,8 @@ class WindowedStream:
     @overload
     def aggregate(self, /, **aggregates: Aggregate) -> Stream: ...
     def aggregate(self, function: Any = None, /, **options: Any) -> Stream:
-        """One row per key and window: key columns, window_start, window_end (UTC), and the named aggregates, over columns.
+        """One row per key and window: key columns, window_start, window_end (UTC; not of count windows), and the named aggregates,
+        over columns.
 
         With an AggregateFunction object: what its `get_result` returns, row by row; `accumulator_type` as of a state descriptor,
         `window_function` and `returns` as of `reduce`."""

@@ -35,6 +35,9 @@ _CODES = np.int64(2**32 - 1)
 _PAIRS_MIN = 64
 PAIRS_PER_STEP = 1 << 15
 """Of a pane, after which a step of merging ends."""
+_RENEWED_MIN = 1024
+"""Pairs that are in no set any more, before it pays to leave them out."""
+_NONE = np.empty(0, np.int64)
 
 
 def parts_of_distinct(aggregate: ColumnAggregate) -> tuple[Part, ...]:
@@ -113,6 +116,10 @@ class DistinctPairs:
         values, source = self._values.frozen_keys(), self._source
         return lambda: _stored(values()[0], source)
 
+    def renewed(self) -> DistinctPairs:
+        """Pairs of the same column; there are none yet."""
+        return DistinctPairs(self._source)
+
     def size(self) -> int:
         """Bytes, estimated."""
         values = self._values.key_arrays(0, self._values.count)[0]
@@ -122,7 +129,7 @@ class DistinctPairs:
 class DistinctAccumulator(AccumulatorColumns):
     """One aggregate's sets, and in its one column how many values each has."""
 
-    __slots__ = ("_count", "_holds", "_numbers", "_owns_pairs", "_source", "pairs")
+    __slots__ = ("_added_at", "_count", "_holds", "_live", "_numbers", "_owns_pairs", "_since", "_source", "pairs")
 
     def __init__(
         self, aggregate: ColumnAggregate, capacity: int, where: dict[str, Any], pairs: DistinctPairs | None = None
@@ -138,6 +145,12 @@ class DistinctAccumulator(AccumulatorColumns):
         self._numbers: Slots = np.empty(_PAIRS_MIN, np.int64)
         """Of the pairs in the sets, in order of arrival; only appended to."""
         self._count = 0
+        self._live = 0
+        """Of these pairs, those whose row has not begun anew since."""
+        self._since: Slots | None = None
+        """Of each row: where in `_numbers` it began anew. What stands before is not in its set. None: no row has."""
+        self._added_at: Slots = self._numbers[:0]
+        """Where in `_numbers` a pair, by number, was added last; kept if rows begin anew."""
 
     @property
     def result_type(self) -> pa.DataType:
@@ -167,7 +180,8 @@ class DistinctAccumulator(AccumulatorColumns):
         target = np.full(len(self.columns[0]), -1, np.int64)
         target[rows] = slots
         for start in range(0, self._count, pairs):
-            codes = self.pairs.codes()[self._numbers[start : min(start + pairs, self._count)]]
+            codes_of = self.pairs.codes()
+            codes = codes_of[_held(self._numbers[: min(start + pairs, self._count)], codes_of, self._since, start)]
             into = target[codes >> _CODE_BITS]
             found = np.flatnonzero(into >= 0)
             yield into[found], self.pairs.values(codes[found])
@@ -187,20 +201,66 @@ class DistinctAccumulator(AccumulatorColumns):
         return self._count
 
     def freeze(self) -> FrozenSets:
-        return FrozenSets(self._numbers[: self._count], self.pairs.codes(), self.pairs.frozen_values(), self._source)
+        began = None if self._since is None else self._since.copy()
+        return FrozenSets(self._numbers[: self._count], self.pairs.codes(), self.pairs.frozen_values(), self._source, began)
 
     def snapshot_arrays(self, columns: Sequence[Column], seen: Mask | None) -> list[pa.Array]:
         return self.freeze()(columns, seen)
 
     def size(self) -> int:
-        own = self.columns[0].nbytes + 9 * self._count
+        own = self.columns[0].nbytes + (9 if self._since is None else 17) * self._count
         return own + self.pairs.size() if self._owns_pairs else own
+
+    def resize(self, capacity: int) -> None:
+        super().resize(capacity)
+        if self._since is not None:
+            self._since = extended(self._since, capacity, 0)
+
+    def reset(self, slots: Slots, count: int) -> None:
+        if self._since is None:
+            self._since = np.zeros(len(self.columns[0]), np.int64)
+            self._added_at = np.zeros(len(self._holds), np.int64)
+            self._added_at[self._numbers[: self._count]] = np.arange(self._count)
+        self._live -= int(self.columns[0][slots].sum())
+        self._since[slots] = self._count
+        super().reset(slots, count)
+
+    @property
+    def live(self) -> int:
+        """Pairs in the sets."""
+        return self._live
+
+    @property
+    def listed(self) -> int:
+        """Pairs that are in the sets, or were before a row began anew, with repeats."""
+        return self._count
+
+    def renewed(self, pairs: DistinctPairs) -> None:
+        """The same sets, of other pairs."""
+        codes = self.pairs.codes()[self._numbers_held()]
+        numbers = pairs.of(codes >> _CODE_BITS, self.pairs.values(codes)) if len(codes) else _NONE
+        self.pairs, self._numbers, self._count = pairs, extended(numbers, max(_PAIRS_MIN, len(numbers)), 0), len(numbers)
+        self._holds = np.zeros(max(_PAIRS_MIN, pairs.count), np.bool_)
+        self._holds[numbers] = True
+        self._added_at = np.zeros(len(self._holds), np.int64)
+        self._added_at[numbers] = np.arange(len(numbers))
+        if self._since is not None:
+            self._since[:] = 0
+
+    def _numbers_held(self) -> Slots:
+        return _held(self._numbers[: self._count], self.pairs.codes(), self._since)
 
     def _add(self, numbers: Slots) -> None:
         """Pairs, by number; repeats are allowed."""
         if self.pairs.count > len(self._holds):
-            self._holds = extended(self._holds, max(self.pairs.count, 2 * len(self._holds)), False)
-        new = numbers[~self._holds[numbers]]
+            capacity = max(self.pairs.count, 2 * len(self._holds))
+            self._holds = extended(self._holds, capacity, False)
+            if self._since is not None:
+                self._added_at = extended(self._added_at, capacity, 0)
+        holds = self._holds[numbers]
+        if self._since is not None:
+            holds &= self._added_at[numbers] >= self._since[self.pairs.codes()[numbers] >> _CODE_BITS]
+        new = numbers[~holds]
         if not len(new):
             return
         new = _firsts(new)
@@ -209,8 +269,32 @@ class DistinctAccumulator(AccumulatorColumns):
         if count > len(self._numbers):
             self._numbers = extended(self._numbers, max(count, 2 * len(self._numbers)), 0)
         self._numbers[self._count : count] = new
+        if self._since is not None:
+            self._added_at[new] = np.arange(self._count, count)
         self._count = count
+        self._live += len(new)
         np.add.at(self.columns[0], self.pairs.codes()[new] >> _CODE_BITS, 1)
+
+
+def renew_pairs(accumulators: Sequence[AccumulatorColumns]) -> None:
+    """Behind a reset of rows: where most pairs are in no set any more, those that are become all there are."""
+    sharing: dict[int, list[DistinctAccumulator]] = {}
+    for accumulator in accumulators:
+        if isinstance(accumulator, DistinctAccumulator):
+            sharing.setdefault(id(accumulator.pairs), []).append(accumulator)
+    for some in sharing.values():
+        held = sum(accumulator.live for accumulator in some)
+        listed = sum(accumulator.listed for accumulator in some)
+        if listed > 2 * held + _RENEWED_MIN or some[0].pairs.count > 2 * held + _RENEWED_MIN:
+            pairs = some[0].pairs.renewed()
+            for accumulator in some:
+                accumulator.renewed(pairs)
+
+
+def _held(numbers: Slots, codes: Slots, since: Slots | None, first: int = 0) -> Slots:
+    """Of listed pairs, from the first on, those whose rows have not begun anew behind them."""
+    some = numbers[first:]
+    return some if since is None else some[np.arange(first, len(numbers)) >= since[codes[some] >> _CODE_BITS]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +306,17 @@ class FrozenSets:
     codes_of: Slots
     values: Callable[[], pa.Array]
     source: pa.DataType
+    began: Slots | None = None
+    """Of each row: where among the numbers it began anew. None: no row has."""
+    first: int = 0
+    """Numbers before it are left out."""
 
     def since(self, count: int) -> FrozenSets:
         """Without the values of which there were `count`."""
-        return replace(self, numbers=self.numbers[count:])
+        return replace(self, first=count)
 
     def __call__(self, columns: Sequence[Column], seen: Mask | None) -> list[pa.Array]:
-        codes = self.codes_of[self.numbers]
+        codes = self.codes_of[_held(self.numbers, self.codes_of, self.began, self.first)]
         rows = codes >> _CODE_BITS
         lengths = np.bincount(rows, minlength=len(columns[0]))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32)

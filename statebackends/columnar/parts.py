@@ -156,6 +156,15 @@ class AccumulatorColumns(ABC):
         for column, before in zip((*self.columns, *(() if self.seen is None else (self.seen,))), saved, strict=True):
             column[slots] = before
 
+    def reset(self, slots: Slots, count: int) -> None:
+        """Some of `count` rows are as they were before they got a value."""
+        for column, part in zip(self.columns, self.parts, strict=True):
+            column[slots] = part.initial
+        if self.parts[0].nullable:
+            self._mark_seen(slots[:0], count)
+            assert self.seen is not None
+            self.seen[slots] = False
+
     def _mark_seen(self, slots: Slots, rows_before: int) -> None:
         if self.seen is None:
             self.seen = np.zeros(len(self.columns[0]), np.bool_)
@@ -199,3 +208,27 @@ def extended(column: Column, capacity: int, initial: Any) -> Column:
     bigger[: len(column)] = column
     bigger[len(column) :] = initial
     return bigger
+
+
+def rows_taken(array: pa.Array, rows: Slots | slice) -> pa.Array:
+    """Some rows; a slice of them has both bounds, and is not copied."""
+    return array.slice(rows.start, rows.stop - rows.start) if isinstance(rows, slice) else array.take(pa.array(rows))
+
+
+def values_taken(columns: Sequence[Values], rows: Slots | slice) -> list[Values]:
+    """Some rows of what feeds aggregates. What is one column before is one behind it."""
+    known: dict[int, Values] = {}
+
+    def of(column: Values) -> Values:
+        if column is None:
+            return None
+        if isinstance(column, tuple):
+            return tuple(map(of, column))
+        if isinstance(column, Chosen):
+            return Chosen(of(column.values), column.rows[rows])
+        found = known.get(id(column))
+        if found is None:
+            found = known[id(column)] = rows_taken(column, rows) if isinstance(column, pa.Array) else column[rows]
+        return found
+
+    return list(map(of, columns))

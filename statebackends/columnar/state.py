@@ -26,11 +26,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.statebackends.columnar.accumulators import check_descriptor, create_accumulators, parts_of
-from holdfast.statebackends.columnar.distinct import FrozenSets
+from holdfast.statebackends.columnar.counted import CountedPanes
+from holdfast.statebackends.columnar.distinct import FrozenSets, renew_pairs
 from holdfast.statebackends.columnar.key_index import KeyIndex, create_key_index, distinct_codes
 from holdfast.statebackends.columnar.ordering import comes_before, first_of_each, sort_numbers
 from holdfast.statebackends.columnar.panes import PaneRows, WindowPanes, distinct_slots
-from holdfast.statebackends.columnar.parts import AccumulatorColumns, Chosen, Slots, Values
+from holdfast.statebackends.columnar.parts import AccumulatorColumns, Slots, Values, rows_taken, values_taken
 from holdfast.statebackends.columnar.sessions import SessionPanes
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.state import ColumnarStateDescriptor, KeyColumn
@@ -134,7 +135,7 @@ class NumpyColumnarState:
                 slots = self._rows(namespace).update(keys, columns, times, self._epoch)
                 self._looked_up = keys, namespace, slots
             else:
-                values = _all_taken(columns, rows)
+                values = values_taken(columns, rows)
                 self._rows(namespace).update(self.taken(keys, rows), values, None if times is None else times[rows], self._epoch)
 
     def keep_first(
@@ -153,7 +154,7 @@ class NumpyColumnarState:
             if rows is None:
                 self._rows(namespace).merge_parts(keys, parts, self._epoch)
             else:
-                self._rows(namespace).merge_parts(self.taken(keys, rows), [_taken(part, rows) for part in parts], self._epoch)
+                self._rows(namespace).merge_parts(self.taken(keys, rows), [rows_taken(part, rows) for part in parts], self._epoch)
 
     def namespaces(self, since: int | None = None, until: int | None = None) -> list[int]:
         start = 0 if since is None else bisect_left(self._order, since)
@@ -212,6 +213,21 @@ class NumpyColumnarState:
 
     def sessions(self, gap_ms: int) -> SessionPanes:
         return SessionPanes(self, self.descriptor.aggregates, gap_ms, self._operator)
+
+    def count_windows(self, count: int, slide: int) -> CountedPanes:
+        return CountedPanes(self, self.descriptor.aggregates, count, slide, self._operator)
+
+    def rows_to_fold(self, namespace: int, keys: KeyColumn) -> tuple[Slots, int]:
+        """The row of each key, which is about to change, and how many rows there were before."""
+        rows = self._rows(namespace)
+        before = rows.index.count
+        return rows.to_fold(keys, self._epoch), before
+
+    def reset(self, namespace: int, slots: Slots, first: int) -> None:
+        """Some rows are as if their keys had just come; accumulators before number `first` stay as they are."""
+        self._rows(namespace).reset(slots, first, self._epoch)
+        if self._epoch is not None and self.set_names:
+            self._removed[namespace] = self._epoch  # an increment has what sets gained; these lost what the base holds
 
     def accumulators(self, namespace: int) -> Sequence[AccumulatorColumns]:
         """Of a namespace, as they are: they must not be changed, and change with the next update."""
@@ -322,7 +338,7 @@ class NumpyColumnarState:
             if rows is None:
                 self._rows(namespace).load(keys, parts)
             else:
-                self._rows(namespace).load(self.taken(keys, rows), [_taken(part, rows) for part in parts])
+                self._rows(namespace).load(self.taken(keys, rows), [rows_taken(part, rows) for part in parts])
 
     @property
     def set_names(self) -> list[str]:
@@ -405,14 +421,27 @@ class _Rows:
     def update(self, keys: KeyColumn, columns: Sequence[Values], times: Slots | None, epoch: int | None) -> Slots:
         """The slot of each key."""
         before = self.index.count
-        slots = self._slots_to_change(keys)
-        if epoch is not None:
-            self._note(slots, epoch)
+        slots = self.to_fold(keys, epoch)
         for accumulator, values in zip(self.accumulators, columns, strict=True):
             accumulator.update(slots, values, before, times)
         for accumulator in self.accumulators:
             accumulator.end_batch()
         return slots
+
+    def to_fold(self, keys: KeyColumn, epoch: int | None) -> Slots:
+        """The slot of each key; these rows are about to change."""
+        slots = self._slots_to_change(keys)
+        if epoch is not None:
+            self._note(slots, epoch)
+        return slots
+
+    def reset(self, slots: Slots, first: int, epoch: int | None) -> None:
+        self._make_room(slots)
+        if epoch is not None:
+            self._note(slots, epoch)
+        for accumulator in self.accumulators[first:]:
+            accumulator.reset(slots, self.index.count)
+        renew_pairs(self.accumulators)
 
     def keep_first(
         self, keys: KeyColumn, columns: Sequence[pa.Array], greatest: Sequence[bool], epoch: int | None, *, latest: bool
@@ -469,9 +498,7 @@ class _Rows:
     def merge(self, keys: KeyColumn, accumulators: Sequence[AccumulatorColumns], rows: Slots, epoch: int | None) -> None:
         """Fold rows of other accumulators in, one for each key given; a key may come several times."""
         before = self.index.count
-        slots = self._slots_to_change(keys)
-        if epoch is not None:
-            self._note(slots, epoch)
+        slots = self.to_fold(keys, epoch)
         own: Any
         for own, other in zip(self.accumulators, accumulators, strict=True):
             own.merge(slots, other, rows, before)
@@ -666,30 +693,6 @@ class FrozenState:
         self._state.forget(self)
         for table in self._watched:
             table.release()
-
-
-def _taken(array: pa.Array, rows: Slots | slice) -> pa.Array:
-    """Some rows; a slice of them has both bounds, and is not copied."""
-    return array.slice(rows.start, rows.stop - rows.start) if isinstance(rows, slice) else array.take(pa.array(rows))
-
-
-def _all_taken(columns: Sequence[Values], rows: Slots | slice) -> list[Values]:
-    """Some rows of what feeds aggregates. What is one column before is one behind it."""
-    known: dict[int, Values] = {}
-
-    def of(column: Values) -> Values:
-        if column is None:
-            return None
-        if isinstance(column, tuple):
-            return tuple(map(of, column))
-        if isinstance(column, Chosen):
-            return Chosen(of(column.values), column.rows[rows])
-        found = known.get(id(column))
-        if found is None:
-            found = known[id(column)] = _taken(column, rows) if isinstance(column, pa.Array) else column[rows]
-        return found
-
-    return list(map(of, columns))
 
 
 def _joined(pieces: Sequence[list[pa.Array]]) -> list[pa.Array]:

@@ -285,3 +285,19 @@ def test_a_delta_that_adds_to_no_list_is_refused(columns: bytes) -> None:
     with pytest.raises((ValueError, KeyError, CorruptStateError)):
         merged_deltas(base, [delta], KEY, MAX_PARALLELISM)
     assert added_by(base.schema) == []
+
+
+@pytest.mark.parametrize("lengths", [(5, 5), (4, 2)], ids=str)
+def test_sets_that_began_anew_between_two_increments_do_not_come_back(job: Job, lengths: tuple[int, int]) -> None:
+    """Windows of so many records: as one is full, the sets of its row begin anew."""
+    backend = job.cluster.backend((SETS,))
+    for number in range(1, 7):
+        windows = backend.columnar_state(SETS, ["user"]).count_windows(*lengths)
+        rows = [("a", number * 10), ("a", 3), ("b", number), ("b", 3), ("a", number)] + [(f"k{key}", number) for key in range(30)]
+        keys = KEY.column([pa.array([key for key, _ in rows], pa.string())], max_parallelism=MAX_PARALLELISM)
+        values = pa.array([value for _, value in rows], pa.int64())
+        windows.take(keys, [values, values.cast(pa.string())])
+        job.checkpoint([backend], number, number - 1 if number > 1 else None)
+        for own in (True, False):
+            (found,) = restored(job, number, own=own)
+            assert contents(found) == contents(backend)

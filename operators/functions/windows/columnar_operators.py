@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from holdfast.operators.functions.aggregates import Aggregate, columnar_descriptor
 from holdfast.operators.functions.schema import RowType, undeclared_error
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling, WindowAssigner
+from holdfast.operators.functions.windows.assigners import Global, Session, Sliding, Tumbling, WindowAssigner
 from holdfast.operators.functions.windows.columnar import WINDOW_COLUMNS, ColumnarWindowOperator, TumblingWindowOperator
+from holdfast.operators.functions.windows.columnar_counts import CountWindowOperator, count_window_operator
 from holdfast.operators.functions.windows.columnar_sessions import SessionWindowOperator
 from holdfast.operators.functions.windows.options import RowWindowOptions
 from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
@@ -19,7 +20,7 @@ from holdfast.statebackends.errors import GraphError
 class ColumnarWindow(NamedTuple):
     """What the graph gets."""
 
-    operator: ColumnarWindowOperator
+    operator: ColumnarWindowOperator | CountWindowOperator
     properties: Mapping[str, Any]
     side_outputs: Mapping[str, RowType]
 
@@ -28,6 +29,11 @@ def columnar_window(
     windows: WindowAssigner, options: RowWindowOptions, aggregates: Mapping[str, Aggregate], selector: Selector, rows: RowType
 ) -> ColumnarWindow:
     """The operator of `window(...).aggregate(n=hf.count())`. Raises GraphError and UnknownColumnError, naming the operator."""
+    if isinstance(windows, Global):
+        if rows.schema is None:
+            raise undeclared_error("window", "columns")
+        counting = count_window_operator(options, aggregates, selector, rows)
+        return ColumnarWindow(counting, {"count": counting.count, "slide": counting.slide}, {})
     windows = _checked(windows, options)
     if rows.schema is None:
         raise undeclared_error("window", "columns")
@@ -51,7 +57,7 @@ def _checked(windows: WindowAssigner, options: RowWindowOptions) -> Tumbling | S
     is_fixed = not isinstance(windows, Session) or windows.gap_of is None
     if not isinstance(windows, Tumbling | Sliding | Session) or not is_fixed:
         raise GraphError(
-            "operator 'window': aggregates over columns take tumbling and sliding windows, and sessions with one gap, not "
+            "operator 'window': aggregates over columns take tumbling, sliding and count windows, and sessions with one gap, not "
             f"{windows!r}; {rows}",
             operator="window",
         )
