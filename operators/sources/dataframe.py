@@ -6,6 +6,8 @@ Q35: docs/invariants.md."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +41,9 @@ _UNKNOWN_TOTAL = 2**62
 class DataFrameSource:
     """Source of any Spark DataFrame, with all of Spark SQL before it. rows_per_second is the rate of the whole source."""
 
+    columns_read: tuple[str, ...] | None = None
+    """None: all."""
+
     def __init__(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> None:
         """Raises InvalidConfigError naming the column for an unsupported type (nanoseconds, intervals) or for duplicate names."""
         from holdfast.operators.sources.dataframe_write import arrow_schema_of
@@ -53,7 +58,14 @@ class DataFrameSource:
 
     @property
     def schema(self) -> pa.Schema:
-        return self._schema
+        names = self.columns_read
+        return self._schema if names is None else pa.schema([self._schema.field(name) for name in names])
+
+    def with_columns(self, names: Sequence[str]) -> DataFrameSource:
+        """The same source, whose readers give only these columns. All are written: another version of the job may read them."""
+        narrow = copy(self)
+        narrow._dataframe, narrow.columns_read = self._dataframe, tuple(names)
+        return narrow
 
     @property
     def session(self) -> SparkSession | None:
@@ -93,7 +105,7 @@ class DataFrameReader:
         self._owned = range(subtask, max_parallelism, parallelism)
         self._rate = rate_of_subtask(source.rows_per_second, parallelism)
         self._manifest: InputManifest | None = None
-        self._schema: pa.Schema = source.schema
+        self._columns = source.columns_read
         self._first_rows: list[int] = []
         self._chunks: dict[int, pa.RecordBatch | None] = {}
         """File index -> batch, or None while it is being loaded."""
@@ -119,7 +131,6 @@ class DataFrameReader:
             self._error = error
             return
         self._manifest = manifest
-        self._schema = manifest.schema
         self._first_rows = [file.first_row for file in manifest.files]
         self._cursor.set_total(manifest.rows)
         self._prefetch()
@@ -169,7 +180,7 @@ class DataFrameReader:
         assert self._manifest is not None
         self._chunks[index] = None
         folder = self._input.rsplit("/", 1)[0]
-        flow = load_chunk_flow(folder, self._manifest.files[index], self._schema, self._context.uid)
+        flow = load_chunk_flow(folder, self._manifest.files[index], self._manifest.schema, self._context.uid, self._columns)
 
         def loaded(chunk: pa.RecordBatch | None, error: BaseException | None) -> None:
             if error is not None:

@@ -6,6 +6,7 @@ Layout: `<job>/sources/<uid>/<submission>/manifest.json`, with the chunk files i
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 import msgspec
 import pyarrow as pa
@@ -123,8 +124,11 @@ def load_manifest_flow(path: str, operator: str) -> Flow[InputManifest]:
         ) from error
 
 
-def load_chunk_flow(folder: str, file: ChunkFile, schema: pa.Schema, operator: str) -> Flow[pa.RecordBatch]:
-    """Read one chunk as one batch, checked against the manifest. Raises CorruptStateError naming the file."""
+def load_chunk_flow(
+    folder: str, file: ChunkFile, schema: pa.Schema, operator: str, columns: Sequence[str] | None = None
+) -> Flow[pa.RecordBatch]:
+    """Read one chunk as one batch of those of these columns that it has, or of all, checked against the manifest. Raises
+    CorruptStateError naming the file."""
     path = f"{folder}/{file.name}"
 
     def corrupt(reason: str) -> CorruptStateError:
@@ -138,8 +142,10 @@ def load_chunk_flow(folder: str, file: ChunkFile, schema: pa.Schema, operator: s
         raise corrupt(f"{len(data)} bytes, the manifest has {file.length}")
     if checksum_of(data) != file.checksum:
         raise corrupt("checksum differs from the manifest's")
-    table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
+    table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
     if table.num_rows != file.rows or not table.schema.equals(schema):
         raise corrupt(f"{table.num_rows} rows of {table.schema.names}, the manifest has {file.rows} of {schema.names}")
-    batches = table.to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+    if some := [name for name in columns or () if name in schema.names]:
+        table = table.select(some)
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
