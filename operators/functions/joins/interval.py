@@ -139,10 +139,11 @@ class IntervalJoinOperator(FiringOperator):
                 for side, buffer in enumerate(self.buffers)
             ]
             self._has_stored = any(stored)
-        reached = self._reached.current
-        if not self._arrivals and not any(buffer.has_due(reached) for buffer in self.buffers):
-            for buffer in self.buffers:
-                buffer.clean_exactly(reached)
+        for reached in (self._reached.current, self._reached.kept):  # in a drain, what no partner could follow before it
+            if not self._arrivals and not any(buffer.has_due(reached) for buffer in self.buffers):
+                for buffer in self.buffers:
+                    buffer.clean_exactly(reached)
+                break
 
     # ------------------------------------------------------------------------------------------------------------ records
 

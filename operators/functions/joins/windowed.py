@@ -133,6 +133,8 @@ class WindowedOperator(FiringOperator):
         self._looks_first = False
         """Sessions go on for long: which of them have ended is looked for in their newest rows."""
         self._rows_read = 0
+        self._moving: Iterator[None] = iter(())
+        """Of sessions that take several slices."""
         self._earliest_end = MIN_WATERMARK
         """No window that is kept ends before it."""
 
@@ -147,6 +149,8 @@ class WindowedOperator(FiringOperator):
     def snapshot_state(self, checkpoint_id: int) -> None:
         super().snapshot_state(checkpoint_id)
         keep_lengths(self.context, self.windows)
+        for _ in self._moving:
+            pass
         self._forget_emitted()
 
     # ------------------------------------------------------------------------------------------------------------ records
@@ -331,17 +335,24 @@ class WindowedOperator(FiringOperator):
         self._looks_first |= self._rows_read > READ_SHARE_MAX * (len(found.left) + len(found.right))
         large = self._sizes(found) > self.rows_per_slice_max
         if self.splits_groups and large.any():
-            self._move(found.of(large))
+            self._moving = self._move(found.of(large))
             found = found.of(~large)
+            yield from self._moving
         yield from self._emit_groups(found)
 
-    def _move(self, found: Groups) -> None:
-        """Sessions that take several slices get windows of their own: of what is left of them they could not be told any more."""
+    def _move(self, found: Groups) -> Iterator[None]:
+        """Sessions that take several slices get windows of their own: of what is left of them they could not be told any more.
+
+        Nor of what is not moved yet, so that a barrier moves the rest."""
+        self._earliest_end = min(self._earliest_end, int(found.ends.min()))
         sides = ((self._left, found.left, found.left_groups), (self._right, found.right, found.right_groups))
         for (table, rows, groups), side in zip(sides, self.sides, strict=True):
-            table.append(side.keys_of(rows.keys(), self.context), found.ends[groups], side.values(rows), rows.times)
-            table.delete(rows)
-        self._earliest_end = min(self._earliest_end, int(found.ends.min()))
+            for start in range(0, len(rows), self.rows_per_slice_max):
+                moved = np.arange(start, min(start + self.rows_per_slice_max, len(rows)))
+                some = rows.select(moved)
+                table.append(side.keys_of(some.keys(), self.context), found.ends[groups[moved]], side.values(some), some.times)
+                table.delete(some)
+                yield
 
     def _ended_sessions(self, keys: KeyColumn, last_times: tuple[int, int], gap_ms: int) -> Groups:
         """Of these keys the sessions whose last record has one of these times, from the first one on."""

@@ -191,6 +191,15 @@ def test_a_row_that_a_drain_let_out_alone_gets_no_partner_behind_a_barrier_in_th
         assert kept(later) == {}
 
 
+def test_a_barrier_in_a_drain_keeps_no_row_for_which_no_partner_could_follow_before_it(full: OperatorHarness) -> None:
+    left(full, (1, 10, 1_000))
+    right(full, (1, 20, 1_000), *((n, n, 2_000) for n in range(5, 10)))
+    full.watermark(1_500)
+    full.operator.rows_per_slice_max = 2
+    next(full.watermark_slices(2**63 - 1))
+    assert kept(full) == {"right": 3, "right_unmatched": 3}
+
+
 # ------------------------------------------------------------------------------------------------------- late, and state
 
 

@@ -24,6 +24,7 @@ from holdfast.operators.functions.windows.bounds import slide_of
 from holdfast.statebackends.errors import InvalidKeyError, UserFunctionError
 from holdfast.statebackends.keygroups import subtask_of_key_group
 from holdfast.statebackends.row_tables import key_codes
+from holdfast.statebackends.row_tables.table import SortedRowTable
 from tests.examples import examples
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 
@@ -219,6 +220,37 @@ def test_a_key_with_more_pairs_than_a_slice_is_cut_anywhere() -> None:
         assert rows_kept(harness) == 0
     expected = [(15, "a", left, 100 + right) for left in range(7) for right in range(3)] + [(9, "b", 9, None)]
     assert sorted(emitted, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_the_rows_of_a_large_session_are_set_apart_in_slices(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A barrier sets the rest apart: what is left would be a session of its own."""
+    made = joining(Session(10), "full", rows_per_slice_max=3)
+    records = [(side, "a", at, 100 * side + at) for side, count in ((0, 8), (1, 4)) for at in range(count)]
+    with OperatorHarness(made, key_type="utf8") as harness:
+        feed(harness, *records, (0, "b", 0, 9))
+        appended: list[int] = []
+        append = SortedRowTable.append
+
+        def counting(self: Any, keys: Any, *columns: Any) -> Any:
+            appended.append(len(keys))
+            return append(self, keys, *columns)
+
+        monkeypatch.setattr(SortedRowTable, "append", counting)
+        slices = harness.watermark_slices(100)
+        for _ in range(cut):
+            next(slices)
+        assert max(appended) <= 3
+        emitted, snapshot = taken(harness), harness.snapshot()
+        for _ in slices:
+            pass
+        behind = taken(harness)
+    with OperatorHarness.restored(made, [snapshot], key_type="utf8") as harness:
+        harness.watermark(100)
+        assert taken(harness) == behind
+        assert rows_kept(harness) == 0
+    expected = [(16, "a", left, 100 + right) for left in range(8) for right in range(4)] + [(9, "b", 9, None)]
+    assert sorted([*emitted, *behind], key=str) == sorted(expected, key=str)
 
 
 @pytest.mark.parametrize("window", [Tumbling(10), Session(5)])
