@@ -247,7 +247,7 @@ class NumpyColumnarState:
 
     def taken(self, keys: KeyColumn, rows: Slots | slice) -> KeyColumn:
         """Some of these keys."""
-        return self._column_of([_taken(array, rows) for array in keys.arrays])
+        return self._column_of([rows_taken(array, rows) for array in keys.arrays])
 
     def numbered(self, keys: KeyColumn) -> tuple[Slots, KeyColumn]:
         """(number of each row's key, each key once, by number)."""
