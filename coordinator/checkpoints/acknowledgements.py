@@ -201,6 +201,7 @@ class AcknowledgementValidator:
     ) -> None:
         declared = writer.operator.keyed
         found: set[str] = set()
+        deltas: dict[str, int] = {}
         files: dict[str, FileHandle] = {}
         natives = inline = 0
         for handle in handles:
@@ -215,7 +216,11 @@ class AcknowledgementValidator:
                     raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
                 if (meta.name in found) is not (handle.format in DELTA_FORMATS):
                     raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta of it and no table before")
+                if meta.name in found:
+                    deltas[meta.name] = deltas.get(meta.name, 0) + 1
                 found.add(meta.name)
+            if max(deltas.values(), default=0) > DELTAS_MAX:
+                raise _Refused(f"more than {DELTAS_MAX} deltas of one state")
             natives += handle.format == NATIVE_FORMAT
             for part in handle.parts:
                 inline += self._check_part(writer, part, form, base, handle.format)
@@ -331,12 +336,6 @@ def _check_shape(handle: KeyedStateHandle) -> None:
         return
     if handle.names or len(handle.states) != parts:
         raise _Refused(f"{parts} tables of {len(handle.states)} states")
-    if handle.format in DELTA_FORMATS and parts > DELTAS_MAX:
-        deltas: dict[str, int] = {}
-        for meta in handle.states:
-            deltas[meta.name] = deltas.get(meta.name, 0) + 1
-        if max(deltas.values()) > DELTAS_MAX:
-            raise _Refused(f"more than {DELTAS_MAX} deltas of one state")
 
 
 def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:
