@@ -34,6 +34,10 @@ def _gap(row: dict[str, Any]) -> int:
     return 5 if row["at"] < 10 else 20
 
 
+def _apart(row: dict[str, Any], last: dict[str, Any]) -> float:
+    return abs(row["at"] - last["at"])
+
+
 TEN = hf.Tumbling(10)
 SLIDING = hf.Sliding(10, slide=5)
 SESSION = hf.Session(10)
@@ -99,4 +103,5 @@ TRIGGERS = (
     ),
     Case("V20", hf.Global(), "a1 w9 a7 end", f"a*=1@5 a*=1,7@10 a*=1,7@{FOREVER}", trigger=hf.ContinuousEventTimeTrigger(5)),
     Case("V21", hf.Global(), "p1 a1 p9 end", "", trigger=hf.ProcessingTimeTrigger()),
+    Case("V22", TEN, "a1 a9 a3 a4 a7 w9", "a[0,10)=9,4,7@9", evictor=hf.DeltaEvictor(4, _apart)),
 )
