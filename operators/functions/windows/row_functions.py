@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -681,7 +681,8 @@ class WindowOperator(KeyedFunctionOperator):
         self._reached.advance(watermark_ms)
         self._late_until = self._late_at(self._reached.current)
         self._trigger_context.current_watermark = self._reached.current
-        return self._fire(self._timer_service.advance_watermark(self._reached.current, self._on_event_timer))
+        fired = self._fire(self._timer_service.advance_watermark(self._reached.current, self._on_event_timer))
+        return fired if watermark_ms < MAX_WATERMARK else chain(fired, self._fire_open())
 
     def _catch_up(self) -> Iterator[None]:
         """What was due at the cut, in slices: it fires before the first record behind it, as it did before the failure."""
@@ -703,7 +704,12 @@ class WindowOperator(KeyedFunctionOperator):
         yield from self._fire(self._timer_service.advance_processing_time(now_ms, self._on_processing_time))
 
     def finish(self) -> Iterator[None]:
-        """Windows of processing time that are open at the end of input fire once; timers of triggers don't."""
+        """Windows by the clock of records that came behind the end of event time: timers by the clock bring them."""
+        return self._fire_open()
+
+    def _fire_open(self) -> Iterator[None]:
+        """Windows by the clock that are open when event time ends fire once; timers of triggers don't. Behind the maximum watermark
+        their results would be late for those who read them."""
         if self._is_event_time or self._is_global:
             return iter(())
         return self._fire(self._timer_service.advance_processing_time(MAX_WATERMARK, self._on_end))

@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.barriers.elements import MAX_WATERMARK
 from tests.examples import examples
+from tests.operators.functions.windows.row_windows import SCHEMA, operator_of
+from tests.operators.harness import OperatorHarness
 
 WINDOWS: dict[str, Any] = {
     "tumbling": hf.Tumbling(1_000, time="processing"),
@@ -104,8 +107,7 @@ def test_each_record_is_in_one_window_whatever_happens(data: st.DataObject, kind
 
 
 @pytest.mark.parametrize("kind", sorted(WINDOWS))
-def test_rows_that_come_behind_the_end_of_event_time_are_in_windows_too(kind: str) -> None:
-    """Windows of row functions by the clock fire when the input has ended: behind the maximum watermark."""
+def test_rows_of_windows_by_the_clock_in_front_of_others_are_in_these_when_input_ends(kind: str) -> None:
     with hf.testing.Job(parallelism=2) as job:
         clicks = job.input("clicks", {"user": str, "page": int})
         first = clicks.stream.key_by("user").window(hf.Tumbling(1_000, time="processing"))
@@ -116,3 +118,18 @@ def test_rows_that_come_behind_the_end_of_event_time_are_in_windows_too(kind: st
         clicks.add([{"user": "a", "page": 1}, {"user": "a", "page": 2}, {"user": "b", "page": 3}])
         clicks.end()
         assert {(row[0], *row[3:5]) for row in taken(rows)} == {("a", 1, 2), ("b", 1, 3)}
+
+
+@pytest.mark.parametrize("kind", sorted(WINDOWS))
+def test_rows_that_come_behind_the_end_of_event_time_are_in_windows_too(kind: str) -> None:
+    """A timer by the clock in front brings them, when it fires between the end of event time and that of the data."""
+    operator = operator_of(lambda stream: stream.key_by("key").window(WINDOWS[kind]).aggregate(n=hf.count()))
+    with OperatorHarness(operator, key_type="utf8", now_ms=100) as harness:
+        harness.process([{"key": "a", "at": 0}], [0], SCHEMA)
+        harness.watermark(MAX_WATERMARK)
+        fired = len(harness.output.rows())
+        assert fired
+        harness.process([{"key": "b", "at": 0}], [0], SCHEMA)
+        for _ in harness.operator.finish():
+            pass
+        assert [row["key"] for row in harness.output.rows()] == ["a"] * fired + ["b"] * fired

@@ -116,6 +116,30 @@ def test_a_window_of_the_clock_that_is_overdue_fires_once_after_a_restore(parall
         assert sorted(row["total"] for row, _ in out.committed()) == [1, 1, 3, 4]
 
 
+def added(a: Any, b: Any) -> Any:
+    return {**a, "n": a["n"] + b["n"]}
+
+
+BEHIND: dict[str, Any] = {
+    "row functions": lambda totals: totals.key_by("key").window(hf.Tumbling(10_000)).reduce(added),
+    "columns": lambda totals: totals.key_by("key").window(hf.Tumbling(10_000)).aggregate(n=hf.sum("n")),
+    "join": lambda totals: totals.interval_join(totals, on="key", lower=0, upper=0, suffixes=("", "_")),
+}
+
+
+@pytest.mark.parametrize("windows", [hf.Tumbling(1_000, time="processing"), hf.Session(1_000, time="processing")], ids=repr)
+@pytest.mark.parametrize("kind", sorted(BEHIND))
+def test_event_time_behind_windows_of_the_clock_takes_what_they_fire_when_input_ends(windows: Any, kind: str) -> None:
+    with hf.testing.Job(parallelism=2) as job:
+        feed = job.input("feed", {"key": str, "n": int})
+        totals = feed.stream.key_by("key").window(windows).reduce(added).uid("totals")
+        out = job.output(BEHIND[kind](totals).uid("behind"))
+        job.start()
+        feed.add([{"key": key, "n": 1} for key in "abca"], at=5)
+        feed.end()
+        assert sorted((row["key"], row["n"]) for row, _ in out.take()) == [("a", 2), ("b", 1), ("c", 1)]
+
+
 # -------------------------------------------------------------------------------------------------------------------- SQL
 
 Record = tuple[str, int, int | None]

@@ -168,6 +168,38 @@ def test_rows_behind_a_drain_that_was_cut_off_are_in_a_result(windows: Any, late
         assert {row["key"] for row, _ in before + found if 1 in row["ats"]} == set("abc")
 
 
+CLOCK = [hf.Tumbling(10, time="processing"), hf.Sliding(10, slide=5, time="processing"), hf.Session(10, time="processing")]
+
+
+@pytest.mark.parametrize("windows", CLOCK, ids=repr)
+def test_open_windows_of_the_clock_come_in_slices_with_the_end_of_event_time(windows: Any) -> None:
+    """Each record is in what came out in front of a barrier in the drain, or behind it, and the job goes on, or drains again."""
+    copies = 2 if isinstance(windows, hf.Sliding) else 1
+    for fired in range(3 * copies + 1):
+        with harness_of(made(windows), now_ms=6) as first:
+            timers_of(first)._fired_per_slice_max = 1
+            take(first, batched("w0 a1 b1 c1", 7))
+            slices = first.watermark_slices(MAX_WATERMARK)
+            for _ in range(fired):
+                next(slices, None)
+            snapshot, before = first.snapshot(), results(first)[0]
+            assert len(before) == fired
+            for _ in slices:
+                pass
+            assert len(first.output.rows()) == 3 * copies
+            take(first, batched("a2", 1))  # a timer by the clock in front of the operator may bring it
+            for _ in first.operator.finish():
+                pass
+            assert [row["ats"] for row, _ in results(first)[0][3 * copies :]] == [[2]] * copies
+        for rest in ("a2 b2 c2 end", "a2 b2 c2 p60"):
+            with harness_of(made(windows), [snapshot], now_ms=6) as second:
+                take(second, batched(rest, 7))
+                found, late = results(second)
+            seen = Counter((row["key"], at) for row, _ in before + found for at in row["ats"])
+            assert late == []
+            assert seen == Counter({(key, at): copies for key in "abc" for at in (1, 2)}), f"{fired} had fired"
+
+
 # ------------------------------------------------------------------------------------------------------------ other windows
 
 
