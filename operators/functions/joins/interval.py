@@ -32,7 +32,9 @@ from holdfast.operators.functions.joins.output import (
 from holdfast.operators.functions.joins.sides import check_kept_columns
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.windows.firing import FiringOperator, put_aside
+from holdfast.operators.functions.windows.kept_entries import kept_entries
 from holdfast.operators.functions.windows.kept_watermark import WATERMARKS
+from holdfast.statebackends.decoding import decode_msgpack
 from holdfast.statebackends.errors import GraphError, IncompatibleStateError, InvalidConfigError, InvariantError
 from holdfast.statebackends.state import (
     NO_ORDER,
@@ -57,6 +59,22 @@ _KEPT = (_STRETCH, _FIRED)
 _HOW = OperatorListStateDescriptor("how", Redistribution.UNION)
 """One entry a subtask, text: whose rows without a partner are noted."""
 _OUTER: dict[str, set[str]] = {"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}}
+
+
+def _stretches(entry: bytes) -> tuple[int, int]:
+    return decode_msgpack(entry, tuple[int, int])
+
+
+def _are_lengths(stretches_ms: tuple[int, int]) -> bool:
+    return all(0 <= each <= MAX_WATERMARK for each in stretches_ms)
+
+
+def _moment(entry: bytes) -> int:
+    return decode_msgpack(entry, int)
+
+
+def _is_moment(moment_ms: int) -> bool:
+    return moment_ms <= MAX_WATERMARK
 
 
 class IntervalJoinOperator(FiringOperator):
@@ -95,9 +113,10 @@ class IntervalJoinOperator(FiringOperator):
 
     def initialize_state(self) -> None:
         super().initialize_state()
-        state = self.context.operator_state
-        self._check_how([entry.decode() for entry in state.list_state(_HOW.name).entries])
-        stretches, fired = ([msgspec.msgpack.decode(entry) for entry in state.list_state(each.name).entries] for each in _KEPT)
+        context = self.context
+        self._check_how(kept_entries(context, _HOW.name, "whose rows are noted", bytes.decode, _OUTER.__contains__))
+        stretches = kept_entries(context, _STRETCH.name, "how long stretches are", _stretches, _are_lengths)
+        fired = kept_entries(context, _FIRED.name, "up to where rows have come out", _moment, _is_moment)
         self._restored_stretches_ms = [max((entry[side] for entry in stretches), default=0) for side in (0, 1)]
         self._fired: int = min(fired, default=MIN_WATERMARK)
         self._forwarded_before = self._fired

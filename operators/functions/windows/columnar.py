@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.barriers.partition import Combining
-from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType
@@ -27,10 +26,10 @@ from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
 from holdfast.operators.functions.windows.firing import FiringOperator, check_event_times, event_times
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
+from holdfast.operators.functions.windows.kept_entries import kept_entries
 from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, keep_moment, kept_moments
 from holdfast.statebackends.columnar.parts import Values
-from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
-from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.decoding import decode_msgpack
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import (
     ColumnarState,
@@ -67,21 +66,8 @@ class FiredUntil(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.encode(fields if self.is_drain else fields[:-1])
 
 
-def _decoded(entry: bytes, context: OperatorContext) -> FiredUntil:
-    """Raises CorruptStateError for another form, and for key groups that the job does not have."""
-    try:
-        fired = decode_msgpack(entry, FiredUntil)
-        if not 0 <= fired.first < fired.stop <= context.max_parallelism or fired.until > MAX_WATERMARK:
-            raise msgspec.ValidationError(f"{fired} where there are {context.max_parallelism} key groups")
-    except UNDECODABLE as error:
-        raise CorruptStateError(
-            f"operator {context.uid!r}: up to where windows have fired (state {_FIRED.name!r}) is not readable: {error}",
-            operator=context.uid,
-            state=_FIRED.name,
-            subtask=context.subtask,
-            reason=str(error),
-        ) from error
-    return fired
+def _decoded(entry: bytes) -> FiredUntil:
+    return decode_msgpack(entry, FiredUntil)
 
 
 class ColumnarWindowOperator(FiringOperator):
@@ -170,11 +156,13 @@ class ColumnarWindowOperator(FiringOperator):
 
         Raises CorruptStateError."""
         groups = self.context.keyed_state.key_groups
-        entries = self.context.operator_state.list_state(_FIRED.name).entries
-        found = [_decoded(entry, self.context) for entry in entries]
+        found = kept_entries(self.context, _FIRED.name, "up to where windows have fired", _decoded, self._is_of_the_job)
         if any(each.is_drain and each.first < groups.stop and groups.start < each.stop for each in found):
             self._reached.current = MAX_WATERMARK
         return found
+
+    def _is_of_the_job(self, fired: FiredUntil) -> bool:
+        return 0 <= fired.first < fired.stop <= self.context.max_parallelism and fired.until <= MAX_WATERMARK
 
     def _keep_fired(self, runs: Iterable[tuple[int, int, int]]) -> None:
         """What `_restore_fired` finds: (first key group, key group behind the last one, up to where windows have fired)."""

@@ -9,6 +9,8 @@ import msgspec
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
 from holdfast.operators.functions.windows.bounds import slide_of
+from holdfast.operators.functions.windows.kept_entries import kept_entries
+from holdfast.statebackends.decoding import decode_msgpack
 from holdfast.statebackends.errors import IncompatibleStateError
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
 
@@ -21,12 +23,16 @@ def keep_assigner(context: OperatorContext, own: list[Any]) -> None:
     context.operator_state.list_state(ASSIGNER.name).update([msgspec.msgpack.encode(own)])
 
 
+def _decoded(entry: bytes) -> list[str | int]:
+    return decode_msgpack(entry, list[str | int])
+
+
 def check_assigner(context: OperatorContext, own: list[Any], state: str, what: str, advice: str) -> None:
-    """Raises IncompatibleStateError for state of other windows. `what`: what the lists say; `advice`: what to do about it.
+    """Raises IncompatibleStateError for state of other windows, CorruptStateError for an entry of another form. `what`: what the
+    lists say; `advice`: what to do about it.
 
     Snapshots from before this was stored say nothing."""
-    for entry in context.operator_state.list_state(ASSIGNER.name).entries:
-        stored = msgspec.msgpack.decode(entry, type=list[Any])
+    for stored in kept_entries(context, ASSIGNER.name, "which windows it is of", _decoded, bool):
         if stored != own:
             raise IncompatibleStateError(
                 f"operator {context.uid!r}: the snapshot has rows of windows {stored}, and the job declares {own} "

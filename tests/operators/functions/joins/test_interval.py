@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from holdfast.operators.functions.joins.buffers import STRETCH_MS_MIN, JoinInter
 from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.operators.functions.joins.output import How, join_output, join_sides
 from holdfast.operators.functions.schema import RowType
-from holdfast.statebackends.errors import IncompatibleStateError, UnclaimedStateError
+from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError, UnclaimedStateError
 from holdfast.statebackends.serialization.keys import KeyType
 from tests.operators.harness import HarnessSnapshot, OperatorHarness
 
@@ -293,6 +294,23 @@ def test_rows_that_are_kept_can_not_become_those_of_an_outer_side(before: How, b
     with OperatorHarness.restored(operator(behind), [snapshot], key_type="int64") as later:
         right(later, (1, 20, 1_000))
         assert taken(later) == [(1, 10, 20, 1_000)]
+
+
+@pytest.mark.parametrize(
+    ("state", "entry"),
+    [
+        *(("fired", entry) for entry in (b"", b"\xc1", msgspec.msgpack.encode("5"), msgspec.msgpack.encode(2**64 - 1))),
+        *(("stretch_ms", msgspec.msgpack.encode(entry)) for entry in (5, [5], [1, 2, 3], ["a", 2], [-1, 2], [1, 2**64 - 1])),
+        *(("how", entry) for entry in (b"", b"outer", b"\xff")),
+    ],
+)
+def test_an_entry_of_another_form_is_refused(state: str, entry: bytes) -> None:
+    with OperatorHarness(operator("left"), key_type="int64") as harness:
+        snapshot = harness.snapshot()
+    snapshot.lists[state] = [entry]
+    with pytest.raises(CorruptStateError, match=f"operator 'op'.*'{state}'") as raised:
+        OperatorHarness.restored(operator("left"), [snapshot], key_type="int64").open()
+    assert (raised.value.operator, raised.value.state) == ("op", state)
 
 
 @pytest.mark.parametrize(("before", "behind"), [("full", "left"), ("right", "inner"), ("left", "right")])

@@ -10,7 +10,7 @@ import pytest
 import holdfast as hf
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.operators.functions.windows.bounds import TimeWindow
-from holdfast.statebackends.errors import IncompatibleStateError
+from holdfast.statebackends.errors import CorruptStateError, IncompatibleStateError
 from tests.operators.functions.windows.row_windows import (
     SCHEMA,
     Seen,
@@ -201,6 +201,15 @@ def test_open_windows_of_the_clock_come_in_slices_with_the_end_of_event_time(win
 
 
 # ------------------------------------------------------------------------------------------------------------ other windows
+
+
+@pytest.mark.parametrize("entry", [b"", b"\xc1", b"\x05", b"\x90", b"\x91\x90"])
+def test_an_entry_that_says_nothing_of_windows_is_refused(entry: bytes) -> None:
+    snapshot = after(made(hf.Tumbling(20)), "a1")
+    snapshot.lists["assigner"] = [entry]
+    with pytest.raises(CorruptStateError, match=r"operator 'op'.*'assigner'") as raised:
+        harness_of(made(hf.Tumbling(20)), [snapshot]).open()
+    assert (raised.value.operator, raised.value.state) == ("op", "assigner")
 
 
 @pytest.mark.parametrize(
