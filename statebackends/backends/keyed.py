@@ -44,7 +44,7 @@ from holdfast.statebackends.serialization.state_serializer import (
     state_metas,
 )
 from holdfast.statebackends.settings import ROW_TABLE_BYTES_MAX
-from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas, own_keys_of, part_batches, state_parts
+from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas, of_few_values, own_keys_of, part_batches, state_parts
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, restored_chains
 from holdfast.statebackends.snapshot.list_order import in_list_order
 from holdfast.statebackends.snapshot.parts import read_parts
@@ -482,7 +482,8 @@ class KeyedBackendBase(ABC):
                 self._restored_timers[meta.name] = table
         elif meta.name in self._columnar:
             state = self._columnar[meta.name]
-            state.load(*columnar_rows(self._rows, state, table))
+            for some in of_few_values(table):
+                state.load(*columnar_rows(self._rows, state, some))
         else:
             if meta.kind == "list":  # before expired elements are left out, and leave gaps
                 table = in_list_order(table, self.key_type, self.max_parallelism)

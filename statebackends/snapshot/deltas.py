@@ -139,6 +139,8 @@ _BATCH_ROWS = 1 << 17
 releases the interpreter lock may wait 5 ms to get it back from a busy loop."""
 _BATCH_BUCKETS = 1 << 18
 _TOGETHER_BYTES_MAX = 1 << 30
+LIST_VALUES_MAX = 1 << 29
+"""Values in the lists of one array, from which on another is begun: Arrow can't number those beyond 2**31."""
 _OWN_IDENTITY = (pa.int64(), pa.utf8(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"))
 """Types of keys whose identity is Arrow's equality."""
 _Rows = npt.NDArray[np.int64]
@@ -215,15 +217,13 @@ def merged_deltas(
         stop = start + len(rows)
         of_table[rows] &= sources[start:stop] == newest[codes[start:stop]]
         start = stop
+    live = [table.filter(pa.array(of_table)) for table, of_table in zip(tables, alive, strict=True)]
     if any(added_by(delta.schema) for delta in deltas):
-        tables = _added_up(tables, looked_at, there, codes)
+        live = _added_up(tables, live, looked_at, there, alive, codes)
+    merged = pa.concat_tables(_like(table, base.schema) for table in live)
     if not in_order:
-        return pa.concat_tables(
-            _like(table, base.schema).filter(pa.array(of_table)) for table, of_table in zip(tables, alive, strict=True)
-        )
-    everything = pa.concat_tables([_like(table, base.schema) for table in tables]).combine_chunks()
-    kept = np.flatnonzero(np.concatenate(alive))
-    return everything.take(pa.array(kept[stable_order(everything.column(KEY_GROUP).to_numpy()[kept])]))
+        return merged
+    return merged.combine_chunks().take(pa.array(stable_order(merged.column(KEY_GROUP).to_numpy())))
 
 
 def newest_rows(base: pa.Table, deltas: Sequence[pa.Table], key_type: KeyType, max_parallelism: int) -> Iterator[pa.Table]:
@@ -271,42 +271,80 @@ def _newest(base: pa.Table, changed: pa.Table, key_type: KeyType, max_parallelis
 
 
 def _added_up(
-    tables: Sequence[pa.Table], looked_at: Sequence[_Rows], there: Sequence[npt.NDArray[np.bool_]], codes: _Rows
+    tables: Sequence[pa.Table],
+    live: Sequence[pa.Table],
+    looked_at: Sequence[_Rows],
+    there: Sequence[npt.NDArray[np.bool_]],
+    alive: Sequence[npt.NDArray[np.bool_]],
+    codes: _Rows,
 ) -> list[pa.Table]:
-    """The tables, with all values of a key in its newest row, in columns whose lists deltas added to.
+    """The live rows of each table, with all values of a key in columns whose lists deltas added to.
 
-    `looked_at`: rows of each table that have a code; `there`: rows that no later delta drops, and that are no tombstones."""
+    `looked_at`: rows of each table that have a code, all of a delta's; `there`: rows that no later delta drops, and that are no
+    tombstones; `alive`: the newest of these, which are `live`. One of the base has all of its values itself."""
     sources = np.repeat(np.arange(len(tables)), [len(rows) for rows in looked_at])
-    firsts = np.cumsum([0, *map(len, tables)])
-    rows = np.concatenate(looked_at) + firsts[sources]
-    is_there = np.concatenate(there)[rows]
-    found = list(tables)
+    rows = np.concatenate(looked_at)
+    is_there, is_live = (
+        np.concatenate([of_table[some] for of_table, some in zip(each, looked_at, strict=True)]) for each in (there, alive)
+    )
+    joined = codes[is_live & (sources > 0)]  # a code once, in the order of the live rows
+    numbers = np.full(codes.max(initial=-1) + 1, -1, np.int64)
+    numbers[joined] = np.arange(len(joined))
+    found = list(live)
     for name in sorted({name for table in tables[1:] for name in added_by(table.schema)}):
+        columns = [table.column(name) for table in tables]
+        if not pa.types.is_list(columns[0].type):
+            raise ValueError(f"{ADDED_METADATA.decode()}: column {name!r} is not one of lists")
         adds = np.array([name in added_by(table.schema) for table in tables])
-        since = np.zeros(codes.max(initial=-1) + 1, np.int64)  # the first table whose values the newest row has
+        since = np.zeros(len(numbers), np.int64)  # the first table whose values the newest row has
         afresh = ~(adds[sources] & is_there)
         since[codes[afresh]] = sources[afresh]  # sources ascend, and the last assignment stays
-        lists = pa.concat_arrays([_whole(table.column(name)) for table in tables])
-        if not pa.types.is_list(lists.type):
-            raise ValueError(f"{ADDED_METADATA.decode()}: column {name!r} is not one of lists")
-        counted = np.flatnonzero(is_there & (sources >= since[codes]))
-        counted = counted[np.argsort(codes[counted], kind="stable")]
-        joined = _joined_lists(lists.take(pa.array(rows[counted])), codes[counted], len(since))
-        place = np.arange(len(lists))
-        place[rows] = len(lists) + codes
-        column = pa.concat_arrays([lists, joined]).take(pa.array(place))
-        for position, table in enumerate(found):
+        counted = np.flatnonzero(is_there & (numbers[codes] >= 0) & (sources >= since[codes]))
+        counted = counted[np.argsort(numbers[codes[counted]], kind="stable")]
+        whole = _joined_lists(columns, sources[counted], rows[counted], numbers[codes[counted]], len(joined))
+        first = 0
+        for position, table in enumerate(found[1:], 1):
             index = table.schema.get_field_index(name)
-            found[position] = table.set_column(index, table.field(index), column.slice(firsts[position], len(table)))
+            found[position] = table.set_column(index, table.field(index), whole.slice(first, len(table)))
+            first += len(table)
     return found
 
 
-def _joined_lists(lists: pa.ListArray, numbers: _Rows, count: int) -> pa.ListArray:
-    """One list for each number below `count`: those that have it, which ascends, one after the other."""
-    lengths = np.zeros(count, np.int64)
-    np.add.at(lengths, numbers, lists.value_lengths().fill_null(0).to_numpy())
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), lists.flatten(), type=lists.type)
+def _joined_lists(
+    columns: Sequence[pa.ChunkedArray], sources: _Rows, rows: _Rows, numbers: _Rows, count: int
+) -> pa.ChunkedArray:
+    """One list for each number below `count`: those in these rows of these columns whose number it is, which ascends, one after
+    the other. Each number has a row."""
+    arrays = [_whole(column) for column in columns]
+    lengths = np.zeros(len(rows), np.int64)
+    for source, array in enumerate(arrays):
+        own = sources == source
+        lengths[own] = array.value_lengths().fill_null(0).to_numpy()[rows[own]]
+    totals = np.zeros(count, np.int64)
+    np.add.at(totals, numbers, lengths)
+    pieces = (np.cumsum(totals) - totals) // LIST_VALUES_MAX
+    firsts = np.flatnonzero(np.diff(pieces, prepend=-1))
+    chunks = []
+    for first, stop in pairwise([*firsts.tolist(), count] if count else []):
+        some = slice(*np.searchsorted(numbers, [first, stop]).tolist())
+        order = np.argsort(sources[some], kind="stable")
+        of_tables = [array.take(pa.array(rows[some][sources[some] == source])) for source, array in enumerate(arrays)]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        values = pa.concat_arrays(of_tables).take(pa.array(back)).flatten()
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(totals[first:stop])])
+        chunks.append(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=columns[0].type))
+    return pa.chunked_array(chunks, columns[0].type)
+
+
+def of_few_values(table: pa.Table) -> Iterator[pa.Table]:
+    """The table, or, where its lists have more values than Arrow can number in one array, its chunks."""
+    lists = [column for column in table.columns if pa.types.is_list(column.type)]
+    if all(sum(len(chunk.flatten()) for chunk in column.chunks) <= 2 * LIST_VALUES_MAX for column in lists):
+        yield table
+        return
+    for batch in table.to_batches():
+        yield pa.Table.from_batches([batch])
 
 
 def replaced_by(schema: pa.Schema) -> list[int]:

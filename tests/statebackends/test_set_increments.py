@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import DELTA_FORMAT, SET_DELTA_FORMAT, KeyedStateHandle
+from holdfast.statebackends.snapshot import deltas
 from holdfast.statebackends.snapshot import increments as tablechains
 from holdfast.statebackends.snapshot.deltas import ADDED_METADATA, added_by, delta_table, merged_deltas, state_parts
 from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescriptor
@@ -33,6 +34,8 @@ SETS = ColumnarStateDescriptor(
         ColumnAggregate("count_distinct", "t", "texts", pa.string()),
     ),
 )
+POOL = pa.proxy_memory_pool(pa.default_memory_pool())
+"""Outlives its buffers."""
 Model = dict[tuple[int, str], tuple[int, list[int], list[str]]]
 """(window, key) -> rows, and the different values in order of arrival."""
 
@@ -301,3 +304,41 @@ def test_sets_that_began_anew_between_two_increments_do_not_come_back(job: Job, 
         for own in (True, False):
             (found,) = restored(job, number, own=own)
             assert contents(found) == contents(backend)
+
+
+def _grown(values: int, times: int, gained: int) -> list[pa.Table]:
+    """A base with a set of so many values, and deltas that add to it."""
+    added = [_table({"a": (number, list(range(gained)))}) for number in range(times)]
+    return [_table({"a": (1, [*range(values)]), "b": (1, [5])}), *(delta_table(each, [], [], ["numbers"]) for each in added)]
+
+
+def test_a_restore_makes_one_copy_of_a_set_however_many_deltas_have_it() -> None:
+    tables = _grown(200_000, 20, 10)
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(POOL)
+    try:
+        merged = merged_deltas(tables[0], tables[1:], KEY, MAX_PARALLELISM, in_order=False)
+    finally:
+        pa.set_memory_pool(before)
+    assert {row["key"]: len(row["numbers"]) for row in merged.to_pylist()} == {"a": 200_200, "b": 1}
+    assert 1_600_000 < POOL.max_memory() < 5 * 1_600_000
+
+
+def test_no_array_of_a_restore_has_more_values_than_the_base_or_than_the_limit(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow can't number more than 2**31: what could be written could not be read."""
+    monkeypatch.setattr(deltas, "LIST_VALUES_MAX", 100)
+    monkeypatch.setattr(tablechains, "DELTA_BYTES_MIN", 1 << 30)
+    backend = job.cluster.backend((SETS,))
+    for number in range(1, 5):
+        update(backend, 0, [(key, value) for key in "abcdefghij"[number - 1 :: number] for value in range(number, 50 + number)])
+        job.checkpoint([backend], number, number - 1 or None)
+    assert deltas_of(job.completed[4])
+    assert contents(restored(job, 4)[0]) == contents(backend)
+    base, *added = _grown(300, 3, 20)
+    for number in range(40):
+        added.append(delta_table(_table({f"k{number}": (1, [*range(30)])}), [], [], ["numbers"]))
+    merged = merged_deltas(base, added, KEY, MAX_PARALLELISM, in_order=False)
+    assert merged.num_rows == 42
+    assert max(len(chunk.values) for chunk in merged.column("numbers").chunks) <= 360
