@@ -75,10 +75,18 @@ def slow(rows):
     time.sleep(300)
     yield from rows
 
+def is_in(block):
+    code = getattr(block, "__func__", block).__code__
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
 def interrupted(name, block, when=lambda: True):
-    # The test sends SIGINT when it sees the name, which is said once `when` holds; exactly one KeyboardInterrupt comes.
+    # The test sends SIGINT when it sees the name, which is said once this program is in `block` and `when` holds; exactly one
+    # KeyboardInterrupt comes.
     # PySpark's own calls on its way out may meet a closed connection to Spark, and put their error in its place.
-    threading.Thread(target=lambda: (wait_for(when), say(name)), daemon=True).start()
+    threading.Thread(target=lambda: (wait_for(lambda: is_in(block) and when()), say(name)), daemon=True).start()
     try:
         block()
     except KeyboardInterrupt:
