@@ -184,6 +184,8 @@ class CountedPanes:
 
     def _begin(self, records: _Records, places: _Places, firsts: Slots, lasts: Slots) -> None:
         """Rows of panes that have begun take the place of those that no window needs any more."""
+        if not (lasts > firsts).any():
+            return
         if self._panes == 1:
             self._store.reset(0, places.owners[lasts > firsts], 1)
             return
@@ -192,6 +194,8 @@ class CountedPanes:
         begun = np.minimum(lasts - firsts, self._panes)
         for namespace in range(self._panes):
             goes = np.flatnonzero((lasts - namespace) % self._panes < begun)
+            if not len(goes):
+                continue
             slots = self._store.slots_of(namespace, self._store.taken(records.keys, one_of_each[goes]))
             if len(slots := slots[slots >= 0]):
                 self._store.reset(namespace, slots, 1)

@@ -225,6 +225,8 @@ class NumpyColumnarState:
 
     def reset(self, namespace: int, slots: Slots, first: int) -> None:
         """Some rows are as if their keys had just come; accumulators before number `first` stay as they are."""
+        if not len(slots):
+            return
         self._rows(namespace).reset(slots, first, self._epoch)
         if self._epoch is not None and self.set_names:
             self._removed[namespace] = self._epoch  # an increment has what sets gained; these lost what the base holds

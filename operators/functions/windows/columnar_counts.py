@@ -34,6 +34,8 @@ from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescripto
 
 PANES_MAX = 1_000
 """Of a window: count / gcd(count, slide). A key has a row for each."""
+RECORDS_MAX = 2**62
+"""Of a window, and of a slide: positions are 64-bit integers."""
 _POSITION = ColumnAggregate("count", None, "window_records")
 """Records of a key; where windows lie side by side, those of the one that is not full."""
 
@@ -107,6 +109,11 @@ def count_window_operator(
 ) -> CountWindowOperator:
     """The operator of `count_window(...).aggregate(n=hf.count())`. Raises GraphError and UnknownColumnError, naming it."""
     count, slide = _lengths_of(options)
+    if max(count, slide) > RECORDS_MAX:
+        raise GraphError(
+            f"operator 'window': windows of {count} records every {slide}: aggregates over columns take at most 2**62 of both",
+            operator="window",
+        )
     if (panes := panes_of(count, slide)) > PANES_MAX:
         raise GraphError(
             f"operator 'window': windows of {count} records every {slide} have {panes} panes of {count // panes}, and "
@@ -125,7 +132,7 @@ def _lengths_of(options: RowWindowOptions) -> tuple[int, int]:
             raise GraphError(f"operator 'window': a global window has no late records, and takes no {what}", operator="window")
     trigger, evictor = options.trigger, options.evictor
     purges = type(trigger) is PurgingTrigger
-    inner = trigger.trigger if isinstance(trigger, PurgingTrigger) else trigger
+    inner = trigger.trigger if type(trigger) is PurgingTrigger else trigger
     has_evictor = type(evictor) is CountEvictor and not evictor.after
     if type(inner) is CountTrigger and (has_evictor or (purges and evictor is None)):
         slide = inner.count

@@ -220,6 +220,22 @@ def _sorted(columns: Any) -> list[Any]:
     return sorted(zip(namespaces.to_pylist(), *(array.to_pylist() for array in (*keys, *parts)), strict=True), key=repr)
 
 
+@pytest.mark.parametrize("lengths", [(500, None), (6, 4)], ids=str)
+def test_a_batch_that_ends_no_pane_begins_no_row_anew(
+    lengths: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few records of very many keys: an increment of sets then has what they gained, and not all of their namespace."""
+    monkeypatch.setattr(counted, "_SPREAD_MAX", 0)
+    with OperatorHarness(operator(*lengths), key_type="utf8") as harness:
+        state: Any = harness.operator._state
+        reset = []
+        monkeypatch.setattr(state, "slots_of", lambda *asked: reset.append(asked))
+        state._epoch = 1  # changes are noted
+        harness.operator.process_batch(batch([("a", 0, 1), ("b", 0, 1)]), 0)
+        assert not reset
+        assert not state._removed
+
+
 def test_full_windows_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counted, "_EMPTY_MIN", 8)
     with OperatorHarness(operator(2), key_type="utf8") as harness:
@@ -262,6 +278,10 @@ def keyed() -> Any:
     return stream.key_by("key")
 
 
+class Unpurging(hf.PurgingTrigger):
+    """Of a user's."""
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "no trigger": (lambda: keyed().window(Global()), "no trigger"),
     "all records": (lambda: keyed().window(Global()).trigger(hf.CountTrigger(3)), r"key_by\(...\).aggregate"),
@@ -270,6 +290,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "evictor behind": (lambda: keyed().count_window(3, 2).evictor(hf.CountEvictor(3, after=True)), "CountEvictor"),
     "lateness": (lambda: keyed().count_window(3).allowed_lateness(5), "allowed lateness"),
     "late output": (lambda: keyed().count_window(3).side_output_late("late"), "late output"),
+    "subclass": (lambda: keyed().count_window(3, 2).trigger(Unpurging(hf.CountTrigger(3))), "Unpurging"),
+    "long": (lambda: keyed().count_window(2**62 + 1), "at most 2\\*\\*62"),
+    "long slide": (lambda: keyed().count_window(2**61, 2**63), "at most 2\\*\\*62"),
     "many panes": (lambda: keyed().count_window(1_001, 1), "1001 panes"),
 }
 
