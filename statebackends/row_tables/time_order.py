@@ -22,6 +22,7 @@ PLACE_BYTES = 2
 _READ_SHARE_MAX = 4
 """Rows that are read at once for each row that is asked for."""
 _READ_ROWS_MIN = 256
+"""Rows that are read at once however few are asked for; behind dead rows twice as many as these, up to CHUNK_ROWS."""
 _FEW = 16
 """Chunks that are bisected faster one by one."""
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -77,13 +78,14 @@ class TimeOrder:
             begins = np.maximum(begins, self._up_to(chunks, after))
         stops = self._up_to(chunks, moment)
         found: list[Positions] = [np.empty(0, np.int64)]
-        count, window = 0, max(1, 2 * rows_max // max(1, len(chunks)))
+        count, passed, window = 0, 0, max(1, max(2 * rows_max, _READ_ROWS_MIN) // max(1, len(chunks)))
+        read_max = max(_READ_SHARE_MAX * rows_max, _READ_ROWS_MIN)
         while count < rows_max:
             left = begins < stops
             chunks, begins, stops = chunks[left], begins[left], stops[left]
             if not len(chunks):
                 break
-            ends = self._ends(chunks, begins, stops, window, rows_max)
+            ends = self._ends(chunks, begins, stops, window, read_max)
             rows = self._rows(chunks, begins, ends)
             dead = dead_among(rows)
             if dead is not None and dead.any():
@@ -91,8 +93,9 @@ class TimeOrder:
                 rows = rows[~dead]
             found.append(rows[np.argsort(self._times[rows], kind="stable")])
             count += len(rows)
-            begins = ends
-            window *= 2
+            passed += int((ends - begins).sum()) - len(rows)
+            read_max = max(read_max, min(2 * passed, CHUNK_ROWS))
+            begins, window = ends, min(2 * window, CHUNK_ROWS)
         return np.concatenate(found)[:rows_max]
 
     def _first_in(self, chunk: int, moment: int, rows_max: int, after: int, dead_among: DeadAmong) -> Positions:
@@ -102,9 +105,9 @@ class TimeOrder:
             at = max(at, self._up_to_in(chunk, after))
         stop = self._up_to_in(chunk, moment)
         found: list[Positions] = []
-        count = 0
+        count, read_max = 0, max(rows_max, _READ_ROWS_MIN)
         while at < stop and count < rows_max:
-            end = min(at + max(rows_max, _READ_ROWS_MIN), stop)
+            end = min(at + read_max, stop)
             rows: Positions = start + self._places[start + at : start + end]
             dead = dead_among(rows)
             if dead is not None and dead.any():
@@ -114,16 +117,16 @@ class TimeOrder:
                 rows = rows[~dead]
             found.append(rows)
             count += len(rows)
+            read_max = max(read_max, 2 * (end - at - len(rows)))
             at = end
         if len(found) == 1:
             return found[0][:rows_max]
         return np.concatenate([np.empty(0, np.int64), *found])[:rows_max]
 
-    def _ends(self, chunks: Positions, begins: Positions, stops: Positions, window: int, rows_max: int) -> Positions:
+    def _ends(self, chunks: Positions, begins: Positions, stops: Positions, window: int, read_max: int) -> Positions:
         """Up to where to read: at least a row, and of all chunks together the earliest of those in [begins, stops).
 
-        About `window` rows of a chunk; a few times `rows_max` of all, or one of each."""
-        rows_max *= _READ_SHARE_MAX
+        About `window` rows of a chunk; `read_max` of all, or one of each."""
         while True:
             ends = np.minimum(begins + window, stops)
             beyond = np.flatnonzero(ends < stops)
@@ -133,14 +136,14 @@ class TimeOrder:
                 bound = int(self._times_at(chunks[beyond], ends[beyond]).min())
                 complete = np.clip(self._up_to(chunks, bound - 1), begins, stops)
             count = int((complete - begins).sum())
-            if window == 1 or count <= rows_max:
+            if window == 1 or count <= read_max:
                 break
             window = max(1, window // 2)
         if count:
             return complete
         same = np.clip(self._up_to(chunks, bound), begins, stops) - begins  # rows of one time: chunk by chunk
         before = np.cumsum(same) - same
-        tied: Positions = begins + np.clip(rows_max - before, 0, same)
+        tied: Positions = begins + np.clip(read_max - before, 0, same)
         return tied
 
     def _skip(self, chunks: Positions, begins: Positions, ends: Positions, dead: Mask) -> None:

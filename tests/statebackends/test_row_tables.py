@@ -457,6 +457,36 @@ def test_rows_of_two_tables_are_found_in_each_other_by_key_and_order(tmp_path: P
     cluster.close()
 
 
+def test_the_first_row_behind_many_that_died_in_a_merge_is_found_in_few_reads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = cluster.backend((SOME,))
+    table, count, dead = backend.row_table(SOME, ["id"]), 1 << 16, 3_000
+    times = np.random.default_rng(7).permutation(count)
+    for start in range(0, count, count // 8):
+        some = times[start : start + count // 8]
+        table.append(keys_of((some % 100).tolist()), 0, [], some)
+        table.until(-1, 1)  # the rows become a run
+    assert table.has_work
+    early = table.until(dead - 1, dead)
+    backend.write_behind()
+    assert table.delete(early) == dead
+    assert table.has_work, "the merge is under way"
+    while backend.write_behind():
+        pass
+    assert table.run_count == 1
+    reads, dead_among = [0], Run.dead_among
+
+    def counted(run: Run, rows: Any) -> Any:
+        reads[0] += 1
+        return dead_among(run, rows)
+
+    monkeypatch.setattr(Run, "dead_among", counted)
+    assert len(table.until(dead - 1, 1)) == 0
+    assert table.until(count, 1).times.tolist() == [dead]
+    assert reads[0] <= 24
+
+
 def test_a_key_of_many_rows_comes_in_slices_where_it_may(cluster: Cluster) -> None:
     backend = cluster.backend((ROWS,))
     table = backend.row_table(ROWS, ["id"])

@@ -77,5 +77,55 @@ def test_no_read_looks_at_more_than_a_few_times_what_it_gives(kind: str) -> None
         looked.clear()
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 40])
+@pytest.mark.parametrize("dead", [400, 1_000, 20_000])
+def test_dead_rows_are_passed_in_few_reads_however_few_rows_are_asked_for(dead: int, chunks: int) -> None:
+    times = np.random.default_rng(7).permutation(chunks * CHUNK_ROWS)
+    looked: list[int] = []
+
+    def dead_among(rows: Numbers) -> npt.NDArray[np.bool_]:
+        looked.append(len(rows))
+        is_dead: npt.NDArray[np.bool_] = times[rows] < dead
+        return is_dead
+
+    assert not len(order_of(times).first(dead - 1, 1, NO_TIME, dead_among))
+    assert len(looked) <= 24, "reads"
+    assert sum(looked) == dead, "each row once"
+    looked.clear()
+    order = order_of(times)
+    assert times[order.first(2 * dead, 1, NO_TIME, dead_among)].tolist() == [dead]
+    assert len(looked) <= 24, "reads"
+    looked.clear()
+    assert times[order.first(2 * dead, 1, NO_TIME, dead_among)].tolist() == [dead]
+    assert len(looked) == 1, "those before are known to be dead"
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.sampled_from((70, 300, 900)),
+    chunk_rows=st.sampled_from((8, 64, 1_024)),
+    spread=st.sampled_from((3, 100, 10**6)),
+    dead_until=st.floats(0, 1),
+    asked=st.lists(st.tuples(st.floats(0, 1), st.just(NO_TIME) | st.floats(0, 1), st.sampled_from((1, 2, 50))), max_size=8),
+)
+def test_rows_behind_many_dead_ones_are_those_of_a_sort(
+    seed: int, rows: int, chunk_rows: int, spread: int, dead_until: float, asked: list[tuple[float, float, int]]
+) -> None:
+    """The times are of `spread`, shares of which the moments are; most rows up to one of them are dead."""
+    rng = np.random.default_rng(seed)
+    times = rng.integers(0, spread, rows)
+    alive = (times > dead_until * spread) | (rng.random(rows) < 0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time_order, "CHUNK_ROWS", chunk_rows)
+        patch.setattr(time_order, "_READ_ROWS_MIN", 4)
+        order = order_of(times)
+        for until, behind, rows_max in asked:
+            moment, after = int(until * spread), behind if behind == NO_TIME else int(behind * spread)
+            found = order.first(moment, rows_max, int(after), lambda rows: ~alive[rows])
+            assert found.tolist() == expected(times, alive, moment, int(after))[:rows_max]
+            alive[found[::2]] = False
+
+
 def test_a_row_costs_two_bytes() -> None:
     assert order_of(np.arange(CHUNK_ROWS + 5)).nbytes == 2 * (CHUNK_ROWS + 5)
