@@ -42,7 +42,7 @@ chaos: setup
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
 	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		tests/api tests/barriers tests/statebackends tests/coordinator tests/operators tests/scenarios tests/simulation/test_determinism.py \
-		tests/simulation/test_user_pipelines.py
+		tests/simulation/test_user_pipelines.py tests/simulation/test_transitions.py
 
 compat: setup
 	@scripts/setup --flink

@@ -114,15 +114,21 @@ def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return moment
 
 
-@pytest.mark.parametrize("name", ["copy", "export", "edit", "bootstrap", "diff", "verify"])
+COMMANDS = ("copy", "export", "edit", "bootstrap", "diff", "verify")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupt_at_any_operation_leaves_nothing(savepoint: Path, tmp_path: Path, at: dict[str, int], name: str) -> None:
+    """The step is odd: moments before operations and behind them are met in turn. Each command starts at a moment of its own."""
     before = files_below(savepoint)
-    for moment in itertools.count(0, STEP):  # an odd step: moments before operations and behind them are met in turn
+    first = COMMANDS.index(name) % STEP
+    for moment in itertools.count(first, STEP):
         at.update(count=0, at=moment)
         target = tmp_path / "targets" / f"t{moment}"
         result = runner.invoke(app, ["snapshot", *commands(savepoint, target)[name]])
         if at["count"] <= moment:
             assert result.exit_code == 0, result.output
+            assert moment > first
             break
         assert result.exit_code == EXIT_INTERRUPTED, (moment, result.output, result.exception)
         assert not target.exists(), (moment, files_below(target))

@@ -5,7 +5,9 @@ test_sabotages.py."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
+from typing import Any
 
 import pytest
 
@@ -76,22 +78,33 @@ def test_t02_coordinator_dies(job: tuple[str, int], moment: str) -> None:
     assert survive(job, fault).crash_points == (fault.on,)
 
 
-@pytest.mark.parametrize("operation", ["PutIfAbsent", "WriteFile", "LinkFile", "DeleteFile", "DeleteFolder"])
-@pytest.mark.parametrize("kind", ["store_fails", "store_slow", "store_partial", "store_lies", "store_late"])
+def crossed(kinds: Sequence[str], targets: Sequence[str]) -> list[Any]:
+    """Every kind with every target. `make test` runs every other pair, so that each kind and each target occurs in several; the
+    rest runs with `make chaos`."""
+    pairs = [(kind, target, number + place) for number, kind in enumerate(kinds) for place, target in enumerate(targets)]
+    return [pytest.param(kind, target, marks=pytest.mark.endurance if rest % 2 else ()) for kind, target, rest in pairs]
+
+
+OPERATIONS = ("PutIfAbsent", "WriteFile", "LinkFile", "DeleteFile", "DeleteFolder")
+STORE_FAULTS = ("store_fails", "store_slow", "store_partial", "store_lies", "store_late")
+MESSAGES = ("trigger", "acks", "complete", "heartbeat", "register", "deploy", "answer:acks")
+MESSAGE_FAULTS = ("drop", "delay", "duplicate", "reorder")
+
+
+@pytest.mark.parametrize(("kind", "operation"), crossed(STORE_FAULTS, OPERATIONS))
 def test_t03_storage_misbehaves(kind: str, operation: str) -> None:
     amount = 60 if kind in ("store_slow", "store_late") else 0
     survive(COUNTER, Fault(kind, operation, at_ms=200, duration_ms=700, probability=0.6, amount=amount))
 
 
-@pytest.mark.parametrize("message", ["trigger", "acks", "complete", "heartbeat", "register", "deploy", "answer:acks"])
-@pytest.mark.parametrize("kind", ["drop", "delay", "duplicate", "reorder"])
+@pytest.mark.parametrize(("kind", "message"), crossed(MESSAGE_FAULTS, MESSAGES))
 def test_t04_messages_misbehave(kind: str, message: str) -> None:
     amount = 40 if kind in ("delay", "reorder") else 0
     probability = 1 if message in ("register", "deploy") else 0.5  # of those there is one for each worker
     survive(COUNTER, Fault(kind, message, at_ms=1, duration_ms=900, probability=probability, amount=amount))
 
 
-@pytest.mark.parametrize("kind", ["drop", "delay", "duplicate", "reorder"])
+@pytest.mark.parametrize("kind", MESSAGE_FAULTS)
 def test_t04_declines_and_aborts_misbehave(kind: str) -> None:
     """Declines travel with the acknowledgements. They, and the notices that a checkpoint is off, take a worker that can't write."""
     amount = 40 if kind in ("delay", "reorder") else 0

@@ -16,6 +16,7 @@ from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, PendingS
 from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.operators.task.subtask import Subtask
+from tests.examples import FACTOR
 
 SEEDS = range(16)
 WORKLOADS = ("counter", "windows", "timers", "aggregate", "fanout", "ends", "random", "late")
@@ -51,27 +52,35 @@ def recorded(monkeypatch: pytest.MonkeyPatch, owner: type[Any]) -> set[tuple[Any
     return seen
 
 
+JOBS = {
+    (JobState.CREATED, JobState.RUNNING),
+    (JobState.CREATED, JobState.RECONCILING),
+    (JobState.RUNNING, JobState.RESTARTING),
+    (JobState.RESTARTING, JobState.RUNNING),
+    (JobState.RUNNING, JobState.FINISHED),
+}
+TASKS = {
+    (TaskState.DEPLOYING, TaskState.INITIALIZING),
+    (TaskState.INITIALIZING, TaskState.RUNNING),
+    (TaskState.RUNNING, TaskState.CANCELING),
+    (TaskState.CANCELING, TaskState.CANCELED),
+    (TaskState.RUNNING, TaskState.FINISHED),
+    (TaskState.RUNNING, TaskState.FAILED),
+}
+
+
 def test_the_simulator_visits_what_the_tables_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints, jobs, tasks = (recorded(monkeypatch, owner) for owner in (PendingCheckpoint, Lifecycle, Subtask))
+    """With `make test` it ends with the first seed behind which every step has been seen."""
+    checkpoints, jobs, entered = (recorded(monkeypatch, owner) for owner in (PendingCheckpoint, Lifecycle, Subtask))
+    wanted = steps(pending.TRANSITIONS) - RARE
+    tasks: set[tuple[Any, Any]] = set()
     for seed in SEEDS:
         run_seed(RunRequest(seed, WORKLOADS[seed % len(WORKLOADS)]))
-    assert steps(pending.TRANSITIONS) - RARE <= checkpoints <= steps(pending.TRANSITIONS)
+        # A task begins on its worker where it was deployed to.
+        tasks = {(TaskState.DEPLOYING if before is TaskState.CREATED else before, after) for before, after in entered}
+        if FACTOR == 1 and wanted <= checkpoints and jobs >= JOBS and tasks >= TASKS:
+            break
+    assert wanted <= checkpoints <= steps(pending.TRANSITIONS)
     assert {step for step in jobs if step[0] is not step[1]} <= steps(TRANSITIONS)
-    assert {
-        (JobState.CREATED, JobState.RUNNING),
-        (JobState.CREATED, JobState.RECONCILING),
-        (JobState.RUNNING, JobState.RESTARTING),
-        (JobState.RESTARTING, JobState.RUNNING),
-        (JobState.RUNNING, JobState.FINISHED),
-    } <= jobs
-    # A task begins on its worker where it was deployed to.
-    begun = {(TaskState.DEPLOYING if before is TaskState.CREATED else before, after) for before, after in tasks}
-    assert begun <= steps(messages.TRANSITIONS)
-    assert {
-        (TaskState.DEPLOYING, TaskState.INITIALIZING),
-        (TaskState.INITIALIZING, TaskState.RUNNING),
-        (TaskState.RUNNING, TaskState.CANCELING),
-        (TaskState.CANCELING, TaskState.CANCELED),
-        (TaskState.RUNNING, TaskState.FINISHED),
-        (TaskState.RUNNING, TaskState.FAILED),
-    } <= begun
+    assert jobs >= JOBS
+    assert TASKS <= tasks <= steps(messages.TRANSITIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from holdfast.chaos.campaign.determinism import DETERMINISM, run_twice
 from holdfast.chaos.campaign.runner import Task
 from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.results import RunResult
-from holdfast.chaos.cluster.world import RunRequest
+from holdfast.chaos.cluster.world import Run, RunRequest
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.workloads import find_workload
 from holdfast.statebackends.errors import InvalidConfigError
@@ -33,6 +34,14 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "user_pipelines.py"
     path.write_text(PIPELINES)
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def references_stay() -> Iterator[None]:
+    """References of all pipelines here: several tests run the same one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(userruns, "KNOWN_MAX", 64)
+        yield
 
 
 def run(pipelines: Path, function: str, seed: int = 1, plan: tuple[Fault, ...] | None = None) -> RunResult:
@@ -67,7 +76,13 @@ def test_what_depends_on_order_or_time_is_judged_by_what_its_user_says(pipelines
 
 
 @pytest.mark.parametrize(
-    ("function", "operator"), [("totals", "totals"), ("running", "running"), ("deduplicated", "first"), ("wall_clock", "stamp")]
+    ("function", "operator"),
+    [
+        ("totals", "totals"),
+        pytest.param("running", "running", marks=pytest.mark.endurance),
+        pytest.param("deduplicated", "first", marks=pytest.mark.endurance),
+        ("wall_clock", "stamp"),
+    ],
 )
 def test_of_which_nothing_is_said_that_is_told_and_not_judged(pipelines: Path, function: str, operator: str) -> None:
     result = run(pipelines, function, 1, KILLED)
@@ -225,13 +240,17 @@ def test_an_expectation_outside_of_a_function_is_refused(tmp_path: Path) -> None
 
 def test_a_seed_gives_the_same_run_whatever_ran_before(pipelines: Path) -> None:
     request = RunRequest(seed=3, workload=f"{pipelines}:in_class_later")
-    userruns._known.clear()
-    first = run_seed(request)
+
+    def run_afresh() -> Run:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(userruns, "_known", {})
+            return run_seed(request)
+
+    first = run_afresh()
     run(pipelines, "totals", 5)
     run(pipelines, "in_class_later", 1)
     again = run_seed(request)
-    userruns._known.clear()
-    afresh = run_seed(request)
+    afresh = run_afresh()
     assert first.result == again.result == afresh.result
     assert first.trace.lines() == again.trace.lines() == afresh.trace.lines()
 
