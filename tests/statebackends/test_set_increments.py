@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.statebackends.columnar import counted, distinct
 from holdfast.statebackends.columnar import state as columnar
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import DELTA_FORMAT, SET_DELTA_FORMAT, KeyedStateHandle
@@ -291,8 +292,19 @@ def test_a_delta_that_adds_to_no_list_is_refused(columns: bytes) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(5, 5), (4, 2)], ids=str)
-def test_sets_that_began_anew_between_two_increments_do_not_come_back(job: Job, lengths: tuple[int, int]) -> None:
+def test_sets_that_began_anew_between_two_increments_do_not_come_back(
+    job: Job, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows of so many records: as one is full, the sets of its row begin anew."""
+    monkeypatch.setattr(distinct, "_RENEWED_MIN", 4)
+    renewed, original = [0], distinct.DistinctAccumulator.renewed
+
+    def noted(accumulator: distinct.DistinctAccumulator, pairs: distinct.DistinctPairs) -> None:
+        renewed[0] += 1
+        original(accumulator, pairs)
+
+    monkeypatch.setattr(distinct.DistinctAccumulator, "renewed", noted)
+    monkeypatch.setattr(counted, "_EMPTY_MIN", 4)
     backend = job.cluster.backend((SETS,))
     for number in range(1, 7):
         windows = backend.columnar_state(SETS, ["user"]).count_windows(*lengths)
@@ -304,6 +316,8 @@ def test_sets_that_began_anew_between_two_increments_do_not_come_back(job: Job, 
         for own in (True, False):
             (found,) = restored(job, number, own=own)
             assert contents(found) == contents(backend)
+    assert any(deltas_of(handles) for handles in job.completed.values())
+    assert renewed[0]
 
 
 def _grown(values: int, times: int, gained: int) -> list[pa.Table]:

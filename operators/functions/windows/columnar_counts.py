@@ -34,6 +34,8 @@ from holdfast.statebackends.state import ColumnAggregate, ColumnarStateDescripto
 
 PANES_MAX = 1_000
 """Of a window: count / gcd(count, slide). A key has a row for each."""
+SET_PANES_MAX = 64
+"""The same with count_distinct: each step of merging looks at the values of all of them."""
 RECORDS_MAX = 2**62
 """Of a window, and of a slide: positions are 64-bit integers."""
 _POSITION = ColumnAggregate("count", None, "window_records")
@@ -114,14 +116,15 @@ def count_window_operator(
             f"operator 'window': windows of {count} records every {slide}: aggregates over columns take at most 2**62 of both",
             operator="window",
         )
-    if (panes := panes_of(count, slide)) > PANES_MAX:
+    descriptor = columnar_descriptor("count_windows", aggregates, rows, selector.names if selector.is_shown else (), "window")
+    has_sets = any(each.function == "count_distinct" for each in descriptor.aggregates)
+    what, most = ("count_distinct takes", SET_PANES_MAX) if has_sets else ("aggregates over columns take", PANES_MAX)
+    if (panes := panes_of(count, slide)) > most:
         raise GraphError(
-            f"operator 'window': windows of {count} records every {slide} have {panes} panes of {count // panes}, and "
-            f"aggregates over columns take at most {PANES_MAX}: take a count and a slide with a larger common divisor, or row "
-            "functions",
+            f"operator 'window': windows of {count} records every {slide} have {panes} panes of {count // panes}, and {what} at "
+            f"most {most}: take a count and a slide with a larger common divisor, or row functions",
             operator="window",
         )
-    descriptor = columnar_descriptor("count_windows", aggregates, rows, selector.names if selector.is_shown else (), "window")
     return CountWindowOperator(count, slide, descriptor, selector, rows)
 
 

@@ -305,6 +305,15 @@ def test_building_the_graph_refuses(what: str) -> None:
     assert refused.value.operator == "window"
 
 
+def test_different_values_are_counted_in_windows_of_few_panes() -> None:
+    """Each step of merging looks at the values of all of them."""
+    made = keyed().count_window(64, 1).aggregate(kinds=hf.count_distinct("at"))
+    assert made.environment.graph.nodes[-1].operator.count == 64
+    with pytest.raises(GraphError, match=r"65 panes of 1, and count_distinct .* at most 64") as refused:
+        keyed().count_window(65, 1).aggregate(n=hf.count(), kinds=hf.count_distinct("at"))
+    assert refused.value.operator == "window"
+
+
 def test_a_result_called_like_what_the_state_needs_is_refused() -> None:
     with pytest.raises(GraphError, match="window_records"):
         keyed().count_window(3).aggregate(window_records=hf.count())
