@@ -21,7 +21,7 @@ from holdfast.operators.functions.windows.columnar_counts import CountWindowOper
 from holdfast.operators.functions.windows.evictors import CountEvictor
 from holdfast.operators.functions.windows.options import RowWindowOptions
 from holdfast.operators.functions.windows.triggers import CountTrigger, PurgingTrigger
-from holdfast.statebackends.columnar import counted
+from holdfast.statebackends.columnar import counted, distinct
 from holdfast.statebackends.errors import GraphError, IncompatibleStateError
 from holdfast.statebackends.keygroups import subtask_of_key_group
 from tests.examples import examples
@@ -203,8 +203,12 @@ def _process(fleet: list[OperatorHarness], rows: list[Row]) -> list[dict[str, An
 
 
 @pytest.mark.parametrize("lengths", [(4, None), (6, 4)], ids=str)
-def test_a_barrier_keeps_what_was_there_while_rows_begin_anew(lengths: tuple[int, int | None]) -> None:
+def test_a_barrier_keeps_what_was_there_while_rows_begin_anew(
+    lengths: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The snapshot is written later than it is made, behind further batches."""
+    monkeypatch.setattr(distinct, "_RENEWED_MIN", 4)
+    monkeypatch.setattr(counted, "_EMPTY_MIN", 4)
     rows: list[Row] = [("ab"[at % 2], at, at % 5) for at in range(200)]
     with OperatorHarness(operator(*lengths), key_type="utf8") as harness:
         harness.operator.process_batch(batch(rows[:101]), 0)
