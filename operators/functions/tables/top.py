@@ -33,7 +33,7 @@ THRESHOLDS_MAX = 1 << 21
 """Keys of one subtask whose thresholds are known: beyond, all are forgotten, and learned again. 24 bytes of each, and its index."""
 _PRODUCT_MAX = 2**62
 WINDOW_THRESHOLDS_MAX = 1 << 23
-"""Thresholds of one subtask, a place for each of these keys in each open window: beyond, the same. 16 bytes of each."""
+"""Thresholds of one subtask, a place for each of these keys in each open window: beyond, the same. 24 bytes of each."""
 _WIDTH_MIN = 1024
 _STATE = "rows"
 
@@ -471,10 +471,10 @@ class Thresholds:
         count = len(self._numbers) // self._width
         missing = len(new) - len(self._free_lines)
         if missing > 0:
-            added = max(missing, count)
             if (count + missing) * self._width > WINDOW_THRESHOLDS_MAX:
                 self._is_full = True
                 return None
+            added = min(max(missing, count), WINDOW_THRESHOLDS_MAX // self._width - count)
             self._numbers, self._times = (
                 _extended(array, (count + added, self._width), self._width) for array in (self._numbers, self._times)
             )

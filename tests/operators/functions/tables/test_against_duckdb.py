@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -315,3 +316,19 @@ def test_a_batch_reads_the_table_once_however_many_windows_its_rows_enter(by: st
     assert len(table.namespaces()) == 67
     assert len(reads) <= 4
     harness.close()
+
+
+def test_thresholds_of_windows_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    width, lines_max, made = top._WIDTH_MIN, 10, [0]
+    extended = top._extended
+
+    def counted(array: Any, shape: tuple[int, int], old_width: int) -> Any:
+        made.append(shape[0] * shape[1])
+        return extended(array, shape, old_width)
+
+    monkeypatch.setattr(top, "WINDOW_THRESHOLDS_MAX", lines_max * width)
+    monkeypatch.setattr(top, "_extended", counted)
+    thresholds = top.Thresholds(ranking(3, "order", True, "earlier", "rank"), lambda: None, True)
+    known = [thresholds.spaces(np.arange(windows)).is_known for windows in range(1, lines_max + 2)]
+    assert known == [True] * lines_max + [False]
+    assert max(made) == lines_max * width
