@@ -30,10 +30,10 @@ HEAD_BYTES_MAX = 32 << 20
 RUNS_PER_TIER = 4
 """Runs of about one size, before they are merged; each tier is so many times as large as the one below. See RARELY_READ_ROWS."""
 RARELY_READ_ROWS = 4
-"""Where more rows than so many are appended for each key that is looked up, a tier has twice as many runs: a row is written again
-less often, and a key is looked for in more runs."""
+"""Where more rows than so many are appended for each key or row that is looked up, a tier has twice as many runs: a row is
+written again less often, and one is looked for in more runs."""
 _RECENT_MAX = 1 << 18
-"""Rows appended and keys looked up, beyond which the older half counts half."""
+"""Rows appended, and keys and rows looked up, beyond which the older half counts half."""
 _TIER_ROWS = 1 << 10
 _SMALL_SHARE = 8
 """Runs of less than this share of `bytes_max` stay in memory: all of them together are less than half of it."""
@@ -82,7 +82,7 @@ class SortedRowTable:
         self._head_rows = 0
         self._head_bytes = 0
         self._head_dropped: dict[int, int] = {}
-        self._appended, self._asked = 0, 0  # rows and keys of late, see RARELY_READ_ROWS
+        self._appended, self._asked = 0, 0  # of late, see RARELY_READ_ROWS
         self._next_order = 0
         self._counts: dict[int, int] = {}  # namespace -> rows that are alive
         self._first_orders: dict[int, int] = {}  # namespace -> order of its first row, dead ones included, since it was empty
@@ -240,6 +240,7 @@ class SortedRowTable:
     def counterparts(self, rows: RowMatches) -> Matches:
         if not isinstance(rows, Matches):
             raise InvariantError(f"{type(rows).__name__}: rows are compared with those of a row table")
+        self._note_use(asked=len(rows))
         self._seal()
         codes, orders = rows.codes, rows.orders
         found: list[tuple[Positions, Positions]] = []

@@ -306,10 +306,12 @@ def test_an_idle_worker_merges(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     assert numbers_in(table) == list(range(16_000))
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize(("asked", "written_again"), [(1_000, 65_536), (100, 32_768)])
 def test_a_table_that_is_rarely_read_writes_its_rows_again_less_often(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, asked: int, written_again: int
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, asked: int, written_again: int, by_rows: bool
 ) -> None:
+    """`by_rows`: it is asked for rows that were found before, not for keys."""
     written = [0]
     finish = Merge.finish
 
@@ -321,7 +323,10 @@ def test_a_table_that_is_rarely_read_writes_its_rows_again_less_often(
     backend = cluster.backend((ROWS,))
     for start in range(0, 32_768, 1_024):
         table = append(backend, range(start, start + 1_024))
-        table.rows_of(keys_of(range(asked)))
+        if start == 0 or not by_rows:
+            found = table.rows_of(keys_of(range(asked)))
+        else:
+            table.counterparts(found)
         while backend.write_behind():
             pass
     assert written[0] == written_again
