@@ -191,7 +191,7 @@ class Cluster:
             folder = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
             self.local_directory = self._local.enter_context(folder)
             if self._fills:
-                self._local.enter_context(limited_disk(self.injector.is_local_disk_full))
+                self._local.enter_context(limited_disk(self.injector.is_local_disk_full, self.local_directory))
 
     def job_plan(self, parallelism: int | None, *, allow_output_repeat: bool = False) -> JobPlan:
         """The job at a parallelism; None: its own."""

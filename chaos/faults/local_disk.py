@@ -57,14 +57,14 @@ def _damaged(content: bytes, others: list[bytes], rng: random.Random) -> bytes |
 
 
 @contextmanager
-def limited_disk(is_full: Callable[[], bool]) -> Iterator[None]:
-    """Within the block RocksDB opens no database and no copy is kept or used while the disk is full; each raises its own error. It
-    is process-wide, as a host's disk is for all workers of a run."""
+def limited_disk(is_full: Callable[[], bool], root: str) -> Iterator[None]:
+    """Within the block RocksDB opens no database below `root` and no copy is kept or used while the disk is full; each raises its
+    own error. It is process-wide, as a host's disk is for all workers of a run; who reads a snapshot from outside has another."""
     words = os.strerror(errno.ENOSPC)
 
     def database(original: Callable[..., Any]) -> Callable[..., Any]:
         def open_if_room(folder: str, *arguments: Any, **options: Any) -> Any:
-            if is_full():  # plain Exception, as rocksdict raises it
+            if folder.startswith(root) and is_full():  # plain Exception, as rocksdict raises it
                 raise Exception(f"IO error: {words}: While appending to file: {folder}/MANIFEST-000005: {words}")
             return original(folder, *arguments, **options)
 

@@ -56,7 +56,7 @@ def test_a_disk_without_room_says_so_in_the_words_of_each_and_is_as_before_after
     before = [getattr(module, name) for module, name in places]
     (tmp_path / "source").touch()
     room = iter([False, True, True, False])
-    with limited_disk(lambda: next(room)):
+    with limited_disk(lambda: next(room), str(tmp_path)):
         localcopies.bring(str(tmp_path / "source"), str(tmp_path / "copy"), link=True)
         with pytest.raises(OutOfSpaceError, match="No space left on device"):
             rocksdb_store.RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 20)
