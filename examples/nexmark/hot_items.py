@@ -32,7 +32,7 @@ ANSWER = """
         SELECT auction, slide + shift AS window_end, count(*) AS num
         FROM bid LATERAL VIEW explode(array(2000, 4000, 6000, 8000, 10000)) AS shift GROUP BY ALL
     )
-    SELECT timestamp_ntz(timestamp_millis(window_end)) AS ends, auction, num
+    SELECT CAST(timestamp_millis(window_end) AS timestamp_ntz) AS ends, auction, num
     FROM (SELECT *, row_number() OVER (PARTITION BY window_end ORDER BY num DESC, auction) AS place FROM counts) WHERE place = 1
 """
 
@@ -84,6 +84,7 @@ def main() -> int:
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
+    spark.sparkContext.setLogLevel("OFF")  # a killed worker is a page of Java
     with tempfile.TemporaryDirectory() as folder:
         run(arguments.events, arguments.rate, folder)
         hot = read_committed(f"{folder}/hot")
