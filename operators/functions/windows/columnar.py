@@ -275,7 +275,7 @@ class LateWindowOperator(ColumnarWindowOperator):
 
     def initialize_state(self) -> None:
         super().initialize_state()
-        kept = kept_moments(self.context.operator_state.list_state(LATE_UNTIL.name))
+        kept = kept_moments(self.context, LATE_UNTIL)
         self._restored_late_until = max(kept) if kept else self._late_at(self._reached.current, 0)
 
     def open(self) -> None:

@@ -142,7 +142,7 @@ class SessionWindowOperator(LateWindowOperator):
 
     def _fired_before(self) -> int:
         """The subtask that came least far says it: what it has not fired must not be lost."""
-        kept = kept_moments(self.context.operator_state.list_state(WATERMARKS.name))
+        kept = kept_moments(self.context, WATERMARKS)
         return self._passed(min(kept, default=MIN_WATERMARK))
 
     def _late_at(self, watermark_ms: int, lateness_ms: int) -> int:

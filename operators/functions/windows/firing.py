@@ -70,7 +70,7 @@ class FiringOperator(Operator):
         """What was due at the barrier of the restored snapshot has not all come out yet."""
 
     def initialize_state(self) -> None:
-        self._reached.restore(self.context.operator_state.list_state(WATERMARKS.name))
+        self._reached.restore(self.context)
         self._is_behind = self._reached.kept > MIN_WATERMARK
 
     def snapshot_state(self, checkpoint_id: int) -> None:

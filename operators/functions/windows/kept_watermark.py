@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK
 from holdfast.operators.base import OperatorContext
+from holdfast.operators.functions.windows.kept_entries import kept_entries
 from holdfast.statebackends.backend import OperatorListState
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
 
@@ -14,16 +16,23 @@ WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
 """One entry a subtask: its watermark, ms, 8 bytes."""
 LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
 """One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
+_MOMENT_BYTES = 8
 
 
-def kept_moments(state: OperatorListState) -> list[int]:
-    """Of each subtask that stored one, ms."""
-    return [int.from_bytes(entry, "big", signed=True) for entry in state.entries]
+def kept_moments(context: OperatorContext, state: OperatorListStateDescriptor) -> list[int]:
+    """Of each subtask that stored one, ms. Raises CorruptStateError."""
+    return kept_entries(context, state.name, "event time", _moment, lambda moment_ms: True)
+
+
+def _moment(entry: bytes) -> int:
+    if len(entry) != _MOMENT_BYTES:
+        raise msgspec.ValidationError(f"{len(entry)} bytes, and not {_MOMENT_BYTES}")
+    return int.from_bytes(entry, "big", signed=True)
 
 
 def keep_moment(state: OperatorListState, moment_ms: int) -> None:
     """As the entry of this subtask."""
-    state.update([moment_ms.to_bytes(8, "big", signed=True)])
+    state.update([moment_ms.to_bytes(_MOMENT_BYTES, "big", signed=True)])
 
 
 class KeptWatermark:
@@ -35,10 +44,10 @@ class KeptWatermark:
         self.current = MIN_WATERMARK
         self.kept = MIN_WATERMARK
 
-    def restore(self, state: OperatorListState) -> None:
+    def restore(self, context: OperatorContext) -> None:
         """The highest of all subtasks: an input that returned from idleness may have let one go further than another. What it has
         fired stays fired; what the others have not is in their state, and is due."""
-        self.current = self.kept = max(kept_moments(state), default=MIN_WATERMARK)
+        self.current = self.kept = max(kept_moments(context, WATERMARKS), default=MIN_WATERMARK)
 
     def store(self, state: OperatorListState) -> None:
         keep_moment(state, self.kept)

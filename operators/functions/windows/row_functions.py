@@ -249,9 +249,8 @@ class WindowOperator(KeyedFunctionOperator):
         """Windows keep their bounds, so that lengths may change; what they fire by, and how they are merged, may not."""
         advice = "give windows of another kind a uid of their own"
         check_assigner(self.context, self._kind_of_windows(), self.contents_state.name, "kind, time", advice)
-        state = self.context.operator_state
-        self._reached.restore(state.list_state(WATERMARKS.name))
-        self._was_late_until = max(kept_moments(state.list_state(LATE_UNTIL.name)), default=MIN_WATERMARK)
+        self._reached.restore(self.context)
+        self._was_late_until = max(kept_moments(self.context, LATE_UNTIL), default=MIN_WATERMARK)
         self._late_until = self._late_at(self._reached.current)
 
     def _kind_of_windows(self) -> list[str]:

@@ -212,6 +212,15 @@ def test_an_entry_that_says_nothing_of_windows_is_refused(entry: bytes) -> None:
     assert (raised.value.operator, raised.value.state) == ("op", "assigner")
 
 
+@pytest.mark.parametrize("state", ["watermarks", "late_until"])
+@pytest.mark.parametrize("entry", [b"", b"\x05", bytes(7), bytes(9), bytes(1_000)])
+def test_an_entry_that_is_no_event_time_is_refused(state: str, entry: bytes) -> None:
+    snapshot = after(made(hf.Tumbling(20)), "a1")
+    snapshot.lists[state] = [entry]
+    with pytest.raises(CorruptStateError, match=rf"operator 'op'.*'{state}'"):
+        harness_of(made(hf.Tumbling(20)), [snapshot]).open()
+
+
 @pytest.mark.parametrize(
     ("before", "after_it", "expected"),
     [
