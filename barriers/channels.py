@@ -98,6 +98,11 @@ class OutputChannel:
         """Take an announcement of the receiver. Raises ProtocolError on an impossible count."""
         self._credit.announced(announcement)
 
+    @property
+    def splits_requested(self) -> int:
+        """Splits that the receiver has asked for since the attempt began."""
+        return self._credit.splits_requested
+
     def take_frames(self) -> list[Frame]:
         """All that may leave now, in order."""
         frames: list[Frame] = []
@@ -249,13 +254,14 @@ class OutputGate:
         self._channels[self._markers % len(self._channels)].add_event(marker)
         self._markers += 1
 
-    def announced(self, frame: AnyFrame) -> None:
-        """A credit frame came for one of the channels. Raises ProtocolError."""
+    def announced(self, frame: AnyFrame) -> int:
+        """A credit frame came for one of the channels; the splits that its receiver has asked for. Raises ProtocolError."""
         channel = self._by_consumer.get(frame.channel.consumer)
         if channel is None or not frame.to_producer:
             raise ProtocolError(f"no output channel for {frame.channel}", channel=tuple(frame.channel))
         payload = FrameDecoder().decode(frame).payload if isinstance(frame, EncodedFrame) else frame.payload
         channel.announced(cast(CreditAnnouncement, payload))
+        return channel.splits_requested
 
     @property
     def is_available(self) -> bool:

@@ -12,6 +12,9 @@ from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 ANNOUNCE_FRACTION = 4
 """The receiver announces when a quarter of the allocation was consumed since its last announcement, or its queue runs empty."""
 
+SPLITS_REQUESTED_MAX = 2**31 - 1
+"""Splits that one reader asks for in one attempt, at most."""
+
 
 class CreditAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag="credit"):
     """Announcement of a channel's receiver: what it grants, and what it has consumed since the attempt began; sizes in bytes."""
@@ -20,17 +23,21 @@ class CreditAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag="cred
     allocated_batches: int
     consumed_bytes: int
     consumed_batches: int
+    splits_requested: int = 0
+    """Of a channel from a split enumerator to a reader: splits that the reader has asked for since the attempt began."""
 
 
 class SenderCredit:
     """The sender's side: how much may still be sent. Before the first announcement nothing, events included."""
 
-    __slots__ = ("_granted", "_sent_batches", "_sent_bytes")
+    __slots__ = ("_granted", "_sent_batches", "_sent_bytes", "splits_requested")
 
     def __init__(self) -> None:
         self._granted: CreditAnnouncement | None = None
         self._sent_bytes = 0
         self._sent_batches = 0
+        self.splits_requested = 0
+        """The highest count that was announced."""
 
     @property
     def is_open(self) -> bool:
@@ -47,7 +54,9 @@ class SenderCredit:
         return self._sent_batches - (self._granted.consumed_batches if self._granted else 0)
 
     def announced(self, announcement: CreditAnnouncement) -> None:
-        """Take an announcement; one older than what is known is ignored. Raises ProtocolError if it consumed more than was sent."""
+        """Take an announcement; one older than what is known is ignored.
+
+        Raises ProtocolError if it consumed more than was sent, or asks for a number of splits that is none."""
         if announcement.consumed_bytes > self._sent_bytes or announcement.consumed_batches > self._sent_batches:
             raise ProtocolError(
                 f"the receiver consumed {announcement.consumed_bytes} bytes in {announcement.consumed_batches} batches, "
@@ -55,6 +64,13 @@ class SenderCredit:
                 expected=self._sent_batches,
                 got=announcement.consumed_batches,
             )
+        if not 0 <= announcement.splits_requested <= SPLITS_REQUESTED_MAX:
+            raise ProtocolError(
+                f"the receiver asks for {announcement.splits_requested} splits",
+                expected=SPLITS_REQUESTED_MAX,
+                got=announcement.splits_requested,
+            )
+        self.splits_requested = max(self.splits_requested, announcement.splits_requested)
         if self._granted is None or announcement.consumed_batches >= self._granted.consumed_batches:
             self._granted = announcement
 
@@ -84,8 +100,10 @@ class ReceiverCredit:
         "_consumed_batches",
         "_consumed_bytes",
         "_deployed",
+        "_has_new_request",
         "_received_batches",
         "_received_bytes",
+        "_splits_requested",
         "allocated_batches",
         "allocated_bytes",
     )
@@ -99,6 +117,8 @@ class ReceiverCredit:
         self._consumed_bytes = self._consumed_batches = 0
         self._announced_bytes = self._announced_batches = 0
         self._deployed = False
+        self._splits_requested = 0
+        self._has_new_request = False
 
     @property
     def bytes_held(self) -> int:
@@ -128,6 +148,18 @@ class ReceiverCredit:
         self._consumed_bytes += size
         self._consumed_batches += 1
 
+    def request_splits(self, total: int) -> bool:
+        """The reader has asked for so many splits since the attempt began. Whether that is to be announced."""
+        if total > self._splits_requested:
+            self._splits_requested = min(total, SPLITS_REQUESTED_MAX)
+            self._has_new_request = True
+        return self._has_new_request
+
+    def repeat_request(self) -> bool:
+        """Announce once more what was asked for, since an announcement may be lost. Whether there is anything."""
+        self._has_new_request = self._has_new_request or self._splits_requested > 0
+        return self._has_new_request
+
     def take_announcement(self) -> CreditAnnouncement | None:
         """The announcement for the sender, or None while too little was consumed to be worth a message.
 
@@ -135,7 +167,7 @@ class ReceiverCredit:
         batch larger than the rest of its credit."""
         bytes_moved = self._consumed_bytes - self._announced_bytes
         batches_moved = self._consumed_batches - self._announced_batches
-        if self._deployed:
+        if self._deployed and not self._has_new_request:
             if batches_moved == 0:
                 return None
             worthwhile = (
@@ -146,6 +178,9 @@ class ReceiverCredit:
             if not worthwhile:
                 return None
         self._deployed = True
+        self._has_new_request = False
         self._announced_bytes = self._consumed_bytes
         self._announced_batches = self._consumed_batches
-        return CreditAnnouncement(self.allocated_bytes, self.allocated_batches, self._consumed_bytes, self._consumed_batches)
+        return CreditAnnouncement(
+            self.allocated_bytes, self.allocated_batches, self._consumed_bytes, self._consumed_batches, self._splits_requested
+        )

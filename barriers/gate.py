@@ -218,6 +218,18 @@ class InputGate:
         self._moved.clear()
         return announcements
 
+    def request_splits(self, total: int) -> None:
+        """The reader behind the gate has asked each of its enumerators, of which there is one, for so many splits so far."""
+        for channel, credit in enumerate(self._credits):
+            if credit.request_splits(total):
+                self._moved.add(channel)
+
+    def repeat_requests(self) -> None:
+        """Ask for the same splits once more."""
+        for channel, credit in enumerate(self._credits):
+            if credit.repeat_request():
+                self._moved.add(channel)
+
     def close(self) -> None:
         """Drop everything held; nothing is delivered or reported any more. Idempotent."""
         self._closed = True

@@ -237,6 +237,29 @@ class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
 Answerable: TypeAlias = AcknowledgeCheckpoint | DeclineCheckpoint
 
 
+SPLITS_REPORTED_MAX = 16
+"""Splits of one reader that are reported: those that hold event time back most, and then those with most records to come."""
+SPLIT_CHARACTERS_MAX = 200
+"""Of a split's id in reports; of a longer one the end is left out."""
+
+
+class SplitMetrics(msgspec.Struct, frozen=True):
+    """How far one split of a source is read."""
+
+    split: Annotated[str, msgspec.Meta(max_length=SPLIT_CHARACTERS_MAX)]
+    watermark_ms: _Int | None = None
+    """Event time of the split; None before the first, and where event time is not kept by split."""
+    watermark_lag_ms: _Int | msgspec.UnsetType = msgspec.UNSET
+    """Wall clock less that."""
+    idle: bool = False
+    """Event time does not wait for it: it is silent, or waits for its turn."""
+    pending_records: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Records that are known to wait in it, behind those that were passed on."""
+
+
+SlowestSplits: TypeAlias = Annotated[tuple[SplitMetrics, ...], msgspec.Meta(max_length=SPLITS_REPORTED_MAX)]
+
+
 class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Counters since the attempt began."""
 
@@ -268,6 +291,12 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Of a source: time since its last record (Flink's sourceIdleTime)."""
     idle: bool | msgspec.UnsetType = msgspec.UNSET
     """Of a source: it has told those behind it that it is idle, and holds nobody's event time."""
+    splits: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Of a source with splits: those that this reader has."""
+    pending_records: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Of a source with splits: records that are known to wait in those of this reader (Flink's pendingRecords)."""
+    slowest_splits: SlowestSplits | msgspec.UnsetType = msgspec.UNSET
+    """Some of them."""
     latencies: Latencies | msgspec.UnsetType = msgspec.UNSET
     """By the markers that came, of each source vertex; absent in a job that does not track latency."""
 

@@ -7,16 +7,25 @@ owner before it are in one order: after it that owner's next commit fails, witho
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote, unquote
 
 import msgspec
+import xxhash
 
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack, decode_versioned
 from holdfast.statebackends.errors import CorruptStateError
 
 LOG_VERSION = 1
+
+SUMMARY_VERSION = 1
+SUMMARY_ENTRIES = 1_000
+"""Entries of one summary: those of the sequences [k * 1000, (k + 1) * 1000). Part of the format: names follow from it."""
+SUMMARY_BYTES_MAX = 64 << 20
+"""Bytes of a summary; entries that take more have none, and are read one by one."""
 
 ROOT_FOLDER = "_holdfast"
 """Below a sink's path; readers of plain Parquet skip names that begin with an underscore."""
@@ -133,11 +142,61 @@ def decode_entry(data: bytes, path: str) -> LogEntry:
     return entry
 
 
+class SummaryHeader(msgspec.Struct, frozen=True):
+    """First line of a summary."""
+
+    version: int
+    first: int
+    """Sequence of its first entry."""
+    entries: int
+    checksum: str
+    """`xxh3_128:<hex>` of all bytes behind this line."""
+
+
+_ENTRIES: msgspec.json.Decoder[list[LogEntry]] = msgspec.json.Decoder(list[LogEntry])
+
+
+def _checksum(lines: bytes) -> str:
+    return f"xxh3_128:{xxhash.xxh3_128_hexdigest(lines)}"
+
+
+def encode_summary(first: int, entries: Sequence[bytes]) -> bytes | None:
+    """A summary: lines of JSON, a header and then the entries, each with the bytes of its file, so that all writers write the same.
+    None for entries that don't fit into one."""
+    lines = b"".join(entry + b"\n" for entry in entries)
+    if len(lines) > SUMMARY_BYTES_MAX or lines.count(b"\n") != len(entries):
+        return None
+    header = SummaryHeader(SUMMARY_VERSION, first, len(entries), _checksum(lines))
+    return msgspec.json.encode(header) + b"\n" + lines
+
+
+def decode_summary(content: bytes, first: int) -> list[LogEntry] | None:
+    """Entries of a summary; None for one that can't be believed: damaged, or of another version. Entries tell the same."""
+    head, _, lines = content.partition(b"\n")
+    try:
+        header = msgspec.json.decode(head, type=SummaryHeader)
+        wanted = SummaryHeader(SUMMARY_VERSION, first, SUMMARY_ENTRIES, _checksum(lines))
+        entries = _ENTRIES.decode(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]") if header == wanted else []
+    except UNDECODABLE:
+        return None
+    sequences = range(first, first + SUMMARY_ENTRIES)
+    is_whole = [entry.sequence for entry in entries] == [*sequences] and all(entry.version == LOG_VERSION for entry in entries)
+    return entries if is_whole else None
+
+
+MARKER_SUFFIX = ".in-data"
+
+_STAGED = re.compile(rf"(.*/{ROOT_FOLDER}/[^/]+)/staged/(?:[^/=]+=[^/]*/)*[^/]+", re.DOTALL)
+"""Location of a staged file, also of one in the folders of a partition."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkPaths:
     """Paths of one sink, relative to its root."""
 
     sink_id: str
+    in_place: bool = False
+    """Writers put their bytes in `data` at once, behind a marker: a link from `staged` would be a copy."""
 
     @property
     def folder(self) -> str:
@@ -147,12 +206,24 @@ class SinkPaths:
         return f"{self.folder}/log/{sequence:012d}.json"
 
     @property
+    def summaries_folder(self) -> str:
+        """Beside the log's folder, not in it: older versions take the last name there for the last entry."""
+        return f"{self.folder}/summaries"
+
+    def summary(self, first: int) -> str:
+        return f"{self.summaries_folder}/{first:012d}.jsonl"
+
+    @property
     def staged_folder(self) -> str:
         return f"{self.folder}/staged"
 
     def staged(self, name: str) -> str:
         """Where a writer puts its bytes."""
         return f"{self.staged_folder}/{name}"
+
+    def marker(self, name: str) -> str:
+        """Says, where a link is a copy, that a writer put its bytes where readers find them, and that they may not be committed."""
+        return f"{self.staged(name)}{MARKER_SUFFIX}"
 
     def data(self, name: str) -> str:
         """Where readers find a committed file, for good: it is linked before the commit, and never moves."""
@@ -176,6 +247,5 @@ def split_place(place: str) -> tuple[str, str]:
 
 def place_of_staged(location: str) -> str:
     """The place that a staged file at a location is of; empty for any other file."""
-    folder, _, _ = location.rpartition("/")
-    place = folder.removesuffix("/staged")
-    return place if place != folder and f"/{ROOT_FOLDER}/" in place else ""
+    found = _STAGED.fullmatch(location)
+    return found[1] if found is not None else ""

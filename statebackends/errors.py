@@ -308,6 +308,18 @@ class OutputMayRepeatError(RestoreError):
     skipped: Sequence[int] | None = None
 
 
+class CommitPositionLostError(RestoreError):
+    """The target of a sink has no commit position, or an older one than the job's state knows: committed rows are gone."""
+
+    sink: str
+    place: str
+    """Where the sink writes; empty: not told."""
+    known: int
+    """Id of the checkpoint up to which rows were committed, as the job knows."""
+    stored: int | None
+    """The same, as the target has it; None: it has no position."""
+
+
 class SinkMovedError(RestoreError):
     """A sink writes elsewhere than the log that the snapshot knows, or to a log of another job."""
 
@@ -477,6 +489,47 @@ class InputChangedError(HoldfastError):
 
     operator: str
     path: str
+    reason: str
+
+
+class InvalidSplitError(HoldfastError):
+    """What a source's connector gives does not fit its splits or its columns: a defect of the connector."""
+
+    operator: str
+    split: str
+    """Id of the split; empty if none is meant."""
+    reason: str
+
+
+class InvalidRecordError(HoldfastError):
+    """A record that a source reads can't be read as the source's columns say."""
+
+    operator: str
+    split: str
+    """Id of the split, such as the path of a file."""
+    position: tuple[int, ...]
+    """Of the record, or of the block that it is in."""
+    reason: str
+
+
+class InvalidRowError(HoldfastError):
+    """A row that the target of a sink would never take, found before it is staged: mend the rows in front of the sink."""
+
+    operator: str | None = None
+    column: str | None = None
+    reason: str
+    record: str | None = None
+    """repr, truncated."""
+
+
+class SourceDataLostError(HoldfastError):
+    """Records behind a position are gone from where a source reads them: expired, or what they were in was made anew."""
+
+    connector: str
+    split: str
+    """Id of the split."""
+    position: tuple[int, ...]
+    """Where the source would go on; empty: at the beginning of the split."""
     reason: str
 
 

@@ -7,6 +7,7 @@
     <state-dir>/<job>/chk-<id>/<uid>-<subtask>-<attempt>-<nonce>-<file>
     <state-dir>/<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>
     <state-dir>/<job>/sources/<uid>/<submission>/manifest.json    a materialised input
+    <state-dir>/<job>/sources/<uid>/<submission>/stream.json  batches/<id>/manifest.json  ...    a streaming input
     <savepoint-dir>/savepoint-<job>-<nonce>/_metadata  _owner     a savepoint: one folder, relative paths
 
 A name says who wrote the file, never what it holds. In the `_metadata` of `chk-<id>` a shared file is the path `../shared/<name>`,
@@ -89,7 +90,11 @@ _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_D
 _CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
 _OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
 _JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results)/\d+\.json|job\.json|result\.json")
-_INPUT_PATH = re.compile(rf"[^/]+/{SOURCES_FOLDER}/[^/]+/[^/]+/{re.escape(INPUT_MANIFEST)}")
+STREAM_RECORD = "stream.json"
+"""In the folder of a streaming input: what makes it one."""
+_BATCHES = "batches"
+_STREAM_NAMES = (STREAM_RECORD, f"{_BATCHES}/", "owners/", "starts/", "ends/", "query/")
+_INPUT_PATH = re.compile(rf"[^/]+/{SOURCES_FOLDER}/[^/]+/[^/]+/({_BATCHES}/[0-9]+/)?{re.escape(INPUT_MANIFEST)}")
 
 
 class JobPaths(msgspec.Struct, frozen=True):
@@ -143,8 +148,71 @@ class JobPaths(msgspec.Struct, frozen=True):
         """Folder of all inputs that one source materialised."""
         return f"{self.job_id}/{SOURCES_FOLDER}/{quote(uid, safe='')}"
 
+    def input_folder(self, uid: str, submission: int) -> str:
+        """Folder of the input that one submission made."""
+        return f"{self.inputs(uid)}/{submission:06d}"
+
     def input_manifest(self, uid: str, submission: int) -> str:
-        return f"{self.inputs(uid)}/{submission:06d}/{INPUT_MANIFEST}"
+        return f"{self.input_folder(uid, submission)}/{INPUT_MANIFEST}"
+
+
+class StreamPaths(msgspec.Struct, frozen=True):
+    """Storage-relative paths of one streaming input."""
+
+    folder: str
+
+    @property
+    def record(self) -> str:
+        return f"{self.folder}/{STREAM_RECORD}"
+
+    @property
+    def batches(self) -> str:
+        return f"{self.folder}/{_BATCHES}"
+
+    def batch(self, batch_id: int) -> str:
+        """Folder of one batch: its manifest, and its rows in a folder of their writer."""
+        return f"{self.batches}/{batch_id:012d}"
+
+    def manifest(self, batch_id: int) -> str:
+        return f"{self.batch(batch_id)}/{INPUT_MANIFEST}"
+
+    @property
+    def owners(self) -> str:
+        return f"{self.folder}/owners"
+
+    def owner(self, number: int) -> str:
+        return f"{self.owners}/{number:06d}.json"
+
+    def end(self, job_id: str, submission: int) -> str:
+        return f"{self.folder}/ends/{quote(job_id, safe='')}-{submission:06d}.json"
+
+    @property
+    def query(self) -> str:
+        """Checkpoint of the query, unless it is elsewhere."""
+        return f"{self.folder}/query"
+
+
+def stream_start(folder: str, submission: int, subtask: int) -> str:
+    """Path of what one reader of a streaming input says as it begins; `folder`: the input that its submission would begin with."""
+    return f"{folder}/starts/{submission:06d}-{subtask:05d}.json"
+
+
+def batch_of_manifest(path: str) -> tuple[str, int] | None:
+    """The folder of a streaming input, and the id of the batch whose manifest the path is; None for any other path."""
+    folder, _, name = path.rpartition(f"/{_BATCHES}/")
+    number, slash, file = name.partition("/")
+    return (folder, int(number)) if folder and slash and file == INPUT_MANIFEST and number.isdecimal() else None
+
+
+def batch_folder(path: str) -> str | None:
+    """Folder of the batch of a streaming input that a path within the input is in; None: in none."""
+    folder, found, rest = path.partition(f"/{_BATCHES}/")
+    return f"{folder}/{_BATCHES}/{rest.partition('/')[0]}" if found and "/" in rest else None
+
+
+def is_in_stream(name: str) -> bool:
+    """Whether a path within the folder of an input is part of a streaming input."""
+    return name.startswith(_STREAM_NAMES)
 
 
 def is_job_record(name: str) -> bool:
@@ -153,7 +221,7 @@ def is_job_record(name: str) -> bool:
 
 
 def is_input_manifest(path: str) -> bool:
-    """Whether a path of the state directory is the manifest of a materialised input, of any job."""
+    """Whether a path of the state directory is the manifest of a materialised input, or of a batch of one, of any job."""
     return _INPUT_PATH.fullmatch(path) is not None
 
 
@@ -195,9 +263,18 @@ class _Claim(msgspec.Struct):
     attempt: int
 
 
+class _SavepointFolder(msgspec.Struct):
+    folder: str
+
+
 def decode_decision_tag(content: bytes) -> str | None:
     """Tag of a `_metadata`: a DecisionTag, or one of a newer version; None for a snapshot. Raises one of UNDECODABLE."""
     return decode_json(content, _Decision).decision
+
+
+def decode_savepoint_folder(content: bytes) -> str:
+    """Folder of the savepoint that a `_metadata` with the tag SAVEPOINT points to. Raises one of UNDECODABLE."""
+    return decode_json(content, _SavepointFolder).folder
 
 
 def decode_claim_attempt(content: bytes) -> int:

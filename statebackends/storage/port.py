@@ -189,6 +189,20 @@ class ConcurrentStorage(Protocol):
         """Pool that bounds its operations, shared with other storages."""
 
 
+@runtime_checkable
+class CopyingStorage(Protocol):
+    """Storage that may have no second names."""
+
+    @property
+    def copies_links(self) -> bool:
+        """`LinkFile` copies the content, which takes as long as it is large, and is paid for."""
+
+
+def copies_links(storage: Storage) -> bool:
+    """Whether a second name of a file is a copy of it; False for a storage that is no CopyingStorage."""
+    return isinstance(storage, CopyingStorage) and storage.copies_links
+
+
 class InTurn:
     """Implements `Storage` over another one, without threads for groups: for several small flows that run at one time, say, each on
     a thread of its own."""
@@ -199,6 +213,10 @@ class InTurn:
     @property
     def root(self) -> str:
         return self._storage.root
+
+    @property
+    def copies_links(self) -> bool:
+        return copies_links(self._storage)
 
     def at(self, location: str) -> Storage:
         return InTurn(self._storage.at(location))

@@ -88,6 +88,11 @@ class S3Storage:
         """As `port.ConcurrentStorage`: requests wait for answers most of the time."""
         return self._connection.transfers
 
+    @property
+    def copies_links(self) -> bool:
+        """As `port.CopyingStorage`."""
+        return True
+
     def at(self, location: str) -> ops.Storage:
         """Another bucket or prefix of the same endpoint, on the same connection; or a location outside of S3."""
         if self._elsewhere is not None and not is_s3(location):
