@@ -27,7 +27,9 @@ from holdfast.statebackends.layout import (
     SOURCES_FOLDER,
     TASK_OWNED_FOLDER,
     JobPaths,
+    batch_folder,
     is_directory_file,
+    is_in_stream,
     is_job_record,
     parse_checkpoint_name,
     part_path,
@@ -41,7 +43,9 @@ SMALL_FILE_BYTES = 128 << 10
 """Object stores' cheaper classes bill smaller files as if they had this size, and every file costs a request."""
 
 _SINK_FOLDER = re.compile(rf"(?:^|(?P<root>.*)/){ROOT_FOLDER}/[^/]+/(staged|data|log)/[^/]+")
-_SINK_FILE = re.compile(r"part-.+\.parquet")
+_SINK_FILE = re.compile(r"part-.+\.(parquet|jsonl|csv)")
+_PARTITIONS = re.compile(r"(?:(?:^|/)[^/=]+=[^/]*)+$")
+"""Folders of a sink's partitions, at the end of a path."""
 
 
 class OwnerKind(StrEnum):
@@ -269,13 +273,15 @@ def _of_shared(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _
 
 
 def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _Verdict:
-    """`name`: `<uid>/<submission>/<file>`; the file is the manifest, or lies in a folder of its writer."""
-    uid, submission, _ = name.split("/", 2)
+    """`name`: `<uid>/<submission>/<file>`; the file is the manifest, or lies in a folder of its writer, or in a streaming input."""
+    uid, submission, rest = name.split("/", 2)
     folder = f"{evidence.job_id}/{SOURCES_FOLDER}/{uid}/{submission}"
     if evidence.job is None:
         return _owned(f"not known: {evidence.damage}")
     if path in claims.paths or not submission.isdecimal():
         return _owned(f"the input of source {uid}")
+    if is_in_stream(rest):
+        return _of_batch(evidence, uid, f"{folder}/{rest}")
     if folder in evidence.inputs:
         named = evidence.inputs[folder]
         if named is None:
@@ -286,6 +292,22 @@ def _of_input(evidence: JobEvidence, name: str, path: str, claims: Claims) -> _V
     if int(submission) >= evidence.job.last_submission:
         return _owned(f"source {uid}, whose input is being written")
     return _orphaned(f"submission {int(submission)} never sealed its input of source {uid}")
+
+
+def _of_batch(evidence: JobEvidence, uid: str, path: str) -> _Verdict:
+    """`path`: of any file of a streaming input. What no snapshot needs is for the job's driver to drop."""
+    folder = batch_folder(path)
+    if folder is None:
+        return _owned(f"the streaming input of source {uid}")
+    named = evidence.inputs.get(folder)
+    if folder in evidence.inputs and (named is None or path in named or path == f"{folder}/{INPUT_MANIFEST}"):
+        return _owned(f"a batch of source {uid}")
+    if folder in evidence.inputs:
+        return _orphaned(f"the batch of source {uid} does not name it")
+    above = folder.rpartition("/")[0]
+    if any(other.rpartition("/")[0] == above and other > folder for other in evidence.inputs):
+        return _orphaned(f"a batch of source {uid} that was dropped, or never sealed")
+    return _owned(f"source {uid}, whose batch is being written")
 
 
 def assign_directory(
@@ -305,7 +327,7 @@ def assign_directory(
             found.append(OwnedFile(*fact, "", OwnerKind.RECORDS, FileStatus.OWNED, "the state directory"))
         elif folder is not None:
             found.append(OwnedFile(*fact, jobs[folder], OwnerKind.SAVEPOINTS, FileStatus.OWNED, f"savepoint {folder}"))
-        elif _SINK_FOLDER.match(fact.path) or (parent in sinks and _SINK_FILE.fullmatch(name)):
+        elif _SINK_FOLDER.match(fact.path) or (_PARTITIONS.sub("", parent) in sinks and _SINK_FILE.fullmatch(name)):
             found.append(OwnedFile(*fact, "", OwnerKind.SINKS, FileStatus.OWNED, "a sink"))
         else:
             found.append(OwnedFile(*fact, "", OwnerKind.UNKNOWN, FileStatus.OWNED, "not known"))

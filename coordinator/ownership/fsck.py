@@ -34,10 +34,9 @@ from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, FencedError, ObjectMissingError
 from holdfast.statebackends.layout import (
     FSCK_FOLDER,
-    INPUT_MANIFEST,
     METADATA_NAME,
-    SOURCES_FOLDER,
     JobPaths,
+    is_input_manifest,
     metadata_path,
     parse_owner_name,
     part_path,
@@ -259,15 +258,10 @@ def _read_evidence(job_id: str, *, with_files: bool) -> Flow[JobEvidence]:
         job, snapshots, is_settled = yield from _read_registers(JobPaths(job_id))
     except CorruptStateError as error:
         return JobEvidence(job_id, None, error.message, files=tuple(files))
-    manifests = [fact.path for fact in files if _is_manifest(fact.path)]
+    manifests = [fact.path for fact in files if is_input_manifest(fact.path)]
     inputs = yield from _read_each(manifests, _decode_input, read_whole)
     named = {path.rpartition("/")[0]: found for path, found in zip(manifests, inputs, strict=True)}
     return JobEvidence(job_id, job, "", snapshots, named, tuple(files), is_settled)
-
-
-def _is_manifest(path: str) -> bool:
-    parts = path.split("/")
-    return len(parts) == 5 and parts[1] == SOURCES_FOLDER and parts[4] == INPUT_MANIFEST
 
 
 Registers = tuple[RecordedJob, dict[int, SnapshotMetadata], bool]

@@ -39,7 +39,8 @@ from holdfast.coordinator.restore.preflight import (
     gravest_first,
 )
 from holdfast.coordinator.restore.resolve import FALLBACK_HINT, Rewind, deleted_error, find_rewind, is_path, resolve_snapshot
-from holdfast.coordinator.restore.sink_forks import SinkCheckResult, check_sinks
+from holdfast.coordinator.restore.sink_forks import SinkCheckResult, check_sinks, joined
+from holdfast.coordinator.restore.target_forks import check_fresh_start, check_targets
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -144,13 +145,14 @@ def check_submission(
         raise (yield from _explain_missing(job, submission, error)) from error
     base = resolved.base
     if base is None:
-        return _begin_empty(job, submission)
+        return _begin_empty(job, submission, (yield from check_fresh_start(job, submission)))
     metadata = yield from _load_base(job, base)
     compatibility = check_compatibility(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
     forks = SinkCheckResult()
     problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
     if not problems:
-        forks = yield from check_sinks(job, submission, base, metadata, is_directory=external)
+        logs = yield from check_sinks(job, submission, base, metadata, is_directory=external)
+        forks = joined(logs, (yield from check_targets(job, submission, base, metadata, is_directory=external)))
     if external:
         problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
     ownership = yield from check_ownership(job, submission, base, metadata, now_ms=now_ms)
@@ -172,8 +174,13 @@ def _check_restore(submission: Submission) -> None:
         )
 
 
-def _begin_empty(job: RecordedJob, submission: Submission) -> SubmissionPlan:
-    report = PreflightReport(job_id=job.job_id, job_name=submission.graph.name, sinks=find_sinks(submission.graph, repeats=()))
+def _begin_empty(job: RecordedJob, submission: Submission, refusals: Sequence[Refusal]) -> SubmissionPlan:
+    report = PreflightReport(
+        job_id=job.job_id,
+        job_name=submission.graph.name,
+        sinks=find_sinks(submission.graph, repeats=[refusal.fields["sink"] for refusal in refusals]),
+        refusals=tuple(refusals),
+    )
     graph = SinkCheckResult().applied_to(submission.graph)
     return SubmissionPlan(msgspec.structs.replace(submission, graph=graph), None, job.last_checkpoint_id + 1, report)
 

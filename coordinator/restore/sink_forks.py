@@ -7,7 +7,7 @@ has still to commit at another place therefore has one of the fates in `Fate`.""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
@@ -117,7 +117,7 @@ class SinkCheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Restore:
+class Restore:
     """The restore whose sinks are checked."""
 
     job: RecordedJob
@@ -153,7 +153,7 @@ class _LogContent:
 
 
 @dataclass(frozen=True, slots=True)
-class _LogFates:
+class LogFates:
     """Fates of the rows staged for one log."""
 
     by_checkpoint: Mapping[int, Fate] = field(default_factory=dict)
@@ -166,20 +166,29 @@ def check_sinks(
     job: RecordedJob, submission: Submission, base: RestorePoint, metadata: SnapshotMetadata, *, is_directory: bool = True
 ) -> Flow[SinkCheckResult]:
     """Find the sinks of a submission that write elsewhere, and the consequences. Raises StorageUnavailableError."""
-    restore = _Restore(job, submission, base, metadata, is_directory)
-    stored = {operator.uid: operator for operator in metadata.operators}
+    restore = Restore(job, submission, base, metadata, is_directory)
+    return (yield from examined(restore, _committers(submission.graph), _examine))
+
+
+def examined(
+    restore: Restore,
+    committers: Iterable[OperatorDescription],
+    examine: Callable[[Restore, OperatorDescription, OperatorState], Flow[SinkCheckResult]],
+) -> Flow[SinkCheckResult]:
+    """Check each of these that the snapshot has state of."""
+    stored = {operator.uid: operator for operator in restore.metadata.operators}
     result = SinkCheckResult()
-    for operator in _committers(submission.graph):
+    for operator in committers:
         if operator.uid in stored:
             try:
-                found = yield from _examine(restore, operator, stored[operator.uid])
+                found = yield from examine(restore, operator, stored[operator.uid])
             except CorruptStateError as error:
                 found = SinkCheckResult(refusals=(Refusal.of(error),))
-            result = _joined(result, found)
+            result = joined(result, found)
     return result
 
 
-def _joined(one: SinkCheckResult, other: SinkCheckResult) -> SinkCheckResult:
+def joined(one: SinkCheckResult, other: SinkCheckResult) -> SinkCheckResult:
     return SinkCheckResult(
         moved=one.moved + other.moved,
         refusals=one.refusals + other.refusals,
@@ -189,15 +198,19 @@ def _joined(one: SinkCheckResult, other: SinkCheckResult) -> SinkCheckResult:
     )
 
 
-def _committers(graph: JobGraph) -> Iterator[OperatorDescription]:
-    """Committers of sinks that keep a log in Holdfast's format."""
+def sink_committers(graph: JobGraph) -> Iterator[OperatorDescription]:
     for vertex in graph.vertices:
         for operator in vertex.operators:
-            if operator.kind == "sink_committer" and operator.sink_id and operator.properties.get(PLACE_PROPERTY):
+            if operator.kind == "sink_committer" and operator.sink_id:
                 yield operator
 
 
-def _examine(restore: _Restore, operator: OperatorDescription, state: OperatorState) -> Flow[SinkCheckResult]:
+def _committers(graph: JobGraph) -> Iterator[OperatorDescription]:
+    """Committers of sinks that say where they write."""
+    return (operator for operator in sink_committers(graph) if operator.properties.get(PLACE_PROPERTY))
+
+
+def _examine(restore: Restore, operator: OperatorDescription, state: OperatorState) -> Flow[SinkCheckResult]:
     """Check one sink; an empty result unless the snapshot has a log of it elsewhere."""
     path, sink_id = str(operator.properties[PLACE_PROPERTY]), str(operator.sink_id)
     here, unnamed = place_of(path, sink_id), _stored_place(restore.metadata, operator.uid, state)
@@ -221,7 +234,8 @@ def _examine(restore: _Restore, operator: OperatorDescription, state: OperatorSt
         fates = yield from _find_fates(restore, place, log)
         if Fate.ENDED in fates.by_checkpoint.values():
             ends.append(place)
-        _explain(restore, moved, place, log, fates, refusals, notes)
+        where = split_place(place)[0] if place else "a place that is not known"
+        explain(restore, moved, where, log.pending, fates, refusals, notes)
     forgone = _external_of(state, keep=(here, *ends))
     fork = SinkFork(unnamed, tuple(ends))
     return SinkCheckResult((moved,), tuple(Refusal.of(error) for error in refusals), tuple(notes), {operator.uid: fork}, forgone)
@@ -247,7 +261,7 @@ def _described_place(metadata: SnapshotMetadata, uid: str) -> str:
     return next(found, "")
 
 
-def _read_logs(restore: _Restore, uid: str, state: OperatorState, unnamed: str) -> Flow[dict[str, _Log]]:
+def _read_logs(restore: Restore, uid: str, state: OperatorState, unnamed: str) -> Flow[dict[str, _Log]]:
     """Place -> state of the log there, in the order in which the committer stored them."""
     if not any(handle.state.name == COMMITTABLES for part in state.subtasks for handle in part.operator):
         return {}
@@ -279,10 +293,10 @@ def find_forgone(metadata: SnapshotMetadata, graph: JobGraph) -> frozenset[str]:
     Each attempt reads the decision there: a file that `check_sinks` passed over may be gone, or go at any time."""
     stored = {operator.uid: operator for operator in metadata.operators}
     found: set[str] = set()
-    for operator in _committers(graph):
+    for operator in sink_committers(graph):
         fork = operator.properties.get(FORK_PROPERTY)
         if fork is not None and operator.uid in stored:
-            here = place_of(str(operator.properties[PLACE_PROPERTY]), str(operator.sink_id))
+            here = place_of(str(operator.properties.get(PLACE_PROPERTY, "")), str(operator.sink_id))
             found |= _external_of(stored[operator.uid], keep=(here, *msgspec.convert(fork, SinkFork).ends))
     return frozenset(found)
 
@@ -320,7 +334,7 @@ def _holds(place: str, known: LogPosition) -> Flow[bool]:
         return False
 
 
-def _why_not_begun(restore: _Restore, moved: MovedSink) -> Flow[list[HoldfastError]]:
+def _why_not_begun(restore: Restore, moved: MovedSink) -> Flow[list[HoldfastError]]:
     """Why no new log can begin at the sink's place; empty if one can."""
     here = place_of(moved.path, moved.sink_id)
     names = sorted(name for name in (yield ListFolder(f"{here}/log")) if name.endswith(".json"))
@@ -352,10 +366,10 @@ def _why_not_begun(restore: _Restore, moved: MovedSink) -> Flow[list[HoldfastErr
     ]
 
 
-def _find_fates(restore: _Restore, place: str, log: _Log) -> Flow[_LogFates]:
+def _find_fates(restore: Restore, place: str, log: _Log) -> Flow[LogFates]:
     """Fates of the rows that a snapshot has staged for the log at a place."""
     if not log.pending:
-        return _LogFates()
+        return LogFates()
     owner = log.known.owner_job if log.known is not None else restore.metadata.job_id
     try:
         found = yield from _read_log(place, log, owner)
@@ -365,7 +379,7 @@ def _find_fates(restore: _Restore, place: str, log: _Log) -> Flow[_LogFates]:
         found = _LogContent()
     left = [each for each in log.pending if not {file.name for file in each.files} <= found.committed]
     fate = Fate.COMMITTED if not left else (yield from _fate_of(restore, place, owner, left, found))
-    return _LogFates({each.checkpoint_id: fate if each in left else Fate.COMMITTED for each in log.pending}, found.heir)
+    return LogFates({each.checkpoint_id: fate if each in left else Fate.COMMITTED for each in log.pending}, found.heir)
 
 
 def _read_log(place: str, log: _Log, owner: str) -> Flow[_LogContent]:
@@ -395,27 +409,32 @@ def _read_log(place: str, log: _Log, owner: str) -> Flow[_LogContent]:
     return _LogContent(frozenset(found), stands=True, heir=heir)
 
 
-def _fate_of(restore: _Restore, place: str, owner: str, left: list[PendingCheckpoint], found: _LogContent) -> Flow[Fate]:
+def _fate_of(restore: Restore, place: str, owner: str, left: list[PendingCheckpoint], found: _LogContent) -> Flow[Fate]:
     """Fate of rows that are not committed, staged for a log that was the job's `owner`."""
     job, metadata = restore.job, restore.metadata
     if found.heir or owner != metadata.job_id or not is_job_id(owner):
         # The heir fences the former owner. Whether the heir will commit them is in no record here.
         return Fate.ABANDONED
     if owner == job.job_id:
-        is_own = _took(job, restore.base, metadata) and restore.base.checkpoint_id >= job.newest_completed
+        is_own = took(job, restore.base, metadata) and restore.base.checkpoint_id >= job.newest_completed
         return Fate.ENDED if is_own and found.stands and (yield from _are_staged(place, left)) else Fate.ABANDONED
+    return (yield from fate_with(restore, owner))
+
+
+def fate_with(restore: Restore, owner: str) -> Flow[Fate]:
+    """Fate of rows, not committed, that another job `owner` had staged when it took the snapshot."""
     try:
         other = yield from read_job(JobPaths(owner))
     except (CorruptStateError, ObjectMissingError):
         return Fate.ABANDONED
-    if not _took(other, restore.base, metadata):
+    if not took(other, restore.base, restore.metadata):
         return Fate.ABANDONED
     if other.is_live:
         return Fate.LEFT
     return Fate.REPLACED if other.result is not None and other.result.state == "FINISHED" else Fate.ABANDONED
 
 
-def _took(job: RecordedJob, base: RestorePoint, metadata: SnapshotMetadata) -> bool:
+def took(job: RecordedJob, base: RestorePoint, metadata: SnapshotMetadata) -> bool:
     """Whether the job in this state directory took the snapshot, also if that was copied. A job of the same id in another state
     directory, which may run, is another job."""
     recorded: RecordedCheckpoint | None = job.checkpoints.get(base.checkpoint_id)
@@ -453,20 +472,19 @@ def _moved_error(moved: MovedSink) -> SinkMovedError:
     )
 
 
-def _explain(
-    restore: _Restore,
+def explain(
+    restore: Restore,
     moved: MovedSink,
-    place: str,
-    log: _Log,
-    fates: _LogFates,
+    where: str,
+    pending: Sequence[PendingCheckpoint],
+    fates: LogFates,
     refusals: list[HoldfastError],
     notes: list[str],
 ) -> None:
-    """Add refusals and notes on staged rows, fate by fate."""
-    where = split_place(place)[0] if place else "a place that is not known"
+    """Add refusals and notes on staged rows, fate by fate. `where`: names the place that they were staged for."""
     owner = f"job {restore.metadata.job_name!r} ({restore.metadata.job_id})"
     for fate in Fate:
-        some = [each for each in log.pending if fates.by_checkpoint[each.checkpoint_id] is fate]
+        some = [each for each in pending if fates.by_checkpoint[each.checkpoint_id] is fate]
         if not some or fate is Fate.COMMITTED:
             continue
         what = f"sink {moved.sink_id!r}: {_counted(some)}, staged at {where}"

@@ -69,6 +69,7 @@ def one(path: str, *, evidence: RecordedJob | None = ALL, claims: Claims = CLAIM
         inputs={
             f"{JOB}/sources/s/000001": frozenset({f"{JOB}/sources/s/000001/w/0.arrow"}),
             f"{JOB}/sources/s/000002": None,
+            f"{JOB}/sources/s/000003/batches/000000000004": frozenset({f"{JOB}/sources/s/000003/batches/000000000004/w/0.arrow"}),
         },
         files=(FileFacts(f"{JOB}/{path}", 1, modified_ms),),
     )
@@ -109,6 +110,14 @@ def one(path: str, *, evidence: RecordedJob | None = ALL, claims: Claims = CLAIM
         ("sources/s/000002/v/0.arrow", "sources", "owned"),
         ("sources/t/000001/v/0.arrow", "sources", "orphan"),
         ("sources/t/000002/v/0.arrow", "sources", "owned"),
+        ("sources/s/000003/stream.json", "sources", "owned"),
+        ("sources/s/000003/query/offsets/7", "sources", "owned"),
+        ("sources/s/000003/owners/000001.json", "sources", "owned"),
+        ("sources/s/000003/batches/000000000004/manifest.json", "sources", "owned"),
+        ("sources/s/000003/batches/000000000004/w/0.arrow", "sources", "owned"),
+        ("sources/s/000003/batches/000000000004/v/0.arrow", "sources", "orphan"),
+        ("sources/s/000003/batches/000000000003/w/0.arrow", "sources", "orphan"),
+        ("sources/s/000003/batches/000000000005/w/0.arrow", "sources", "owned"),
         ("sinks/s/owner", "sinks", "owned"),
     ],
 )
@@ -176,6 +185,8 @@ def test_files_of_no_job() -> None:
         "part-s.parquet": (OwnerKind.SINKS, FileStatus.OWNED),
         "out/_holdfast/s/data/part-x.parquet": (OwnerKind.SINKS, FileStatus.OWNED),
         "out/part-x.parquet": (OwnerKind.SINKS, FileStatus.OWNED),
+        "out/day=2026-01-01/n=1/part-x.csv": (OwnerKind.SINKS, FileStatus.OWNED),
+        "out/other/part-x.csv": (OwnerKind.UNKNOWN, FileStatus.OWNED),
         "elsewhere/part-x.parquet": (OwnerKind.UNKNOWN, FileStatus.OWNED),
     }
     files = [FileFacts(path, 1, 0) for path in paths]
