@@ -5,9 +5,9 @@ All calls come from the worker's loop thread. An operator emits through its outp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -138,6 +138,20 @@ class UserCall:
             self.on_abandon()
 
 
+class CallThread(Protocol):
+    """Runs blocking calls one after the other, always on the same thread; outcomes come back as mails."""
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Call `work` behind the calls so far; `done(result, error)` is called later on the loop thread."""
+
+    def run_flow(self, flow: Flow[Any], storage: Storage, done: Callable[[Any, BaseException | None], None]) -> None:
+        """Drive a flow behind the calls so far; `done` as in `run`."""
+
+    def close(self, *, awaited: bool = False) -> None:
+        """End the thread behind the calls so far, and flows at their next operation. Does not wait; where it is `awaited` the
+        attempt does, for a while, before the next one begins."""
+
+
 class OperatorContext(Protocol):
     """What the runtime gives to one operator of one subtask."""
 
@@ -189,11 +203,20 @@ class OperatorContext(Protocol):
     def reading_ms(self) -> int:
         """Reading time: ms since the attempt began in which the subtask could read, and found nothing."""
 
+    def running_ms(self) -> int:
+        """Running time: ms since the attempt began in which the subtask could read, whether it found something or not."""
+
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run blocking `work` on the pool; `done(result, error)` is called later on the loop thread, as a mail."""
 
     def submit_call(self, call: UserCall, done: Callable[[Any, BaseException | None], None]) -> None:
         """Run a user's call beside the pool's own work, which it can't hold up; `done` as in submit, late or never."""
+
+    def open_thread(self, name: str) -> CallThread:
+        """A thread of its own, for a blocking client that belongs to one thread."""
+
+    def source_is_ready(self) -> None:
+        """The source has something, whatever time it named: it is polled again. From a mail."""
 
     def submit_flow(self, flow: Flow[Any], storage: Storage, done: Callable[[Any, BaseException | None], None]) -> None:
         """Drive a storage flow on the pool (or by the simulator); `done` as in submit."""
@@ -293,7 +316,7 @@ class Operator:
         """Nothing was read up to this reading time: emit what follows, watermarks and a status."""
 
     def takes_input(self) -> bool:
-        """False while the operator is full: its subtask takes no further batch, but events and mails. Of the head of a chain."""
+        """False while the operator is full: its subtask takes no further batch, but events and mails."""
         return True
 
     def has_requests(self) -> bool:
@@ -307,11 +330,20 @@ class Operator:
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Pre-barrier hook: may emit; what is emitted is before the cut."""
 
+    def is_preparing(self) -> bool:
+        """True while what the pre-barrier hook began on a thread has not ended, with what it emits: the barrier waits for it, and
+        with the barrier all further input."""
+        return False
+
     def snapshot_state(self, checkpoint_id: int) -> None:
         """Update operator list states; keyed state is frozen by the runtime right after. Must not emit or block."""
 
     def snapshot_work(self, checkpoint_id: int) -> Flow[Any] | None:
         """Further asynchronous work whose end the acknowledgement waits for (a sink making staged bytes durable)."""
+        return None
+
+    def snapshot_thread(self) -> CallThread | None:
+        """The thread that the flow of `snapshot_work` runs on, if it calls a user's object; None: it runs on the pool."""
         return None
 
     def snapshot_storage(self) -> Storage | None:
@@ -334,6 +366,10 @@ class Operator:
         """Always called, also after a failure."""
 
 
+NEVER_MS = 1 << 52
+"""Of `Poll.ready_at_ms`: only `source_is_ready` says that there is something."""
+
+
 class Poll(msgspec.Struct, frozen=True):
     """What a source reader gave: at most one of batch and wait. Behind the batch come the watermark, then the status."""
 
@@ -345,6 +381,37 @@ class Poll(msgspec.Struct, frozen=True):
     idle: bool | None = None
     """The source goes idle (True), or comes back."""
     finished: bool = False
+    split: str = ""
+    """Id of the split that the records are of; empty: of a source without splits of its own."""
+    ended_split: str = ""
+    """Id of the split that ends behind them."""
+    dead_letters: Batch | None = None
+    """Records among them that can't be read."""
+
+
+class SplitTimes(Protocol):
+    """Who keeps event time by split: the operator that gives the records of a source their event times."""
+
+    def add_split(self, split_id: str) -> None:
+        """Event time waits for it, from now on."""
+
+    def enter_split(self, split_id: str) -> None:
+        """The records that follow are of it."""
+
+    def leave_split(self, split_id: str) -> None:
+        """It has ended."""
+
+    def has_no_splits(self) -> None:
+        """There is nothing to wait for, until one is added."""
+
+    def pause_or_resume_splits(self, to_pause: Sequence[str], to_resume: Sequence[str]) -> None:
+        """Some are not read for now, others are again: those that are paused are not silent."""
+
+    def split_watermarks_ms(self) -> Mapping[str, int]:
+        """Event time of each split."""
+
+    def idle_splits(self) -> Collection[str]:
+        """Those of them that are not waited for."""
 
 
 class SourceReader(Protocol):
@@ -366,6 +433,63 @@ class SourceReader(Protocol):
     def close(self) -> None: ...
 
 
+class SplitInput(SourceReader, Protocol):
+    """A reader whose splits come from an enumerator, over an input channel of its subtask."""
+
+    def add_splits(self, entries: list[bytes]) -> None:
+        """Encoded splits, each handed to this reader alone."""
+
+    @property
+    def reads_in_turn(self) -> bool:
+        """Whether splits are read one behind the other: event time does not wait for those that were not begun."""
+
+    def no_more_splits(self) -> None:
+        """The enumerator has handed out its last one: the reader finishes with those that it has."""
+
+    def pause_or_resume_splits(self, to_pause: Sequence[str], to_resume: Sequence[str]) -> None:
+        """Read no further in some splits for now, and again in others."""
+
+    @property
+    def splits(self) -> Collection[str]:
+        """Ids of those that are not finished."""
+
+    def pending_records(self) -> int | None:
+        """Records that are known to wait outside; None: that is not known."""
+
+    @property
+    def pending_by_split(self) -> Mapping[str, int]:
+        """The same of each split of which it is known."""
+
+    @property
+    def splits_requested(self) -> int:
+        """Splits that the reader wants to have been given since the attempt began."""
+
+
+@runtime_checkable
+class SnapshotsById(Protocol):
+    """A reader that keeps apart what it said in each checkpoint."""
+
+    def snapshot_of(self, checkpoint_id: int) -> list[bytes]:
+        """In place of `snapshot`."""
+
+
+@runtime_checkable
+class CutsAtBoundaries(Protocol):
+    """A reader whose barriers fall only where it says so."""
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether a barrier may come now. It waits for a poll behind which this is true, and counts against the checkpoint's
+        timeout meanwhile."""
+
+
+class SplitRequests(SourceReader, Protocol):
+    """The enumerator, as the reader of a source whose records are splits."""
+
+    def split_requested(self, subtask: int, total: int) -> None:
+        """A reader wants to have been given so many splits since the attempt began. Repeated, late and early calls do no harm."""
+
+
 class Source(Protocol):
     """A rewindable source: picklable, made into one reader per subtask."""
 
@@ -376,22 +500,6 @@ class Source(Protocol):
         """Columns, known when the graph is built; None for rows of undeclared type."""
 
     def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> SourceReader: ...
-
-
-class Sink(Protocol):
-    """A two-phase sink: picklable; writers stage, one committer commits."""
-
-    name: str
-    sink_id: str
-    """Empty until the graph is built, which then gives it the uid of its operator."""
-    needs_columns: bool
-    """True: batches must have a schema, else building the graph is an error."""
-
-    def create_writer(self, schema: pa.Schema | None) -> Operator:
-        """Operator kind `sink_writer`; emits committables (one-column batches `committable: binary`) before the barrier."""
-
-    def create_committer(self) -> Operator | None:
-        """Operator kind `sink_committer`, parallelism 1; None for a sink without commits."""
 
 
 @dataclass(frozen=True)

@@ -379,9 +379,12 @@ class OperatorChain:
 
     # --------------------------------------------------------------------------------------------------- checkpoints
 
-    def prepare_snapshot(self, checkpoint_id: int) -> None:
+    def prepare_snapshot(self, checkpoint_id: int) -> Iterator[None]:
+        """Pre-barrier hooks, head to tail. It yields where one has not ended yet: what is behind it comes later."""
         for node in self.nodes:
             node.operator.prepare_snapshot(checkpoint_id)
+            while node.operator.is_preparing():
+                yield
 
     def notify_complete(self, checkpoint_id: int) -> None:
         for node in self.nodes:

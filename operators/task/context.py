@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -49,6 +50,13 @@ class SourceReady(msgspec.Struct, frozen=True):
     """A source that had nothing has something now; a subtask that is none takes a step."""
 
 
+class SplitsRequested(msgspec.Struct, frozen=True):
+    """A reader has asked the enumerator for so many splits since the attempt began; may come twice, and early."""
+
+    subtask: int
+    total: int
+
+
 Mail: TypeAlias = (
     TriggerCheckpoint
     | NotifyCheckpointComplete
@@ -59,6 +67,7 @@ Mail: TypeAlias = (
     | FailSubtask
     | PoolOutcome
     | SourceReady
+    | SplitsRequested
 )
 
 
@@ -131,6 +140,19 @@ class FlowCancelledError(InvariantError):
     """A flow was stopped between two of its operations, because its token was cancelled."""
 
 
+class PoolThread(Protocol):
+    """Runs blocking calls one after the other, always on the same thread."""
+
+    def run(self, work: Callable[[], Any], ended: Done) -> None:
+        """Call `work` behind the calls in front of it, then `ended(result, error)` there."""
+
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+        """Drive a flow behind the calls in front of it; else as `Pool.run_flow`."""
+
+    def close(self) -> None:
+        """End the thread behind the calls so far. Does not wait."""
+
+
 class Pool(Protocol):
     """Where blocking work runs: threads in production, the simulator's scheduler in a test."""
 
@@ -143,6 +165,45 @@ class Pool(Protocol):
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         """Drive a flow; a cancelled token closes it between two operations, and the error is FlowCancelledError."""
 
+    def open_thread(self, name: str) -> PoolThread:
+        """A thread of its own, for a blocking client."""
+
+
+class CallsInOrder:
+    """PoolThread without a thread: calls run where those of a pool do, each when the one before has ended. For schedules that own
+    the order of things."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._waiting: deque[tuple[Callable[[Done], None], Done]] = deque()
+        self._is_running = False
+
+    def run(self, work: Callable[[], Any], ended: Done) -> None:
+        self._add(partial(self._pool.run, work), ended)
+
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+        self._add(partial(self._pool.run_flow, flow, storage, token), ended)
+
+    def _add(self, start: Callable[[Done], None], ended: Done) -> None:
+        self._waiting.append((start, ended))
+        self._begin()
+
+    def close(self) -> None:
+        return
+
+    def _begin(self) -> None:
+        if self._is_running or not self._waiting:
+            return
+        self._is_running = True
+        start, ended = self._waiting.popleft()
+
+        def next_one(result: Any, error: BaseException | None) -> None:
+            self._is_running = False
+            ended(result, error)
+            self._begin()
+
+        start(next_one)
+
 
 class SubtaskPool:
     """One subtask's view of the pool: outcomes become mails, and what is under way is counted.
@@ -154,10 +215,16 @@ class SubtaskPool:
         self._mailbox = mailbox
         self._under_way = 0
         self._tokens: set[CancelToken] = set()
+        self._ending: set[SubtaskThread] = set()
 
     @property
     def under_way(self) -> int:
         return self._under_way
+
+    @property
+    def threads_ending(self) -> int:
+        """Threads whose end is awaited."""
+        return len(self._ending)
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self._under_way += 1
@@ -170,6 +237,10 @@ class SubtaskPool:
             self._mailbox.put(PoolOutcome(done, result, error))
 
         self._pool.run_call(call, post)
+
+    def open_thread(self, name: str) -> SubtaskThread:
+        """Its calls are not counted as under way: they touch no state, and may block for long."""
+        return SubtaskThread(self._pool.open_thread(name), self._mailbox, self._ending)
 
     def submit_flow(self, flow: Flow[Any], storage: Storage, done: Done, token: CancelToken | None = None) -> None:
         token = token or CancelToken()
@@ -193,6 +264,45 @@ class SubtaskPool:
             self._mailbox.put(PoolOutcome(account, result, error))
 
         return post
+
+
+class SubtaskThread:
+    """One subtask's view of a thread: outcomes become mails. What is under way when it closes is let go, unless it is awaited."""
+
+    def __init__(self, thread: PoolThread, mailbox: Mailbox, ending: set[SubtaskThread] | None = None) -> None:
+        """`ending`: it is in there from an awaited `close` to the end of its calls."""
+        self._thread = thread
+        self._mailbox = mailbox
+        self._tokens: set[CancelToken] = set()
+        self._ending: set[SubtaskThread] = set() if ending is None else ending
+
+    def run(self, work: Callable[[], Any], done: Done) -> None:
+        self._thread.run(work, self._posting(done))
+
+    def run_flow(self, flow: Flow[Any], storage: Storage, done: Done) -> None:
+        token = CancelToken()
+        self._tokens.add(token)
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self._tokens.discard(token)
+            done(result, error)
+
+        self._thread.run_flow(flow, storage, token, self._posting(ended))
+
+    def _posting(self, done: Done) -> Done:
+        def post(result: Any, error: BaseException | None) -> None:
+            self._mailbox.put(PoolOutcome(done, result, error))
+
+        return post
+
+    def close(self, *, awaited: bool = False) -> None:
+        """Flows end at their next operation, and the thread behind the calls so far."""
+        for token in self._tokens:
+            token.cancel()
+        if awaited:
+            self._ending.add(self)
+            self.run(lambda: None, lambda result, error: self._ending.discard(self))
+        self._thread.close()
 
 
 @dataclass
@@ -222,6 +332,8 @@ class RuntimeContext:
     auto_watermark_interval_ms: int = 0
     reading: Callable[[], int] = lambda: 0
     """The subtask's reading time."""
+    running: Callable[[], int] = lambda: 0
+    """The subtask's running time."""
     valve: MultiInputValve | None = None
     """Of the head of a chain that has input channels."""
     closed: bool = False
@@ -259,6 +371,9 @@ class RuntimeContext:
     def reading_ms(self) -> int:
         return self.reading()
 
+    def running_ms(self) -> int:
+        return self.running()
+
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self.pool.submit(work, self._unless_closed(done))
 
@@ -274,6 +389,12 @@ class RuntimeContext:
                 done(result, error)
 
         return call
+
+    def open_thread(self, name: str) -> SubtaskThread:
+        return self.pool.open_thread(name)
+
+    def source_is_ready(self) -> None:
+        self.mailbox.put(SourceReady())
 
     def fail(self, error: BaseException) -> None:
         self.mailbox.put(FailSubtask(error))

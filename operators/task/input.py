@@ -8,7 +8,8 @@ The cut at a barrier, exactly. What a checkpoint reflects is every element read 
   emit lies behind the barrier, and a restored job fires them at its next watermark. Any other element is held until the work
   is done. Operators must therefore leave their state consistent at every `yield`.
 - A draining barrier (stop with drain) waits for the work in front of it: maximum watermark, finish().
-- A source has no channels: its trigger is a mail, so it falls between two polls, or between two slices of work.
+- A source has no channels: its trigger is a mail, so it falls between two polls, or between two slices of work. One with an
+  enumerator has a channel from it, which brings splits and barriers; splits in front of a barrier are the reader's.
 
 How many rows a slice may have follows from the measured cost of a row: a step must end in about its time budget whatever a row
 costs, and a cheap row must not pay for that. So a slice starts at one row, grows eightfold while it stays cheap, and shrinks at
@@ -29,6 +30,7 @@ from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     Batch,
+    Element,
     ElementEvent,
     EndOfData,
     EndOfPartition,
@@ -39,6 +41,7 @@ from holdfast.barriers.elements import (
 from holdfast.barriers.gate import Delivered, GateOutput
 from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.valve import MultiInputValve
+from holdfast.operators.base import NEVER_MS
 from holdfast.operators.task.chain import OperatorChain, overrides
 from holdfast.operators.task.context import Clock
 from holdfast.operators.task.source_operator import SourceOperator
@@ -208,6 +211,7 @@ class InputPort(Protocol):
     def poll(self, *, now_ms: int, wall_ms: int | None = None) -> GateOutput | None: ...
     def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None: ...
     def close(self) -> None: ...
+    def request_splits(self, total: int) -> None: ...
 
     @property
     def blocked(self) -> frozenset[int]:
@@ -216,7 +220,7 @@ class InputPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GateInputs:
-    """The channels of a subtask that is not a source."""
+    """The channels of a subtask: all that it reads, or what the enumerator of its source says."""
 
     gate: InputPort
     valve: MultiInputValve
@@ -260,8 +264,8 @@ class TaskInput:
         self._on_barrier = on_barrier
         self._on_drained = on_drained
         self._source = head if isinstance(head, SourceOperator) else None
-        if (self._source is None) == (inputs is None):
-            raise InvariantError(f"{chain.head.uid}: a subtask has either a source or input channels")
+        if self._source is None and inputs is None:
+            raise InvariantError(f"{chain.head.uid}: a subtask has a source or input channels")
         self._phase = SourcePhase.READING
         self._ready_at_ms = 0
         self._maximum_ms: dict[str, int] = {}
@@ -274,7 +278,9 @@ class TaskInput:
         """Inputs of a head with several that `end_input` was not called for yet."""
         if len(self._unended_inputs) == 1:
             self._unended_inputs.clear()  # of a single one the end is `finish`
-        self._holds_requests = overrides(head, "takes_input")
+        self._holds_requests = overrides(head, "has_requests")
+        self._takers = tuple(node.operator for node in chain.nodes if overrides(node.operator, "takes_input"))
+        """Operators that may be full."""
         self._leaves_output = overrides(head, "remaining_output")
         self._settling = False
         """The oldest work waits for answers."""
@@ -300,8 +306,8 @@ class TaskInput:
 
     @property
     def is_full(self) -> bool:
-        """The head takes no further batch before something is answered: it holds up those before it."""
-        return self._holds_requests and not self._chain.head.operator.takes_input()
+        """An operator takes no further batch before something is answered: it holds up those before it."""
+        return bool(self._takers) and not all(operator.takes_input() for operator in self._takers)
 
     def add_work(self, work: Iterator[None]) -> None:
         """Queue work behind what is queued; it runs before any further input."""
@@ -326,7 +332,7 @@ class TaskInput:
         if self._remainder is not None:
             self._process_slice(self._remainder)
             return True
-        full = self._holds_requests and self.is_full
+        full = self.is_full
         if self._held is not None and not full:
             item, self._held = self._held, None
             self._take(item)
@@ -337,10 +343,10 @@ class TaskInput:
             self._work.append(self._chain.fire_processing_time_timers(wall_ms))
             return True
         if self._inputs is None:
-            return self._poll_source(now_ms)
+            return not full and self._poll_source(now_ms)
         polled = None if self._held is not None else self._inputs.gate.poll(now_ms=now_ms, wall_ms=wall_ms)
         if polled is None:
-            return False
+            return self._source is not None and not full and self._poll_source(now_ms)
         if full and isinstance(polled, Delivered) and isinstance(polled.element, Batch):
             self._held = polled
             return False
@@ -368,6 +374,9 @@ class TaskInput:
     def align(self, maximum_ms: Mapping[str, int]) -> None:
         """How far each watermark group may go."""
         self._maximum_ms = dict(maximum_ms)
+        if self._source is not None and self._phase is SourcePhase.READING:
+            for group, _ in self._chain.aligned:
+                self._source.align_splits(self._maximum_ms.get(group, MAX_WATERMARK))
 
     def aligned_watermarks(self) -> dict[str, int | None]:
         """Operator in a watermark group -> its watermark; None for one that holds nobody."""
@@ -391,7 +400,8 @@ class TaskInput:
             silence_ms = self._chain.next_silence_ms()
             if silence_ms is not None:
                 wakeups.append(self._clock.monotonic_ms() + max(1, silence_ms - reading_ms))
-        if self._source is not None and self._phase is SourcePhase.READING and not self.is_paused:
+        polls = self._source is not None and self._phase is SourcePhase.READING and not self.is_paused and not self.is_full
+        if polls and self._ready_at_ms < NEVER_MS:
             wakeups.append(self._ready_at_ms)
         timer_ms = self._next_processing_time_ms()
         if timer_ms is not None:
@@ -409,7 +419,9 @@ class TaskInput:
         polled = self._inputs.gate.poll(now_ms=now_ms, wall_ms=self._clock.wall_ms())
         if polled is None:
             return False
-        if isinstance(polled, Delivered) and isinstance(polled.element, EndOfData):
+        if self._source is not None and isinstance(polled, Delivered):
+            self._take(polled)  # a barrier behind splits need not wait for the work either
+        elif isinstance(polled, Delivered) and isinstance(polled.element, EndOfData):
             self._event(polled.channel, polled.element)  # its work comes behind this one, and barriers behind it need not wait
         elif isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and polled.barrier.drain):
             self._held = polled
@@ -468,6 +480,11 @@ class TaskInput:
 
     def _take(self, item: GateOutput) -> None:
         match item:
+            case Delivered(element=Batch() as batch) if self._source is not None:
+                self._source.process_batch(batch, 0)
+                self._ready_at_ms = 0
+            case Delivered(channel=channel, element=element) if self._source is not None:
+                self._enumerator_event(channel, element)
             case Delivered(channel=channel, element=Batch() as batch):
                 assert self._inputs is not None
                 self._wake()
@@ -530,6 +547,20 @@ class TaskInput:
             case _:
                 raise InvariantError(f"the gate handed out {type(event).__name__}")
 
+    def _enumerator_event(self, channel: int, event: Element) -> None:
+        """Event time of a source comes from its own records. The enumerator's end is the source's only when the job stops."""
+        match event:
+            case EndOfData(drain=True, stopped=False):
+                self._ended_channels.add(channel)
+                assert self._source is not None
+                self._source.no_more_splits()
+                self._ready_at_ms = 0
+            case EndOfData(drain=drain, stopped=stopped):
+                self._ended_channels.add(channel)
+                self.end_source(drain=drain, stopped=stopped)
+            case _:
+                return
+
     def _end_input_of(self, channel: int) -> None:
         """The head learns that an input has ended, once all of its channels have, while others go on."""
         assert self._inputs is not None
@@ -559,6 +590,8 @@ class TaskInput:
             return False
         began = self._clock.seconds()
         polled = self._source.poll(self._rows.rows(), now_ms)
+        if self._inputs is not None:
+            self._inputs.gate.request_splits(self._source.splits_requested)
         if polled.batch is not None:
             self._rows.measured(polled.batch.num_rows, self._clock.seconds() - began)
             self._wake()

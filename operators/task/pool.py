@@ -68,21 +68,16 @@ class ThreadPool:
             thread.start()
 
     def run(self, work: Callable[[], Any], ended: Done) -> None:
-        def call() -> None:
-            try:
-                result = work()
-            except BaseException as error:
-                ended(None, error)
-            else:
-                ended(result, None)
-
-        self._tasks.put(call)
+        self._tasks.put(lambda: _call(work, ended))
 
     def run_call(self, call: UserCall, ended: Done) -> None:
         self._calls.run(call, ended)
 
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.run(lambda: drive(flow, storage, token), ended)
+
+    def open_thread(self, name: str) -> OwnThread:
+        return OwnThread(name)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let the threads end after the queued work; those that don't in time end with the process."""
@@ -96,6 +91,40 @@ class ThreadPool:
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
+
+
+class OwnThread:
+    """Implements `context.PoolThread`. The thread is a daemon, begins with the first call, and ends behind `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._has_begun = False
+
+    def run(self, work: Callable[[], Any], ended: Done) -> None:
+        self._calls.put(lambda: _call(work, ended))
+        if not self._has_begun:
+            self._has_begun = True
+            self._thread.start()
+
+    def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
+        self.run(lambda: drive(flow, storage, token), ended)
+
+    def close(self) -> None:
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _call(work: Callable[[], Any], ended: Done) -> None:
+    try:
+        result = work()
+    except BaseException as error:
+        ended(None, error)
+    else:
+        ended(result, None)
 
 
 def drive(flow: Flow[Any], storage: Storage, token: CancelToken) -> Any:

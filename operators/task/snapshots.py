@@ -5,8 +5,8 @@ what it wrote: the coordinator sweeps files of a checkpoint without acknowledgem
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from holdfast.barriers.messages import (
     SubtaskKey,
     clip,
 )
+from holdfast.operators.base import CallThread
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import CancelToken, Clock, SubtaskPool
 from holdfast.statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
@@ -30,6 +31,7 @@ from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
 from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.local_recovery.storage import KeepingStorage, held_paths
+from holdfast.statebackends.secrets import hide_resolved
 from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.port import Flow, Storage
 
@@ -59,7 +61,19 @@ class _RunningSnapshot(msgspec.Struct):
     finished: bool
     kept_folder: str | None = None
     """Folder of the checkpoint, if its files are also kept on this host."""
+    is_on_own_thread: bool = False
+    """It waits for a thread of an operator's own."""
+    has_ended: bool = False
     token: CancelToken = msgspec.field(default_factory=CancelToken)
+
+
+class _Work(NamedTuple):
+    """A flow of a snapshot, and where it runs."""
+
+    flow: Flow[Any]
+    storage: Storage
+    thread: CallThread | None = None
+    """None: on the pool."""
 
 
 class SubtaskCheckpointCoordinator:
@@ -95,6 +109,8 @@ class SubtaskCheckpointCoordinator:
         self._newest_id = 0
         self._aborted = AbortedIds()
         self._running: dict[int, _RunningSnapshot] = {}
+        self._preparing: list[tuple[int, Iterator[None]]] = []
+        """(id, the rest of its synchronous part) of barriers whose hooks have not ended, in order."""
 
     @property
     def in_progress(self) -> tuple[int, ...]:
@@ -120,12 +136,42 @@ class SubtaskCheckpointCoordinator:
             return False
         return True
 
-    def perform(self, barrier: CheckpointBarrier, alignment: AlignmentMetrics, *, finished: bool = False) -> None:
+    def perform(
+        self,
+        barrier: CheckpointBarrier,
+        alignment: AlignmentMetrics,
+        *,
+        finished: bool = False,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
         """Run hooks, emit the barrier, take the synchronous part, then hand the rest to the pool (K06). An error fails the subtask
-        (K07). `finished`: the input has ended, and not because the job stops."""
+        (K07). `finished`: the input has ended, and not because the job stops. `then`: called behind the synchronous part.
+
+        Where a hook has not ended, `go_on` does the rest: no input may be taken before `is_preparing` is False."""
+        self._preparing.append((barrier.checkpoint_id, self._perform(barrier, alignment, finished, then)))
+        if len(self._preparing) == 1:
+            self.go_on()
+
+    @property
+    def is_preparing(self) -> bool:
+        """A barrier waits for a hook of an operator."""
+        return bool(self._preparing)
+
+    def go_on(self) -> bool:
+        """Perform barriers that waited, as far as their hooks have ended; whether all are performed."""
+        while self._preparing:
+            current = self._preparing[0]
+            for _ in current[1]:
+                return False
+            self._preparing.remove(current)
+        return True
+
+    def _perform(
+        self, barrier: CheckpointBarrier, alignment: AlignmentMetrics, finished: bool, then: Callable[[], None]
+    ) -> Iterator[None]:
         began = self._clock.seconds()
         chain = self._chain
-        chain.prepare_snapshot(barrier.checkpoint_id)
+        yield from chain.prepare_snapshot(barrier.checkpoint_id)
         chain.broadcast(barrier)
         chain.sealed = True
         parts: list[_OperatorPart] = []
@@ -143,6 +189,7 @@ class SubtaskCheckpointCoordinator:
         running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, sync_ms, now, counted, finished)
         self._running[barrier.checkpoint_id] = running
         self._store(running, barrier)
+        then()
 
     def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
         """Queue the operators' own writes, storage by storage, then the state, which a savepoint keeps in a storage of its own."""
@@ -150,24 +197,32 @@ class SubtaskCheckpointCoordinator:
         if self._copies is not None and barrier.kind not in SAVEPOINT_KINDS:
             running.kept_folder = folder
             storage = KeepingStorage(storage, self._copies, barrier.checkpoint_id)
-        flows: list[tuple[Storage, Flow[Any]]] = []
+        works: list[_Work] = []
         for part in running.parts:
             if part.work is not None:
-                flows.append((part.node.operator.snapshot_storage() or self._storage, part.work))
-        flows.append((storage, self._state_flow(running, barrier, folder)))
-        self._run_in_turn(running, flows)
+                operator = part.node.operator
+                works.append(_Work(part.work, operator.snapshot_storage() or self._storage, operator.snapshot_thread()))
+        works.append(_Work(self._state_flow(running, barrier, folder), storage))
+        self._run_in_turn(running, works)
 
-    def _run_in_turn(self, running: _RunningSnapshot, flows: list[tuple[Storage, Flow[Any]]]) -> None:
+    def _run_in_turn(self, running: _RunningSnapshot, works: list[_Work]) -> None:
         """Run the flows one after the other; the result of the last is the states."""
-        (storage, flow), rest = flows[0], flows[1:]
+        work, rest = works[0], works[1:]
 
         def done(result: Any, error: BaseException | None) -> None:
+            running.is_on_own_thread = False
+            if running.has_ended:
+                return
             if rest and error is None and not running.token.cancelled:
                 self._run_in_turn(running, rest)
             else:
                 self._ended(running, None if rest else result, error)
 
-        self._pool.submit_flow(flow, storage, done, running.token)
+        if work.thread is None:
+            self._pool.submit_flow(work.flow, work.storage, done, running.token)
+        else:
+            running.is_on_own_thread = True
+            work.thread.run_flow(work.flow, work.storage, done)
 
     def _freeze(self, node: ChainNode, checkpoint_id: int) -> _OperatorPart:
         context = node.context
@@ -217,6 +272,7 @@ class SubtaskCheckpointCoordinator:
     ) -> None:
         """Handle the end of a snapshot on the pool. An aborted one gets no answer (K03, K11)."""
         self._running.pop(running.checkpoint_id, None)
+        running.has_ended = True
         _release(running.parts)
         if running.token.cancelled:
             self._forget_copies(running.checkpoint_id)
@@ -224,7 +280,7 @@ class SubtaskCheckpointCoordinator:
         if error is not None or states is None:
             self._forget_copies(running.checkpoint_id)
             reason = FailureReason.ASYNC_EXCEPTION
-            self._decline(running.checkpoint_id, reason, f"{type(error).__name__}: {error}")
+            self._decline(running.checkpoint_id, reason, hide_resolved(f"{type(error).__name__}: {error}"))
             return
         metrics = CheckpointMetrics(
             alignment_duration_ms=running.alignment.alignment_duration_ms,
@@ -263,10 +319,22 @@ class SubtaskCheckpointCoordinator:
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.token.cancel()
+            if running.is_on_own_thread:  # a call that may never end holds no state
+                self._ended(running, None, None)
+            return
+        if self._forget_preparing(checkpoint_id):
+            self._chain.broadcast(CancelMarker(checkpoint_id))
             return
         self._forget_copies(checkpoint_id)
         if remember and checkpoint_id > self._newest_id:
             self._aborted.remember(checkpoint_id)
+
+    def _forget_preparing(self, checkpoint_id: int) -> bool:
+        """Drop a barrier that waits for a hook; whether there was one. What the hook emits goes to the next checkpoint."""
+        found = [each for each in self._preparing if each[0] == checkpoint_id]
+        for each in found:
+            self._preparing.remove(each)
+        return bool(found)
 
     # -------------------------------------------------------------------------------------------------------- copies
 
@@ -277,6 +345,11 @@ class SubtaskCheckpointCoordinator:
 
     def close(self) -> None:
         """Close when no snapshot runs or will run: local copies stay for the next restore."""
+        for running in list(self._running.values()):  # of an operator's own thread, which nobody waits for
+            running.has_ended = True
+            _release(running.parts)
+        self._running.clear()
+        self._preparing.clear()
         if self._copies is not None:
             self._copies.close()
 

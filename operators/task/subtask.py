@@ -38,7 +38,17 @@ from holdfast.barriers.messages import (
     clip_front,
 )
 from holdfast.operators.task.chain import OperatorChain, ResultPort
-from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, Mail, Mailbox, PoolOutcome, SourceReady, SubtaskPool
+from holdfast.operators.task.context import (
+    CancelSubtask,
+    Clock,
+    FailSubtask,
+    Mail,
+    Mailbox,
+    PoolOutcome,
+    SourceReady,
+    SplitsRequested,
+    SubtaskPool,
+)
 from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput, never_delayed
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
@@ -86,6 +96,9 @@ class SubtaskPorts:
 UNITS_MAX = 256
 """Units of work in one step, whatever the clock says: a simulated clock may stand still."""
 
+THREADS_END_MS_MAX = 5_000
+"""How long an attempt that is over waits for the threads of its clients: what they hold outside, the next one may need."""
+
 Notice: TypeAlias = NotifyCheckpointComplete | NotifyCheckpointAborted | FinishTasks
 
 
@@ -101,6 +114,13 @@ class _Times:
     silent_s: float = 0.0
     """Of `idle_s`: the subtask could have read, and found nothing."""
     was_silent: bool = False
+    running_s: float = 0.0
+    """Without backpressure, and without pauses of a source."""
+    was_paused: bool = False
+
+
+def _go_on() -> None:
+    """Nothing follows a barrier but further input."""
 
 
 class Subtask:
@@ -148,13 +168,18 @@ class Subtask:
         self._newest_notified = 0
         self._finish_id = 0
         self._early: list[Notice] = []
+        self._deferred: list[TriggerCheckpoint] = []
+        """Their source is in the middle of something."""
         self._disposed = False
-        self._latency_interval_ms = latency_interval_ms if ports.inputs is None else 0
+        self._threads_due_ms = 0
+        """Monotonic: until then the subtask, which is over, waits for the threads of its clients."""
+        self._latency_interval_ms = latency_interval_ms if self.reads_source else 0
         self._next_marker_ms = 0
         """Monotonic."""
         self._times = _Times(ports.clock.seconds())
         for node in ports.chain.nodes:
             node.context.reading = self._reading_ms
+            node.context.running = self._running_ms
         self.last_step = StepResult(progress=True, has_more=True)
         """What the newest step did; tells a scheduler when the next one is worth it."""
 
@@ -162,7 +187,13 @@ class Subtask:
 
     @property
     def is_source(self) -> bool:
+        """Whether checkpoints begin here: it has no input channels."""
         return self._ports.inputs is None
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether its records come from outside the job; of a source with an enumerator its splits, and barriers, from there."""
+        return isinstance(self.chain.head.operator, SourceOperator)
 
     @property
     def is_drained(self) -> bool:
@@ -194,7 +225,7 @@ class Subtask:
         nodes = self.chain.nodes
         watermark_ms = _told(self._input.watermark_ms)
         output_ms = _told(self.chain.output_watermark_ms)
-        reached_ms = output_ms if self.is_source else watermark_ms
+        reached_ms = output_ms if self.reads_source else watermark_ms
         return SubtaskMetrics(
             self.key.vertex,
             self.key.subtask,
@@ -227,6 +258,7 @@ class Subtask:
             "emit_lag_ms": UNSET if lag_ms is None else _fit(lag_ms),
             "source_idle_ms": head.idle_ms(),
             "idle": self.chain.is_idle,
+            **head.split_metrics(),
         }
 
     # ---------------------------------------------------------------------------------------------------------- life
@@ -281,14 +313,17 @@ class Subtask:
         self.chain.close()
         if self._ports.inputs is not None:
             self._ports.inputs.gate.close()
+        self._threads_due_ms = self._clock.monotonic_ms() + THREADS_END_MS_MAX
         self._settle()
 
     def _settle(self) -> None:
-        """Release state once the pool holds nothing of ours (K11)."""
+        """Release state once the pool holds nothing of ours (K11), and clients have left, or stay too long."""
         if self._disposed or self._pool.under_way:
             return
-        self.chain.dispose()
+        if self._pool.threads_ending and self._clock.monotonic_ms() < self._threads_due_ms:
+            return
         self._checkpoints.close()
+        self.chain.dispose()
         self._disposed = True
         self.mailbox.close()
         if self.state is TaskState.CANCELING:
@@ -318,6 +353,8 @@ class Subtask:
             times.backpressured_s += began - times.last_end_s
         else:
             times.idle_s += began - times.last_end_s
+            if not times.was_paused:
+                times.running_s += began - times.last_end_s
             if times.was_silent:
                 times.silent_s += began - times.last_end_s
         progress = self._serve_mail()
@@ -334,9 +371,14 @@ class Subtask:
                 progress = has_more = True
         times.last_end_s = self._clock.seconds()
         times.was_backpressured = backpressured or (self.state is TaskState.RUNNING and self._input.is_full)
+        times.was_paused = self.reads_source and self._input.is_paused
         times.busy_s += times.last_end_s - began
+        times.running_s += times.last_end_s - began
         is_running = self.state is TaskState.RUNNING
-        wakeup_ms = self._next_wakeup_ms() if is_running and not backpressured else None
+        waits = backpressured or self._checkpoints.is_preparing
+        wakeup_ms = self._next_wakeup_ms() if is_running and not waits else None
+        if not is_running and not self._disposed and self._pool.threads_ending:
+            wakeup_ms = self._threads_due_ms
         found_nothing = is_running and not backpressured and not has_more
         times.was_silent = found_nothing and self.chain.watches_silence and self._input.is_listening
         self.last_step = StepResult(progress, wakeup_ms, backpressured, has_more)
@@ -363,9 +405,13 @@ class Subtask:
                 if not output.is_available:
                     return moved, False, True
             self.chain.set_processing_time()
+            if self._checkpoints.is_preparing and not self._checkpoints.go_on():
+                return moved, False, False
             if not self._input.advance(now_ms) and not self._input.process_silence(self._reading_ms()):
                 return moved, False, False
             moved = True
+            if self._deferred:
+                self._cut_if_due()
             if self.mailbox or self._clock.seconds() >= deadline_s:
                 break
         return moved, True, False
@@ -388,6 +434,10 @@ class Subtask:
         """See `OperatorContext.reading_ms`."""
         return int(self._times.silent_s * 1000 + 1e-6)
 
+    def _running_ms(self) -> int:
+        """See `OperatorContext.running_ms`."""
+        return int(self._times.running_s * 1000 + 1e-6)
+
     def _finish_if_due(self) -> bool:
         if not self._finish_id or self._input.has_work or self.chain.has_pending_work() or self._pool.under_way:
             return False
@@ -405,7 +455,7 @@ class Subtask:
                 self._handle(mail)
             except BaseException as error:
                 self._fail(failure_of(error))
-        if self.state in (TaskState.CANCELING, TaskState.FAILED):
+        if self.state is TaskState.CANCELING or self.state in TERMINAL:
             self._settle()
         return served
 
@@ -426,6 +476,11 @@ class Subtask:
                 self._input.align(maximum_ms)
             case SourceReady():
                 self._input.source_is_ready()
+            case SplitsRequested(subtask=subtask, total=total):
+                head = self.chain.head.operator
+                if isinstance(head, SourceOperator) and self.state not in TERMINAL:
+                    head.split_requested(subtask, total)
+                    self._input.source_is_ready()
             case _:
                 assert_never(mail)
 
@@ -464,6 +519,9 @@ class Subtask:
             if self.state in (TaskState.CREATED, TaskState.INITIALIZING):
                 self._checkpoints.refuse(checkpoint_id, FailureReason.TASK_NOT_READY, f"the subtask is {self.state}")
             return
+        if not self._may_cut:
+            self._deferred.append(trigger)
+            return
         if not self._checkpoints.admits(checkpoint_id):
             return
         barrier = CheckpointBarrier(
@@ -480,25 +538,50 @@ class Subtask:
             self._input.end_source(drain=True)
             self._input.add_work(self._snapshot_in_turn(barrier))
             return
-        self._perform(barrier)
-        if stops:
-            self._input.end_source(drain=False)
+        self._perform(barrier, self._end_source if stops else _go_on)
+
+    def _end_source(self) -> None:
+        self._input.end_source(drain=False)
+
+    @property
+    def _may_cut(self) -> bool:
+        head = self.chain.head.operator
+        return not isinstance(head, SourceOperator) or self._input.is_finished or head.may_cut
+
+    def _cut_if_due(self) -> None:
+        """Triggers wait for the end of what their source must not be cut in."""
+        if self._may_cut:
+            deferred, self._deferred = self._deferred, []
+            for trigger in deferred:
+                self._trigger(trigger)
 
     def _snapshot_in_turn(self, barrier: CheckpointBarrier) -> Iterator[None]:
         """A snapshot that waits for the work in front of it."""
         self._perform(barrier)
         yield
 
-    def _perform(self, barrier: CheckpointBarrier) -> None:
+    def _perform(self, barrier: CheckpointBarrier, then: Callable[[], None] = _go_on) -> None:
         delay_ms = max(0, self._clock.wall_ms() - barrier.timestamp_ms)
-        self._checkpoints.perform(barrier, AlignmentMetrics(start_delay_ms=delay_ms), finished=self._input.is_finished)
+        alignment = AlignmentMetrics(start_delay_ms=delay_ms)
+        self._checkpoints.perform(barrier, alignment, finished=self._input.is_finished, then=then)
 
     def _barrier(self, item: TriggerSnapshot | AbortCheckpoint) -> None:
         """The gate decided on an id."""
         if isinstance(item, AbortCheckpoint):
             self._checkpoints.abandon(item.checkpoint_id, item.why.decline_reason, item.why.value)
         elif self._checkpoints.admits(item.barrier.checkpoint_id):
-            self._checkpoints.perform(item.barrier, item.metrics, finished=self._input.is_finished)
+            stops = self.reads_source and item.barrier.kind == CheckpointKind.STOP_SAVEPOINT
+            if stops and item.barrier.drain:
+                self._input.end_source(drain=True)
+                self._input.add_work(self._barrier_in_turn(item))
+                return
+            then = self._end_source if stops else _go_on
+            self._checkpoints.perform(item.barrier, item.metrics, finished=self._input.is_finished, then=then)
+
+    def _barrier_in_turn(self, item: TriggerSnapshot) -> Iterator[None]:
+        """As `_snapshot_in_turn`, of a barrier that came from the source's enumerator."""
+        self._checkpoints.perform(item.barrier, item.metrics, finished=self._input.is_finished)
+        yield
 
 
 def _told(watermark_ms: int) -> int | None:

@@ -31,6 +31,7 @@ from holdfast.statebackends.errors import (
     UndeclaredStateError,
     UserFunctionError,
 )
+from holdfast.statebackends.secrets import hide_resolved
 
 FRAMES_MAX = 12
 """Most frames shown of one exception: a recursion has a thousand."""
@@ -87,7 +88,7 @@ def frames_text(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Text of an exception; a placeholder if its `str` raises."""
     try:
-        return str(error)[:MESSAGE_CHARACTERS_MAX]
+        return hide_resolved(str(error))[:MESSAGE_CHARACTERS_MAX]
     except Exception as failure:
         return f"<its text raises {type(failure).__name__}>"
 
@@ -267,14 +268,14 @@ def stack_trace(error: BaseException) -> str:
     """Stack trace for REST and the log: the user's frames alone for an error of user code, the full traceback for any other."""
     frames = error.fields.get("frames") if isinstance(error, HoldfastError) else None
     if frames is None and not isinstance(error, _OF_ROWS):
-        return "".join(traceback.format_exception(error))
+        return hide_resolved("".join(traceback.format_exception(error)))
     below = clip(frames or "", TRACEBACK_BYTES_MAX - 2 * TEXT_BYTES_MAX)
     return f"{error_line(error)}\n{below}".rstrip()
 
 
 def error_line(error: BaseException) -> str:
     """`ErrorClass: message` for a status; of several lines only the first."""
-    return clip(text_lines(f"{type(error).__name__}: {error}"))
+    return clip(text_lines(hide_resolved(f"{type(error).__name__}: {error}")))
 
 
 def _frames_of(error: BaseException) -> str:

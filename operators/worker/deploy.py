@@ -22,12 +22,14 @@ from holdfast.barriers.partition import Combiner, EdgeTarget, Partitioner, parti
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
 from holdfast.operators.base import JobPlan, Operator
+from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
+from holdfast.operators.sources.split_source import SplitSource
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import Clock, Mailbox, Pool, RuntimeContext, SubtaskPool
 from holdfast.operators.task.input import GateInputs, never_delayed
 from holdfast.operators.task.restore import StateLoader
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
-from holdfast.operators.task.source_operator import SourceOperator
+from holdfast.operators.task.source_operator import DEAD_LETTERS_TAG, SourceOperator
 from holdfast.operators.task.subtask import UNITS_MAX, Report, Subtask, SubtaskPorts
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
@@ -117,6 +119,7 @@ class SubtaskBuilder:
         nonce = ports.new_nonce()
         nodes = self._nodes(plan, deployment, wanted, mailbox, pool, nonce)
         chain = OperatorChain(nodes, vertex.chain_edges, vertex.chain_side_outputs or {})
+        _keep_times_by_split(chain)
         key = SubtaskKey(wanted.vertex, wanted.subtask)
         outputs = self._outputs(graph, plan, deployment.attempt, key, chain)
         copies = self._copies(graph.config, key, deployment.attempt, nonce)
@@ -247,11 +250,28 @@ def _operator(plan: JobPlan, uid: str, *, restored: bool) -> Operator:
     if source is not None:
         operator = SourceOperator(source)
         operator.is_restored = restored
+        operator.has_splits = isinstance(source, SplitSource)
         return operator
     template = plan.operators.get(uid)
     if template is None:
         raise GraphError(f"the plan has no operator {uid!r}, which the graph names", operator=uid)
     return template
+
+
+def _keep_times_by_split(chain: OperatorChain) -> None:
+    """Of a source with splits: the operator right behind it, if it gives event times. A strategy that was given with the source
+    has its side outputs, too."""
+    head, readers = chain.head.operator, chain.head.readers
+    if not isinstance(head, SourceOperator) or not isinstance(head.source, SplitSource) or len(readers.get(None, ())) != 1:
+        return
+    (reader,) = readers[None]
+    behind = reader.operator if isinstance(reader, ChainNode) else None
+    if not isinstance(behind, TimestampsOperator):
+        return
+    if behind.keeps_splits:
+        head.times = behind
+    if DEAD_LETTERS_TAG not in readers:
+        head.side_output = lambda: behind.output
 
 
 def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex, producer: int) -> Partitioner:
@@ -276,13 +296,13 @@ Route = tuple[DeployedSubtask, int]
 
 
 class Wiring:
-    """Where a frame goes: channel -> subtask and gate index; (edge, producer) -> output."""
+    """Where a frame goes: channel -> subtask and gate index; (edge, producer) -> subtask and output."""
 
     def __init__(self, deployed: tuple[DeployedSubtask, ...]) -> None:
         self.inputs: dict[ChannelId, Route] = {}
-        self.outputs: dict[tuple[int, int], OutputGate] = {}
+        self.outputs: dict[tuple[int, int], tuple[DeployedSubtask, OutputGate]] = {}
         for each in deployed:
             for index, channel in enumerate(each.inputs):
                 self.inputs[channel.channel] = (each, index)
             for output in each.outputs:
-                self.outputs[(output.edge_id, output.producer)] = output
+                self.outputs[(output.edge_id, output.producer)] = (each, output)

@@ -29,11 +29,12 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.transport import PeerLost, Received, Transport
 from holdfast.barriers.wiring import derive_channels, derive_peers
-from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask
+from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, SplitsRequested
 from holdfast.operators.task.subtask import TERMINAL, Report
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from holdfast.statebackends.errors import PeerLostError, ProtocolError
 from holdfast.statebackends.rocksdb.database import failure_of
+from holdfast.statebackends.secrets import hide_resolved
 
 IDLE_WAIT_MS_MAX = 1_000
 """Longest wait: after it every subtask steps, even without events."""
@@ -200,9 +201,13 @@ class Worker:
             case ShutdownWorker():
                 self.leaving = command
                 self._cancel_all()
-            case TriggerCheckpoint() | AlignWatermarks():
+            case TriggerCheckpoint():
                 for each in self._of_attempt(command.attempt):
                     if each.subtask.is_source:
+                        each.subtask.mailbox.put(command)
+            case AlignWatermarks():
+                for each in self._of_attempt(command.attempt):
+                    if each.subtask.reads_source:
                         each.subtask.mailbox.put(command)
             case NotifyCheckpointComplete() | NotifyCheckpointAborted() | FinishTasks():
                 for each in self._of_attempt(command.attempt):
@@ -247,7 +252,7 @@ class Worker:
             self._begin(deployment)
         except BaseException as error:
             failure_of(error)
-            self._report_all(deployment, TaskState.FAILED, clip(f"{type(error).__name__}: {error}"))
+            self._report_all(deployment, TaskState.FAILED, clip(hide_resolved(f"{type(error).__name__}: {error}")))
         return True
 
     def _begin(self, deployment: Deployment) -> None:
@@ -292,9 +297,12 @@ class Worker:
         if item.attempt != attempt.deployment.attempt:
             return  # of a deployment that could not be built
         if item.to_producer:
-            output = attempt.wiring.outputs.get((item.channel.edge, item.channel.producer))
-            if output is not None:
-                output.announced(item)
+            found = attempt.wiring.outputs.get((item.channel.edge, item.channel.producer))
+            if found is not None:
+                each, output = found
+                requested = output.announced(item)
+                if requested:
+                    each.subtask.mailbox.put(SplitsRequested(item.channel.consumer, requested))
             return
         route = attempt.wiring.inputs.get(item.channel)
         if route is None:
@@ -350,6 +358,8 @@ class Worker:
                 if each.subtask.state is TaskState.RUNNING:
                     for output in each.outputs:
                         self._send_frames(output.last_sequences())
+                    if each.gate is not None and each.subtask.reads_source:
+                        each.gate.repeat_requests()
 
     def _send_frames(self, frames: list[Frame]) -> None:
         for frame in frames:

@@ -114,6 +114,21 @@ class Collected:
         raise AssertionError("what is tested here has no status of its own")
 
 
+class ManualThread:
+    """A thread whose calls run among the tasks of a context, in their order."""
+
+    def __init__(self, context: ManualContext) -> None:
+        self._context = context
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._context.submit(work, done)
+
+    def run_flow(self, flow: Any, storage: Any, done: Callable[[Any, BaseException | None], None]) -> None:
+        self._context.submit_flow(flow, storage, done)
+
+    def close(self, *, awaited: bool = False) -> None: ...
+
+
 @dataclass
 class ManualContext:
     """OperatorContext whose pool runs when the test says so; `failures` holds what `fail` was called with."""
@@ -158,6 +173,9 @@ class ManualContext:
     def reading_ms(self) -> int:
         return self.time_ms
 
+    def running_ms(self) -> int:
+        return self.time_ms
+
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self.tasks.append(lambda: _settle(work, done))
 
@@ -166,6 +184,12 @@ class ManualContext:
 
     def submit_flow(self, flow: Any, storage: Any, done: Callable[[Any, BaseException | None], None]) -> None:
         self.submit(lambda: ops.run_flow(flow, storage), done)
+
+    def open_thread(self, name: str) -> ManualThread:
+        return ManualThread(self)
+
+    def source_is_ready(self) -> None:
+        """Tests poll by themselves."""
 
     def fail(self, error: BaseException) -> None:
         self.failures.append(error)

@@ -14,7 +14,15 @@ from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, Ta
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import Operator, Poll, UserCall
 from holdfast.operators.task.chain import ChainNode, OperatorChain
-from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError, Mailbox, RuntimeContext, SubtaskPool
+from holdfast.operators.task.context import (
+    CallsInOrder,
+    CancelToken,
+    Done,
+    FlowCancelledError,
+    Mailbox,
+    RuntimeContext,
+    SubtaskPool,
+)
 from holdfast.operators.task.input import GateInputs
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
@@ -72,6 +80,9 @@ class ManualPool:
 
     def run_flow(self, flow: Flow[Any], storage: Any, token: CancelToken, ended: Done) -> None:
         self.waiting.append(lambda: self._drive(one_by_one(flow), storage, token, ended))
+
+    def open_thread(self, name: str) -> CallsInOrder:
+        return CallsInOrder(self)
 
     @staticmethod
     def _drive(flow: Flow[Any], storage: Any, token: CancelToken, ended: Done) -> None:

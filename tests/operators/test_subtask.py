@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -387,6 +387,58 @@ def test_attempt_that_only_commits_the_last_checkpoint_ends_its_data_too() -> No
     bench.subtask.step(0)
     assert bench.subtask.state is TaskState.FINISHED
     assert bench.port.take()[-2:] == [EndOfData(False), EndOfPartition()]
+
+
+class QuarterReader(ListReader):
+    """Barriers fall behind every fourth row."""
+
+    @property
+    def may_cut(self) -> bool:
+        return self.position % 4 == 0
+
+
+class QuarterSource(ListSource):
+    def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> ListReader:
+        return QuarterReader(self.rows, self.rows_per_poll)
+
+
+def quarters(rows: int, read: int) -> Bench:
+    """A source in the middle of its rows."""
+    log: list[str] = []
+    bench = Bench([SourceOperator(QuarterSource(list(range(rows)))), Recording("a", log)], log=log)
+    bench.subtask.start()
+    while cast(Any, bench.operators[0]).reader.position < read:
+        bench.subtask._run_input(0, 0.0)
+    bench.log.clear()
+    return bench
+
+
+@pytest.mark.parametrize(("read", "cut"), [(4, 4), (5, 8), (7, 8), (9, 10)])
+def test_a_barrier_waits_for_the_next_boundary_of_its_source_or_its_end(read: int, cut: int) -> None:
+    bench = quarters(10, read)
+    bench.mailbox.put(trigger(6))
+    bench.settle()
+    sent = bench.port.take()
+    barriers = [item for item in sent if isinstance(item, CheckpointBarrier)]
+    assert [barrier.checkpoint_id for barrier in barriers] == [6]
+    assert sum(isinstance(item, int) for item in sent[: sent.index(barriers[0])]) == cut
+    assert ids(bench, AcknowledgeCheckpoint) == [6]
+
+
+def test_an_aborted_barrier_that_waits_is_cancelled_downstream() -> None:
+    bench = quarters(10, 5)
+    bench.mailbox.put(trigger(6))
+    bench.mailbox.put(aborted(6))
+    bench.settle()
+    assert [item for item in bench.port.take() if isinstance(item, (CancelMarker, CheckpointBarrier))] == [CancelMarker(6)]
+    assert bench.answers() == []
+
+
+def test_a_stop_waits_for_the_boundary_too() -> None:
+    bench = quarters(100, 5)
+    bench.mailbox.put(trigger(6, kind=CheckpointKind.STOP_SAVEPOINT))
+    bench.settle()
+    assert sum(isinstance(item, int) for item in bench.port.take()) == 8
 
 
 def test_stop_without_drain_ends_behind_the_barrier_with_windows_open() -> None:
