@@ -1,8 +1,6 @@
-"""The committing half of a two-phase sink, at parallelism 1: keeps committables by checkpoint id and commits those of completed
-checkpoints.
+"""The committer of a two-phase file sink: it commits to the sink's log.
 
-log.py decides everything about names and races; this module places it in the life of a subtask. Committables stay in state until
-their commit is known to be done.
+log.py decides everything about names and races; `committing` places commits in the life of a subtask.
 
 Once, after the restored commits, an attempt sweeps: it deletes staged files that nothing can refer to any more. Correctness never
 depends on it. A file is deleted only if it belongs to this sink and job, to a lower attempt, is not in the restored committables,
@@ -14,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.barriers.elements import Batch
 from holdfast.barriers.sinklog import (
     COMMITTABLES,
     FORK_PROPERTY,
+    MARKER_SUFFIX,
     CommitEntry,
     CommitterState,
     LogPosition,
@@ -32,7 +30,8 @@ from holdfast.barriers.sinklog import (
     StagedFile,
     decode_committer_state,
 )
-from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.base import OperatorContext, Output
+from holdfast.operators.sinks.committing import TwoPhaseCommitter
 from holdfast.operators.sinks.log import (
     Claimant,
     Committable,
@@ -40,19 +39,21 @@ from holdfast.operators.sinks.log import (
     OpenLog,
     SinkSettings,
     commit_flow,
+    committed_flow,
     end_log_flow,
     job_tag,
     open_log_flow,
     parse_name,
-    read_log_flow,
 )
+from holdfast.operators.sinks.summaries import Summaries, read_log_flow
+from holdfast.operators.sinks.writer import StagedFolder
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError, UnsupportedVersionError
 from holdfast.statebackends.layout import DecisionTag, JobPaths, decode_claim_attempt, decode_decision_tag, parse_checkpoint_name
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
 from holdfast.statebackends.storage.flows import delete_files, read_whole
-from holdfast.statebackends.storage.port import Flow, ListFolder, Storage, run_flow
+from holdfast.statebackends.storage.port import Flow, ListFiles, ListFolder, Storage, copies_links, run_flow
 
 DECLARED = OperatorListStateDescriptor(COMMITTABLES)
 
@@ -65,18 +66,15 @@ class _Ending:
     pending: dict[int, list[StagedFile]] = field(default_factory=dict)
 
 
-class FileCommitter(Operator):
-    """Operator kind `sink_committer`."""
+class FileCommitter(TwoPhaseCommitter[StagedFile]):
+    """Commits staged files to a log beside the published ones."""
 
     def __init__(self, settings: SinkSettings, arrow_schema: str) -> None:
         self._settings = settings
         self._arrow_schema = arrow_schema
-        self.allow_output_repeat = False
-        """Set by the launcher when the job was submitted so: a restore from before the committed output is then accepted."""
 
     def check_fresh_start(self, beside: Storage | None = None) -> None:
-        """For a job that is to forget its stored state: raise OutputMayRepeatError if this sink has committed rows, which the job
-        would write once more beside them. Called on the driver, before state is dropped. `beside` as in `SinkSettings.storage`."""
+        """`beside` as in `SinkSettings.storage`."""
         if self.allow_output_repeat:
             return
         settings = self._settings
@@ -96,20 +94,23 @@ class FileCommitter(Operator):
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
-        self._paths = SinkPaths(self._settings.sink_id)
         self._storage = self._settings.storage(context.storage)
-        self._pending: dict[int, list[StagedFile]] = {}
+        self._paths = SinkPaths(self._settings.sink_id, in_place=copies_links(self._storage))
         self._settled: dict[int, list[StagedFile]] = {}
         """Files committed in log entries after `_known`: a restore that reads the log from there must recognise them."""
         self._known: LogPosition | None = None
         self._endings: dict[str, _Ending] = {}
         """Place -> commits due there before our own log begins; they stay in state until they are done."""
         self._log: OpenLog | None = None
-        self._released = context.restored_checkpoint_id
-        """Every pending id up to this one may be committed."""
-        self._busy = False
-        self._swept = False
-        self._closed = False
+        self._summaries = Summaries(context, self._paths, self._storage)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._log is not None
+
+    def _decode(self, committable: bytes) -> tuple[int, tuple[StagedFile, ...]]:
+        decoded = decode_committable(committable, self.context.uid)
+        return decoded.checkpoint_id, decoded.files
 
     def initialize_state(self) -> None:
         fork = self._fork()
@@ -143,19 +144,21 @@ class FileCommitter(Operator):
             self._end_next()
             return
         flow = open_log_flow(self._paths, self._known, self._pending_checkpoints(), self._claimant())
-        self._start(flow, self._log_changed)
+        self._start(flow, self._storage, self._log_changed)
 
     def _end_next(self) -> None:
         """Commit what is due in another log, one log at a time, then open our own."""
         place, ending = next(iter(self._endings.items()))
         settings = self._settings.at(place)
-        flow = end_log_flow(SinkPaths(settings.sink_id), ending.known, _checkpoints(ending.pending), self._claimant())
+        storage = settings.storage(self.context.storage)
+        paths = SinkPaths(settings.sink_id, in_place=copies_links(storage))
+        flow = end_log_flow(paths, ending.known, _checkpoints(ending.pending), self._claimant())
 
         def ended(result: None) -> None:
             del self._endings[place]
             self.open()
 
-        self._start(flow, ended, settings.storage(self.context.storage))
+        self._start(flow, storage, ended)
 
     def _claimant(self) -> Claimant:
         context = self.context
@@ -169,31 +172,17 @@ class FileCommitter(Operator):
             now_ms=context.now_ms(),
         )
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        for encoded in batch.columns().column("committable").to_pylist():
-            committable = _decode_committable(encoded, self.context.uid)
-            self._pending.setdefault(committable.checkpoint_id, []).extend(committable.files)
-
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._released = max(self._released, checkpoint_id)
-        self._commit_next()
-
-    def _commit_next(self) -> None:
-        """Start the next commit, in the order of ids; one at a time."""
-        if self._busy or self._log is None or self._closed:
-            return
-        ready = min((checkpoint for checkpoint in self._pending if checkpoint <= self._released), default=None)
-        if ready is None:
-            self._sweep_once()
-            return
-        checkpoint = PendingCheckpoint(ready, tuple(self._pending[ready]))
+    def _commit(self, due: tuple[int, ...]) -> None:
+        assert self._log is not None
+        first = due[0]
+        checkpoint = PendingCheckpoint(first, tuple(self._pending[first]))
 
         def committed(log: OpenLog) -> None:
-            self._settled[ready] = self._pending.pop(ready)
-            self.context.counters.named["commits"] = self.context.counters.named.get("commits", 0) + 1
+            self._settled[first] = self._pending.pop(first)
+            self._count_commit()
             self._log_changed(log)
 
-        self._start(commit_flow(self._paths, self._log, checkpoint, self._claimant()), committed)
+        self._start(commit_flow(self._paths, self._log, checkpoint, self._claimant()), self._storage, committed)
 
     def _log_changed(self, log: OpenLog) -> None:
         self._log = log
@@ -203,29 +192,18 @@ class FileCommitter(Operator):
             # read these entries again and would commit the files a second time.
             self._known = log.position
             self._settled.clear()
+        self._summaries.follow(log.position.next_sequence)
         self._commit_next()
 
-    def _start(self, flow: Flow[Any], ended: Callable[[Any], None], storage: Storage | None = None) -> None:
-        self._busy = True
-
-        def done(result: Any, error: BaseException | None) -> None:
-            self._busy = False
-            if self._closed:
-                return
-            if error is not None:
-                self.context.fail(error)
-            else:
-                ended(result)
-
-        self.context.submit_flow(flow, self._storage if storage is None else storage, done)
-
-    def _sweep_once(self) -> None:
-        """After the restored commits, delete files staged by earlier attempts that nothing can refer to."""
-        if self._swept:
-            return
-        self._swept = True
+    def _sweep(self) -> None:
         kept = frozenset(file.name for files in self._pending.values() for file in files)
-        Orphans(self.context, self._paths, self._storage, kept).sweep()
+        stop = 0 if self._log is None else self._log.position.next_sequence
+
+        def committed(first_checkpoint: int) -> Flow[frozenset[str]]:
+            return committed_flow(self._paths, self.context.job_id, stop, first_checkpoint)
+
+        has_folders = bool(self._settings.partition_by)
+        Orphans(self.context, self._paths, self._storage, kept, has_folders=has_folders, committed=committed).sweep()
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         entries = _entries(self._settings.place, self._known, {**self._settled, **self._pending})
@@ -246,10 +224,7 @@ class FileCommitter(Operator):
         return tuple(found)
 
     def has_pending_work(self) -> bool:
-        return self._busy or bool(self._endings) or any(checkpoint <= self._released for checkpoint in self._pending)
-
-    def close(self) -> None:
-        self._closed = True
+        return bool(self._endings) or super().has_pending_work()
 
 
 def _checkpoints(files: Mapping[int, list[StagedFile]]) -> tuple[PendingCheckpoint, ...]:
@@ -273,7 +248,7 @@ def _locations(storage: Storage, paths: SinkPaths, checkpoints: Iterable[Pending
         yield f"{root}/{paths.staged(file.name)}|{root}/{paths.data(file.name)}"
 
 
-def _decode_committable(encoded: bytes, operator: str) -> Committable:
+def decode_committable(encoded: bytes, operator: str) -> Committable:
     committable = decode_msgpack(encoded, Committable)
     if committable.version != 1:
         raise UnsupportedVersionError(
@@ -287,15 +262,28 @@ R = TypeVar("R")
 class Orphans:
     """One sweep: three flows, on the sink's storage, on the state directory, and on the sink's storage again."""
 
-    def __init__(self, context: OperatorContext, paths: SinkPaths, storage: Storage, kept: frozenset[str]) -> None:
+    def __init__(
+        self,
+        context: OperatorContext,
+        paths: StagedFolder,
+        storage: Storage,
+        kept: frozenset[str],
+        *,
+        has_folders: bool = False,
+        committed: Callable[[int], Flow[frozenset[str]]] | None = None,
+    ) -> None:
+        """`has_folders`: the files are in folders of partitions. `committed`: files that this job committed, of checkpoints from an
+        id on; None: no file is where readers find it before it is committed."""
         self._context = context
+        self._has_folders = has_folders
+        self._committed = committed
         self._paths = paths
         self._storage = storage
         self._kept = kept
 
     def sweep(self) -> None:
         tag, attempt = job_tag(self._context.job_id), self._context.attempt
-        flow = candidates_flow(self._paths, tag, attempt, self._kept)
+        flow = candidates_flow(self._paths, tag, attempt, self._kept, has_folders=self._has_folders)
         self._context.submit_flow(flow, self._storage, self._found)
 
     def _found(self, candidates: dict[str, FileName] | None, error: BaseException | None) -> None:
@@ -307,18 +295,33 @@ class Orphans:
 
         def found(living: list[tuple[int, int | None]] | None, error: BaseException | None) -> None:
             if error is None and living is not None:
-                doomed = [path for path, name in candidates.items() if not is_protected(name, living)]
-                self._context.submit_flow(delete_flow(self._paths, doomed), self._storage, lambda result, error: None)
+                doomed = {path: name for path, name in candidates.items() if not is_protected(name, living)}
+                self._context.submit_flow(self._delete(doomed), self._storage, lambda result, error: None)
 
         self._context.submit_flow(flow, self._context.storage, found)
 
 
-def candidates_flow(paths: SinkPaths, tag: str, attempt: int, kept: frozenset[str]) -> Flow[dict[str, FileName]]:
-    """Staged files of lower attempts of this job that the restored state does not hold."""
+    def _delete(self, doomed: Mapping[str, FileName]) -> Flow[int]:
+        """What a crash left between the commit of a file in place and the deletion of its marker is committed: its marker goes."""
+        marked = {path: name.first_checkpoint for path, name in doomed.items() if path.endswith(MARKER_SUFFIX)}
+        if marked and self._committed is not None and isinstance(self._paths, SinkPaths):
+            committed = yield from self._committed(min(marked.values()))
+            names = {path.removesuffix(MARKER_SUFFIX) for path in marked} - committed
+            yield from delete_files(self._paths.data(name) for name in sorted(names))
+        return (yield from delete_flow(self._paths, doomed))
+
+
+def candidates_flow(
+    paths: StagedFolder, tag: str, attempt: int, kept: frozenset[str], *, has_folders: bool = False
+) -> Flow[dict[str, FileName]]:
+    """Staged files of lower attempts of this job that the restored state does not hold, and markers of such files."""
     found = {}
-    for text in (yield ListFolder(paths.staged_folder)):
-        name = parse_name(text)
-        if name is not None and name.job == tag and name.attempt < attempt and text not in kept:
+    folder = paths.staged_folder
+    listed = [path.removeprefix(f"{folder}/") for path in (yield ListFiles(folder))] if has_folders else (yield ListFolder(folder))
+    for text in listed:
+        file = text.removesuffix(MARKER_SUFFIX)
+        name = parse_name(file)
+        if name is not None and name.job == tag and name.attempt < attempt and file not in kept:
             found[text] = name
     return found
 
@@ -351,6 +354,6 @@ def is_protected(name: FileName, living: Iterable[tuple[int, int | None]]) -> bo
     return any(number >= name.first_checkpoint and attempt in (None, name.attempt) for number, attempt in living)
 
 
-def delete_flow(paths: SinkPaths, names: Iterable[str]) -> Flow[int]:
+def delete_flow(paths: StagedFolder, names: Iterable[str]) -> Flow[int]:
     """Delete staged files; returns how many were deleted."""
     return delete_files(paths.staged(name) for name in names)

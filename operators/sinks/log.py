@@ -3,6 +3,9 @@
 Each flow may stop between any two operations, be run again from restored state, and race with an older self. It knows nothing of
 operators and of Parquet. The log's records, and the committer's state, are in `holdfast.barriers.sinklog`.
 
+Where a link is a copy (S3), writers put their bytes in `data` at once, behind an empty marker in `staged`, for the sweep: step 1
+finds them there, and step 4 deletes the marker.
+
 Order of a commit, and what a crash after each step leaves:
 1. link staged -> data: nothing names it yet; done again, a no-op.
 2. put the log entry: the commit point. All files it names are at their final place, so readers never wait or fall back.
@@ -32,6 +35,8 @@ from holdfast.barriers.sinklog import (
     place_of,
     split_place,
 )
+from holdfast.operators.sinks.formats import FileFormat
+from holdfast.operators.sinks.summaries import read_log_flow
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,
@@ -65,6 +70,9 @@ class SinkSettings:
     """Bytes of rows in memory at which a file is closed."""
     open_storage: Callable[[str], Storage] | None = None
     """None: the worker opens the sink beside the state directory, other programs by the form of the path."""
+    format: FileFormat = "parquet"
+    partition_by: tuple[str, ...] = ()
+    """Columns whose values are the folders of files."""
 
     def storage(self, beside: Storage | None = None) -> Storage:
         """Open the sink's storage. `beside`: the storage whose reach it shares; None: any storage that the path names."""
@@ -96,15 +104,19 @@ class FileName:
     """Lowest checkpoint id that can refer to the file."""
     nonce: str
     sequence: int
+    suffix: str = "parquet"
+    folder: str = ""
+    """Of its partition; empty without one."""
 
     @property
     def text(self) -> str:
         sink = quote(self.sink_id, safe="")
         writer = f"a{self.attempt}-s{self.subtask}-c{self.first_checkpoint}"
-        return f"part-{sink}-{self.job}-{writer}-{self.nonce}-{self.sequence:05d}.parquet"
+        folder = f"{self.folder}/" if self.folder else ""
+        return f"{folder}part-{sink}-{self.job}-{writer}-{self.nonce}-{self.sequence:05d}.{self.suffix}"
 
 
-_NAME = re.compile(r"part-(.+)-([0-9a-f]{8})-a(\d+)-s(\d+)-c(\d+)-([^-]+)-(\d+)\.parquet")
+_NAME = re.compile(r"(?:(.+)/)?part-(.+)-([0-9a-f]{8})-a(\d+)-s(\d+)-c(\d+)-([^-/]+)-(\d+)\.(parquet|jsonl|csv)")
 
 
 def job_tag(job_id: str) -> str:
@@ -122,8 +134,8 @@ def parse_name(name: str) -> FileName | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    sink, job, attempt, subtask, checkpoint, nonce, sequence = match.groups()
-    return FileName(sink, job, int(attempt), int(subtask), int(checkpoint), nonce, int(sequence))
+    folder, sink, job, attempt, subtask, checkpoint, nonce, sequence, suffix = match.groups()
+    return FileName(sink, job, int(attempt), int(subtask), int(checkpoint), nonce, int(sequence), suffix, folder or "")
 
 
 APPEND_TRIES_MAX = 5
@@ -150,17 +162,6 @@ class OpenLog:
     position: LogPosition
     committed: frozenset[str]
     """Files of pending checkpoints that an earlier attempt committed without living to forget them."""
-
-
-def read_log_flow(paths: SinkPaths, sequence: int = 0) -> Flow[list[LogEntry]]:
-    """All entries from `sequence` on, without listing: numbers have no gaps."""
-    entries: list[LogEntry] = []
-    while True:
-        path = paths.log(sequence + len(entries))
-        try:
-            entries.append(decode_entry((yield from read_whole(path)), path))
-        except ObjectMissingError:
-            return entries
 
 
 def _append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
@@ -408,4 +409,20 @@ def _publish(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[None]:
             # Committed before, and deleted since by the owner of the output: nothing to publish.
             continue
     for file in checkpoint.files:
-        yield DeleteFile(paths.staged(file.name))
+        yield DeleteFile(paths.staged(file.name))  # also in place: an older version may have staged it
+        if paths.in_place:
+            yield DeleteFile(paths.marker(file.name))
+
+
+def committed_flow(paths: SinkPaths, job_id: str, stop: int, first_checkpoint: int) -> Flow[frozenset[str]]:
+    """Files that this job committed in the entries below `stop`, of checkpoints from `first_checkpoint` on: the last entries of the
+    log, since the ids of a job rise."""
+    found: set[str] = set()
+    for sequence in range(stop - 1, -1, -1):
+        path = paths.log(sequence)
+        entry = decode_entry((yield from read_whole(path)), path)
+        if isinstance(entry, CommitEntry) and entry.job_id == job_id:
+            if entry.checkpoint_id < first_checkpoint:
+                break
+            found |= _committed([entry])
+    return frozenset(found)

@@ -1,53 +1,70 @@
-"""The exactly-once Parquet sink: its public class, and readers of the committed output.
+"""The exactly-once sinks of files: their public classes, and readers of the committed output.
 
-`<path>/part-*.parquet` are for plain Parquet readers; our readers use the log and the files it names, and nothing else."""
+`<path>/part-*` are for plain readers; our readers use the log and the files it names, and nothing else."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.barriers.messages import has_control_characters
 from holdfast.barriers.sinklog import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths
 from holdfast.operators.base import Operator
 from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sinks.log import SinkSettings, read_log_flow
+from holdfast.operators.sinks.formats import check_columns, checked_format, decode, format_of
+from holdfast.operators.sinks.log import SinkSettings
+from holdfast.operators.sinks.partitions import check_partitions
+from holdfast.operators.sinks.summaries import read_log_flow
 from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.operators.sources.hive import values_of, with_partition
 from holdfast.operators.sources.materialised import schema_from_text, schema_text
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, ReadFile, Storage, run_flow
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 FILE_SIZE_MAX = 128 * 1024 * 1024
 """Bytes of rows in memory at which a writer closes a file between two checkpoints."""
 
 
-class ParquetSink:
-    """Writes rows to Parquet files, exactly once: all rows of a checkpoint become visible together when it is complete.
+class FileSink:
+    """Writes rows to files, exactly once: all rows of a checkpoint become visible together when it is complete.
 
+    path: a folder, on a file system that all workers see, or a URL. format: "parquet"; "json", a JSON object on each line, NaN and
+    infinities as null; "csv", with a header, text in quotes, null as nothing between commas.
     sink_id: identity of the output over restarts, restores and renamed jobs; "" takes the operator's uid. Two sinks may share a
-    path if their ids differ. The rows must have a declared schema without nanoseconds."""
+    path if their ids differ.
+    partition_by: columns whose values are the folders of the files, `<column>=<value>/...`, and are not in the files: text,
+    integers, booleans, dates. An empty text is written as null.
+    file_size_max: bytes of rows in memory at which a writer closes its files between two checkpoints.
+
+    The rows must have a declared schema without nanoseconds; text files hold no binary columns and no durations, and CSV no lists.
+    Raises InvalidConfigError on a setting out of bounds."""
 
     needs_columns = True
 
     def __init__(
         self,
         path: str | os.PathLike[str],
+        format: str = "parquet",
         sink_id: str = "",
         *,
+        partition_by: Sequence[str] = (),
         file_size_max: int = FILE_SIZE_MAX,
-        name: str = "parquet",
+        name: str = "",
         open_storage: Callable[[str], Storage] | None = None,
     ) -> None:
         text = os.fspath(path)
+        checked = checked_format(format)
+        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        if len(set(columns)) < len(columns) or not all(isinstance(column, str) and column for column in columns):
+            raise InvalidConfigError(f"partition_by must be different columns, not {partition_by!r}", setting="partition_by")
         if file_size_max < 1:
             raise InvalidConfigError(f"file_size_max must be at least 1, got {file_size_max}", setting="file_size_max")
         if not text:
@@ -55,12 +72,13 @@ class ParquetSink:
         if has_control_characters(text) or ("://" in text and ".." in text.split("/")):
             # Staged files below such a path would be refused when a checkpoint names them.
             raise InvalidConfigError(f"a sink's path has no control characters, and no `..` in a URL: {text!r}", setting="path")
-        self.name = name
-        self._settings = SinkSettings(text if "://" in text else os.path.abspath(text), sink_id, file_size_max, open_storage)
+        self.name = name or checked
+        place = text if "://" in text else os.path.abspath(text)
+        self._settings = SinkSettings(place, sink_id, file_size_max, open_storage, checked, columns)
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
-        return f"ParquetSink({self.path!r}, sink_id={self.sink_id!r})"
+        return f"{type(self).__name__}({self.path!r}, sink_id={self.sink_id!r})"
 
     @property
     def path(self) -> str:
@@ -87,12 +105,11 @@ class ParquetSink:
         self._settings.sink_id = value
 
     def create_writer(self, schema: pa.Schema | None) -> Operator:
-        """Raises GraphError without a schema, or with one that Parquet does not preserve."""
+        """Raises GraphError without a schema, or with one that the files do not preserve."""
         if schema is None:
             raise GraphError(f"sink {self.name} at {self.path} needs columns: declare returns= on the function before it")
-        for field in schema:
-            if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-                raise GraphError(f"sink {self.name}: column {field.name} holds nanoseconds, use microseconds", column=field.name)
+        check_columns(self._settings.format, schema, self.name)
+        check_partitions(self._settings.partition_by, schema, self.name)
         self._schema = schema.remove_metadata()
         return ParquetSinkWriter(self._settings, self._schema)
 
@@ -110,18 +127,19 @@ class ParquetSink:
 
     def _known_id(self) -> str:
         """Sink id; for a sink made to read the output of another program, that of the only sink there."""
-        return self.sink_id or _only_sink(self.storage, self.path)
+        return self.sink_id or only_sink(self.storage, self.path)
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
         """Committed rows only, as of now; also while the job runs. Empty, with the sink's columns, if nothing is committed.
 
-        The sink of another program's job is found by its path, and, where several write to it, by `sink_id`, its uid there. Raises
-        NotFoundError when there is none, InvalidConfigError when there are several."""
+        Of CSV files Spark takes an empty text for null. The sink of another program's job is found by its path, and, where several
+        write to it, by `sink_id`, its uid there. Raises NotFoundError when there is none, InvalidConfigError when there are
+        several."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         storage, sink_id = self.storage, self._known_id()
         entries = read_log(storage, sink_id)
-        schema = _schema_of(entries) or self._schema
+        schema = declared_schema(entries) or self._schema
         if schema is None:
             raise NotFoundError(
                 f"sink {sink_id} at {self.path} has written nothing, and its columns are unknown", sink=sink_id
@@ -130,7 +148,47 @@ class ParquetSink:
         files = _files_of(entries, storage, sink_id)
         if not files:
             return spark.createDataFrame([], spark_schema)
-        return spark.read.schema(spark_schema).parquet(*(file if "://" in file else f"file://{file}" for file in files))
+        frame = _spark_reader(spark, storage, sink_id, files).schema(spark_schema).load([_uri(file) for file in files])
+        # Spark puts the columns of partitions last
+        return frame if frame.columns == schema.names else frame.select(*(f"`{name}`" for name in schema.names))
+
+
+class ParquetSink(FileSink):
+    """Writes rows to Parquet files, exactly once: all rows of a checkpoint become visible together when it is complete.
+
+    sink_id: identity of the output over restarts, restores and renamed jobs; "" takes the operator's uid. Two sinks may share a
+    path if their ids differ. The rows must have a declared schema without nanoseconds."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        sink_id: str = "",
+        *,
+        file_size_max: int = FILE_SIZE_MAX,
+        name: str = "parquet",
+        open_storage: Callable[[str], Storage] | None = None,
+    ) -> None:
+        super().__init__(path, "parquet", sink_id, file_size_max=file_size_max, name=name, open_storage=open_storage)
+
+
+_SPARK_CSV = {"header": "true", "multiLine": "true", "escape": '"', "positiveInf": "inf", "negativeInf": "-inf", "nanValue": "nan"}
+"""Spark's options for our CSV files. An empty text is null to it, quoted or not."""
+
+
+def _spark_reader(spark: SparkSession, storage: Storage, sink_id: str, files: list[str]) -> DataFrameReader:
+    """Of committed files, which are of one format; columns of partitions are taken from the names below the sink."""
+    formats = {format_of(file) for file in files}
+    if len(formats) > 1:
+        raise InvalidConfigError(f"sink {sink_id} has files of formats {', '.join(sorted(formats))}: read_committed reads them all")
+    reader = spark.read.format(formats.pop())
+    if format_of(files[0]) != "parquet":
+        reader = reader.option("mode", "FAILFAST").options(**(_SPARK_CSV if format_of(files[0]) == "csv" else {}))
+    folder = f"{storage.root.rstrip('/')}/{SinkPaths(sink_id).data('')}"
+    return reader.option("basePath", _uri(folder)) if any(values_of(file.removeprefix(folder)) for file in files) else reader
+
+
+def _uri(file: str) -> str:
+    return file if "://" in file else f"file://{file}"
 
 
 def read_log(storage: Storage, sink_id: str) -> list[LogEntry]:
@@ -149,7 +207,7 @@ def sink_ids(storage: Storage) -> list[str]:
     return [unquote(name.rstrip("/")) for name in names if name.endswith("/")]
 
 
-def _only_sink(storage: Storage, path: str) -> str:
+def only_sink(storage: Storage, path: str) -> str:
     found = sink_ids(storage)
     if len(found) > 1:
         raise InvalidConfigError(f"{path} holds the sinks {', '.join(found)}: give the sink_id of one", sinks=found)
@@ -166,21 +224,28 @@ def read_committed(
     Raises NotFoundError when there is none, InvalidConfigError when there are several."""
     text = os.fspath(path)
     storage = open_storage(text)
-    sink_id = _only_sink(storage, text) if sink_id is None else sink_id
+    sink_id = only_sink(storage, text) if sink_id is None else sink_id
     paths = SinkPaths(sink_id)
     entries = read_log(storage, sink_id)
-    schema = _schema_of(entries)
+    schema = declared_schema(entries)
     if schema is None:
         raise NotFoundError(f"sink {sink_id} has written nothing to {text}", path=text)
     tables = []
     for entry in entries:
         for file in entry.files if isinstance(entry, CommitEntry) else ():
             data = storage.execute(ReadFile(paths.data(file.name)))
-            tables.append(pq.read_table(pa.BufferReader(data), page_checksum_verification=True))
+            tables.append(read_file(file.name, data, schema))
     return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
 
 
-def _schema_of(entries: list[LogEntry]) -> pa.Schema | None:
+def read_file(name: str, data: bytes, schema: pa.Schema) -> pa.Table:
+    """Rows of a committed file, with the columns of its partition; schema: the sink's, for what the file itself does not say."""
+    partition = values_of(name)
+    held = pa.schema([field for field in schema if field.name not in partition])
+    return with_partition(decode(format_of(name), data, held), name, schema)
+
+
+def declared_schema(entries: list[LogEntry]) -> pa.Schema | None:
     """Columns declared by the last owner."""
     texts = [entry.arrow_schema for entry in entries if isinstance(entry, OwnerEntry) and entry.arrow_schema]
     return schema_from_text(texts[-1]) if texts else None

@@ -5,30 +5,46 @@ nothing."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.sinks.formats import SUFFIXES, FileFormat, encode
 from holdfast.operators.sinks.log import Committable, FileName, SinkSettings, job_tag, nonce_tag
-from holdfast.statebackends.storage.port import Flow, Storage, WriteFile
-
-_COMPRESSED_BYTES_MIN = 8 * 1024
-"""Bytes of a file's rows in memory from which it is compressed. For a smaller file the compressor alone takes as long as everything
-else, when writing and when reading."""
+from holdfast.operators.sinks.partitions import split_rows
+from holdfast.statebackends.storage.port import Flow, Storage, WriteFile, copies_links
 
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary(), nullable=False)])
+
+
+class StagedFolder(Protocol):
+    """Where a sink's staged files are, relative to a storage root."""
+
+    @property
+    def sink_id(self) -> str: ...
+
+    @property
+    def staged_folder(self) -> str: ...
+
+    def staged(self, name: str) -> str: ...
 
 
 class _StagedWrite:
     """Rows on their way to one file; may be written twice, to the same bytes: eagerly, and again for a barrier."""
 
-    def __init__(self, path: str, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
+    def __init__(
+        self, path: str, batches: list[pa.RecordBatch], schema: pa.Schema, format: FileFormat, *, marker: str | None = None
+    ) -> None:
+        """`marker`: path of a file that is written first."""
         self._path = path
+        self._marker = marker
         self._batches = batches
         self._schema = schema
+        self._format = format
         self.durable = False
         """Set by the pool once the bytes are safe; read on the loop thread."""
 
@@ -36,17 +52,11 @@ class _StagedWrite:
         batches = self._batches  # taken before `durable` is read: another run of this flow drops them after it set that
         if self.durable:
             return
-        yield WriteFile(self._path, [_encode(batches, self._schema)])
+        if self._marker is not None:
+            yield WriteFile(self._marker, [])
+        yield WriteFile(self._path, encode(self._format, batches, self._schema))
         self.durable = True
         self._batches = []
-
-
-def _encode(batches: list[pa.RecordBatch], schema: pa.Schema) -> memoryview:
-    target = pa.BufferOutputStream()
-    table = pa.Table.from_batches(batches, schema)
-    compression = "zstd" if table.get_total_buffer_size() >= _COMPRESSED_BYTES_MIN else "none"
-    pq.write_table(table, target, compression=compression, write_page_checksum=True, row_group_size=max(1, table.num_rows))
-    return memoryview(target.getvalue())
 
 
 class ParquetSinkWriter(Operator):
@@ -58,8 +68,7 @@ class ParquetSinkWriter(Operator):
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
-        self._paths = SinkPaths(self._settings.sink_id)
-        self._storage = self._settings.storage(context.storage)
+        self._paths, self._storage = self._staging(context)
         self._held: list[pa.RecordBatch] = []
         self._held_size = 0
         self._files: list[StagedFile] = []
@@ -70,6 +79,11 @@ class ParquetSinkWriter(Operator):
         self._next_checkpoint = context.restored_checkpoint_id + 1
         """Lowest checkpoint id that rows arriving now can belong to."""
 
+    def _staging(self, context: OperatorContext) -> tuple[StagedFolder, Storage]:
+        """Where its files go."""
+        storage = self._settings.storage(context.storage)
+        return SinkPaths(self._settings.sink_id, in_place=copies_links(storage)), storage
+
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if batch.num_rows == 0:
             return
@@ -78,10 +92,20 @@ class ParquetSinkWriter(Operator):
         self._held_size += columns.nbytes
         if self._held_size >= self._settings.file_size_max:
             # Written at once, so that memory stays bounded between two checkpoints. A failure is found at the barrier.
-            self.context.submit_flow(self._roll(self._next_checkpoint).flow(), self._storage, lambda result, error: None)
+            for write in self._roll(self._next_checkpoint):
+                self.context.submit_flow(write.flow(), self._storage, lambda result, error: None)
 
-    def _roll(self, first_checkpoint: int) -> _StagedWrite:
-        context = self.context
+    def _roll(self, first_checkpoint: int) -> list[_StagedWrite]:
+        """Name a file for the rows that are held, or for those of each partition."""
+        held, self._held, self._held_size = self._held, [], 0
+        columns = self._settings.partition_by
+        if not columns:
+            return [self._file(first_checkpoint, "", held, self._schema)]
+        parts = split_rows(pa.Table.from_batches(held, self._schema), columns, self._paths.sink_id)
+        return [self._file(first_checkpoint, folder, part.to_batches(), part.schema) for folder, part in parts]
+
+    def _file(self, first_checkpoint: int, folder: str, batches: list[pa.RecordBatch], schema: pa.Schema) -> _StagedWrite:
+        context, format = self.context, self._settings.format
         name = FileName(
             sink_id=self._paths.sink_id,
             job=job_tag(context.job_id),
@@ -90,13 +114,20 @@ class ParquetSinkWriter(Operator):
             first_checkpoint=first_checkpoint,
             nonce=nonce_tag(context.nonce),
             sequence=self._sequence,
+            suffix=SUFFIXES[format],
+            folder=folder,
         ).text
         self._sequence += 1
-        self._files.append(StagedFile(name, sum(batch.num_rows for batch in self._held)))
-        write = _StagedWrite(self._paths.staged(name), self._held, self._schema)
+        self._files.append(StagedFile(name, sum(batch.num_rows for batch in batches)))
+        write = self._write(name, batches, schema)
         self._writes = [*(each for each in self._writes if not each.durable), write]
-        self._held, self._held_size = [], 0
         return write
+
+    def _write(self, name: str, batches: list[pa.RecordBatch], schema: pa.Schema) -> _StagedWrite:
+        paths, format = self._paths, self._settings.format
+        if isinstance(paths, SinkPaths) and paths.in_place:
+            return _StagedWrite(paths.data(name), batches, schema, format, marker=paths.marker(name))
+        return _StagedWrite(paths.staged(name), batches, schema, format)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         if self._held:

@@ -34,6 +34,8 @@ class MortalStorage(DictStorage):
         self.dies_at: int | None = None
         self.after = False
         self.ambiguous: set[int] = set()
+        self.copies_links = False
+        """Links are copies, as on S3: files are staged in place."""
 
     def execute(self, operation: ops.Operation) -> Any:
         if isinstance(operation, (ops.ReadFile, ops.StatFile, ops.ListFiles, ops.ListFolder)):

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.barriers.sinklog import CommitEntry
+from holdfast.operators.sinks.parquet import read_log
 from tests.examples import examples
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import Crash, MiniJob, MortalStorage, committed, published
@@ -42,34 +44,44 @@ def recover(job: MiniJob, storage: MortalStorage, kills: list[tuple[int, bool]])
     assert job.committed() == list(range(ROWS * EPOCHS))
     assert published(storage) == job.committed()
     assert [path for path in storage.files if "/staged/" in path] == []
+    names = {file.name for entry in read_log(storage, "out") if isinstance(entry, CommitEntry) for file in entry.files}
+    assert {path.rpartition("/")[2] for path in storage.files if "/data/" in path} == names
 
 
-def changes_of_a_whole_run(prepare: Callable[[MiniJob], None] = lambda job: None) -> int:
+def mortal(*, in_place: bool) -> MortalStorage:
     storage = MortalStorage({})
+    storage.copies_links = in_place
+    return storage
+
+
+def changes_of_a_whole_run(prepare: Callable[[MiniJob], None] = lambda job: None, *, in_place: bool = False) -> int:
+    storage = mortal(in_place=in_place)
     job = MiniJob(storage, DictStorage())
     prepare(job)
     run(job)
     return storage.changes
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_death_at_any_operation_is_recovered_exactly(after: bool) -> None:
-    for dies_at in range(changes_of_a_whole_run() + 1):
-        storage = MortalStorage({})
+def test_a_death_at_any_operation_is_recovered_exactly(after: bool, in_place: bool) -> None:
+    for dies_at in range(changes_of_a_whole_run(in_place=in_place) + 1):
+        storage = mortal(in_place=in_place)
         recover(MiniJob(storage, DictStorage()), storage, [(dies_at, after)])
 
 
-def test_a_second_death_while_recovering_changes_nothing() -> None:
-    for first in range(changes_of_a_whole_run()):
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_second_death_while_recovering_changes_nothing(in_place: bool) -> None:
+    for first in range(0, changes_of_a_whole_run(in_place=in_place), 3 if in_place else 1):
         for second in range(8):
-            storage = MortalStorage({})
+            storage = mortal(in_place=in_place)
             recover(MiniJob(storage, DictStorage()), storage, [(first, True), (second, second % 2 == 0)])
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(kills=st.lists(st.tuples(st.integers(0, 25), st.booleans()), max_size=6), roll=st.booleans())
-def test_any_sequence_of_deaths_is_recovered_exactly(kills: list[tuple[int, bool]], roll: bool) -> None:
-    storage = MortalStorage({})
+@given(kills=st.lists(st.tuples(st.integers(0, 25), st.booleans()), max_size=6), roll=st.booleans(), in_place=st.booleans())
+def test_any_sequence_of_deaths_is_recovered_exactly(kills: list[tuple[int, bool]], roll: bool, in_place: bool) -> None:
+    storage = mortal(in_place=in_place)
     job = MiniJob(storage, DictStorage())
     job.file_size_max = 1 if roll else 1 << 20
     recover(job, storage, kills)
@@ -100,7 +112,7 @@ STEPS = ("emit", "checkpoint", "abort", "lost notice", "savepoint", "late notice
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_notices_lost_late_and_aborted_lose_and_repeat_nothing(data: st.DataObject) -> None:
-    storage = MortalStorage({})
+    storage = mortal(in_place=data.draw(st.booleans()))
     job = MiniJob(storage, DictStorage())
     job.file_size_max = data.draw(st.sampled_from([1, 1 << 20]))
     job.start()

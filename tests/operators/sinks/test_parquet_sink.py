@@ -179,7 +179,7 @@ def test_write_that_runs_twice_writes_the_same_bytes_or_nothing() -> None:
     job = MiniJob(MortalStorage({}), DictStorage())
     job.start()
     job.emit(2)
-    write = job.writer._roll(1)
+    [write] = job.writer._roll(1)
     first, second, late = write.flow(), write.flow(), write.flow()
     assert next(first) == next(second)
     with pytest.raises(StopIteration):

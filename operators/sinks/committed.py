@@ -1,0 +1,66 @@
+"""CORE: which rows a file sink's log commits, entry by entry, and how readers share them. Pure.
+
+A position in the log is the number of the next entry. A reader that keeps one gets each row once: the rows of an entry stay, and
+what comes later has a later number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from holdfast.barriers.sinklog import CommitEntry, LogEntry
+
+TASKS_MAX = 64
+ROWS_PER_TASK_MAX = 1_000_000
+
+
+class FileRows(NamedTuple):
+    """Rows [start, stop) of a committed file."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+def rows_of(entries: Iterable[LogEntry]) -> list[FileRows]:
+    """The rows that these entries commit, in order."""
+    commits = (entry for entry in entries if isinstance(entry, CommitEntry))
+    return [FileRows(file.name, 0, file.rows) for entry in commits for file in entry.files if file.rows]
+
+
+def admit(entries: Sequence[LogEntry], *, files_max: int | None = None, rows_max: int | None = None) -> int:
+    """How many of these entries a reader takes at a time: as many as fit, and at least one that has rows, since a commit is never
+    taken in part."""
+    files = rows = 0
+    for index, entry in enumerate(entries):
+        some = rows_of([entry])
+        had_rows = bool(rows)
+        files, rows = files + len(some), rows + sum(piece.rows for piece in some)
+        if (files_max is not None and files > files_max) or (rows_max is not None and rows > rows_max):
+            return index if had_rows else index + 1
+    return len(entries)
+
+
+def shared(pieces: Sequence[FileRows], tasks: int = 0) -> list[list[FileRows]]:
+    """The files in order, for tasks of about as many rows each; a file is in one task. tasks: how many, at most; 0: by the rows, at
+    most 64 for up to 64 million."""
+    total = sum(piece.rows for piece in pieces)
+    wanted = tasks or max(min(TASKS_MAX, len(pieces)), -(-total // ROWS_PER_TASK_MAX))
+    found: dict[int, list[FileRows]] = {}
+    for piece, end in zip(pieces, accumulate(piece.rows for piece in pieces), strict=True):
+        middle = end - piece.rows / 2
+        found.setdefault(int(middle * wanted / total), []).append(piece)
+    return list(found.values())
+
+
+def digest_of(entry: LogEntry) -> str:
+    """16 hex digits that tell an entry from that of another log with the same number."""
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(entry))

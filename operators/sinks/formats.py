@@ -1,0 +1,109 @@
+"""The formats of a file sink's files: which columns they preserve, and the bytes of rows, there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+import pyarrow.parquet as pq
+
+from holdfast.operators.sources.file_formats import csv_conversion, json_parsing
+from holdfast.statebackends.errors import GraphError, InvalidConfigError
+from holdfast.statebackends.storage.port import Buffer
+
+FileFormat = Literal["parquet", "json", "csv"]
+SUFFIXES: dict[FileFormat, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv"}
+"""Format -> ending of a file's name."""
+
+_COMPRESSED_BYTES_MIN = 8 * 1024
+"""Bytes of a file's rows in memory from which it is compressed. For a smaller file the compressor alone takes as long as everything
+else, when writing and when reading."""
+_ROWS_AT_ONCE = 10_000
+"""Rows that are Python objects at one time."""
+_READ_BYTES_MAX = (1 << 31) - 1
+"""Of a block that Arrow reads at once: its bound for one."""
+
+
+def checked_format(given: str) -> FileFormat:
+    """Raises InvalidConfigError."""
+    if given not in get_args(FileFormat):
+        raise InvalidConfigError(f"format is {given!r}, must be one of {', '.join(SUFFIXES)}", setting="format")
+    return given  # type: ignore[return-value]
+
+
+def format_of(name: str) -> FileFormat:
+    """Format of a file, by its name."""
+    ending = name.rpartition(".")[2]
+    return next((format for format, suffix in SUFFIXES.items() if suffix == ending), "parquet")
+
+
+def check_columns(format: FileFormat, schema: pa.Schema, sink: str) -> None:
+    """Raise GraphError for a column that files of this format do not preserve."""
+    for field in schema:
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+            raise GraphError(f"sink {sink}: column {field.name} holds nanoseconds, use microseconds", column=field.name)
+        if format == "parquet":
+            continue
+        if not (_is_text(field.type) or (format == "json" and _is_list_of_text(field.type))):
+            message = f"sink {sink}: column {field.name} is {field.type}, which {format} files can't hold"
+            raise GraphError(message, column=field.name)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a value is one of a text file, that is read as it was written."""
+    types = pa.types
+    known = types.is_boolean(kind), types.is_integer(kind), types.is_floating(kind), types.is_decimal(kind)
+    is_time = types.is_date(kind) or types.is_timestamp(kind)
+    return any(known) or is_time or types.is_string(kind) or types.is_large_string(kind)
+
+
+def _is_list_of_text(kind: pa.DataType) -> bool:
+    if not (pa.types.is_struct(kind) or pa.types.is_list(kind)):
+        return False
+    parts = [kind.field(index).type for index in range(kind.num_fields)]
+    return all((_is_text(part) and not pa.types.is_temporal(part)) or _is_list_of_text(part) for part in parts)
+
+
+def encode(format: FileFormat, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Sequence[Buffer]:
+    """Bytes of a file: the same for the same rows."""
+    table = pa.Table.from_batches(batches, schema)
+    target = pa.BufferOutputStream()
+    match format:
+        case "parquet":
+            compression = "zstd" if table.get_total_buffer_size() >= _COMPRESSED_BYTES_MIN else "none"
+            rows = max(1, table.num_rows)
+            pq.write_table(table, target, compression=compression, write_page_checksum=True, row_group_size=rows)
+        case "csv":
+            pacsv.write_csv(table, target)
+        case "json":
+            encoder = msgspec.json.Encoder()
+            slices = (table.slice(start, _ROWS_AT_ONCE) for start in range(0, table.num_rows, _ROWS_AT_ONCE))
+            return [encoder.encode_lines(some.to_pylist()) for some in slices]
+    return [memoryview(target.getvalue())]
+
+
+def decode(format: FileFormat, data: bytes, schema: pa.Schema) -> pa.Table:
+    """Rows of a file. schema: columns of a text file; one that it lacks is null. Without any, the rows have what the file says."""
+    source = pa.BufferReader(data)
+    match format:
+        case "parquet":
+            return pq.read_table(source, page_checksum_verification=True)
+        case "csv":
+            rows = pacsv.read_csv(
+                source,
+                pacsv.ReadOptions(block_size=_READ_BYTES_MAX, use_threads=False),
+                pacsv.ParseOptions(newlines_in_values=True),
+                csv_conversion(schema, include_missing_columns=True),
+            )
+            return rows.cast(schema) if schema.names else rows
+        case "json":
+            read = pajson.ReadOptions(block_size=_READ_BYTES_MAX, use_threads=False)
+            if not data:
+                return schema.empty_table()
+            if not schema.names:
+                return pajson.read_json(source, read)
+            return pajson.read_json(source, read, json_parsing(schema)).select(schema.names).cast(schema)

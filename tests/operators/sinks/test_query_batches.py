@@ -1,0 +1,324 @@
+"""Batches of a stock query at a target: each row once, whatever dies between any two operations, and whatever Spark runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.barriers.sinklog import StagedFile
+from holdfast.barriers.stagedsink import CommitPosition
+from holdfast.operators.sinks.calls import Pause
+from holdfast.operators.sinks.committer import decode_committable
+from holdfast.operators.sinks.positions import CommitOwner
+from holdfast.operators.sinks.query_batches import QueryBatches, QueryPaths
+from holdfast.operators.sinks.staged import StagedSink
+from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.target_port import TargetPort
+from holdfast.operators.spark.write_stream import _Task, stage_rows
+from holdfast.statebackends.errors import CommitPositionLostError, FencedError, OutputMayRepeatError
+from holdfast.statebackends.storage import port as ops
+from tests.examples import examples
+from tests.operators.ports import DictStorage
+
+SCHEMA = pa.schema([("i", pa.int64())])
+QUERY = "7a3c"
+
+
+class Crash(BaseException):
+    """The driver died."""
+
+
+class Outside(CommitTarget):
+    """A table in memory, and its position."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.position: CommitPosition | None = None
+
+    def open(self, owner: CommitOwner) -> CommitPosition:
+        self.position = owner.take(self.position)
+        return self.position
+
+    def apply(self, batches: Iterator[pa.RecordBatch], expected: CommitPosition, position: CommitPosition) -> None:
+        found = [row for batch in batches for row in batch.column(0).to_pylist()]
+        if self.position != expected:
+            raise FencedError("taken", sink=expected.sink_id, owner="", job_id="", held=0, newer=0)
+        self.rows += found
+        self.position = position
+
+
+class Disk(DictStorage):
+    """A disk; its folders are reached by location, too."""
+
+    def at(self, location: str) -> ops.Storage:
+        return Folder(self, location.removeprefix(f"{self.root}/"))
+
+
+class Folder(DictStorage):
+    def __init__(self, disk: Disk, folder: str) -> None:
+        super().__init__(disk.files, f"{disk.root}/{folder}")
+        self._folder = folder
+
+    def execute(self, operation: ops.Operation) -> Any:
+        assert isinstance(operation, ops.ReadFile | ops.StatFile)
+        return super().execute(msgspec.structs.replace(operation, path=f"{self._folder}/{operation.path}"))
+
+
+class Driver:
+    """One start of the query; dies before or behind the k-th operation of its flows."""
+
+    def __init__(
+        self, disk: Disk, outside: Outside, dies_at: int | None = None, *, after: bool = False, rows_max: int | None = None
+    ) -> None:
+        self.disk = disk
+        self.paths = QueryPaths(QUERY, "out")
+        self.port = TargetPort(outside, disk)
+        self.dies_at, self.after, self.operations = dies_at, after, 0
+        self.sink = StagedSink(outside, "out", rows_per_commit=rows_max)
+        self.nonce = f"n{len(disk.files)}x{id(self)}"
+        self.core = QueryBatches(self.paths, f"{disk.root}/{self.paths.staged_folder}", self.nonce, "table", rows_max)
+
+    def run(self, flow: ops.Flow[Any]) -> Any:
+        def perform(wanted: Any) -> Any:
+            if isinstance(wanted, Pause):
+                return None
+            if isinstance(wanted, ops.InParallel):
+                return [ops.drive(each, perform) for each in wanted.flows]
+            number, self.operations = self.operations, self.operations + 1
+            if number == self.dies_at and not self.after:
+                raise Crash
+            result: Any = None
+            error: Exception | None = None
+            try:
+                result = ops.perform(wanted, self.port)
+            except Exception as raised:
+                error = raised
+            if number == self.dies_at:
+                raise Crash
+            if error is not None:
+                raise error
+            return result
+
+        return ops.drive(flow, perform)
+
+    def batch(self, number: int, *rows: int, plan: str = "") -> None:
+        """As `foreachBatch` does; the tasks' files differ from run to run."""
+        plan = plan or f"plan {number}"
+        if not self.core.attempt:
+            self.run(self.core.begin())
+        if not self.run(self.core.look_up(number, plan)):
+            writer = self.sink.create_writer(SCHEMA)
+            task = _Task(self.disk, QUERY, self.core.attempt, 0, number + 1)
+            batches = iter([pa.RecordBatch.from_pydict({"i": list(rows)}, schema=SCHEMA)])
+            stage_rows(writer, task, batches, number + 1)
+            files = tuple(file for each in task.committables for file in decode_committable(each, "out").files)
+            self.run(self.core.seal(number, plan, files))
+        self.run(self.core.commit(number))
+
+
+BATCHES: list[tuple[int, ...]] = [(0, 1, 2), (), (3,), (4, 5)]
+ALL = [0, 1, 2, 3, 4, 5]
+
+
+def run_query(driver: Driver, start: int) -> None:
+    for number in range(start, len(BATCHES)):
+        driver.batch(number, *BATCHES[number])
+        driver.disk.files["spark"] = str(number + 1).encode()  # Spark's own commit
+
+
+def left(disk: Disk) -> list[str]:
+    return [path for path in disk.files if "/staged/" in path]
+
+
+def recover(disk: Disk, outside: Outside, kills: list[tuple[int, bool]], rows_max: int | None = None) -> None:
+    for dies_at, after in kills:
+        try:
+            run_query(Driver(disk, outside, dies_at, after=after, rows_max=rows_max), int(disk.files.get("spark", b"0")))
+        except Crash:
+            assert outside.rows == ALL[: len(outside.rows)]
+    run_query(Driver(disk, outside, rows_max=rows_max), int(disk.files.get("spark", b"0")))
+    assert outside.rows == ALL
+    assert left(disk) == []
+
+
+@pytest.mark.parametrize("rows_max", [None, 2])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_death_at_any_operation_repeats_and_loses_nothing(after: bool, rows_max: int | None) -> None:
+    disk, outside = Disk(), Outside()
+    driver = Driver(disk, outside, rows_max=rows_max)
+    run_query(driver, 0)
+    assert outside.rows == ALL
+    for dies_at in range(driver.operations):
+        recover(Disk(), Outside(), [(dies_at, after)], rows_max)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(kills=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=5), rows_max=st.sampled_from([None, 1, 2]))
+def test_any_sequence_of_deaths_repeats_and_loses_nothing(kills: list[tuple[int, bool]], rows_max: int | None) -> None:
+    recover(Disk(), Outside(), kills, rows_max)
+
+
+def test_a_batch_that_spark_runs_again_is_committed_once_as_it_was_sealed() -> None:
+    disk, outside = Disk(), Outside()
+    Driver(disk, outside).batch(0, 1, 2)
+    again = Driver(disk, outside)
+    again.batch(0, 2, 1)
+    again.batch(1, 3)
+    assert outside.rows == [1, 2, 3]
+
+
+def test_a_driver_that_wakes_late_is_fenced() -> None:
+    disk, outside = Disk(), Outside()
+    old, new = Driver(disk, outside), Driver(disk, outside)
+    old.batch(0, 1)
+    new.batch(1, 2)
+    with pytest.raises(FencedError, match="taken over"):
+        old.batch(1, 2)
+    with pytest.raises(FencedError):
+        old.batch(2, 3)
+    new.batch(2, 3)
+    assert outside.rows == [1, 2, 3]
+
+
+def test_batches_that_come_again_with_other_records_are_refused() -> None:
+    disk, outside = Disk(), Outside()
+    first = Driver(disk, outside)
+    first.batch(0, 1)
+    first.batch(1, 2)
+    for number, plan in ((0, "plan 0"), (0, "other"), (1, "other")):
+        with pytest.raises(OutputMayRepeatError, match="other records"):
+            Driver(disk, outside).batch(number, 7, plan=plan)
+    assert outside.rows == [1, 2]
+    Driver(disk, outside).batch(2, 3)
+    assert outside.rows == [1, 2, 3]
+
+
+def test_a_batch_that_was_planned_once_more_before_a_row_was_committed_is_taken_anew() -> None:
+    disk, outside = Disk(), Outside()
+    driver = Driver(disk, outside)
+    driver.batch(0, 1)
+    driver.dies_at = driver.operations + 1  # behind the seal, in front of the commit
+    driver.after = False
+    with pytest.raises(Crash):
+        driver.batch(1, 2)
+    sealed = disk.execute(ops.ListFolder(driver.paths.seals))
+    assert sealed == ["000000000000-plan 0-000000000001.json", "000000000001-plan 1-000000000001.json"]
+    Driver(disk, outside).batch(1, 2, 3, plan="other")
+    assert outside.rows == [1, 2, 3]
+    assert left(disk) == []
+
+
+def test_a_checkpoint_folder_that_was_put_back_and_a_target_that_was_emptied_are_refused() -> None:
+    disk, outside = Disk(), Outside()
+    Driver(disk, outside).batch(0, 1)
+    copy = Disk(dict(disk.files))
+    Driver(disk, outside).batch(1, 2)
+    with pytest.raises(FencedError, match="copies of each other"):
+        Driver(copy, outside).batch(1, 2)
+    with pytest.raises(OutputMayRepeatError):
+        Driver(copy, outside).batch(1, 2)  # its next attempt is the newer one, and its records are not
+    outside.position = None
+    with pytest.raises(CommitPositionLostError):
+        Driver(disk, outside).batch(2, 3)
+
+
+def test_another_query_at_the_same_sink_is_refused() -> None:
+    outside = Outside()
+    Driver(Disk(), outside).batch(0, 1)
+    other = Driver(Disk(), outside)
+    other.paths = QueryPaths("other", "out")
+    other.core = QueryBatches(other.paths, "x", "m", "table", None)
+    with pytest.raises(FencedError, match=f"owned by job {QUERY}"):
+        other.batch(0, 1)
+
+
+def test_records_and_files_do_not_pile_up() -> None:
+    disk, outside = Disk(), Outside()
+    driver = Driver(disk, outside)
+    for number in range(20):
+        driver.batch(number, number)
+    assert outside.rows == list(range(20))
+    assert len(disk.files) == 4, sorted(disk.files)  # attempt, marker, a seal and a position
+
+
+def staged(driver: Driver, number: int, *rows: int) -> tuple[StagedFile, ...]:
+    """What tasks stage for a batch."""
+    writer = driver.sink.create_writer(SCHEMA)
+    task = _Task(driver.disk, QUERY, driver.core.attempt, 0, number + 1)
+    stage_rows(writer, task, iter([pa.RecordBatch.from_pydict({"i": list(rows)}, schema=SCHEMA)]), number + 1)
+    return tuple(file for each in task.committables for file in decode_committable(each, "out").files)
+
+
+def test_a_late_driver_seals_a_batch_of_its_own_plan_alone() -> None:
+    disk, outside = Disk(), Outside()
+    old = Driver(disk, outside)
+    old.batch(0, 1)
+    new = Driver(disk, outside)
+    new.run(new.core.begin())
+    assert not new.run(new.core.look_up(1, "its own plan"))
+    files = staged(new, 1, 3)
+    old.run(old.core.seal(1, "plan 1", staged(old, 1, 2)))  # it slept behind its tasks
+    new.run(new.core.seal(1, "its own plan", files))
+    with pytest.raises(FencedError):
+        old.run(old.core.commit(1))
+    new.run(new.core.commit(1))
+    assert outside.rows == [1, 3]
+    old.run(old.core.seal(1, "plan 1", staged(old, 1, 2)))  # once more, when its seal was cleared away
+    with pytest.raises(OutputMayRepeatError):
+        Driver(disk, outside).batch(1, 2)
+    Driver(disk, outside).batch(2, 4)
+    assert outside.rows == [1, 3, 4]
+    assert left(disk) == []
+    assert disk.execute(ops.ListFolder(new.paths.seals)) == ["000000000002-plan 2-000000000004.json"]
+
+
+def test_rows_of_a_sealed_batch_stay_until_they_are_committed() -> None:
+    disk, outside = Disk(), Outside()
+    driver = Driver(disk, outside)
+    driver.batch(0, 1)
+    driver.dies_at = driver.operations + 1  # behind the seal of the next, in front of its commit
+    with pytest.raises(Crash):
+        driver.batch(1, 2)
+    again = Driver(disk, outside)
+    again.batch(0, 1)  # Spark lost the mark that it was done
+    again.batch(1, 2)
+    assert outside.rows == [1, 2]
+    assert left(disk) == []
+
+
+def test_a_late_seal_whose_rows_were_cleared_away_stops_nothing() -> None:
+    disk, outside = Disk(), Outside()
+    old, new = Driver(disk, outside), Driver(disk, outside)
+    old.batch(0, 1)
+    assert not old.run(old.core.look_up(1, "plan 1"))
+    files = staged(old, 1, 2)
+    new.batch(0, 1)  # Spark had not stored that it is done; the rows that no seal names go
+    old.run(old.core.seal(1, "plan 1", files))
+    with pytest.raises(FencedError):
+        old.run(old.core.commit(1))
+    Driver(disk, outside).batch(1, 2)
+    assert outside.rows == [1, 2]
+    assert left(disk) == []
+
+
+def test_of_two_seals_the_one_that_was_begun_is_committed() -> None:
+    disk, outside = Disk(), Outside()
+    old, new = Driver(disk, outside), Driver(disk, outside, rows_max=2)
+    old.batch(0, 1)
+    old.run(old.core.look_up(1, "plan 1"))
+    files = staged(old, 1, 4, 3, 2)
+    new.run(new.core.begin())
+    new.dies_at = new.operations + 2  # behind its seal and two rows
+    with pytest.raises(Crash):
+        new.batch(1, 2, 3, 4)
+    assert outside.rows == [1, 2, 3]
+    old.run(old.core.seal(1, "plan 1", files))
+    Driver(disk, outside).batch(1, 3, 2, 4)
+    assert outside.rows == [1, 2, 3, 4]
+    assert left(disk) == []
