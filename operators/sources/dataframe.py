@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -38,30 +38,22 @@ WAIT_MS = 2
 _UNKNOWN_TOTAL = 2**62
 
 
-class DataFrameSource:
-    """Source of any Spark DataFrame, with all of Spark SQL before it. rows_per_second is the rate of the whole source."""
+class SparkSource:
+    """A source whose rows come from a DataFrame, by way of the state directory. Its job is started by a driver with Spark."""
 
     columns_read: tuple[str, ...] | None = None
     """None: all."""
-
-    def __init__(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> None:
-        """Raises InvalidConfigError naming the column for an unsupported type (nanoseconds, intervals) or for duplicate names."""
-        from holdfast.operators.sources.dataframe_write import arrow_schema_of
-
-        check_rate(rows_per_second)
-        self.name = name
-        self.rows_per_second = rows_per_second
-        self.manifest_path = ""
-        """Storage-relative; set by `materialise`, read by a job that starts empty."""
-        self._schema = arrow_schema_of(dataframe)
-        self._dataframe: DataFrame | None = dataframe
+    _schema: pa.Schema
+    """Columns of the DataFrame, all of which are stored."""
+    _dataframe: DataFrame | None
+    """None in a worker."""
 
     @property
     def schema(self) -> pa.Schema:
         names = self.columns_read
         return self._schema if names is None else pa.schema([self._schema.field(name) for name in names])
 
-    def with_columns(self, names: Sequence[str]) -> DataFrameSource:
+    def with_columns(self, names: Sequence[str]) -> Self:
         """The same source, whose readers give only these columns. All are written: another version of the job may read them."""
         narrow = copy(self)
         narrow._dataframe, narrow.columns_read = self._dataframe, tuple(names)
@@ -72,8 +64,36 @@ class DataFrameSource:
         """Session of the DataFrame; None in a worker."""
         return None if self._dataframe is None else self._dataframe.sparkSession
 
+    def as_given(self) -> Self:
+        """The source as the user gave it: where a run of it has put the rows says nothing of the plan."""
+        raise NotImplementedError
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataframe": None}
+
+
+class DataFrameSource(SparkSource):
+    """Source of any Spark DataFrame, with all of Spark SQL before it. rows_per_second is the rate of the whole source."""
+
+    def __init__(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> None:
+        """Raises InvalidConfigError naming the column for an unsupported type (nanoseconds, intervals) or for duplicate names."""
+        from holdfast.operators.sources.dataframe_write import arrow_schema_of
+
+        check_rate(rows_per_second)
+        if dataframe.isStreaming:
+            raise InvalidConfigError("this DataFrame is a stream (spark.readStream): use from_stream", setting="dataframe")
+        self.name = name
+        self.rows_per_second = rows_per_second
+        self.manifest_path = ""
+        """Storage-relative; set by `materialise`, read by a job that starts empty."""
+        self._schema = arrow_schema_of(dataframe)
+        self._dataframe = dataframe
+
+    def as_given(self) -> Self:
+        """All runs of a job read what the first one materialised."""
+        given = copy(self)
+        given.manifest_path = ""
+        return given
 
     def materialise(
         self, spark: SparkSession | None, storage_root: str, job_id: str, uid: str, *, submission: int = 1, fresh: bool = False

@@ -87,13 +87,21 @@ def materialise(
             return sealed
     writer = uuid4().hex
     folder = path.rsplit("/", 1)[0]
-    rows = map_in_arrow(dataframe, _chunk_writer(storage_root, f"{folder}/{writer}", schema), _REPORT).collect()
+    chunks = write_chunks(dataframe, schema, storage_root, f"{folder}/{writer}", uid)
+    run_flow(seal_flow(path, make_manifest(schema, chunks, writer)), storage)
+    return path
+
+
+def write_chunks(dataframe: DataFrame, schema: pa.Schema, storage_root: str, folder: str, uid: str) -> list[ChunkFile]:
+    """Write the rows of a DataFrame below a folder that is their writer's alone; returns its chunks, in the DataFrame's order.
+
+    Their names are relative to the folder above; their first rows are still to be set."""
+    rows = map_in_arrow(dataframe, _chunk_writer(storage_root, folder, schema), _REPORT).collect()
     files = sorted(((row.partition, row.sequence), row) for row in rows)
     if len({key for key, _ in files}) != len(files):
         raise InvariantError(f"source {uid}: Spark reported a chunk of its input twice")
-    chunks = [ChunkFile(f"{writer}/{row.name}", 0, row.rows, row.length, row.checksum) for _, row in files]
-    run_flow(seal_flow(path, make_manifest(schema, chunks, writer)), storage)
-    return path
+    writer = folder.rsplit("/", 1)[1]
+    return [ChunkFile(f"{writer}/{row.name}", 0, row.rows, row.length, row.checksum) for _, row in files]
 
 
 def map_in_arrow(dataframe: DataFrame, function: Callable[[Any], Any], schema: Any) -> DataFrame:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -50,6 +51,9 @@ class InputManifest(msgspec.Struct, frozen=True):
         return schema_from_text(self.arrow_schema)
 
 
+ManifestT = TypeVar("ManifestT", bound=InputManifest)
+
+
 def schema_text(schema: pa.Schema) -> str:
     """Base64 of the Arrow schema message, for JSON."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode("ascii")
@@ -73,9 +77,9 @@ def make_manifest(schema: pa.Schema, files: list[ChunkFile], writer: str) -> Inp
     return InputManifest(MANIFEST_VERSION, schema_text(schema), row, tuple(placed), writer)
 
 
-def decode_manifest(data: bytes, path: str) -> InputManifest:
+def decode_manifest(data: bytes, path: str, kind: type[ManifestT]) -> ManifestT:
     """Decode a manifest. Raises CorruptStateError, UnsupportedVersionError."""
-    return decode_versioned(data, InputManifest, path, supported=MANIFEST_VERSION, what="an input manifest")
+    return decode_versioned(data, kind, path, supported=MANIFEST_VERSION, what="an input manifest")
 
 
 def find_sealed_flow(job_id: str, uid: str) -> Flow[str | None]:
@@ -90,11 +94,11 @@ def find_sealed_flow(job_id: str, uid: str) -> Flow[str | None]:
     return None
 
 
-def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
-    """Seal an input, or adopt the one that another writer sealed first; the chunk files of losers are deleted.
+def seal_flow(path: str, manifest: ManifestT) -> Flow[ManifestT]:
+    """Seal an input, or a batch of one, or adopt the one that another writer sealed first; the chunk files of losers are deleted.
 
     Returns the manifest in force. Safe to repeat after a crash at any point."""
-    data = msgspec.json.encode(manifest)
+    data, kind = msgspec.json.encode(manifest), type(manifest)
     folder = path.rsplit("/", 1)[0]
     try:
         created = yield PutIfAbsent(path, data)
@@ -103,11 +107,11 @@ def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
     sealed = manifest
     if not created:
         try:
-            sealed = decode_manifest((yield from read_whole(path)), path)
+            sealed = decode_manifest((yield from read_whole(path)), path, kind)
         except ObjectMissingError:
             # The first answer was ambiguous and nothing was written: the second answer counts.
             yield PutIfAbsent(path, data)
-            sealed = decode_manifest((yield from read_whole(path)), path)
+            sealed = decode_manifest((yield from read_whole(path)), path, kind)
     for name in (yield ListFolder(folder)):
         if name.endswith("/") and name.rstrip("/") != sealed.writer:
             yield DeleteFolder(f"{folder}/{name.rstrip('/')}")
@@ -117,7 +121,7 @@ def seal_flow(path: str, manifest: InputManifest) -> Flow[InputManifest]:
 def load_manifest_flow(path: str, operator: str) -> Flow[InputManifest]:
     """Read a manifest. Raises CorruptStateError naming file and operator."""
     try:
-        return decode_manifest((yield from read_whole(path)), path)
+        return decode_manifest((yield from read_whole(path)), path, InputManifest)
     except ObjectMissingError as error:
         raise CorruptStateError(
             f"source {operator}: its materialised input {path} is missing", path=path, operator=operator, reason="missing"

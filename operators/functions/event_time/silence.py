@@ -64,6 +64,11 @@ class Silence:
         self._since_ms = self._quiet_since_ms = reading_ms
         self._advance_due_ms = reading_ms + (self._advance_after_ms or 0)
 
+    def wake(self, reading_ms: int) -> None:
+        """There is something to wait for again, though no record came."""
+        self.is_idle = False
+        self._since_ms = reading_ms
+
     def said(self, watermark_ms: int) -> None:
         """The records' own watermark, which the clock goes on from."""
         self._base_ms = max(self._base_ms, watermark_ms)

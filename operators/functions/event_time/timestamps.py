@@ -5,7 +5,7 @@ watermark of a subtask starts at the minimum again after a restore (N20), but wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from holdfast.barriers.watermark_alignment import ALIGNMENT_PROPERTY
 from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.functions.event_time.datetimes import datetime_ms, is_naive
 from holdfast.operators.functions.event_time.silence import QUIET, Quiet, Silence, find_quiet
+from holdfast.operators.functions.event_time.splits import SplitWatermarks
 from holdfast.operators.functions.event_time.watermarks import (
     CLOCK_STEP_MS,
     IngestionTimeGenerator,
@@ -125,6 +126,7 @@ class TimestampsOperator(SkippingOperator):
         super().setup(context, output)
         strategy = self.strategy
         self._generator = strategy.make_generator()
+        self._splits = SplitWatermarks(strategy.idle_after_ms)
         if isinstance(self._generator, IngestionTimeGenerator):
             self._generator.now_ms = self._arrival_ms
         self._emits_behind_batches = not context.auto_watermark_interval_ms
@@ -194,11 +196,13 @@ class TimestampsOperator(SkippingOperator):
         self.output.collect(batch)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
+        timestamp_ms = self._splits.advance(timestamp_ms, self.context.running_ms())
         if self._rises(timestamp_ms):
             self.output.emit_watermark(self._emitted_ms)
             self._stay_idle()
 
     def emit_watermark_now(self, timestamp_ms: int) -> None:
+        timestamp_ms = self._splits.advance(timestamp_ms, self.context.running_ms())
         if self._rises(timestamp_ms):
             self.output.emit_watermark_now(self._emitted_ms)
 
@@ -266,8 +270,49 @@ class TimestampsOperator(SkippingOperator):
     def process_processing_time(self, now_ms: int) -> Iterator[None]:
         self._next_emit_ms = now_ms + self._period_ms
         if not (self._generator.follows_clock and self._is_idle):
-            self._generator.on_periodic_emit(self)
+            generators = self._splits.each_generator() if self._splits else (self._generator,)
+            for generator in generators:
+                generator.on_periodic_emit(self)
         return iter(())
+
+    # -------------------------------------------------------------------------------------------------------- splits
+
+    @property
+    def keeps_splits(self) -> bool:
+        """Whether event time follows from records, those of one split behind each other."""
+        return self.strategy.kind not in ("ingestion_time", "no_watermarks")
+
+    def add_split(self, split_id: str) -> None:
+        if not self._splits.add(split_id, self.strategy.make_generator, self.context.running_ms()):
+            return
+        if self._silence is not None:
+            self._silence.wake(self.context.reading_ms())
+        if self._is_idle:
+            self._is_idle = False
+            self.output.emit_status(idle=False)
+
+    def enter_split(self, split_id: str) -> None:
+        self._generator = self._splits.enter(split_id, self.context.running_ms())
+
+    def leave_split(self, split_id: str) -> None:
+        """The others may be ahead of it."""
+        least_ms = self._splits.leave(split_id, self.context.running_ms())
+        if least_ms is not None and self._rises(least_ms):
+            self.output.emit_watermark(self._emitted_ms)
+            self._stay_idle()
+
+    def has_no_splits(self) -> None:
+        self._splits.keep()
+        self.mark_idle()
+
+    def pause_or_resume_splits(self, to_pause: Sequence[str], to_resume: Sequence[str]) -> None:
+        self._splits.pause_or_resume(to_pause, to_resume, self.context.running_ms())
+
+    def split_watermarks_ms(self) -> Mapping[str, int]:
+        return self._splits.watermarks_ms()
+
+    def idle_splits(self) -> Collection[str]:
+        return self._splits.idle(self.context.running_ms())
 
     @property
     def watches_silence(self) -> bool:
@@ -283,6 +328,8 @@ class TimestampsOperator(SkippingOperator):
         self._resume()
         for signal in self._silence.due(reading_ms):
             if not isinstance(signal, Watermark):
+                if self._splits and self._rises(self._splits.last_ms()):
+                    self.output.emit_watermark(self._emitted_ms)
                 self._is_idle = True
                 self.output.emit_status(idle=True)
             elif signal.timestamp_ms > self._emitted_ms:
