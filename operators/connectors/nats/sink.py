@@ -1,0 +1,341 @@
+"""`hf.NatsSink`: rows as messages of a JetStream stream, exactly once.
+
+Rows and position are one atomic batch: the server stores all of its messages, or none. The last one is the position, on a subject
+of its own in the same stream, and the server takes it only if the last message of that subject is still the one that was there.
+Source: NATS ADR-50, atomic batch publishing."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.operators.connectors.json_rows import check_json, is_bytes, is_text, json_objects
+from holdfast.operators.connectors.nats.connection import (
+    JETSTREAM_NOT_FOUND,
+    REQUEST_TIMEOUT_S,
+    JetStreamError,
+    NatsConnection,
+    NatsLogin,
+    StreamInfo,
+    answer_of,
+    covers,
+)
+from holdfast.operators.sinks.parquet import FILE_SIZE_MAX
+from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.staged import StagedSink
+from holdfast.operators.sinks.target import CommitTarget
+from holdfast.statebackends.errors import FencedError, InvalidConfigError, InvalidRowError
+from holdfast.statebackends.secrets import Secret
+
+BATCH_MESSAGES = 1_000
+"""Of an atomic batch, at most: the server's limit."""
+
+MESSAGE_BYTES_MAX = 1_000_000
+"""Default of the server's `max_payload`, about."""
+
+TAKEOVERS_MAX = 20
+
+POSITIONS_KEPT = 256
+"""Messages with older positions, about: they are purged behind so many commits."""
+
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""JetStream's error codes: another message is the last of the subject; 10164 where the server says no number."""
+
+CONNECTOR = "NatsSink"
+
+
+class NatsSink(StagedSink):
+    """Appends rows to a JetStream stream, exactly once, by `nats-py` (extra `holdfast[nats]`); NATS 2.12 or newer.
+
+    servers: URL or URLs, `nats://host:4222`; `hf.Secret` for one with a password.
+    stream: it has to be there, with `allow_atomic`, and with subjects that take those of the rows and of the positions.
+    subject: of all messages; or subject_column: the column with each row's.
+    value: a column of text or bytes as it is; a list of columns: a JSON object of them; None: of all but subject_column.
+    sink_id: identity of the output. positions: subject of its positions, `<stream>.holdfast.<sink id>` in lower case if not given.
+    user, password, token, credentials, ca_file: login; the first three may be `hf.Secret`.
+    message_bytes_max: bytes of a message; a longer row is an InvalidRowError before its checkpoint.
+    rows_per_commit: at most 999, which is the default: readers see a checkpoint with more rows in several steps.
+    commit_interval_ms, file_size_max: as of StagedSink.
+
+    Raises InvalidConfigError for settings, and for a stream that can't take batches or would forget the position: a `max_age`
+    without `allow_msg_ttl`, or retention by interest."""
+
+    def __init__(
+        self,
+        servers: str | Secret | Sequence[str | Secret],
+        stream: str,
+        sink_id: str = "",
+        *,
+        subject: str = "",
+        subject_column: str = "",
+        value: str | Sequence[str] | None = None,
+        positions: str = "",
+        user: str | Secret = "",
+        password: str | Secret = "",
+        token: str | Secret = "",
+        credentials: str = "",
+        ca_file: str = "",
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        rows_per_commit: int = BATCH_MESSAGES - 1,
+        commit_interval_ms: int = 0,
+        file_size_max: int = FILE_SIZE_MAX,
+        name: str = "",
+    ) -> None:
+        if bool(subject) == bool(subject_column):
+            raise InvalidConfigError("NatsSink: give either subject or subject_column", setting="subject")
+        if subject and not _is_subject(subject):
+            raise InvalidConfigError(f"NatsSink: {subject!r} is no subject to publish to", setting="subject")
+        if not stream or any(character in stream for character in " .*>/\\"):
+            raise InvalidConfigError(f"NatsSink: {stream!r} is no name of a stream", setting="stream")
+        if type(rows_per_commit) is not int or not 1 <= rows_per_commit < BATCH_MESSAGES:
+            raise InvalidConfigError(
+                f"NatsSink: rows_per_commit is a number from 1 to {BATCH_MESSAGES - 1}, not {rows_per_commit!r}: rows and their "
+                f"position are one batch, and a server takes {BATCH_MESSAGES} messages",
+                setting="rows_per_commit",
+            )
+        several = (servers,) if isinstance(servers, str | Secret) else tuple(servers)
+        login = NatsLogin(several, user, password, token, credentials, ca_file)
+        columns = value if isinstance(value, str) or value is None else tuple(value)
+        super().__init__(
+            NatsTarget(login, stream, subject, subject_column, columns, positions, message_bytes_max),
+            sink_id,
+            rows_per_commit=rows_per_commit,
+            commit_interval_ms=commit_interval_ms,
+            file_size_max=file_size_max,
+            name=name or f"nats {stream}",
+        )
+
+
+class NatsTarget(CommitTarget):
+    """See `NatsSink`."""
+
+    def __init__(
+        self,
+        login: NatsLogin,
+        stream: str,
+        subject: str,
+        subject_column: str,
+        value: str | tuple[str, ...] | None,
+        positions: str,
+        message_bytes_max: int,
+    ) -> None:
+        self._login = login
+        self._stream = stream
+        self._subject = subject
+        self._subject_column = subject_column
+        self._value = value
+        self._positions = positions
+        self._message_bytes_max = message_bytes_max
+        self._connection: NatsConnection | None = None
+        self._position_headers: dict[str, str] = {}
+        self._stored: tuple[int, CommitPosition] | None = None
+        """Sequence of the last position, and the position, as far as this target knows."""
+        self._commits = 0
+
+    @property
+    def place(self) -> str:
+        return f"stream {self._stream} of NATS at {self._login.place}"
+
+    @property
+    def identity(self) -> str:
+        return f"NATS stream {self._stream}"
+
+    # ------------------------------------------------------------------------------------------------------------------ rows
+
+    def check(self, schema: pa.Schema) -> None:
+        named = (self._value,) if isinstance(self._value, str) else self._value or ()
+        for column in (*named, *filter(None, [self._subject_column])):
+            if column not in schema.names:
+                raise InvalidConfigError(f"NatsSink: {column!r} is no column of the rows: {schema.names}", column=column)
+        if self._subject_column and not is_text(schema.field(self._subject_column).type):
+            raise InvalidConfigError("NatsSink: subject_column holds no text", column=self._subject_column)
+        if isinstance(self._value, str):
+            kind = schema.field(self._value).type
+            if not (is_text(kind) or is_bytes(kind)):
+                raise InvalidConfigError(
+                    f"NatsSink: value={self._value!r} holds {kind}: give text or bytes, or a list of columns for JSON",
+                    column=self._value,
+                )
+            return
+        columns = self._json_columns(schema)
+        if not columns:
+            raise InvalidConfigError("NatsSink: no column is left for the messages", setting="value")
+        check_json("NatsSink", schema, columns)
+
+    def _json_columns(self, schema: pa.Schema) -> list[str]:
+        return [name for name in (self._value or schema.names) if name != self._subject_column or self._value]
+
+    def staged_schema(self, schema: pa.Schema) -> pa.Schema:
+        fields = [pa.field("data", pa.binary(), nullable=False)]
+        return pa.schema([*fields, pa.field("subject", pa.string(), nullable=False)] if self._subject_column else fields)
+
+    def stage(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(self._value, str):
+            data = pc.fill_null(columns.column(self._value).cast(pa.binary()), b"")
+        else:
+            data = json_objects(columns.select(self._json_columns(columns.schema)))
+        longest = pc.max(pc.binary_length(data)).as_py() or 0
+        if longest > self._message_bytes_max:
+            row = int(pc.index(pc.binary_length(data), longest).as_py())
+            reason = f"its message has {longest} bytes, {self._message_bytes_max} are allowed (message_bytes_max)"
+            raise self._refused(columns, row, None, reason)
+        arrays = [data]
+        if self._subject_column:
+            subjects = columns.column(self._subject_column).cast(pa.string())
+            legal = pc.fill_null(pc.match_substring_regex(subjects, r"^[^\s.*>]+(\.[^\s.*>]+)*$"), False)
+            if not pc.all(legal).as_py():
+                row = int(pc.index(legal, False).as_py())
+                raise self._refused(columns, row, self._subject_column, f"{subjects[row].as_py()!r} is no subject to publish to")
+            arrays.append(subjects)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.staged_schema(columns.schema))
+
+    def _refused(self, rows: pa.RecordBatch, row: int, column: str | None, reason: str) -> InvalidRowError:
+        record = repr(rows.slice(row, 1).to_pylist()[0])[:500]
+        return InvalidRowError(f"NatsSink to {self._stream}: row {record}: {reason}", column=column, reason=reason, record=record)
+
+    # --------------------------------------------------------------------------------------------------------------- commits
+
+    def open(self, owner: CommitOwner) -> CommitPosition:
+        self.close()
+        connection = self._connection = NatsConnection(self._login, CONNECTOR)
+        connection.open()
+        subject = self._position_subject(owner.sink_id)
+        self._check_stream(connection.stream_info(self._stream), subject)
+        refused: Exception
+        for _ in range(TAKEOVERS_MAX):
+            sequence, stored = self._read(connection, subject)
+            position = owner.take(stored)
+            try:
+                self._stored = self._publish(connection, [], sequence, position), position
+            except JetStreamError as error:
+                if error.err_code not in WRONG_LAST_SEQUENCE:
+                    raise
+                refused = error
+                continue
+            self._purge(connection, subject)
+            return position
+        raise refused
+
+    def apply(self, batches: Iterator[pa.RecordBatch], expected: CommitPosition, position: CommitPosition) -> None:
+        connection = self._connection
+        assert connection is not None
+        if self._stored is None or self._stored[1] != expected:
+            self._stored = self._expect(connection, expected)
+        messages: list[tuple[str, bytes]] = []
+        for batch in batches:
+            subjects = batch.column("subject").to_pylist() if self._subject_column else [self._subject] * batch.num_rows
+            messages += zip(subjects, batch.column("data").to_pylist(), strict=True)
+        sequence, self._stored = self._stored[0], None  # unknown, until the server has answered
+        try:
+            self._stored = self._publish(connection, messages, sequence, position), position
+        except JetStreamError as error:
+            if error.err_code in WRONG_LAST_SEQUENCE:
+                self._expect(connection, expected)
+            raise
+        self._commits += 1
+        if self._commits % POSITIONS_KEPT == 0:
+            self._purge(connection, self._position_subject(position.sink_id))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _position_subject(self, sink_id: str) -> str:
+        if self._positions:
+            return self._positions
+        plain = "".join(character if character.isalnum() or character in "-_" else "_" for character in sink_id)
+        return f"{self._stream.lower()}.holdfast.{plain}"
+
+    def _check_stream(self, stream: StreamInfo, positions: str) -> None:
+        """Raises InvalidConfigError when the stream would not take the messages as a batch, or would forget the position."""
+        where = f"NatsSink: {self.place}"
+        config = stream.config
+        if not config.get("allow_atomic"):
+            raise InvalidConfigError(f"{where} takes no atomic batches: set allow_atomic", setting="allow_atomic")
+        for subject in filter(None, (self._subject, positions)):
+            if not any(covers(pattern, subject) for pattern in stream.subjects):
+                raise InvalidConfigError(
+                    f"{where} does not take subject {subject}, its subjects are {', '.join(stream.subjects)}", setting="subject"
+                )
+        if config.get("retention") == "interest":
+            raise InvalidConfigError(
+                f"{where} keeps only what consumers wait for: it would lose the position", setting="retention"
+            )
+        if config.get("max_age") and not config.get("allow_msg_ttl"):
+            raise InvalidConfigError(
+                f"{where} deletes messages by age, the position too: set allow_msg_ttl, by which a position stays",
+                setting="max_age",
+            )
+        self._position_headers = {"Nats-TTL": "never"} if config.get("allow_msg_ttl") else {}
+
+    def _read(self, connection: NatsConnection, subject: str) -> tuple[int, CommitPosition | None]:
+        """From the leader of the stream: a replica may be behind. Sequence 0: there is no position."""
+        try:
+            message = connection.request(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})["message"]
+        except JetStreamError as error:
+            if error.code == JETSTREAM_NOT_FOUND:
+                return 0, None
+            raise
+        data = base64.b64decode(message.get("data", ""))
+        return int(message["seq"]), CommitPosition.decode(data, f"{self.place}, subject {subject}")
+
+    def _expect(self, connection: NatsConnection, expected: CommitPosition) -> tuple[int, CommitPosition]:
+        """Sequence of the stored position. Raises FencedError when it is another one."""
+        sequence, stored = self._read(connection, self._position_subject(expected.sink_id))
+        if stored != expected:
+            raise FencedError(
+                f"sink {expected.sink_id}: {self.place} is at {stored}, not at {expected}",
+                sink=expected.sink_id,
+                owner=expected.job_id if stored is None else stored.job_id,
+                job_id=expected.job_id,
+                held=expected.attempt,
+                newer=0 if stored is None else stored.attempt,
+            )
+        return sequence, expected
+
+    def _publish(
+        self, connection: NatsConnection, messages: Sequence[tuple[str, bytes]], expected: int, position: CommitPosition
+    ) -> int:
+        """Store all messages and the position, or nothing; the position's sequence. Raises JetStreamError."""
+        subject = self._position_subject(position.sink_id)
+        conditions = {"Nats-Expected-Last-Subject-Sequence": str(expected), **self._position_headers}
+        work = publish_batch(connection.client, messages, subject, position.encode(), conditions)
+        return connection.run(work, REQUEST_TIMEOUT_S * 2)
+
+    def _purge(self, connection: NatsConnection, subject: str) -> None:
+        """Older positions. A stream may refuse it, and keeps them."""
+        try:
+            connection.request(f"STREAM.PURGE.{self._stream}", {"filter": subject, "keep": 1})
+        except JetStreamError:
+            return
+
+
+async def publish_batch(
+    client: Any, messages: Sequence[tuple[str, bytes]], last_subject: str, last: bytes, conditions: Mapping[str, str]
+) -> int:
+    """One atomic batch; the sequence of its last message. The server answers to the first message, and to the last."""
+    if not messages:
+        reply = await client.request(last_subject, last, timeout=REQUEST_TIMEOUT_S, headers=dict(conditions))
+        return int(answer_of(reply.data)["seq"])
+    batch = secrets.token_hex(16)
+    for number, (subject, data) in enumerate(messages, 1):
+        headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
+        if number == 1:
+            reply = await client.request(subject, data, timeout=REQUEST_TIMEOUT_S, headers=headers)
+            if reply.data:
+                answer_of(reply.data)
+        else:
+            await client.publish(subject, data, headers=headers)
+    headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(len(messages) + 1), "Nats-Batch-Commit": "1", **conditions}
+    reply = await client.request(last_subject, last, timeout=REQUEST_TIMEOUT_S, headers=headers)
+    return int(answer_of(reply.data)["seq"])
+
+
+def _is_subject(subject: str) -> bool:
+    return bool(subject) and all(token and not any(c in token for c in "*> \t\r\n") for token in subject.split("."))

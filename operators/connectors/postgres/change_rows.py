@@ -1,0 +1,212 @@
+"""CORE: changes of tables as rows: messages in, columns of Arrow out, with the position behind each row. Pure.
+
+A position is (LSN, index): inside a transaction the LSN of its commit and the number of its rows that are behind us, between two
+the end of the last one, and 0. A transaction is sent again as a whole; rows that were passed on are then skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.operators.connectors.postgres.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    Truncate,
+    Update,
+    Value,
+    Values,
+)
+from holdfast.operators.connectors.postgres.table import TableColumn
+from holdfast.operators.sources.splits import DeadLetter, Position
+
+OP, TABLE, COMMITTED_AT, UNCHANGED_COLUMNS = "op", "table", "committed_at", "unchanged"
+META = pa.schema(
+    [
+        pa.field(OP, pa.string(), nullable=False),
+        pa.field(TABLE, pa.string(), nullable=False),
+        pa.field(COMMITTED_AT, pa.timestamp("us", "UTC"), nullable=False),
+        pa.field(UNCHANGED_COLUMNS, pa.list_(pa.string())),
+    ]
+)
+_EPOCH_US = 946_684_800_000_000
+"""2000-01-01, where PostgreSQL's time begins."""
+
+_READ: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int2": pa.int16(),
+    "int4": pa.int32(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+    "float8": pa.float64(),
+    "bytea": pa.binary(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+}
+
+
+def read_type(column: TableColumn) -> pa.DataType:
+    """What a column is read as. Of a type that Arrow does not have: the server's text."""
+    if column.labels:
+        return pa.string()
+    digits = column.digits
+    if digits is not None and digits[1] >= 0 and 0 < sum(digits) <= 38:
+        return pa.decimal128(sum(digits), digits[1])
+    return _READ.get(column.type, pa.string())
+
+
+class UnknownRelationError(Exception):
+    """A change of a table that was not described."""
+
+
+class Change(NamedTuple):
+    """One row, not yet in columns."""
+
+    op: str
+    table: str
+    committed_us: int
+    values: Mapping[str, Value]
+    position: Position
+
+
+class ChangeRows:
+    """The changes of some tables, from one position on."""
+
+    def __init__(self, tables: Sequence[str], columns: pa.Schema, position: Position) -> None:
+        """tables: `schema.table` each; columns: of the rows, behind those of `META`."""
+        self._tables = frozenset(tables)
+        self._columns = columns
+        self._from = position or (0, 0)
+        self._relations: dict[int, tuple[str, tuple[str, ...]]] = {}
+        """Oid -> name, and names of the columns."""
+        self._begin: Begin | None = None
+        self._index = 0
+        self._changes: list[Change] = []
+        self.last_commit_lsn = 0
+        """Of the last transaction that came as a whole; 0: none did."""
+        self.position: Position = self._from
+        """Behind all messages so far."""
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return self._begin is not None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._changes)
+
+    def advance(self, lsn: int) -> None:
+        """Nothing comes of what is in front of an LSN; not in a transaction."""
+        if self._begin is None and lsn > self.position[0]:
+            self.position = (lsn, 0)
+
+    def take(self, message: Message) -> None:
+        """Raises UnknownRelationError."""
+        match message:
+            case Begin():
+                self._begin, self._index = message, 0
+            case Commit():
+                self._begin, self.last_commit_lsn = None, message.commit_lsn
+                self.advance(message.end_lsn)
+            case Relation():
+                self._relations[message.oid] = (message.name, tuple(each.name for each in message.columns))
+            case Insert():
+                self._add("insert", message.relation, message.new)
+            case Update():
+                self._update(message)
+            case Delete():
+                self._add("delete", message.relation, message.old)
+            case Truncate():
+                for relation in message.relations:
+                    self._add("truncate", relation, ())
+            case _:
+                assert_never(message)
+
+    def _update(self, message: Update) -> None:
+        """One whose key has changed deletes the old key, and inserts a row: who keeps rows by key then needs nothing else."""
+        new = message.new
+        if message.old is not None:
+            new = tuple(old if value is UNCHANGED else value for value, old in zip(new, message.old, strict=True))
+        if message.key is not None:
+            self._add("delete", message.relation, message.key)
+        self._add("insert" if message.key is not None else "update", message.relation, new)
+
+    def _add(self, op: str, relation_oid: int, values: Values) -> None:
+        relation, begin = self._relations.get(relation_oid), self._begin
+        if relation is None or begin is None:
+            raise UnknownRelationError(f"a change of relation {relation_oid}, which was not described, or outside of a transaction")
+        table, names = relation
+        if table not in self._tables:
+            return
+        self._index += 1
+        position = (begin.commit_lsn, self._index)
+        if position <= self._from:
+            return
+        self._changes.append(Change(op, table, begin.committed_us + _EPOCH_US, dict(zip(names, values, strict=False)), position))
+        self.position = position
+
+    def drain(self) -> tuple[pa.RecordBatch | None, npt.NDArray[np.int64] | None, list[DeadLetter]]:
+        """The rows so far, their positions, and rows whose values can't be read."""
+        changes, self._changes = self._changes, []
+        letters: list[DeadLetter] = []
+        if not changes:
+            return None, None, letters
+        try:
+            batch = self._batch(changes)
+        except (pa.ArrowException, ValueError):
+            changes, letters = self._readable(changes)
+            batch = self._batch(changes)
+        return batch, np.array([each.position for each in changes], np.int64).reshape(-1, 2), letters
+
+    def _readable(self, changes: Sequence[Change]) -> tuple[list[Change], list[DeadLetter]]:
+        """The rows that can be read; each that can't as a letter."""
+        kept: list[Change] = []
+        letters = []
+        for change in changes:
+            try:
+                self._batch([change])
+            except (pa.ArrowException, ValueError) as error:
+                raw = repr({name: value for name, value in change.values.items() if value is not UNCHANGED}).encode()
+                lsn, index = change.position
+                letters.append(DeadLetter((lsn, index - 1), change.position, f"{change.table}: {error}", raw, len(kept)))
+            else:
+                kept.append(change)
+        return kept, letters
+
+    def _batch(self, changes: Sequence[Change]) -> pa.RecordBatch:
+        arrays = [
+            pa.array([each.op for each in changes], pa.string()),
+            pa.array([each.table for each in changes], pa.string()),
+            pa.array([each.committed_us for each in changes], pa.int64()).cast(META.field(COMMITTED_AT).type),
+            pa.array([_unchanged(each.values) for each in changes], META.field(UNCHANGED_COLUMNS).type),
+        ]
+        arrays += [column_of([each.values.get(column.name) for each in changes], column.type) for column in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*META, *self._columns]))
+
+
+def _unchanged(row: Mapping[str, Value]) -> list[str] | None:
+    return [name for name, value in row.items() if value is UNCHANGED] or None
+
+
+def column_of(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
+    """Texts of the server as values of a type. Raises ArrowException, ValueError for those that it does not have."""
+    texts = [None if value is UNCHANGED else value for value in values]
+    if pa.types.is_binary(wanted):
+        return pa.array([None if text is None else bytes.fromhex(text[2:].decode()) for text in texts], wanted)
+    found = pa.array(texts, pa.binary()).cast(pa.string())
+    if pa.types.is_boolean(wanted):
+        return pc.equal(found, "t")
+    if pa.types.is_time(wanted):
+        return pc.binary_join_element_wise("1970-01-01", found, " ").cast(pa.timestamp("us")).cast(wanted)
+    return found if pa.types.is_string(wanted) else found.cast(wanted)

@@ -1,0 +1,165 @@
+"""The sink of NATS at a real server: the kit of connectors, streams that don't fit, and what a reader sees."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.operators.connectors.nats.sink import NatsSink
+from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.target import CommitTarget
+from tests.operators.connectors.nats.conftest import create_stream, messages_of
+from tests.servers.nats import NatsServer
+
+
+def kit(server: NatsServer, label: str, **options: Any) -> list[str]:
+    """check_sink with a stream for each run."""
+    created: set[str] = set()
+
+    def make(name: str) -> NatsSink:
+        if stream_of(name) not in created:
+            created.add(create_stream(server.url, stream_of(name)))
+        return NatsSink(server.url, stream_of(name), subject=f"{stream_of(name).lower()}.rows")
+
+    def stream_of(name: str) -> str:
+        return f"{label}-{name}"
+
+    def read(name: str) -> list[tuple[int, str | None]]:
+        rows = [json.loads(data) for data in messages_of(server.url, stream_of(name), f"{stream_of(name).lower()}.rows")]
+        return [(row["id"], row["text"]) for row in rows]
+
+    return hf.testing.check_sink(make, read, **options)
+
+
+@pytest.mark.parametrize("scenario", ["owners that wake late", "fails behind call 2, apply"])
+def test_the_kit(nats_server: NatsServer, scenario: str) -> None:
+    assert scenario in kit(nats_server, f"some{len(scenario)}", only=scenario)
+
+
+@pytest.mark.endurance
+def test_the_whole_kit(nats_server: NatsServer) -> None:
+    kit(nats_server, "all", points="all")
+
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string()), pa.field("to", pa.string())])
+
+
+def owner(attempt: int = 1, known: CommitPosition | None = None, restored: int = 0) -> CommitOwner:
+    return CommitOwner("orders/eu", "job", attempt, f"nonce{attempt}", known, (), restored)
+
+
+def target(server: NatsServer, stream: str, **settings: Any) -> CommitTarget:
+    settings.setdefault("subject", f"{stream.lower()}.rows")
+    made = NatsSink(settings.pop("servers", server.url), stream, **settings).target
+    made.check(SCHEMA)
+    return made
+
+
+def rows(*ids: int, to: str | None = None, text: str = "x") -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": ids, "text": [text for _ in ids], "to": [to for _ in ids]}, schema=SCHEMA)
+
+
+def staged(made: CommitTarget, *ids: int, **columns: Any) -> Iterator[pa.RecordBatch]:
+    yield made.stage(rows(*ids, **columns))
+
+
+def test_rows_go_to_the_subject_of_their_column_and_as_the_bytes_of_another(nats_server: NatsServer, stream: str) -> None:
+    low = stream.lower()
+    made = target(nats_server, stream, subject="", subject_column="to", value="text")
+    position = made.open(owner())
+    made.apply(staged(made, 1, 2, to=f"{low}.eu", text="plain"), position, moved := position.moved(1))
+    made.apply(staged(made, 3, to=f"{low}.us", text="more"), moved, moved.moved(2))
+    made.close()
+    assert messages_of(nats_server.url, stream, f"{low}.eu") == [b"plain", b"plain"]
+    assert messages_of(nats_server.url, stream, f"{low}.us") == [b"more"]
+    assert len(messages_of(nats_server.url, stream, f"{low}.holdfast.orders_eu")) == 3
+
+
+def test_older_positions_are_purged_and_the_last_one_outlives_the_age_of_messages(nats_server: NatsServer) -> None:
+    stream = create_stream(nats_server.url, "AGED", max_age=3600.0, allow_msg_ttl=True)
+    made = target(nats_server, stream)
+    position = made.open(owner())
+    for checkpoint in range(1, 5):
+        made.apply(staged(made, checkpoint), position, moved := position.moved(checkpoint))
+        position = moved
+    again = made.open(owner(2, position, 4))
+    made.close()
+    assert again.checkpoint_id == 4
+    assert len(messages_of(nats_server.url, stream, "aged.holdfast.orders_eu")) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"allow_atomic": False}, "takes no atomic batches: set allow_atomic"),
+        ({"retention": "interest"}, "would lose the position"),
+        ({"max_age": 60.0}, "set allow_msg_ttl"),
+        ({"subjects": ["elsewhere.rows"]}, r"does not take subject bad\w+\.rows, its subjects are elsewhere"),
+    ],
+)
+def test_a_stream_that_can_not_keep_the_promise_is_refused(nats_server: NatsServer, config: dict[str, Any], words: str) -> None:
+    stream = create_stream(nats_server.url, f"BAD{len(words)}", **config)
+    made = target(nats_server, stream)
+    with pytest.raises(hf.InvalidConfigError, match=words):
+        made.open(owner())
+    made.close()
+
+
+def test_bad_settings_rows_and_servers_are_named(nats_server: NatsServer, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(hf.InvalidConfigError, match="either subject or subject_column"):
+        NatsSink(nats_server.url, stream)
+    with pytest.raises(hf.InvalidConfigError, match=r"'a\.\*' is no subject"):
+        NatsSink(nats_server.url, stream, subject="a.*")
+    with pytest.raises(hf.InvalidConfigError, match="rows_per_commit is a number from 1 to 999, not 1000"):
+        NatsSink(nats_server.url, stream, subject="a", rows_per_commit=1000)
+    with pytest.raises(hf.InvalidConfigError, match="'no' is no column of the rows"):
+        target(nats_server, stream, value="no")
+    with pytest.raises(hf.InvalidRowError, match="its message has 2000 bytes, 1000 are allowed"):
+        target(nats_server, stream, value="text", message_bytes_max=1000).stage(rows(1, text="x" * 2000))
+    with pytest.raises(hf.InvalidRowError, match=r"'a\.>' is no subject to publish to"):
+        target(nats_server, stream, subject="", subject_column="to").stage(rows(1, to="a.>"))
+    with pytest.raises(hf.InvalidConfigError, match="there is no stream GONE"):
+        target(nats_server, "GONE").open(owner())
+    monkeypatch.setenv("NATS_URL", nats_server.url)
+    made = target(nats_server, stream, servers=hf.Secret("NATS_URL"))
+    assert str(nats_server.port).encode() not in pickle.dumps(made)
+    assert str(nats_server.port) not in made.place
+    assert made.open(owner()).owner == 1
+    made.close()
+
+
+def test_a_wrong_password_is_named_without_it() -> None:
+    with NatsServer(user="shop", password="right") as server:
+        made = target(server, "ORDERS", servers=server.url.replace("right", "wrong"))
+        with pytest.raises(hf.InvalidConfigError, match="the server refuses the login") as refused:
+            made.open(owner())
+        assert "wrong" not in str(refused.value)
+
+
+def test_a_server_without_batches_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rb") as lines:
+                info = {"server_id": "x", "version": "2.9.10", "max_payload": 1_048_576, "headers": True, "proto": 1}
+                connection.sendall(b"INFO " + json.dumps(info).encode() + b"\r\n")
+                for line in lines:
+                    if line.startswith(b"PING"):
+                        connection.sendall(b"PONG\r\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        made = NatsSink(f"nats://127.0.0.1:{port}", "ORDERS", subject="orders.rows").target
+        with pytest.raises(hf.InvalidConfigError, match=r"the server is NATS 2\.9, 2\.12 or newer is needed"):
+            made.open(owner())
+        thread.join(10)

@@ -1,0 +1,229 @@
+"""Delta tables: the kit of connectors, other writers beside, tables that don't fit, and maintenance."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+import holdfast as hf
+from holdfast.barriers.stagedsink import CommitMark
+from holdfast.operators.connectors.delta import RETENTION, DeltaTarget
+from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
+from tests.s3_server import S3Server
+from tests.s3_server import bucket as bucket
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
+
+SCHEMA = hf.testing.CHECKED_COLUMNS
+
+
+def rows_of(table: Path) -> list[tuple[int, str | None]]:
+    if not table.exists():
+        return []
+    rows = DeltaTable(str(table)).to_pyarrow_table().to_pylist()
+    return sorted((row["id"], row["text"]) for row in rows)
+
+
+def batches(*ids: int) -> Iterator[pa.RecordBatch]:
+    for number in ids:
+        yield pa.RecordBatch.from_pydict({"id": [number], "text": [f"row {number}"]}, schema=SCHEMA)
+
+
+def owner(attempt: int = 1, known: CommitPosition | None = None, restored: int = 0) -> CommitOwner:
+    return CommitOwner("orders", "job", attempt, f"nonce{attempt}", known, (), restored)
+
+
+def target(table: Path, *, schema: pa.Schema = SCHEMA, partition_by: tuple[str, ...] = (), **options: Any) -> DeltaTarget:
+    made = DeltaTarget(str(table), partition_by, options, None)
+    made.check(schema)
+    return made
+
+
+@pytest.mark.parametrize("scenario", ["owners that wake late", "fails behind call 2, apply", "dies within call 1, apply"])
+def test_the_kit(tmp_path: Path, scenario: str) -> None:
+    passed = hf.testing.check_sink(
+        lambda name: hf.DeltaSink(str(tmp_path / name)), lambda name: rows_of(tmp_path / name), only=scenario
+    )
+    assert scenario in passed
+
+
+@pytest.mark.endurance
+def test_the_whole_kit(tmp_path: Path) -> None:
+    hf.testing.check_sink(lambda name: hf.DeltaSink(str(tmp_path / name)), lambda name: rows_of(tmp_path / name), points="all")
+
+
+def test_rows_of_others_and_maintenance_change_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    first = target(table)
+    position = first.open(owner())
+    for checkpoint in (1, 2, 3):
+        write_deltalake(str(table), pa.table({"id": [100 + checkpoint], "text": ["theirs"]}, schema=SCHEMA), mode="append")
+        first.apply(batches(checkpoint), position, moved := position.moved(checkpoint))
+        position = moved
+    maintained = DeltaTable(str(table))
+    maintained.optimize.compact()
+    maintained.create_checkpoint()
+    maintained.cleanup_metadata()
+    maintained.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+
+    again = target(table).open(owner(2, position, 3))
+    assert (again.checkpoint_id, again.owner) == (3, position.owner + 1)
+    assert [number for number, _ in rows_of(table)] == [1, 2, 3, 101, 102, 103]
+
+
+def test_an_apply_that_a_takeover_overtakes_commits_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    old, new = target(table), target(table)
+    position = old.open(owner())
+    taken: list[CommitPosition] = []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from batches(1)
+        with ThreadPoolExecutor(1) as elsewhere:  # not on the client's own thread, which reads the rows
+            taken.append(elsewhere.submit(new.open, owner(2)).result(timeout=30))
+        yield from batches(2)
+
+    with pytest.raises(hf.FencedError, match="sink orders"):
+        old.apply(rows(), position, position.moved(1))
+    assert rows_of(table) == []
+    new.apply(batches(1, 2), taken[0], taken[0].moved(1))
+    assert [number for number, _ in rows_of(table)] == [1, 2]
+
+
+def test_errors_of_the_rows_themselves_come_out_as_they_are(tmp_path: Path) -> None:
+    made = target(tmp_path / "table")
+    position = made.open(owner())
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from batches(1)
+        raise hf.CorruptStateError("a staged file is damaged", operator="orders", reason="")
+
+    with pytest.raises(hf.CorruptStateError, match="a staged file is damaged"):
+        made.apply(rows(), position, position.moved(1))
+    made.apply(batches(1), position, position.moved(1))
+    assert [number for number, _ in rows_of(tmp_path / "table")] == [1]
+
+
+def test_partitions_times_and_another_order_of_columns(tmp_path: Path) -> None:
+    day = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    types = {"at": pa.timestamp("us", "UTC"), "price": pa.decimal128(10, 2), "day": pa.date32(), "shop": pa.string()}
+    schema = pa.schema(list(types.items()))
+    columns: dict[str, list[Any]] = {"at": [day], "price": [None], "day": [day.date()], "shop": ["a/b c"]}
+    existing = pa.table(columns, schema=schema).select(["shop", "day", "price", "at"])
+    write_deltalake(str(tmp_path / "t"), existing, partition_by=["day", "shop"])
+    made = target(tmp_path / "t", schema=schema)
+    position = made.open(owner())
+    made.apply(iter([pa.RecordBatch.from_pydict(columns, schema=schema)]), position, position.moved(1))
+    stored = DeltaTable(str(tmp_path / "t"))
+    assert stored.to_pyarrow_table().to_pylist() == [{name: columns[name][0] for name in ("shop", "day", "price", "at")}] * 2
+    assert stored.metadata().partition_columns == ["day", "shop"]
+
+
+@pytest.mark.parametrize(
+    ("existing", "words"),
+    [
+        (pa.schema([("id", pa.int64())]), "has no column text"),
+        (pa.schema([*SCHEMA, ("more", pa.int64())]), "has a column that the rows don't have: more"),
+        (pa.schema([("id", pa.int32()), ("text", pa.string())]), "column id is .*integer.*long"),
+        (pa.schema([("id", pa.int64()), pa.field("text", pa.string(), nullable=False)]), "column text takes no nulls"),
+    ],
+)
+def test_a_table_with_other_columns_is_refused(tmp_path: Path, existing: pa.Schema, words: str) -> None:
+    DeltaTable.create(str(tmp_path / "t"), existing)
+    with pytest.raises(hf.InvalidConfigError, match=words) as refused:
+        target(tmp_path / "t").open(owner())
+    assert str(tmp_path / "t") in str(refused.value)
+    assert DeltaTable(str(tmp_path / "t")).version() == 0
+
+
+def test_what_can_not_be_kept_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(hf.InvalidConfigError, match="no type for column at"):
+        target(tmp_path / "a", schema=pa.schema([("at", pa.time64("us"))]))
+    with pytest.raises(hf.InvalidConfigError, match="partition_by names day"):
+        target(tmp_path / "a", partition_by=("day",))
+    with pytest.raises(hf.InvalidConfigError, match="partition_by is a sequence"):
+        hf.DeltaSink(str(tmp_path / "a"), partition_by="day")
+    DeltaTable.create(str(tmp_path / "b"), SCHEMA, configuration={RETENTION: "interval 1 days"})
+    with pytest.raises(hf.InvalidConfigError, match="forgets how far"):
+        target(tmp_path / "b").open(owner())
+    DeltaTable.create(str(tmp_path / "c"), SCHEMA, partition_by=["id"])
+    with pytest.raises(hf.InvalidConfigError, match=r"partitioned by \['id'\], not by \['text'\]"):
+        target(tmp_path / "c", partition_by=("text",)).open(owner())
+
+
+def test_every_field_of_a_position_is_kept(tmp_path: Path) -> None:
+    made = target(tmp_path / "t")
+    first = made.open(dataclasses.replace(owner(), line="a state directory"))
+    mark = CommitMark(2**40, 3, "0123456789abcdef")
+    second = msgspec.structs.replace(first, checkpoint_id=2**40, row=7, tag="fedcba9876543210", repeated=9, reached=mark)
+    made.apply(batches(1), first, second)
+    assert all(getattr(second, field.name) != field.default for field in msgspec.structs.fields(second))
+    made.apply(batches(2), second, second.moved(2**40 + 1, tag="0" * 16))
+    with pytest.raises(hf.FencedError):
+        made.apply(batches(2), second, second.moved(2**40 + 1, tag="1" * 16))
+    assert made._stored("orders") == second.moved(2**40 + 1, tag="0" * 16)
+
+
+def test_two_sinks_on_one_table_are_two_positions(tmp_path: Path) -> None:
+    ours, theirs = target(tmp_path / "t"), target(tmp_path / "t")
+    first = ours.open(owner())
+    other = theirs.open(CommitOwner("refunds", "other job", 1, "nonce", None, (), 0))
+    ours.apply(batches(1), first, first.moved(1))
+    theirs.apply(batches(2), other, other.moved(5))
+    assert target(tmp_path / "t").open(owner(2, first.moved(1), 1)).checkpoint_id == 1
+    assert [number for number, _ in rows_of(tmp_path / "t")] == [1, 2]
+
+
+def test_a_position_that_can_not_be_read_is_not_guessed(tmp_path: Path) -> None:
+    target(tmp_path / "t").open(owner())
+    damage = CommitProperties(app_transactions=[Transaction("holdfast-orders/owner texts/0", 7)])
+    table = DeltaTable(str(tmp_path / "t"))
+    table.create_write_transaction([], "append", table.schema(), commit_properties=damage)
+    with pytest.raises(hf.CorruptStateError, match=r"application holdfast-orders/owner texts can't be read"):
+        target(tmp_path / "t").open(owner(2))
+
+
+def test_a_takeover_does_not_disturb_other_writers(tmp_path: Path) -> None:
+    first = target(tmp_path / "t").open(owner())
+    theirs = DeltaTable(str(tmp_path / "t"))
+    target(tmp_path / "t").open(owner(2, first))
+    write_deltalake(theirs, pa.table({"id": [7], "text": ["theirs"]}, schema=SCHEMA), mode="append")
+    assert rows_of(tmp_path / "t") == [(7, "theirs")]
+
+
+def test_a_table_on_s3_whose_options_are_secret(server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TABLE_KEY", "key-of-the-table")
+    options: dict[str, Any] = {
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": hf.Secret("TABLE_KEY"),
+    }
+
+    def make() -> DeltaTarget:
+        made = DeltaTarget(f"{bucket}/tables/orders", (), options, None)
+        made.check(SCHEMA)
+        return made
+
+    assert b"key-of-the-table" not in pickle.dumps(make())
+    old, new = make(), make()
+    first = old.open(owner())
+    old.apply(batches(1), first, first.moved(1))
+    second = new.open(owner(2, first.moved(1), 1))
+    with pytest.raises(hf.FencedError):
+        old.apply(batches(2), first.moved(1), first.moved(2))
+    new.apply(batches(2), second, second.moved(2))
+    resolved = {name: value if isinstance(value, str) else value.resolve() for name, value in options.items()}
+    stored = DeltaTable(f"{bucket}/tables/orders", storage_options=resolved)
+    assert sorted(stored.to_pyarrow_table().column("id").to_pylist()) == [1, 2]
