@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
-from holdfast.operators.base import JobPlan, Sink, Source
+from holdfast.operators.base import JobPlan, Source
 from holdfast.operators.datastream.explain import explain_graph, explained_json, explained_text
 from holdfast.operators.datastream.graph import StreamEdge, StreamGraph, build_plan, links_with_reasons
 from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
@@ -26,6 +26,11 @@ from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.event_time.timestamps import timestamps_operator
 from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.schema import RowType
+from holdfast.operators.functions.side_outputs import declared_side_outputs
+from holdfast.operators.sinks.connector import Sink
+from holdfast.operators.sources.dead_letters import DEAD_LETTERS
+from holdfast.operators.sources.split_source import SplitSource, split_source_of
+from holdfast.operators.sources.splits import Source as SplitsSource
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT, check_parallelism
 from holdfast.statebackends.state_processor.contents import Location, absolute_location
@@ -90,21 +95,27 @@ class Environment:
     # --------------------------------------------------------------------------------------------------------- sources
 
     def from_source(
-        self, source: Source, name: str | None = None, *, watermark_strategy: WatermarkStrategy | None = None
+        self, source: Source | SplitsSource[Any], name: str | None = None, *, watermark_strategy: WatermarkStrategy | None = None
     ) -> Stream:
-        """The stream of a rewindable source.
+        """The stream of a rewindable source: one of Holdfast's, or a connector's (a subclass of `hf.Source`).
 
         watermark_strategy: as `assign_timestamps_and_watermarks` right behind it, in one chain, under the source's settings (the
-        operator's uid is `<uid>-watermarks`), by subtask and not by split; None: records have the event times that the source
-        gives, if it does. Raises GraphError as that. Source: Flink, fromSource."""
-        schema: pa.Schema | None = source.schema
-        return self._read(source, name, RowType(None if schema is None else schema.remove_metadata()), watermark_strategy)
+        operator's uid is `<uid>-watermarks`), for a connector by split, the least of those that are not idle; None: records have
+        the event times that the source gives, if it does. Records of a connector that can't be read fail the job
+        (`InvalidRecordError`), unless it reads them: `.side_output(hf.DEAD_LETTERS)`. Raises GraphError as that. Source: Flink,
+        fromSource."""
+        made: Source = split_source_of(source) or source  # type: ignore[assignment]
+        schema: pa.Schema | None = made.schema
+        return self._read(made, name, RowType(None if schema is None else schema.remove_metadata()), watermark_strategy)
 
     def _read(self, source: Source, name: str | None, row_type: RowType, strategy: WatermarkStrategy | None = None) -> Stream:
-        times = None if strategy is None else timestamps_operator(strategy, row_type, "from_source", is_timed=False)
+        is_timed = isinstance(source, SplitSource) and source.gives_event_times
+        times = None if strategy is None else timestamps_operator(strategy, row_type, "from_source", is_timed=is_timed)
         node = self.graph.add(
             "source", name or source.name, source=source, output_type=row_type, watermarks=times, timestamped=times is not None
         )
+        if isinstance(source, SplitSource):
+            node.side_outputs.update(declared_side_outputs([DEAD_LETTERS], node.label))
         return Stream(self, (StreamEdge(node.index),), row_type, node)
 
     def from_dataframe(self, dataframe: DataFrame, *, rows_per_second: float | None = None, name: str = "dataframe") -> Stream:
@@ -113,6 +124,39 @@ class Environment:
         from holdfast.operators.sources.dataframe import DataFrameSource
 
         return self.from_source(DataFrameSource(dataframe, rows_per_second=rows_per_second, name=name))
+
+    def from_stream(
+        self,
+        dataframe: DataFrame,
+        *,
+        available_now: bool = False,
+        trigger_interval: Any = None,
+        output_mode: str = "append",
+        checkpoint: str | None = None,
+        backlog_batches_max: int = 64,
+        backlog_bytes_max: int = 1 << 30,
+        name: str = "stream",
+    ) -> Stream:
+        """Stream of the rows of a streaming DataFrame (`spark.readStream`), whose query runs in the driver. Each micro-batch is
+        stored in the state directory once, whatever Spark makes of it a second time, until no snapshot needs it.
+
+        available_now: the query ends with what is there, and the stream with it. trigger_interval: timedelta or ms between two
+        micro-batches; None: as soon as there are rows. output_mode: append, update or complete, of the query. checkpoint: location
+        of Spark's checkpoint of the query, beside the stored batches by default; on S3 it must be given. backlog_batches_max,
+        backlog_bytes_max: the query waits while so much is stored and unread. Raises InvalidConfigError."""
+        from holdfast.operators.sources.stream import StreamSource
+
+        source = StreamSource(
+            dataframe,
+            available_now=available_now,
+            trigger_interval=trigger_interval,
+            output_mode=output_mode,
+            checkpoint=checkpoint,
+            backlog_batches_max=backlog_batches_max,
+            backlog_bytes_max=backlog_bytes_max,
+            name=name,
+        )
+        return self.from_source(source)
 
     def from_parquet(self, path: Any, *, rows_per_second: float | None = None, name: str = "parquet", **options: Any) -> Stream:
         """Stream of the rows of Parquet files: a file, a folder or a list of files. `options` are those of ParquetSource."""

@@ -38,6 +38,8 @@ class StreamGraphNode(msgspec.Struct, frozen=True):
     used: bool
     """Whether it leads to a sink; else it does not run."""
     inputs: list[StreamInput]
+    note: str | None = None
+    """Of a sink: what readers of its output have to know."""
 
 
 class JobLink(msgspec.Struct, frozen=True):
@@ -127,7 +129,8 @@ def explain_graph(
 
 def _stream_node(node: StreamNode, *, used: bool) -> StreamGraphNode:
     inputs = [_stream_input(edge) for edge in node.inputs]
-    return StreamGraphNode(node.index, node.name, node.uid, node.kind, node.parallelism, used, inputs)
+    note = getattr(node.sink, "note", None) or None
+    return StreamGraphNode(node.index, node.name, node.uid, node.kind, node.parallelism, used, inputs, note)
 
 
 def _stream_input(edge: StreamEdge) -> StreamInput:
@@ -209,7 +212,8 @@ def _call(node: StreamGraphNode) -> str:
     size = "" if node.parallelism is None else f", parallelism {node.parallelism}"
     named = node.name if node.name == node.kind else f"{node.kind} {node.name}"
     uid = f" (uid {node.uid})" if node.uid else ""
-    return f"    #{node.id} {named}{uid}{size}" + (f" <- {inputs}" if inputs else "")
+    note = f"; {node.note}" if node.note else ""
+    return f"    #{node.id} {named}{uid}{size}" + (f" <- {inputs}" if inputs else "") + note
 
 
 def _read(each: StreamInput) -> str:

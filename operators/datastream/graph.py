@@ -24,13 +24,15 @@ from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, 
 from holdfast.barriers.partition import Combining, SubtaskFunction
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.watermark_alignment import aligned_operators
-from holdfast.operators.base import JobPlan, Operator, Sink, Source
+from holdfast.operators.base import JobPlan, Operator, Source
 from holdfast.operators.datastream.used_columns import with_used_columns
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, alignment_properties
 from holdfast.operators.functions.partitioning import CustomPartitioning
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import Selector
-from holdfast.operators.task.source_operator import SOURCE_POSITIONS
+from holdfast.operators.sinks.connector import Sink, committer_operator, writer_operator
+from holdfast.operators.sources.split_source import SplitSource
+from holdfast.operators.task.source_operator import SOURCE_POSITIONS, SPLIT_SCHEMA
 from holdfast.operators.task.timers import timer_metas
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.handles import StateMeta
@@ -41,6 +43,8 @@ UID_CHARACTERS_MAX = 100
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMITTER_SUFFIX = "-committer"
 WATERMARKS_SUFFIX = "-watermarks"
+ENUMERATOR_SUFFIX = "-enumerator"
+ENUMERATOR_KIND = "source_enumerator"
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary())])
 """What travels from the writers of a sink to its committer."""
 
@@ -117,6 +121,10 @@ class StreamNode:
         """How errors call it."""
         return self.uid or self.name
 
+    def is_untimed(self, tag: str | None) -> bool:
+        """Whether rows of an output have no event times, though records of the operator have: what a source could not read."""
+        return tag is not None and self.source is not None
+
 
 class StreamGraph:
     """Nodes in the order in which they were written, which is topological."""
@@ -175,6 +183,8 @@ class PlacedNode:
     """Uid of the writer that a committer belongs to."""
     watermarks_of: str | None = None
     """Uid of the source that an operator gives event times to."""
+    enumerator_of: str | None = None
+    """Uid of the source that an enumerator hands splits to."""
     properties: dict[str, Any] = field(default_factory=dict)
 
 
@@ -337,11 +347,31 @@ def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[Plac
         )
         if node.max_parallelism is not None:
             sized.properties["explicit_max_parallelism"] = True
+        if isinstance(node.source, SplitSource):
+            placed.append(_place_enumerator(node.source, sized))
         placed += [sized] if node.sink is None else _place_sink(node, node.sink, sized)
         if node.watermarks is not None:
             placed.append(_place_watermarks(node.watermarks, sized))
     _refuse_duplicates(placed)
     return placed
+
+
+def _place_enumerator(source: SplitSource[Any], reader: PlacedNode) -> PlacedNode:
+    """The enumerator in front of a source with splits: one subtask, a vertex of its own."""
+    return PlacedNode(
+        uid=reader.uid + ENUMERATOR_SUFFIX,
+        name=f"{reader.name} enumerator",
+        kind=ENUMERATOR_KIND,
+        parallelism=1,
+        max_parallelism=1,
+        uid_generated=reader.uid_generated,
+        index=reader.index,
+        inputs=(),
+        source=source.enumerator(reader.parallelism),
+        output_type=RowType(SPLIT_SCHEMA),
+        chaining=Chaining.NEVER,
+        enumerator_of=reader.uid,
+    )
 
 
 def _place_watermarks(operator: TimestampsOperator, source: PlacedNode) -> PlacedNode:
@@ -362,12 +392,12 @@ def _place_sink(node: StreamNode, sink: Sink, writer: PlacedNode) -> list[Placed
     """The writer, and the committer behind it: one subtask, a vertex of its own."""
     if not sink.sink_id:
         sink.sink_id = writer.uid
-    writer.operator = sink.create_writer(node.input_type.schema)
+    writer.operator = writer_operator(sink.create_writer(node.input_type.schema))
     writer.kind = "sink_writer"
     writer.output_type = RowType(COMMITTABLE_SCHEMA)
     writer.sink_id = sink.sink_id
     writer.properties.update(_sink_properties(sink))
-    committer = sink.create_committer()
+    committer = committer_operator(sink.create_committer())
     if committer is None:
         return [writer]
     return [
@@ -443,12 +473,20 @@ def _refuse_duplicates(placed: list[PlacedNode]) -> None:
 # ------------------------------------------------------------------------------------------------------------------ edges
 
 
+def _reader_of(subtask: int, parallelism: int) -> int:
+    return subtask
+
+
 def _links(placed: list[PlacedNode]) -> list[Link]:
     """Edges between placed nodes with their partitioning decided. Raises GraphError on forward between unequal sizes."""
-    writers = {node.index: node for node in placed if node.committer_of is None}  # of a source its watermarks, if it has any
+    # of a source its watermarks, if it has any
+    writers = {node.index: node for node in placed if node.committer_of is None and node.enumerator_of is None}
     by_uid = {node.uid: node for node in placed}
     links = []
     for node in placed:
+        if node.enumerator_of is not None:
+            edge = StreamEdge(node.index, Partitioning.CUSTOM, custom=SPLIT_PARTITIONING)
+            links.append(_link(node, by_uid[node.enumerator_of], edge))
         if node.watermarks_of is not None:
             links.append(_link(by_uid[node.watermarks_of], node, StreamEdge(node.index)))
         for edge in node.inputs:
@@ -456,6 +494,10 @@ def _links(placed: list[PlacedNode]) -> list[Link]:
         if node.committer_of is not None:
             links.append(_link(writers[node.index], node, StreamEdge(node.index)))
     return links
+
+
+SPLIT_PARTITIONING = CustomPartitioning(_reader_of, ("subtask",), RowType(SPLIT_SCHEMA))
+"""Each split to the reader that the enumerator names."""
 
 
 def _link(source: PlacedNode, target: PlacedNode, edge: StreamEdge) -> Link:

@@ -6,7 +6,6 @@ a notebook's cell has new ones each time it is executed."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import sys
@@ -29,7 +28,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.operators.base import JobPlan, Source
 from holdfast.operators.pickling import dumps_by_value, globals_of, module_travels_by_value, travels_by_value
-from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.sources.dataframe import SparkSource
 from holdfast.statebackends.keygroups import operator_id
 
 WALKED_ITEMS_MAX = 10_000
@@ -77,11 +76,7 @@ def _partitionings(plan: JobPlan, uid: str) -> list[Any]:
 
 def _as_given(source: Source | None) -> Source | None:
     """Where a run of it has put the rows of a DataFrame says nothing of the plan: all runs of a job read them there."""
-    if not isinstance(source, DataFrameSource):
-        return source
-    given = copy.copy(source)
-    given.manifest_path = ""
-    return given
+    return source.as_given() if isinstance(source, SparkSource) else source
 
 
 def describe_difference(running: PlanDigest, new: PlanDigest) -> str | None:

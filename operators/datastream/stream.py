@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, Self, overload
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import Partitioning
-from holdfast.operators.base import JobPlan, Operator, Sink
+from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.datastream.graph import Chaining, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.functions.aggregates import Aggregate, columnar_descriptor
 from holdfast.operators.functions.async_map import AsyncMapOperator, RetryStrategy, check_async_settings
@@ -80,6 +80,7 @@ from holdfast.operators.functions.windows.options import (
 )
 from holdfast.operators.functions.windows.row_functions import PassOn, ProcessWindowFunction, WindowOperator
 from holdfast.operators.functions.windows.triggers import CountTrigger, PurgingTrigger, Trigger, check_trigger
+from holdfast.operators.sinks.connector import Sink
 from holdfast.operators.sinks.simple import PRINTED_ROWS_MAX, PrintSink
 from holdfast.operators.task.user_failures import check_returns, function_name
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
@@ -654,7 +655,8 @@ class Stream(Stage):
 
     @property
     def _timestamped(self) -> bool:
-        return all(self.environment.graph.nodes[edge.source].timestamped for edge in self._inputs)
+        nodes = self.environment.graph.nodes
+        return all(nodes[edge.source].timestamped and not nodes[edge.source].is_untimed(edge.side_output) for edge in self._inputs)
 
     def _declared(self, function: Callable[..., Any], returns: Any, operator: str, *, each: bool = False) -> RowType:
         if not callable(function):

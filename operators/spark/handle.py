@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import FailureReason, printable
 from holdfast.operators.datastream.launcher import CoordinatorClient, Progress
+from holdfast.operators.sources.stream_query import StreamQuery
 from holdfast.operators.spark.messages import (
     describe_attached,
     describe_ending,
@@ -172,6 +173,7 @@ class SparkJobHandle:
         self._line = ProgressLine(enabled=progress)
         self._unsilence = _silence_last_resort(self, job_id, restarts=progress)
         self._runner: SlotRunner | None = None
+        self._inputs: tuple[StreamQuery, ...] = ()
         self._progress = Progress("CREATED", 0, 0, 0.0, 0.0, None, None, 0)
         self._registered: frozenset[int] = frozenset()
         self._nonces: frozenset[str] = frozenset()
@@ -197,6 +199,17 @@ class SparkJobHandle:
         self._runner = runner
         runner.start()
         self._thread.start()
+        for each in self._inputs:
+            each.start()
+
+    @property
+    def inputs(self) -> tuple[StreamQuery, ...]:
+        """Queries that fill inputs of the job."""
+        return self._inputs
+
+    def add_input(self, query: StreamQuery) -> None:
+        """A query that fills an input of the job, as long as this driver runs it; before `start`."""
+        self._inputs = (*self._inputs, query)
 
     # ------------------------------------------------------------------------------------------------------- JobHandle
 
@@ -433,7 +446,9 @@ class SparkJobHandle:
             self._is_released = True
 
     def _let_workers_go(self) -> None:
-        """End workers, threads and display; the coordinator can still be asked. Idempotent."""
+        """End queries, workers, threads and display; the coordinator can still be asked. Idempotent."""
+        for each in self._inputs:
+            each.stop()
         if self._runner is not None:
             self._runner.post(JobEnded() if self._terminal.is_set() else StopRequested())
             self._runner.ended.wait(WORKERS_LEAVE_S)
@@ -453,7 +468,11 @@ class SparkJobHandle:
     def give_up(self, slot: int, error: str) -> None:
         """Fail the waiters, as the workers can't start. The coordinator keeps the job and all of its state for a driver whose
         workers can."""
-        self._failure = f"worker {slot} can't start: {error}"
+        self.fail(f"worker {slot} can't start: {error}")
+
+    def fail(self, error: str) -> None:
+        """Fail the waiters for what the driver can't do. The coordinator keeps the job and all of its state."""
+        self._failure = error
         self._end("FAILED")
 
     def _watch(self) -> None:

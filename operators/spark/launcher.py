@@ -25,8 +25,11 @@ from holdfast.barriers.launches import draw_secret
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.launcher import CoordinatorClient, JobHandle, LaunchOptions
 from holdfast.operators.datastream.unpicklable import check_picklable
-from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sinks.committing import TwoPhaseCommitter
 from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.sources.stream import StreamSource
+from holdfast.operators.sources.stream_query import StreamQuery
+from holdfast.operators.sources.stream_savepoint import begin_stream, check_saved_queries
 from holdfast.operators.spark.handle import SparkJobHandle
 from holdfast.operators.spark.interrupts import spare_workers
 from holdfast.operators.spark.messages import describe_replaced
@@ -95,6 +98,28 @@ class _SlotCount:
             self._handles.add(handle)
 
 
+class _WatchedJob:
+    """Implements JobView on a handle, which the program may drop."""
+
+    def __init__(self, handle: SparkJobHandle) -> None:
+        self._handle = weakref.ref(handle)
+
+    @property
+    def is_running(self) -> bool:
+        handle = self._handle()
+        return handle is not None and handle.is_running
+
+    def rows_read(self, uid: str) -> int:
+        handle = self._handle()
+        operators = () if handle is None else handle.progress().operators
+        return sum(operator.records_out for operator in operators if operator.uid == uid)
+
+    def give_up(self, error: str) -> None:
+        handle = self._handle()
+        if handle is not None:
+            handle.fail(error)
+
+
 class SparkLauncher:
     """Implements Launcher on a classic SparkSession. `advertised_host`: address of the workers' data ports, where the address of
     the route to the coordinator is wrong."""
@@ -135,6 +160,7 @@ class SparkLauncher:
         with modules_by_value(user_modules()):
             check_picklable(plan)
         _prepare_sinks(plan, options)
+        check_saved_queries(plan.sources, options.restore)
         slots = plan.graph.slots_required
         leaving = None if running is None else running.handle
         await_slots(context, slots, lambda room: self._slots.take(slots, room, leaving=leaving))
@@ -196,6 +222,17 @@ class SparkLauncher:
                 source.materialise(
                     self._spark, accepted.directory, accepted.job_id, uid, submission=accepted.submission, fresh=options.fresh
                 )
+            elif isinstance(source, StreamSource):
+                begin_stream(
+                    source,
+                    accepted.directory,
+                    accepted.job_id,
+                    uid,
+                    accepted.submission,
+                    fresh=options.fresh,
+                    restore=options.restore,
+                )
+                handle.add_input(StreamQuery(source, accepted.directory, accepted.job_id, uid, _WatchedJob(handle)))
         with modules_by_value(user_modules()):
             pickled = pickle_plan(plan)
         template = WorkerTemplate(
@@ -217,7 +254,7 @@ class SparkLauncher:
 def _prepare_sinks(plan: JobPlan, options: LaunchOptions) -> None:
     """Raise OutputMayRepeatError before a fresh start drops the old job's checkpoints."""
     for operator in plan.operators.values():
-        if isinstance(operator, FileCommitter):
+        if isinstance(operator, TwoPhaseCommitter):
             operator.allow_output_repeat = options.allow_output_repeat
             if options.fresh:
                 operator.check_fresh_start()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+import holdfast as hf
 from holdfast.barriers.elements import Batch
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.statebackends.errors import NotFoundError
@@ -65,3 +66,22 @@ def test_only_committed_rows_are_seen_also_while_the_job_runs(spark: SparkSessio
     context.run_pool()
     assert sink.dataframe(spark).count() == 4
     assert read_committed(tmp_path).num_rows == 4
+
+
+@pytest.mark.parametrize("format", ["parquet", "json", "csv"])
+def test_rows_of_every_format_and_partition_are_those_that_went_in(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    schema = pa.schema([("i", pa.int64()), ("text", pa.string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
+    rows = [
+        {"i": i, "text": text, "at": dt.datetime(2026, 7, 1, 2, 3, 4, 5, dt.UTC), "day": dt.date(2026, 1, 1 + i % 2)}
+        for i, text in enumerate(['say "x",\ny\\', "NA", None, "a/b", "é", " "])
+    ]
+    path = tmp_path / "out"
+    with hf.testing.Job() as job:
+        feed = job.input("rows", schema)
+        feed.stream.sink_to(hf.FileSink(path, format, "out", partition_by=["day", "text"]), uid="files")
+        job.start()
+        feed.add(rows)
+        job.checkpoint()
+    found = hf.FileSink(path, format).dataframe(spark)
+    assert found.columns == schema.names
+    assert sorted(found.toArrow().cast(schema).to_pylist(), key=lambda row: row["i"]) == rows
