@@ -132,10 +132,10 @@ def _session_of(plan: JobPlan) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    from holdfast.operators.sources.dataframe import DataFrameSource
+    from holdfast.operators.sources.dataframe import SparkSource
 
     for source in plan.sources.values():
-        if isinstance(source, DataFrameSource) and source.session is not None:
+        if isinstance(source, SparkSource) and source.session is not None:
             return source.session
     try:
         return SparkSession.active()

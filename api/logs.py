@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from holdfast.barriers.messages import clip_front
 from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, printable
+from holdfast.statebackends.secrets import hide_resolved
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -46,7 +47,7 @@ class LineFormatter(logging.Formatter):
     def _without_secrets(self, text: str) -> str:
         for secret in _log.secrets:
             text = text.replace(secret, "***")
-        return text
+        return hide_resolved(text)
 
 
 class JsonFormatter(LineFormatter):

@@ -151,8 +151,17 @@ _IF_TOLD = {
     "emit_lag_ms": "currentEmitEventTimeLag",
     "source_idle_ms": "sourceIdleTime",
     "idle": "isIdle",
+    "splits": "assignedSplits",
+    "pending_records": "pendingRecords",
 }
 """Field of SubtaskMetrics -> Flink's name (`isIdle` is ours, and so is `isDrained`)."""
+_OF_SPLITS = {
+    "watermark_ms": "watermark.currentWatermark",
+    "watermark_lag_ms": "watermarkLag",
+    "idle": "isIdle",
+    "pending_records": "pendingRecords",
+}
+"""Field of SplitMetrics -> name behind `split.<id>`."""
 _OF_OPERATORS = {"records_in": "numRecordsIn", "records_out": "numRecordsOut", "late_dropped": "numLateRecordsDropped"}
 _QUANTILES = {"median": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p98": 0.98, "p99": 0.99, "p999": 0.999}
 
@@ -172,6 +181,11 @@ def vertex_metrics(view: JobView, vertex_id: str) -> dict[str, str]:
             value = getattr(metrics, field)
             if value is not None and value is not UNSET:
                 found[f"{number}.{name}"] = str(int(value))
+        for split in () if metrics.slowest_splits is UNSET else metrics.slowest_splits:
+            for field, name in _OF_SPLITS.items():
+                value = getattr(split, field)
+                if value is not None and value is not UNSET:
+                    found[f"{number}.split.{split.split}.{name}"] = str(int(value))
         if subtask.drained:
             found[f"{number}.isDrained"] = "1"
         for operator in metrics.operators:

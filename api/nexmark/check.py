@@ -7,11 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from holdfast.api.nexmark.oracle import Difference, Oracle, Row
 from holdfast.api.nexmark.query import Auctions, Query
 from holdfast.api.testing.job import Job
+from holdfast.operators.sinks.parquet import FileSink, read_committed
 
 EVENTS = 200_000
 EVENTS_PER_SECOND = 1_000
@@ -57,12 +59,19 @@ class Checker:
         return Checked(query, len(expected.rows), expected.difference(rows, expected.columns), seconds)
 
     def rows(self, query: Query, columns: Sequence[str]) -> list[Row]:
-        """These columns of all that the query's job has committed at its end, in the order of commits."""
+        """These columns of all that the query's job has committed at its end, in the order of commits; of one that writes files, as
+        they are read from there."""
         before, after = self._parallelism
-        with Job(query.name, parallelism=before, at_ms=BEGINS_MS, seed=self._seed, state_backend=self._state_backend) as job:
+        with (
+            Job(query.name, parallelism=before, at_ms=BEGINS_MS, seed=self._seed, state_backend=self._state_backend) as job,
+            TemporaryDirectory(prefix="holdfast-nexmark-") as folder,
+        ):
             rate = self._events * 1_000 / MADE_MS
-            house = Auctions(job.environment, self._events, EVENTS_PER_SECOND, rate, self._seed)
-            out = job.output(query.build(house))
+            stream = query.build(Auctions(job.environment, self._events, EVENTS_PER_SECOND, rate, self._seed))
+            if query.partition_by:
+                stream.sink_to(FileSink(folder, partition_by=query.partition_by), uid="out")
+            else:
+                out = job.output(stream)
             job.start()
             job.advance(by_ms=MADE_MS // 2)
             job.checkpoint()
@@ -70,4 +79,5 @@ class Checker:
             job.restart(parallelism=after)
             while job.status != "FINISHED":
                 job.advance(by_ms=MADE_MS)
-            return [tuple(row[name] for name in columns) for row, _ in out.committed()]
+            rows = read_committed(folder).to_pylist() if query.partition_by else [row for row, _ in out.committed()]
+            return [tuple(row[name] for name in columns) for row in rows]

@@ -1,4 +1,4 @@
-"""Queries of one bid at a time: q0, q1, q2, q13, q14, q21, q22."""
+"""Queries of one bid at a time: q0, q1, q2, q10, q13, q14, q21, q22."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _HOUR = "epoch_ms(dateTime) // 3600000 % 24"
 BID_TIME_TYPE = (
     f"CASE WHEN {_HOUR} BETWEEN 8 AND 18 THEN 'dayTime' WHEN {_HOUR} <= 6 OR {_HOUR} >= 20 THEN 'nightTime' ELSE 'otherTime' END"
 )
+DAY, MINUTE = "strftime(dateTime, '%Y-%m-%d')", "strftime(dateTime, '%H:%M')"
 EUROS = "0.908 * CAST(price AS DECIMAL(14, 0))"
 """Exact, and of 64 bits."""
 
@@ -64,6 +65,12 @@ def channel_ids(house: Auctions) -> Stream:
     return ids.filter("is_known").uid("known").select(*named, "channel_id").uid("named")
 
 
+def log_to_files(house: Auctions) -> Stream:
+    bids = house.bids("auction", "bidder", "price", "dateTime", "extra")
+    named = bids.select("auction", "bidder", "price", "dateTime", "extra", dt=DAY, hm=MINUTE)
+    return named.uid("minutes")
+
+
 def url_directories(house: Auctions) -> Stream:
     directories = {f"dir{number}": f"string_split(url, '/')[{number + 3}]" for number in (1, 2, 3)}
     bids = house.bids("auction", "bidder", "price", "channel", "url")
@@ -79,6 +86,13 @@ QUERIES = (
         "SELECT auction, bidder, 0.908 * price AS price, dateTime, extra FROM bid",
     ),
     Query("q2", "selection", selection, "SELECT auction, price FROM bid WHERE auction % 123 = 0"),
+    Query(
+        "q10",
+        "log to files by day and minute",
+        log_to_files,
+        f"SELECT auction, bidder, price, dateTime, extra, {DAY} AS dt, {MINUTE} AS hm FROM bid",
+        partition_by=("dt", "hm"),
+    ),
     Query(
         "q13",
         "bounded side input join",

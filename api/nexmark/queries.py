@@ -15,7 +15,7 @@ QUERIES: dict[str, Query] = {
         key=lambda query: int(query.name[1:]),
     )
 }
-"""q0 to q22 without q10, which writes files by the day."""
+"""q0 to q22."""
 
 
 def named_queries(names: Sequence[str]) -> list[Query]:

@@ -124,3 +124,5 @@ class Query:
     """What has to be equal: all rows; the last row of each key, where a newer row replaces one; or a sum for each key."""
     key: tuple[str, ...] = ()
     """Of `last` and `totals`."""
+    partition_by: tuple[str, ...] = ()
+    """Columns by whose values its rows are written to folders of files; without any, where they go is not the query's."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.api.launch import Environment
 from holdfast.api.nexmark.query import Auctions, Query
+from holdfast.operators.sinks.parquet import FileSink
 from holdfast.operators.sinks.simple import Blackhole
 from holdfast.statebackends.errors import JobFailedError
 
@@ -55,7 +56,9 @@ def environment(query: Query, events: int, state_dir: str | None = None) -> Envi
         state_dir=state_dir,
         checkpoint_interval_ms=CHECKPOINT_INTERVAL_MS,
     )
-    query.build(Auctions(env, events, EVENTS_PER_SECOND)).sink_to(Blackhole(), uid="out")
+    stream = query.build(Auctions(env, events, EVENTS_PER_SECOND))
+    writes_files = bool(query.partition_by and state_dir)
+    stream.sink_to(FileSink(f"{state_dir}/out", partition_by=query.partition_by) if writes_files else Blackhole(), uid="out")
     return env
 
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.barriers.latency import BOUNDS_MS, LatencyHistogram, merge
-from holdfast.barriers.messages import AckStatus
+from holdfast.barriers.messages import AckStatus, SubtaskMetrics
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.totals import NOTHING, derive_job_totals
 from holdfast.coordinator.views import JobNumbersView
@@ -31,6 +31,9 @@ JOBS_MAX = 1_000
 
 SUBTASKS_MAX = 10_000
 """Subtasks with gauges of their own in one scrape, at most."""
+
+SPLITS_MAX = 1_000
+"""Splits with gauges of their own in one scrape, at most."""
 
 USER_COUNTERS_MAX = 10_000
 """Counters of users' functions in one scrape, at most."""
@@ -84,6 +87,20 @@ class JobMetrics:
         self.silence = GaugeMetricFamily("holdfast_source_idle_seconds", "Since the source's last record.", labels=of_subtasks)
         self.idle = GaugeMetricFamily(
             "holdfast_source_idle", "1 for a source that is idle and holds nobody's event time, else 0.", labels=of_subtasks
+        )
+        self.splits = GaugeMetricFamily("holdfast_source_splits", "Splits that the source's reader has.", labels=of_subtasks)
+        self.pending_records = GaugeMetricFamily(
+            "holdfast_source_pending_records", "Records that are known to wait in the reader's splits.", labels=of_subtasks
+        )
+        of_splits = (*of_subtasks, "split")
+        self.split_lag = GaugeMetricFamily(
+            "holdfast_split_watermark_lag_seconds", "Wall clock less event time of the split.", labels=of_splits
+        )
+        self.split_idle = GaugeMetricFamily(
+            "holdfast_split_idle", "1 for a split that event time does not wait for, else 0.", labels=of_splits
+        )
+        self.split_pending = GaugeMetricFamily(
+            "holdfast_split_pending_records", "Records that are known to wait in the split.", labels=of_splits
         )
         self.latency = HistogramMetricFamily(
             "holdfast_latency_seconds",
@@ -163,11 +180,26 @@ class JobMetrics:
                     family.add_metric(place, told_ms / 1000)
             if metrics.idle is not UNSET:
                 self.idle.add_metric(place, int(metrics.idle))
+            self._add_splits(metrics, place)
         for vertex, found in latencies.items():
             for source, histogram in merge(found).items():
                 bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
                 buckets = list(zip(bounds, map(float, itertools.accumulate(histogram.counts)), strict=True))
                 self.latency.add_metric((*labels, source, vertex), buckets, histogram.sum_ms / 1000)
+
+    def _add_splits(self, metrics: SubtaskMetrics, place: tuple[str, ...]) -> None:
+        if metrics.splits is not UNSET:
+            self.splits.add_metric(place, metrics.splits)
+        if metrics.pending_records is not UNSET:
+            self.pending_records.add_metric(place, metrics.pending_records)
+        for split in () if metrics.slowest_splits is UNSET else metrics.slowest_splits:
+            if len(self.split_idle.samples) >= SPLITS_MAX:
+                return
+            if split.watermark_lag_ms is not UNSET:
+                self.split_lag.add_metric((*place, split.split), split.watermark_lag_ms / 1000)
+            self.split_idle.add_metric((*place, split.split), int(split.idle))
+            if split.pending_records is not UNSET:
+                self.split_pending.add_metric((*place, split.split), split.pending_records)
 
     def families(self) -> Iterator[Metric]:
         yield from vars(self).values()

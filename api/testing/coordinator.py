@@ -18,10 +18,11 @@ from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.operators.base import UserCall
+from holdfast.operators.sinks.calls import Pause
 from holdfast.operators.task.calls import call_and_wait
-from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
+from holdfast.operators.task.context import CallsInOrder, CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.errors import InvariantError
-from holdfast.statebackends.storage.port import Flow, Storage, run_flow
+from holdfast.statebackends.storage.port import Flow, Storage, drive, perform, run_flow
 
 T = TypeVar("T")
 
@@ -72,12 +73,16 @@ class InlinePool:
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self._queue.add(partial(_run_unless_cancelled, flow, storage, token), ended)
 
+    def open_thread(self, name: str) -> CallsInOrder:
+        return CallsInOrder(self)
+
 
 def _run_unless_cancelled(flow: Flow[Any], storage: Storage, token: CancelToken) -> Any:
+    """Pauses between tries are over at once: nothing here waits for a clock of the machine."""
     if token.cancelled:
         flow.close()
         raise FlowCancelledError("the flow was cancelled before it began")
-    return run_flow(flow, storage)
+    return drive(flow, lambda wanted: None if isinstance(wanted, Pause) else perform(wanted, storage))
 
 
 class _Flows:

@@ -37,8 +37,8 @@ from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.datastream.unpicklable import check_picklable, check_pickled_states
 from holdfast.operators.functions.event_time.timestamps import TIME_MS_MAX
 from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
-from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.sinks.committing import TwoPhaseCommitter
+from holdfast.operators.sources.dataframe import SparkSource
 from holdfast.operators.task.chain import ChainNode
 from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import (
@@ -129,6 +129,7 @@ class Job:
         self.environment = _Environment(name, parallelism=parallelism, chaining=chaining, **merged)
         """What streams are made with; sources of other kinds, such as `from_collection`, are added to it."""
         self._rides_out_failures = "restart" in settings
+        self._seed = seed
         self._random = random.Random(seed)
         self._limits = Limits(rounds_max, rows_max)
         self._clock = ManualClock(at_ms)
@@ -227,7 +228,7 @@ class Job:
             raise GraphError(f"job {self.environment.name!r} has no output: call job.output(stream) first")
         coordinator, storage = self._coordinator, self._storage
         workers = LocalWorkers(
-            storage, self._folder.below("local"), self._clock, coordinator, self._random, self._limits, self._bind
+            storage, self._folder.below("local"), self._clock, coordinator, self._random, self._limits, self._bind, self._seed
         )
         workers.rides_out_failures = self._rides_out_failures
         self._submit(
@@ -253,10 +254,10 @@ class Job:
     def _plan(self, *, allow_output_repeat: bool) -> JobPlan:
         plan = self.environment.build()
         for uid, source in plan.sources.items():
-            if isinstance(source, DataFrameSource):
+            if isinstance(source, SparkSource):
                 raise GraphError(f"source {uid!r} reads a Spark DataFrame, and there is no Spark here: feed it", operator=uid)
         for operator in plan.operators.values():
-            if isinstance(operator, FileCommitter):
+            if isinstance(operator, TwoPhaseCommitter):
                 operator.allow_output_repeat = allow_output_repeat
         return plan
 

@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import xxhash
+
 from holdfast.api.testing.clock import ManualClock
 from holdfast.api.testing.coordinator import InlinePool, LocalCoordinator, WorkQueue
 from holdfast.api.testing.gateway import LocalGateway
@@ -141,6 +143,8 @@ class LocalWorkers:
     random: random.Random
     limits: Limits
     bind: Bind
+    seed: int = 0
+    """Of the job: part of every nonce, so that jobs of two seeds have none in common."""
     rides_out_failures: bool = False
     """True: the job's restart strategy decides about failures, and `settle` goes on."""
     failures: list[Failure] = field(default_factory=list)
@@ -199,8 +203,9 @@ class LocalWorkers:
         return _LocalWorker(worker, gateway, builder)
 
     def _new_nonce(self) -> str:
+        """Never drawn twice, by no other job either: what they stage is told apart by it."""
         self._nonces += 1
-        return f"n{self._nonces}"
+        return f"n{xxhash.xxh3_64_hexdigest(self.local_directory.encode())[:8]}x{self._nonces}"
 
     def _reported(self, item: SubtaskStatus | Answerable, builder: _Builder, gateway: LocalGateway) -> None:
         if isinstance(item, SubtaskStatus) and item.state is TaskState.FAILED:
@@ -247,7 +252,7 @@ class LocalWorkers:
 
     def _rows_read(self) -> int:
         """By the sources of the newest attempt."""
-        heads = [each.subtask.chain.head for each in self._deployed() if each.subtask.is_source]
+        heads = [each.subtask.chain.head for each in self._deployed() if each.subtask.reads_source]
         return sum(head.context.counters.records_out for head in heads)
 
     def _round(self) -> bool:

@@ -13,7 +13,7 @@ from holdfast.api.flink import checkpoint_schemas
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
 from holdfast.barriers.latency import LatencyStats
-from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SubtaskMetrics
+from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SplitMetrics, SubtaskMetrics
 from holdfast.coordinator.views import RestoredView, TriggerView
 from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served
 
@@ -200,7 +200,8 @@ def test_metrics_of_a_vertex(
         stats.record(SOURCE, latency_ms)
     metrics = SubtaskMetrics(
         SINK, 0, records_in=5, watermark_ms=7, output_watermark_ms=6, watermark_lag_ms=12, emit_lag_ms=-3, source_idle_ms=40,
-        idle=True, operators=(OperatorMetrics("out", 5, 4, 3),), latencies=stats.histograms(),
+        idle=True, splits=2, pending_records=7, slowest_splits=(SplitMetrics("t-0", 5, 14, True, 7), SplitMetrics("t-1")),
+        operators=(OperatorMetrics("out", 5, 4, 3),), latencies=stats.histograms(),
     )  # fmt: skip
     other = replace(vertex.subtasks[0], subtask=1, drained=True)
     told = replace(vertex, subtasks=(other, replace(vertex.subtasks[0], metrics=metrics)))
@@ -213,6 +214,13 @@ def test_metrics_of_a_vertex(
         "0.currentEmitEventTimeLag": "-3",
         "0.sourceIdleTime": "40",
         "0.isIdle": "1",
+        "0.assignedSplits": "2",
+        "0.pendingRecords": "7",
+        "0.split.t-0.watermark.currentWatermark": "5",
+        "0.split.t-0.watermarkLag": "14",
+        "0.split.t-0.isIdle": "1",
+        "0.split.t-0.pendingRecords": "7",
+        "0.split.t-1.isIdle": "0",
         "0.out.numLateRecordsDropped": "3",
         "0.out.numRecordsOut": "4",
         f"{latency}_count": "4",

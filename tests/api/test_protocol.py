@@ -34,6 +34,7 @@ from holdfast.barriers.messages import (
     Registered,
     RegisterWorker,
     ShutdownWorker,
+    SplitMetrics,
     StatusBatch,
     SubtaskMetrics,
     SubtaskStatus,
@@ -427,7 +428,8 @@ def _counters() -> tuple[SubtaskMetrics, ...]:
     return (
         SubtaskMetrics(
             SOURCE, 0, operators=(OperatorMetrics("in", records_out=7),), watermark_lag_ms=1_500, emit_lag_ms=-250,
-            source_idle_ms=4_000, idle=True,
+            source_idle_ms=4_000, idle=True, splits=40, pending_records=900,
+            slowest_splits=(SplitMetrics("t-0", 7, 1_500, pending_records=300), SplitMetrics("t-1", idle=True)),
         ),
         SubtaskMetrics(
             SINK, 0, operators=(late, OperatorMetrics("nobody's", counters={"forged": 1})), latencies=stats.histograms()
@@ -463,6 +465,11 @@ def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient
         f'holdfast_source_emit_event_time_lag_seconds{{{label},subtask="0",vertex="{SOURCE}"}} -0.25',
         f'holdfast_source_idle_seconds{{{label},subtask="0",vertex="{SOURCE}"}} 4.0',
         f'holdfast_source_idle{{{label},subtask="0",vertex="{SOURCE}"}} 1.0',
+        f'holdfast_source_splits{{{label},subtask="0",vertex="{SOURCE}"}} 40.0',
+        f'holdfast_source_pending_records{{{label},subtask="0",vertex="{SOURCE}"}} 900.0',
+        f'holdfast_split_watermark_lag_seconds{{{label},split="t-0",subtask="0",vertex="{SOURCE}"}} 1.5',
+        f'holdfast_split_pending_records{{{label},split="t-0",subtask="0",vertex="{SOURCE}"}} 300.0',
+        f'holdfast_split_idle{{{label},split="t-1",subtask="0",vertex="{SOURCE}"}} 1.0',
         f'holdfast_latency_seconds_bucket{{{label},le="0.002",source="{SOURCE}",vertex="{SINK}"}} 0.0',
         f'holdfast_latency_seconds_bucket{{{label},le="0.005",source="{SOURCE}",vertex="{SINK}"}} 1.0',
         f'holdfast_latency_seconds_bucket{{{label},le="+Inf",source="{SOURCE}",vertex="{SINK}"}} 2.0',

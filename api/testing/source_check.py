@@ -1,0 +1,234 @@
+"""`hf.testing.check_source`: a connector's source in a whole job, stopped, failed and rescaled at many points: rows exact."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from holdfast.api.testing.job import Job
+from holdfast.api.testing.output import Output
+from holdfast.operators.sources.fetching import make_reader
+from holdfast.operators.sources.splits import (
+    AssignedSplit,
+    Position,
+    ReaderContext,
+    Source,
+    SourceReader,
+    SplitEnumerator,
+    SplitRecords,
+)
+
+SHUT_MS = 20
+"""How long a reader whose gate is shut says that it has nothing."""
+POINTS_MAX = 12
+"""Points of a run at which something happens, at most; of more, evenly spread ones."""
+STEP_MS = 100
+WAIT_MS_MAX = 60_000
+"""Time of the job's clock in which the rows of a source that does not end must come."""
+
+RowOf: TypeAlias = Callable[[dict[str, Any]], Any]
+
+
+class _Gate:
+    """Lets so many reads through, over all readers."""
+
+    def __init__(self) -> None:
+        self.left: float = float("inf")
+        self.passed = 0
+
+
+_gates: dict[int, _Gate] = {}
+_keys = itertools.count()
+
+
+class _GatedReader(SourceReader[Any]):
+    """A reader whose records pass a gate, each fetch in two halves: what is behind a cut may be the rest of a batch."""
+
+    def __init__(self, reader: SourceReader[Any], gate: _Gate) -> None:
+        self._reader = reader
+        self._gate = gate
+        self.splits_max = reader.splits_max
+        self._rest: SplitRecords | None = None
+
+    def open(self, context: ReaderContext) -> None:
+        self._reader.open(context)
+
+    def add_splits(self, splits: Sequence[AssignedSplit[Any]]) -> None:
+        self._reader.add_splits(splits)
+
+    def no_more_splits(self) -> None:
+        self._reader.no_more_splits()
+
+    def poll(self, rows_max: int) -> SplitRecords | int | None:
+        if self._gate.left < 1:
+            return SHUT_MS
+        rest, self._rest = self._rest, None
+        polled = self._reader.poll(rows_max) if rest is None else rest
+        if not isinstance(polled, SplitRecords):
+            return polled
+        self._gate.left -= 1
+        self._gate.passed += 1
+        return polled if rest is not None else self._first_half(polled)
+
+    def _first_half(self, records: SplitRecords) -> SplitRecords:
+        columns, positions, stamps = records.columns, records.positions, records.timestamps
+        half = records.num_rows // 2
+        if columns is None or positions is None or len(positions) != columns.num_rows or not half:
+            return records
+        behind = None if stamps is None else stamps[half:]
+        self._rest = replace(records, columns=columns.slice(half), positions=positions[half:], timestamps=behind)
+        stamps = None if stamps is None else stamps[:half]
+        return SplitRecords(records.split_id, columns.slice(0, half), positions[:half], stamps)
+
+    def snapshot_state(self, checkpoint_id: int, splits: Sequence[AssignedSplit[Any]]) -> Sequence[AssignedSplit[Any]]:
+        return self._reader.snapshot_state(checkpoint_id, splits)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int, positions: Mapping[str, Position]) -> None:
+        self._reader.notify_checkpoint_complete(checkpoint_id, positions)
+
+    def pause_or_resume_splits(self, to_pause: Sequence[str], to_resume: Sequence[str]) -> None:
+        self._reader.pause_or_resume_splits(to_pause, to_resume)
+
+    def pending_records(self) -> int | None:
+        return self._reader.pending_records()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+@dataclass
+class _Gated(Source[Any]):
+    """The source under test, behind a gate of this process."""
+
+    source: Source[Any]
+    key: int
+
+    def __post_init__(self) -> None:
+        self.name = self.source.name
+        self.split_type = self.source.split_type  # type: ignore[misc]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.source.schema
+
+    def create_enumerator(self) -> SplitEnumerator[Any]:
+        return self.source.create_enumerator()
+
+    def create_reader(self, context: ReaderContext) -> SourceReader[Any]:
+        return _GatedReader(make_reader(self.source, context), _gates[self.key])
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One run."""
+
+    event: str
+    point: int
+    parallelism: int
+    then: int
+    """Parallelism behind the event."""
+    batch_rows: int
+
+    def __str__(self) -> str:
+        where = f"{self.event} behind {self.point} reads" if self.event else "read without a failure"
+        after = f", then at parallelism {self.then}" if self.event else ""
+        return f"{where}, parallelism {self.parallelism}{after}, batch_rows {self.batch_rows}"
+
+
+EVENTS = ("checkpoint and restart", "restart without a checkpoint", "savepoint and restart", "stop", "stop with a drain")
+
+
+def check_source(
+    make_source: Callable[[], Source[Any]], expected: Iterable[Any], *, row: RowOf | None = None, points_max: int = POINTS_MAX
+) -> None:
+    """Read a source in many ways, each time to its end, or until all rows have come: each row must come once.
+
+    make_source: gives the source, with the same records every time. expected: all rows, in any order, as `row` gives them; they
+    must be hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values. points_max: reads
+    behind which the job is restarted, rescaled and stopped, at most. Raises AssertionError, naming the run."""
+    wanted = Counter(expected)
+    compared = row or _values
+    reads = 0
+    for parallelism, batch_rows in ((1, 65_536), (3, 7), (2, 1)):
+        reads = max(reads, _run(make_source, _Case("", 0, parallelism, parallelism, batch_rows), wanted, compared))
+    for point in _points(reads, points_max):
+        for number, event in enumerate(EVENTS):
+            parallelism = 1 + (point + number) % 3
+            _run(make_source, _Case(event, point, parallelism, 1 + (parallelism % 3), 7), wanted, compared)
+
+
+def _values(row: dict[str, Any]) -> Any:
+    return tuple(row.values())
+
+
+def _points(reads: int, points_max: int) -> Iterator[int]:
+    """0 and the last one, and others between them."""
+    count = min(reads + 1, max(2, points_max))
+    yield from sorted({round(index * reads / max(1, count - 1)) for index in range(count)})
+
+
+def _run(make_source: Callable[[], Source[Any]], case: _Case, wanted: Counter[Any], row: RowOf) -> int:
+    """The reads that it took. Raises AssertionError."""
+    key, gate = next(_keys), _Gate()
+    _gates[key] = gate
+    try:
+        with Job(parallelism=case.parallelism, batch_rows=case.batch_rows) as job:
+            out = job.output(job.environment.from_source(_Gated(make_source(), key)).uid("source"))
+            if case.event:
+                gate.left = case.point
+            job.start()
+            if case.event:
+                _happen(job, gate, case)
+            _read_all(job, out, wanted.total())
+            _compare(case, wanted, Counter(row(found) for found, _ in out.committed()))
+    finally:
+        del _gates[key]
+    return gate.passed
+
+
+def _happen(job: Job, gate: _Gate, case: _Case) -> None:
+    """The event, and what the reader gave behind it, which a restart takes back. Afterwards nothing holds it up."""
+    if job.status == "RUNNING":
+        job.advance(by_ms=STEP_MS)
+    if job.status == "RUNNING":
+        _order(job, case.event)
+    gate.left = 1
+    if job.status == "RUNNING":
+        job.advance(by_ms=STEP_MS)
+    gate.left = float("inf")
+    job.restart(parallelism=case.then)
+
+
+def _order(job: Job, event: str) -> None:
+    match event:
+        case "checkpoint and restart":
+            job.checkpoint()
+        case "savepoint and restart":
+            job.savepoint()
+        case "stop" | "stop with a drain":
+            job.stop(drain=event != "stop")
+
+
+def _read_all(job: Job, out: Output, rows: int) -> None:
+    """To the end, or to a checkpoint behind the last row."""
+    waited_ms = 0
+    while job.status == "RUNNING" and waited_ms < WAIT_MS_MAX:
+        job.advance(by_ms=STEP_MS)
+        waited_ms += STEP_MS
+        if job.status == "RUNNING":
+            job.checkpoint()
+            if len(out.committed()) >= rows and waited_ms >= 5 * STEP_MS:
+                return
+
+
+def _compare(case: _Case, wanted: Counter[Any], found: Counter[Any]) -> None:
+    missing, more = wanted - found, found - wanted
+    wrong = {"missing": missing, "too many": more}
+    told = [f"{rows.total()} rows {what}, such as {next(iter(rows))!r}" for what, rows in wrong.items() if rows]
+    if told:
+        raise AssertionError(f"{case}: {' and '.join(told)}")

@@ -1,0 +1,90 @@
+"""The conformance check of sources: it passes what is right, and finds what is wrong, wherever that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+SIZES = (7, 0, 12, 3)
+ALL = [(100 * number + n,) for number, size in enumerate(SIZES) for n in range(size)]
+
+
+class Part(hf.SourceSplit, frozen=True):
+    number: int
+
+
+class Parts(hf.SplitEnumerator[Part]):
+    def __init__(self, wrong: str) -> None:
+        self.wrong = wrong
+
+    def discover(self) -> list[Part]:
+        return [Part(str(number), number) for number in range(len(SIZES))]
+
+    def restore_state(self, state: bytes) -> None:
+        if self.wrong != "forgets":
+            super().restore_state(state)
+
+    @property
+    def finds_more(self) -> bool:
+        return self.wrong == "forgets" and len(self._known) < len(SIZES)
+
+
+class PartReader(hf.SplitReader[Part]):
+    def __init__(self, wrong: str) -> None:
+        self.wrong = wrong
+        self.reading: list[tuple[Part, int]] = []
+
+    def add_splits(self, splits: Sequence[hf.AssignedSplit[Part]]) -> None:
+        for each in splits:
+            self.reading.append((each.split, each.position[0] if each.position and self.wrong != "from the start" else 0))
+
+    def fetch(self) -> Sequence[hf.SplitRecords]:
+        split, at = self.reading.pop(0)
+        stop = min(SIZES[split.number], at + 4)
+        numbers = np.arange(at, stop, dtype=np.int64)
+        if stop < SIZES[split.number]:
+            self.reading.append((split, stop))
+        columns = pa.RecordBatch.from_arrays([pa.array(100 * split.number + numbers)], schema=SCHEMA)
+        behind = np.full(len(numbers), stop, np.int64) if self.wrong == "of the batch" else numbers + 1
+        return [hf.SplitRecords(split.split_id, columns, behind, finished=stop == SIZES[split.number])]
+
+
+class PartSource(hf.Source[Part]):
+    split_type = Part
+    schema = SCHEMA
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+
+    def create_enumerator(self) -> Parts:
+        return Parts(self.wrong)
+
+    def create_split_reader(self, context: hf.ReaderContext) -> PartReader:
+        return PartReader(self.wrong)
+
+
+def test_a_source_that_is_right_passes() -> None:
+    hf.testing.check_source(PartSource, ALL, points_max=3)
+
+
+@pytest.mark.parametrize("wrong", ["from the start", "of the batch", "forgets"])
+def test_what_is_wrong_is_found_and_the_run_named(wrong: str) -> None:
+    with pytest.raises((AssertionError, hf.InvalidSplitError), match=r"parallelism|split"):
+        hf.testing.check_source(lambda: PartSource(wrong), ALL)
+
+
+def test_files_pass(tmp_path: Path) -> None:
+    wanted: list[Any] = []
+    for number in range(3):
+        rows = [(10 * number + i, f"r{i}") for i in range(4)]
+        (tmp_path / f"{number}.csv").write_text("i,s\n" + "".join(f"{i},{s}\n" for i, s in rows))
+        wanted += rows
+    hf.testing.check_source(lambda: hf.FileSource(tmp_path, format="csv", schema={"i": int, "s": str}), wanted, points_max=2)
