@@ -1,4 +1,4 @@
-"""The checkers of the invariants I1 to I35 (docs/invariants.md). Each observes stores, the wire and ports of workers,
+"""The checkers of the invariants I1 to I42 (docs/invariants.md). Each observes stores, the wire and ports of workers,
 from outside the job."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from holdfast.chaos.checkers.liveness import LivenessChecker
 from holdfast.chaos.checkers.notices import NoticesChecker
 from holdfast.chaos.checkers.observations import Report, WorldView
 from holdfast.chaos.checkers.output import OutputChecker
+from holdfast.chaos.checkers.outside import OutsideChecker
 from holdfast.chaos.checkers.pacing import PacingChecker
 from holdfast.chaos.checkers.reconciling import ReconcilingChecker
 from holdfast.chaos.checkers.records import RecordsChecker
@@ -31,6 +32,7 @@ from holdfast.chaos.checkers.repair import RepairChecker
 from holdfast.chaos.checkers.restarts import RestartsChecker
 from holdfast.chaos.checkers.retention import RetentionChecker
 from holdfast.chaos.checkers.silence import AlignmentChecker, SilenceChecker
+from holdfast.chaos.checkers.splits import SplitsChecker
 from holdfast.chaos.checkers.stops import StopsChecker
 from holdfast.chaos.checkers.workingfolders import WorkingFoldersChecker
 from holdfast.chaos.workloads.scenario import Scenario
@@ -49,6 +51,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     AttemptsChecker,
     DistributionChecker,
     OutputChecker,
+    OutsideChecker,
     CutChecker,
     RetentionChecker,
     RecoveryChecker,
@@ -62,6 +65,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     CleanupChecker,
     AsyncChecker,
     LateChecker,
+    SplitsChecker,
     SilenceChecker,
     AlignmentChecker,
     BoundsChecker,
@@ -107,6 +111,11 @@ INVARIANTS: dict[str, str] = {
     "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
     "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
     "I35": "no window and no join keeps state past the watermark at which it is to be cleaned up",
+    "I38": "the rows of a target outside are those that its position says, each once",
+    "I39": "a target outside has one owner: whoever was replaced commits nothing, and takes nothing over",
+    "I40": "a split is with its enumerator or with one reader, in every snapshot, and is read from its start once",
+    "I41": "nothing is outside before a checkpoint that covers it is complete",
+    "I42": "no staged file is lost before its rows are outside, and none is left when they are",
 }
 """Invariant -> its meaning in one line."""
 

@@ -36,7 +36,7 @@ from holdfast.chaos.sim.stores import SimStores
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.operators.base import JobPlan
-from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sinks.committing import TwoPhaseCommitter
 from holdfast.operators.spark.handle import TERMINAL_STATES
 from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.operators.worker.main import WorkerSpec
@@ -210,7 +210,7 @@ class Cluster:
                 plan = replace(plan, graph=msgspec.structs.replace(plan.graph, config=config))
             if allow_output_repeat:
                 for operator in plan.operators.values():
-                    if isinstance(operator, FileCommitter):
+                    if isinstance(operator, TwoPhaseCommitter):
                         operator.allow_output_repeat = True
             self._plans[parallelism, allow_output_repeat] = plan
         return plan

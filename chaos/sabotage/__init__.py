@@ -15,6 +15,7 @@ from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
 from holdfast.chaos.sabotage.late_windows import SABOTAGES as LATE_WINDOWS
 from holdfast.chaos.sabotage.lateness import SABOTAGES as LATENESS
 from holdfast.chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
+from holdfast.chaos.sabotage.outside import SABOTAGES as OUTSIDE
 from holdfast.chaos.sabotage.panes import SABOTAGES as PANES
 from holdfast.chaos.sabotage.restarts import SABOTAGES as RESTARTS
 from holdfast.chaos.sabotage.retention import SABOTAGES as RETENTION
@@ -37,7 +38,7 @@ SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
         *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, WINDOW_JOINS, TABLES, TASKS, SOURCES, STATE),
-        *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COUNT_WINDOWS, COMBINING),
+        *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COUNT_WINDOWS, COMBINING, OUTSIDE),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area

@@ -8,10 +8,11 @@ import holdfast.operators.sinks.committer as committer_module
 import holdfast.operators.sinks.log as log_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sinks.committing import TwoPhaseCommitter
 
 
 def _commits_notified_only(original: Any) -> Any:
-    def commit_next(self: FileCommitter) -> None:
+    def commit_next(self: TwoPhaseCommitter[Any]) -> None:
         passed = {checkpoint: self._pending.pop(checkpoint) for checkpoint in sorted(self._pending) if checkpoint < self._released}
         swept, self._swept = self._swept, self._swept or bool(passed)
         try:
@@ -24,15 +25,15 @@ def _commits_notified_only(original: Any) -> Any:
 
 
 def _works_for_notified_only(original: Any) -> Any:
-    def has_pending_work(self: FileCommitter) -> bool:
+    def has_pending_work(self: TwoPhaseCommitter[Any]) -> bool:
         return self._busy or self._released in self._pending
 
     return has_pending_work
 
 
 def _takes_restored_for_committed(original: Any) -> Any:
-    def commit_next(self: FileCommitter) -> None:
-        if not self._busy and self._log is not None:
+    def commit_next(self: TwoPhaseCommitter[Any]) -> None:
+        if not self._busy and self._is_open:
             for checkpoint in [each for each in self._pending if each <= self.context.restored_checkpoint_id]:
                 del self._pending[checkpoint]
         original(self)
@@ -50,11 +51,11 @@ def _commits_at_barrier(original: Any) -> Any:
 
 
 def _sweeps_own_attempt(original: Any) -> Any:
-    return lambda paths, tag, attempt, kept: original(paths, tag, attempt + 1, kept)
+    return lambda paths, tag, attempt, kept, **settings: original(paths, tag, attempt + 1, kept, **settings)
 
 
 def _sweeps_always(original: Any) -> Any:
-    def sweep_once(self: FileCommitter) -> None:
+    def sweep_once(self: TwoPhaseCommitter[Any]) -> None:
         self._swept = False
         original(self)
 
@@ -67,8 +68,8 @@ SABOTAGES = (
         "a sink commits the notified checkpoint alone, and none below it",
         ("I19", "I1", "I5", "I7", "I24"),
         (
-            Mutant(FileCommitter, "_commit_next", _commits_notified_only),
-            Mutant(FileCommitter, "has_pending_work", _works_for_notified_only),
+            Mutant(TwoPhaseCommitter, "_commit_next", _commits_notified_only),
+            Mutant(TwoPhaseCommitter, "has_pending_work", _works_for_notified_only),
         ),
         kinds=("savepoint",),
     ),
@@ -76,7 +77,7 @@ SABOTAGES = (
         "lost_recommit",
         "a restored sink takes complete checkpoints for committed",
         ("I19", "I20", "I1", "I5"),
-        (Mutant(FileCommitter, "_commit_next", _takes_restored_for_committed),),
+        (Mutant(TwoPhaseCommitter, "_commit_next", _takes_restored_for_committed),),
         workloads=("counter", "broadcast", "fanout", "ends"),
         kinds=("kill_worker", "kill_driver", "kill_all"),
     ),
@@ -107,7 +108,7 @@ SABOTAGES = (
         (
             Mutant(committer_module, "candidates_flow", _sweeps_own_attempt),
             Mutant(committer_module, "is_protected", constant(False)),
-            Mutant(FileCommitter, "_sweep_once", _sweeps_always),
+            Mutant(TwoPhaseCommitter, "_sweep_once", _sweeps_always),
         ),
         kinds=("store_slow",),
         seeds_max=200,
@@ -116,7 +117,7 @@ SABOTAGES = (
         "no_sweep",
         "staged files of a dead attempt are left behind",
         ("I24",),
-        (Mutant(FileCommitter, "_sweep_once", constant(None)),),
+        (Mutant(TwoPhaseCommitter, "_sweep_once", constant(None)),),
         workloads=("timers", "fanout", "ends", "random"),
         kinds=("kill_worker", "kill_all", "user_error"),
     ),

@@ -8,7 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.operators.sources.enumerator import EnumeratorReader
 from holdfast.operators.sources.generator import GeneratorReader, StripeCursor
+from holdfast.operators.sources.split_source import SplitSourceReader
 from holdfast.operators.task.chain import ChainNode
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
@@ -55,6 +57,33 @@ def _goes_on_at(offset: int) -> Any:
     return make
 
 
+def _remembers_last(original: Any) -> Any:
+    def hand_out(self: EnumeratorReader[Any], splits_max: int) -> Any:
+        given = original(self, splits_max)
+        if given:
+            self.__dict__["last_given"] = given[-1][1]
+        return given
+
+    return hand_out
+
+
+def _keeps_last(original: Any) -> Any:
+    def snapshot_of(self: EnumeratorReader[Any], checkpoint_id: int) -> list[bytes]:
+        entries: list[bytes] = original(self, checkpoint_id)
+        last = self.__dict__.get("last_given")
+        return entries if last is None else [*entries, last]
+
+    return snapshot_of
+
+
+def _forgets_new(original: Any) -> Any:
+    def snapshot_of(self: SplitSourceReader[Any], checkpoint_id: int) -> list[bytes]:
+        entries: list[bytes] = original(self, checkpoint_id)
+        return [entry for entry in entries if self._codec.decode(entry).position]
+
+    return snapshot_of
+
+
 SABOTAGES = (
     Sabotage(
         "late_position",
@@ -64,6 +93,21 @@ SABOTAGES = (
         workloads=("windows", "ends", "fanout"),
         kinds=("store_slow",),
         seeds_max=80,
+    ),
+    Sabotage(
+        "split_twice",
+        "an enumerator keeps the last split that it has handed out in its checkpoints, too",
+        ("I40", "I8", "I2", "I7"),
+        (Mutant(EnumeratorReader, "_hand_out", _remembers_last), Mutant(EnumeratorReader, "snapshot_of", _keeps_last)),
+        workloads=("splits",),
+    ),
+    Sabotage(
+        "split_forgotten",
+        "a reader leaves splits of which it has given no record out of its checkpoints",
+        ("I7", "I8", "I1"),
+        (Mutant(SplitSourceReader, "snapshot_of", _forgets_new),),
+        workloads=("splits",),
+        seeds_max=60,
     ),
     Sabotage(
         "replayed_record",

@@ -26,7 +26,8 @@ def _prepares_behind_barrier(original: Any) -> Any:
     def broadcast(self: OperatorChain, event: Any) -> None:
         original(self, event)
         if isinstance(event, CheckpointBarrier):
-            _PREPARE(self, event.checkpoint_id)
+            for _ in _PREPARE(self, event.checkpoint_id):
+                pass
 
     return broadcast
 
@@ -123,7 +124,7 @@ SABOTAGES = (
         "what operators emit on a barrier is sent behind it",
         ("I7", "I9", "I1", "I5", "I19"),
         (
-            Mutant(OperatorChain, "prepare_snapshot", constant(None)),
+            Mutant(OperatorChain, "prepare_snapshot", constant(())),
             Mutant(OperatorChain, "broadcast", _prepares_behind_barrier),
         ),
     ),

@@ -17,8 +17,9 @@ from holdfast.chaos.sim.kernel import Kernel, Process
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow
 from holdfast.operators.base import UserCall
+from holdfast.operators.sinks.calls import Pause
 from holdfast.operators.task.calls import call_and_wait
-from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
+from holdfast.operators.task.context import CallsInOrder, CancelToken, Done, FlowCancelledError
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one, path_of
 
 WAY_US = (30, 400)
@@ -79,6 +80,10 @@ class FlowPool:
         """As Pool.run_flow. Within a group any flow may run next."""
         self._add(_Task(ended, storage, flow=one_by_one(flow, self._random.randrange), token=token))
 
+    def open_thread(self, name: str) -> CallsInOrder:
+        """As Pool.open_thread."""
+        return CallsInOrder(self)
+
     def drive(self, flow: HostFlow[Any], ended: Done, storage: Storage | None = None) -> None:
         """Run a flow that is never cancelled and may wait for a Future. Within a group any flow may run next."""
         plain = one_by_one(cast("Flow[Any]", flow), self._random.randrange)  # Futures that it waits for pass through
@@ -123,9 +128,12 @@ class FlowPool:
         else:
             self._ask(task, wanted)
 
-    def _ask(self, task: _Task, wanted: Operation | Await) -> None:
+    def _ask(self, task: _Task, wanted: Operation | Await | Pause) -> None:
         if isinstance(wanted, Await):
             wanted.future.add_done_callback(lambda future: self._soon(lambda: self._answered(task, *_outcome(future))))
+            return
+        if isinstance(wanted, Pause):
+            self._kernel.after(wanted.delay_ms * 1_000, lambda: self._answered(task, None, None), self._process)
             return
         process = self._process
         point = operation_point(f"{process.role}.{process.phase}" if process.phase else process.role, wanted)

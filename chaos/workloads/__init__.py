@@ -23,12 +23,14 @@ from holdfast.chaos.workloads import (
     latecomers,
     long,
     nexmark,
+    outside,
     random_graphs,
     restarts,
     rules,
     sessions,
     side_outputs,
     sliding,
+    splits,
     states,
     timers,
     topn,
@@ -45,7 +47,7 @@ WORKLOADS: dict[str, Workload] = {
     for module in (
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn, window_top),
-        *(joins, latecomers, sessions, column_sessions, window_joins, count_windows),
+        *(joins, latecomers, sessions, column_sessions, window_joins, count_windows, outside, splits),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }

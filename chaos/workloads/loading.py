@@ -32,7 +32,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.pipelines import build_environment, load_function, refused
 from holdfast.operators.datastream.unpicklable import check_pickled_states
 from holdfast.operators.sinks.parquet import ParquetSink
-from holdfast.operators.sources.dataframe import DataFrameSource
+from holdfast.operators.sources.dataframe import SparkSource
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.sources.parquet import ParquetSource
 from holdfast.operators.spark.packaging import user_modules
@@ -149,7 +149,7 @@ def _plan_of(environment: Environment, name: str) -> JobPlan:
 
 def _check_sources(plan: JobPlan, name: str) -> None:
     for uid, source in sorted(plan.sources.items()):
-        if isinstance(source, DataFrameSource):
+        if isinstance(source, SparkSource):
             raise _refused(name, f"source {uid!r} is a Spark DataFrame, and there is no Spark here: read Parquet, or generate rows")
 
 

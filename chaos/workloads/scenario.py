@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.chaos.pipelines.rows import Row
 from holdfast.operators.base import JobPlan
@@ -139,6 +139,29 @@ class AccountsExpectation:
     late; None: each record is in one place."""
 
 
+class OutsidePort(Protocol):
+    """What is beyond the job, as checkers see it."""
+
+    @property
+    def journal(self) -> Sequence[Any]:
+        """All that took effect, in order; it only grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideExpectation:
+    """A target outside, and its expected rows."""
+
+    sink_id: str
+    port: OutsidePort
+    rows: Callable[[], Counter[Row]]
+    """All rows at the end of the job."""
+    rows_at: Callable[[Positions], Counter[Row]]
+    """Rows committed with ids up to a completed checkpoint, given its source positions."""
+    compared: tuple[int, ...]
+    """Columns that these compare."""
+    source_uid: str
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One job of one seed."""
@@ -153,7 +176,11 @@ class Scenario:
     cuts: tuple[CutExpectation, ...] = ()
     late: LateExpectation | None = None
     """None: drops are not judged."""
+    outside: OutsideExpectation | None = None
+    """None: the job writes to no target."""
     accounts: AccountsExpectation | None = None
+    splits: tuple[str, ...] = ()
+    """Uids of sources with an enumerator."""
     may_rescale: bool = True
     may_drain: bool = True
     """A drain in the middle leaves the output unchanged; false where it closes windows early."""

@@ -33,7 +33,7 @@ from holdfast.barriers.messages import (
 from holdfast.barriers.transport import LocalNetwork, LocalTransport
 from holdfast.operators.base import JobPlan, UserCall
 from holdfast.operators.task.calls import call_and_wait
-from holdfast.operators.task.context import CancelToken, Done, FlowCancelledError
+from holdfast.operators.task.context import CallsInOrder, CancelToken, Done, FlowCancelledError
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.main import pickle_plan
@@ -90,6 +90,9 @@ class StepPool:
 
     def run_call(self, call: UserCall, ended: Done) -> None:
         self.tasks.append(_Task(lambda: call_and_wait(call), ended))
+
+    def open_thread(self, name: str) -> CallsInOrder:
+        return CallsInOrder(self)
 
     def run_flow(self, flow: Flow[Any], storage: Storage, token: CancelToken, ended: Done) -> None:
         self.tasks.append(_Task(None, ended, one_by_one(flow), storage, token))

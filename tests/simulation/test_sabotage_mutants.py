@@ -26,7 +26,10 @@ from holdfast.chaos.faults.faults import check_plan, expand_kinds
 from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
 from holdfast.chaos.workloads import WORKLOADS
 from holdfast.coordinator.restore import assign as restore_module
+from holdfast.operators.sources.enumerator import EnumeratorReader
 from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.operators.sources.split_source import SplitSourceReader
+from holdfast.operators.sources.splits import Source, SourceReader, SourceSplit, SplitEnumerator
 from holdfast.operators.task.timers import TimerQueue
 from holdfast.statebackends.columnar.state import FrozenColumns, NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError
@@ -246,6 +249,52 @@ def first_after_restore() -> int:
 def test_replayed_and_skipped_record() -> None:
     assert_changes("replayed_record", first_after_restore, 7, 6)
     assert_changes("skipped_record", first_after_restore, 7, 8)
+
+
+class Part(SourceSplit, frozen=True):
+    """A split that stands for itself."""
+
+
+class Parts(SplitEnumerator[Part]):
+    def discover(self) -> list[Part]:
+        return [Part("a"), Part("b")]
+
+
+class NoRecords(SourceReader[Part]):
+    def add_splits(self, splits: Any) -> None: ...
+
+    def poll(self, rows_max: int) -> None: ...
+
+
+class PartSource(Source[Part]):
+    split_type = Part
+    schema = SCHEMA
+
+    def create_enumerator(self) -> Parts:
+        return Parts()
+
+    def create_reader(self, context: Any) -> NoRecords:
+        return NoRecords()
+
+
+def places_of_a_split() -> tuple[int, int]:
+    """Two splits are found, one is handed out: how many are in the state of the enumerator, and of the reader?"""
+    enumerator, context = EnumeratorReader(PartSource(), 1), ManualContext()
+    enumerator.open(context, None)
+    enumerator.split_requested(0, 1)
+    enumerator.poll(1, 0)
+    context.run_pool()
+    batch = enumerator.poll(1, 0).batch
+    assert batch is not None
+    reader = SplitSourceReader(PartSource())
+    reader.open(context, None)
+    reader.add_splits(batch.columns().column("split").to_pylist())
+    return len(enumerator.snapshot_of(1)) - 1, len(reader.snapshot_of(1))
+
+
+def test_split_twice_and_forgotten() -> None:
+    assert_changes("split_twice", places_of_a_split, (1, 1), (2, 1))
+    assert_changes("split_forgotten", places_of_a_split, (1, 1), (1, 0))
 
 
 # -------------------------------------------------------------------------------------------------------------- state
