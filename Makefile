@@ -15,6 +15,7 @@ help:
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
 	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught; real kills on Spark; property tests with more examples'
 	@echo 'make compat  Flink 2.3: its command line and its classes against a coordinator (fetches 330 MB the first time)'
+	@echo '             KAFKA=host:port: what the tests take for granted of Kafka, at a real broker, instead'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
 
 setup:
@@ -45,8 +46,8 @@ chaos: setup
 		tests/simulation/test_user_pipelines.py tests/simulation/test_transitions.py
 
 compat: setup
-	@scripts/setup --flink
-	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m compat tests/compat $(ARGS)
+	@$(if $(KAFKA),,scripts/setup --flink)
+	@HOLDFAST_KAFKA=$(KAFKA) PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m compat $(if $(KAFKA),tests/compat/test_kafka.py,tests/compat) $(ARGS)
 
 lock:
 	@scripts/setup --no-java

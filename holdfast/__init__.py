@@ -29,9 +29,18 @@ if TYPE_CHECKING:
     from holdfast.barriers.jobgraph import SinkMode as SinkMode
     from holdfast.coordinator.restore.preflight import PreflightReport as PreflightReport
     from holdfast.operators.base import Counter as Counter
+    from holdfast.operators.connectors.delta import DeltaSink as DeltaSink
+    from holdfast.operators.connectors.iceberg import IcebergSink as IcebergSink
+    from holdfast.operators.connectors.kafka.sink import KafkaSink as KafkaSink
+    from holdfast.operators.connectors.kafka.source import KafkaSource as KafkaSource
+    from holdfast.operators.connectors.nats.sink import NatsSink as NatsSink
+    from holdfast.operators.connectors.nats.source import NatsSource as NatsSource
+    from holdfast.operators.connectors.postgres.changes import PostgresChanges as PostgresChanges
+    from holdfast.operators.connectors.postgres.sink import PostgresSink as PostgresSink
     from holdfast.operators.datastream.launcher import JobHandle as JobHandle
     from holdfast.operators.datastream.launcher import OperatorProgress as OperatorProgress
     from holdfast.operators.datastream.launcher import Progress as Progress
+    from holdfast.operators.datastream.query_group import QueryGroup as QueryGroup
     from holdfast.operators.datastream.stream import BroadcastConnectedStream as BroadcastConnectedStream
     from holdfast.operators.datastream.stream import BroadcastStream as BroadcastStream
     from holdfast.operators.datastream.stream import ConnectedStreams as ConnectedStreams
@@ -88,19 +97,44 @@ if TYPE_CHECKING:
     from holdfast.operators.functions.windows.triggers import Trigger as Trigger
     from holdfast.operators.functions.windows.triggers import TriggerContext as TriggerContext
     from holdfast.operators.functions.windows.triggers import TriggerResult as TriggerResult
+    from holdfast.operators.sinks.connector import CommitRequest as CommitRequest
+    from holdfast.operators.sinks.connector import Committer as Committer
+    from holdfast.operators.sinks.connector import Sink as Sink
+    from holdfast.operators.sinks.connector import SinkWriter as SinkWriter
+    from holdfast.operators.sinks.parquet import FileSink as FileSink
     from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
+    from holdfast.operators.sinks.positions import CommitOwner as CommitOwner
+    from holdfast.operators.sinks.positions import CommitPosition as CommitPosition
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
     from holdfast.operators.sinks.simple import CollectSink as CollectSink
     from holdfast.operators.sinks.simple import PrintSink as PrintSink
+    from holdfast.operators.sinks.staged import StagedSink as StagedSink
+    from holdfast.operators.sinks.target import CommitTarget as CommitTarget
     from holdfast.operators.sources.dataframe import DataFrameSource as DataFrameSource
+    from holdfast.operators.sources.dead_letters import DEAD_LETTERS as DEAD_LETTERS
+    from holdfast.operators.sources.files import FileSource as FileSource
     from holdfast.operators.sources.generator import GeneratorSource as GeneratorSource
     from holdfast.operators.sources.parquet import ParquetSource as ParquetSource
+    from holdfast.operators.sources.splits import AssignedSplit as AssignedSplit
+    from holdfast.operators.sources.splits import DeadLetter as DeadLetter
+    from holdfast.operators.sources.splits import EnumeratorContext as EnumeratorContext
+    from holdfast.operators.sources.splits import ReaderContext as ReaderContext
+    from holdfast.operators.sources.splits import Source as Source
+    from holdfast.operators.sources.splits import SourceReader as SourceReader
+    from holdfast.operators.sources.splits import SourceSplit as SourceSplit
+    from holdfast.operators.sources.splits import SplitEnumerator as SplitEnumerator
+    from holdfast.operators.sources.splits import SplitReader as SplitReader
+    from holdfast.operators.sources.splits import SplitRecords as SplitRecords
+    from holdfast.operators.sources.stream import StreamSource as StreamSource
+    from holdfast.operators.spark.formats import register_formats as register_formats
     from holdfast.operators.spark.state_source import register_state_source as register_state_source
+    from holdfast.operators.spark.write_stream import write_stream as write_stream
     from holdfast.statebackends.errors import AmbiguousWriteError as AmbiguousWriteError
     from holdfast.statebackends.errors import AsyncTimeoutError as AsyncTimeoutError
     from holdfast.statebackends.errors import AuthenticationError as AuthenticationError
     from holdfast.statebackends.errors import BackendMismatchError as BackendMismatchError
     from holdfast.statebackends.errors import CheckpointFailedError as CheckpointFailedError
+    from holdfast.statebackends.errors import CommitPositionLostError as CommitPositionLostError
     from holdfast.statebackends.errors import CommittableLostError as CommittableLostError
     from holdfast.statebackends.errors import CommittablesLeftError as CommittablesLeftError
     from holdfast.statebackends.errors import CorruptStateError as CorruptStateError
@@ -112,6 +146,9 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import InputOutputError as InputOutputError
     from holdfast.statebackends.errors import InvalidConfigError as InvalidConfigError
     from holdfast.statebackends.errors import InvalidKeyError as InvalidKeyError
+    from holdfast.statebackends.errors import InvalidRecordError as InvalidRecordError
+    from holdfast.statebackends.errors import InvalidRowError as InvalidRowError
+    from holdfast.statebackends.errors import InvalidSplitError as InvalidSplitError
     from holdfast.statebackends.errors import InvalidTimestampError as InvalidTimestampError
     from holdfast.statebackends.errors import InvariantError as InvariantError
     from holdfast.statebackends.errors import JobExistsError as JobExistsError
@@ -133,6 +170,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import SinkMovedError as SinkMovedError
     from holdfast.statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
     from holdfast.statebackends.errors import SnapshotTooLargeError as SnapshotTooLargeError
+    from holdfast.statebackends.errors import SourceDataLostError as SourceDataLostError
     from holdfast.statebackends.errors import StateBackendError as StateBackendError
     from holdfast.statebackends.errors import StateDirectoryNotSharedError as StateDirectoryNotSharedError
     from holdfast.statebackends.errors import StateOverflowError as StateOverflowError
@@ -149,6 +187,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import UnknownColumnError as UnknownColumnError
     from holdfast.statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
     from holdfast.statebackends.errors import UserFunctionError as UserFunctionError
+    from holdfast.statebackends.secrets import Secret as Secret
     from holdfast.statebackends.state import AggregateFunction as AggregateFunction
     from holdfast.statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
     from holdfast.statebackends.state import AppendingState as AppendingState
@@ -182,7 +221,16 @@ _EXPORTS = {
     "holdfast.barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
+    "holdfast.operators.connectors.delta": ("DeltaSink",),
+    "holdfast.operators.connectors.iceberg": ("IcebergSink",),
+    "holdfast.operators.connectors.nats.sink": ("NatsSink",),
+    "holdfast.operators.connectors.postgres.changes": ("PostgresChanges",),
+    "holdfast.operators.connectors.nats.source": ("NatsSource",),
+    "holdfast.operators.connectors.postgres.sink": ("PostgresSink",),
+    "holdfast.operators.connectors.kafka.sink": ("KafkaSink",),
+    "holdfast.operators.connectors.kafka.source": ("KafkaSource",),
     "holdfast.operators.datastream.launcher": ("JobHandle", "OperatorProgress", "Progress"),
+    "holdfast.operators.datastream.query_group": ("QueryGroup",),
     "holdfast.operators.datastream.stream": (
         "BroadcastConnectedStream",
         "BroadcastStream",
@@ -233,11 +281,32 @@ _EXPORTS = {
         "TriggerResult",
     ),
     "holdfast.operators.functions.event_time.watermarks": ("WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy"),
-    "holdfast.operators.sinks.parquet": ("ParquetSink",),
+    "holdfast.operators.sinks.parquet": ("FileSink", "ParquetSink"),
+    "holdfast.operators.sinks.positions": ("CommitOwner", "CommitPosition"),
+    "holdfast.operators.sinks.staged": ("StagedSink",),
+    "holdfast.operators.sinks.target": ("CommitTarget",),
+    "holdfast.operators.sinks.connector": ("CommitRequest", "Committer", "Sink", "SinkWriter"),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "holdfast.operators.sources.dataframe": ("DataFrameSource",),
+    "holdfast.operators.sources.dead_letters": ("DEAD_LETTERS",),
+    "holdfast.operators.sources.files": ("FileSource",),
     "holdfast.operators.sources.generator": ("GeneratorSource",),
     "holdfast.operators.sources.parquet": ("ParquetSource",),
+    "holdfast.operators.sources.splits": (
+        "AssignedSplit",
+        "DeadLetter",
+        "EnumeratorContext",
+        "ReaderContext",
+        "Source",
+        "SourceReader",
+        "SourceSplit",
+        "SplitEnumerator",
+        "SplitReader",
+        "SplitRecords",
+    ),
+    "holdfast.operators.spark.formats": ("register_formats",),
+    "holdfast.operators.sources.stream": ("StreamSource",),
+    "holdfast.operators.spark.write_stream": ("write_stream",),
     "holdfast.operators.spark.state_source": ("register_state_source",),
     "holdfast.statebackends.errors": (
         "AmbiguousWriteError",
@@ -245,6 +314,7 @@ _EXPORTS = {
         "AuthenticationError",
         "BackendMismatchError",
         "CheckpointFailedError",
+        "CommitPositionLostError",
         "CommittableLostError",
         "CommittablesLeftError",
         "CorruptStateError",
@@ -256,6 +326,9 @@ _EXPORTS = {
         "InputOutputError",
         "InvalidConfigError",
         "InvalidKeyError",
+        "InvalidRecordError",
+        "InvalidRowError",
+        "InvalidSplitError",
         "InvalidTimestampError",
         "InvariantError",
         "JobExistsError",
@@ -277,6 +350,7 @@ _EXPORTS = {
         "SinkMovedError",
         "SnapshotClaimedError",
         "SnapshotTooLargeError",
+        "SourceDataLostError",
         "StateBackendError",
         "StateDirectoryNotSharedError",
         "StateOverflowError",
@@ -294,6 +368,7 @@ _EXPORTS = {
         "UnsupportedVersionError",
         "UserFunctionError",
     ),
+    "holdfast.statebackends.secrets": ("Secret",),
     "holdfast.statebackends.state": (
         "AggregateFunction",
         "AggregatingStateDescriptor",
