@@ -41,10 +41,12 @@ class UserModules:
         self.names = names
         self._modules: dict[str, ModuleType] = {}
         self._number = next(_numbers)
+        # cloudpickle knows them weakly: a class between two deployments would be the same one until the next collection of garbage
+        self._rebuilt: dict[str, Any] = {}
 
     def load(self, plan: bytes) -> JobPlan:
         """The plan with classes of this process, the same ones for each call. Raises as unpickling does."""
-        loaded = _Unpickler(io.BytesIO(plan), f"{self._number}/").load()
+        loaded = _Unpickler(io.BytesIO(plan), f"{self._number}/", self._rebuilt).load()
         assert isinstance(loaded, JobPlan)
         return loaded
 
@@ -135,29 +137,31 @@ def _absent(modules: UserModules | None) -> Iterator[None]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Rebuilds objects with identities of this process."""
+    """Rebuilds objects with identities of this process, which are kept in `rebuilt`."""
 
-    def __init__(self, file: io.BytesIO, prefix: str) -> None:
+    def __init__(self, file: io.BytesIO, prefix: str, rebuilt: dict[str, Any]) -> None:
         super().__init__(file)
         self._prefix = prefix
+        self._rebuilt = rebuilt
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
         if name in TRACKED and module.partition(".")[0] == cloudpickle.__name__:
-            return _with_prefix(found, self._prefix)
+            return self._with_prefix(found)
         return found
 
+    def _with_prefix(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        place = list(inspect.signature(make).parameters).index(IDENTITY)
 
-def _with_prefix(make: Callable[..., Any], prefix: str) -> Callable[..., Any]:
-    place = list(inspect.signature(make).parameters).index(IDENTITY)
+        def made(*arguments: Any) -> Any:
+            if arguments[place] is None:
+                return make(*arguments)
+            identity = f"{self._prefix}{arguments[place]}"
+            rebuilt = make(*arguments[:place], identity, *arguments[place + 1 :])
+            self._rebuilt[identity] = rebuilt
+            return rebuilt
 
-    def made(*arguments: Any) -> Any:
-        identity = arguments[place]
-        if identity is not None:
-            arguments = (*arguments[:place], f"{prefix}{identity}", *arguments[place + 1 :])
-        return make(*arguments)
-
-    return made
+        return made
 
 
 class _Files(MetaPathFinder):

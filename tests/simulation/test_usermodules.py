@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from collections.abc import Iterator
@@ -69,6 +70,15 @@ def test_each_process_has_classes_of_its_own_and_keeps_them(module: types.Module
     assert len({*kinds, module.Total}) == 3
     assert type(first["red"]) is type(again["red"]) is not type(second["red"])
     assert isinstance(first["total"], kinds[1])
+
+
+def test_a_process_keeps_its_classes_where_no_deployment_has_them(module: types.ModuleType) -> None:
+    """Else what a class holds would be lost as garbage is collected, and a run would depend on when."""
+    plan = plan_of(total=module.Total())
+    one = UserModules(frozenset({NAME}))
+    one.load(plan).operators["total"].add("a")  # type: ignore[attr-defined]
+    gc.collect()
+    assert one.load(plan).operators["total"].add("a") == 2  # type: ignore[attr-defined]
 
 
 def test_what_a_class_and_a_global_hold_is_seen_by_no_other_process(module: types.ModuleType) -> None:
