@@ -81,11 +81,12 @@ class Cpu:
 
 
 class Bench:
-    """A Spark session and a scratch directory, on the file system of the working directory."""
+    """A Spark session and a scratch directory, on the file system of the working directory. scale: of the suites that have one."""
 
-    def __init__(self, slots: int = 3) -> None:
+    def __init__(self, slots: int = 3, *, scale: float = 1.0) -> None:
         from pyspark.sql import SparkSession
 
+        self.scale = scale
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
         self.spark = (
             SparkSession.builder.master(f"local[{slots}]")

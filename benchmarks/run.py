@@ -1,6 +1,6 @@
 """`make bench`: runs the workloads, prints a table for each, and saves all figures as JSON in benchmarks/results/.
 
-    python -m benchmarks.run [--only w1,w3] [--quick]
+    python -m benchmarks.run [--only w1,w3] [--quick] [--scale 0.1]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
 from benchmarks.async_calls import measure as measure_async
+from benchmarks.connectors import measure as measure_connectors
 from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
@@ -300,11 +301,19 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
     return measure_simulation(quick=quick)
 
 
+QUICK_SCALE = 0.05
+
+
+def connectors(bench: Bench, quick: bool) -> list[Row]:
+    """Kafka, PostgreSQL, NATS, files and tables, and Spark, beside the raw clients on the same rows."""
+    return measure_connectors(bench, min(bench.scale, QUICK_SCALE) if quick else bench.scale)
+
+
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap,
     "rowtable": rowtable, "w3": w3, "acks": acks, "async": async_calls, "tables": tables, "joins": joins, "restarts": restarts,
     "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark, "simulation": simulation, "tools": tools,
-    "row_windows": row_windows, "timers": timers,
+    "row_windows": row_windows, "timers": timers, "connectors": connectors,
 }  # fmt: skip
 
 
@@ -323,6 +332,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", help=f"comma-separated: {', '.join(SUITES)}", default=",".join(SUITES))
     parser.add_argument("--quick", action="store_true", help="fewer records and settings")
+    parser.add_argument("--scale", type=float, default=1.0, help="of connectors: rows, and what is done with them; 0.01 is a try")
     args = parser.parse_args()
     names = args.only.split(",")
     unknown = set(names) - set(SUITES)
@@ -333,7 +343,7 @@ def main() -> int:
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "at": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
-    bench = Bench()
+    bench = Bench(scale=args.scale)
     try:
         for name in names:
             results[name] = SUITES[name](bench, args.quick)
