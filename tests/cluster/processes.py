@@ -40,6 +40,7 @@ class Processes:
             "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={disk / 'tmp'}",
             "HOLDFAST_LOCAL_DIR": str(disk / "holdfast"),
             "SPARK_LOCAL_IP": self._network.address(host),
+            "PYSPARK_PYTHON": sys.executable,  # `spark.pyspark.python` is read by spark-submit alone
             "PYTHONPATH": str(ROOT),
             **self._environment,
             **environment,

@@ -140,7 +140,6 @@ class Runner:
             "spark.executor.memory": "512m",
             "spark.executor.cores": str(CORES),
             "spark.cores.max": str(CORES * len(WORKERS)),
-            "spark.pyspark.python": sys.executable,
             "spark.ui.enabled": "false",
             "spark.local.dir": str(self._network.disk / "spark"),
             **{f"spark.executorEnv.{name}": value for name, value in variables.items()},
