@@ -1,5 +1,5 @@
-"""The driver: `python -m tests.cluster.job`, on its own host. It runs one job on Spark, or on plain processes, and prints how the job
-stands as a line of JSON, several times a second, until its end."""
+"""The driver: `python -m tests.cluster.job`, on its own host. It runs one job on Spark, or on plain processes, and prints how the
+job stands as a line of JSON, several times a second, until its end."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
         launcher = None if spark is not None else PlainLauncher(options.workers, options.folder)
         job = build(options, launcher).execute(progress=False)
         stack.enter_context(job)
-        while not (told := _standing(job)).get("state") in TERMINAL:
+        while (told := _standing(job)).get("state") not in TERMINAL:
             _tell(told)
             time.sleep(POLL_S)
         state = job.wait(60)

@@ -71,7 +71,8 @@ class Cut:
     def __str__(self) -> str:
         length = "longer" if self.is_long else "shorter"
         limit = LENGTHS[self.kind].limit / 1000
-        return f"{self.first} | {self.second} for {self.duration_ms / 1000:.1f} s ({length} than {limit:g} s), frames lost {self.lost}"
+        waits = f"{self.duration_ms / 1000:.1f} s ({length} than {limit:g} s)"
+        return f"{self.first} | {self.second} for {waits}, frames lost {self.lost}"
 
 
 def plan_cuts(seed: int, count: int = 3) -> tuple[Cut, ...]:

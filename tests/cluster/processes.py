@@ -16,6 +16,8 @@ from tests.cluster.network import Network
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL_LINES = 25
+FOREIGN = ("AWS_", "SPARK_", "HOLDFAST_", "PYSPARK_", "JAVA_TOOL")
+"""Variables of other clusters, which the processes don't get."""
 
 
 class RunError(Exception):
@@ -34,8 +36,9 @@ class Processes:
     def start(self, host: str, name: str, *command: str, reads: bool = False, **environment: str) -> subprocess.Popen[str]:
         """`reads`: its standard output is read by the caller, else it is in the log, with its errors."""
         disk = self._network.disk
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         variables = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SPARK_", "HOLDFAST_", "PYSPARK_"))},
+            **inherited,
             "TMPDIR": str(disk / "tmp"),
             "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={disk / 'tmp'}",
             "HOLDFAST_LOCAL_DIR": str(disk / "holdfast"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import msgspec
 
 from tests.cluster.job import Options
 from tests.cluster.network import Network
-from tests.cluster.plan import DRIVER, HOSTS, STORAGE, WORKERS, Cut, Kind
+from tests.cluster.plan import DRIVER, STORAGE, WORKERS, Cut, Kind
 from tests.cluster.processes import Driver, Processes, RunError
 from tests.cluster.storage import BUCKET, PORT
 from tests.s3_server import CREDENTIALS
@@ -52,7 +51,9 @@ class Observed:
 class Runner:
     """Runs on a network that stands."""
 
-    def __init__(self, network: Network, cuts: tuple[Cut, ...], say: Say, *, with_spark: bool = True, connect: bool = False) -> None:
+    def __init__(
+        self, network: Network, cuts: tuple[Cut, ...], say: Say, *, with_spark: bool = True, connect: bool = False
+    ) -> None:
         self._network = network
         self._cuts = cuts
         self._say = say
@@ -215,8 +216,11 @@ class Runner:
 
     def _await_port(self, host: str, port: int) -> None:
         """Until somebody listens there. Asked from the host itself."""
-        code = "import socket,sys,time\nfor _ in range(1200):\n try: socket.create_connection((sys.argv[1], int(sys.argv[2])), 1); break\n"
-        code += " except OSError: time.sleep(0.05)\nelse: sys.exit(1)"
+        code = (
+            "import socket,sys,time\nfor _ in range(1200):\n"
+            " try: socket.create_connection((sys.argv[1], int(sys.argv[2])), 1); break\n"
+            " except OSError: time.sleep(0.05)\nelse: sys.exit(1)"
+        )
         command = self._network.inside(host, sys.executable, "-S", "-c", code, self._network.address(host), str(port))
         if subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode:
             raise RunError(f"nobody listens on {host}, port {port}")
@@ -227,5 +231,3 @@ def spark_home() -> Path:
     import pyspark
 
     return Path(pyspark.__file__).parent
-
-
