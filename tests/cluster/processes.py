@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.cluster.network import Network
@@ -33,11 +34,13 @@ class Processes:
         self.logs = network.folder / "logs"
         self.logs.mkdir()
 
-    def start(self, host: str, name: str, *command: str, reads: bool = False, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, host: str, name: str, *command: str, reads: bool = False, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[str]:
         """`reads`: its standard output is read by the caller, else it is in the log, with its errors."""
         disk = self._network.disk
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-        variables = {
+        environment = {
             **inherited,
             "TMPDIR": str(disk / "tmp"),
             "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={disk / 'tmp'}",
@@ -46,7 +49,7 @@ class Processes:
             "PYSPARK_PYTHON": sys.executable,  # `spark.pyspark.python` is read by spark-submit alone
             "PYTHONPATH": str(ROOT),
             **self._environment,
-            **environment,
+            **variables,
         }
         with open(self.logs / f"{name}.log", "wb") as log:
             return subprocess.Popen(
@@ -56,7 +59,7 @@ class Processes:
                 stderr=log,
                 text=True,
                 cwd=ROOT,
-                env=variables,
+                env=environment,
                 start_new_session=True,  # Ctrl-C is the runner's alone
             )
 

@@ -86,7 +86,7 @@ class Runner:
         self._await_port(STORAGE, PORT)
         state, serve = f"s3://{BUCKET}/state", ("serve", "--json", "--host", address(DRIVER), "--port", str(COORDINATOR_PORT))
         command = (sys.executable, "-m", "holdfast", *serve, "--state-dir", state)
-        self.processes.start(DRIVER, "coordinator", *command, HOLDFAST_TOKEN=self._token)
+        self.processes.start(DRIVER, "coordinator", *command, variables={"HOLDFAST_TOKEN": self._token})
         if self._with_spark:
             self._start_spark()
         self._await_port(DRIVER, COORDINATOR_PORT)
@@ -96,21 +96,19 @@ class Runner:
         spark_class, disk = spark_home() / "bin" / "spark-class", self._network.disk
         common = {"SPARK_DAEMON_MEMORY": "192m", "SPARK_HOME": str(spark_home()), "SPARK_NO_DAEMONIZE": "1"}
         place = ("--host", address(DRIVER), "--port", str(MASTER_PORT), "--webui-port", "0")
-        self.processes.start(DRIVER, "master", str(spark_class), "org.apache.spark.deploy.master.Master", *place, **common)
+        self.processes.start(DRIVER, "master", str(spark_class), "org.apache.spark.deploy.master.Master", *place, variables=common)
         self._await_port(DRIVER, MASTER_PORT)
         for host in WORKERS:
             size = ("--cores", str(CORES), "--memory", "1g", "--work-dir", str(disk / "work"))
-            place = ("--host", address(host), "--webui-port", "0")
             self.processes.start(
                 host,
                 host,
                 str(spark_class),
                 "org.apache.spark.deploy.worker.Worker",
-                *place,
+                *("--host", address(host), "--webui-port", "0"),
                 *size,
                 master,
-                SPARK_LOCAL_DIRS=str(disk / "spark"),
-                **common,
+                variables={**common, "SPARK_LOCAL_DIRS": str(disk / "spark")},
             )
 
     def _job_options(self) -> str:
