@@ -34,6 +34,8 @@ RECOVER_S = 150.0
 BETWEEN_CUTS_S = 12
 """Time that the job's rows last for, beside the cuts themselves, for each of them."""
 END_S = 240.0
+QUIET: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+"""Of a short command: Ctrl-C is the runner's alone."""
 
 Say = Callable[[str], None]
 
@@ -201,7 +203,7 @@ class Runner:
             "except ConnectionRefusedError: pass\nexcept OSError: sys.exit(1)"
         )
         command = self._network.inside(cut.first, sys.executable, "-S", "-c", code, self._network.address(cut.second))
-        return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode == 0
+        return subprocess.run(command, check=False, **QUIET).returncode == 0
 
     # ------------------------------------------------------------------------------------------------------------- end
 
@@ -220,7 +222,7 @@ class Runner:
             " except OSError: time.sleep(0.05)\nelse: sys.exit(1)"
         )
         command = self._network.inside(host, sys.executable, "-S", "-c", code, self._network.address(host), str(port))
-        if subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode:
+        if subprocess.run(command, check=False, **QUIET).returncode:
             raise RunError(f"nobody listens on {host}, port {port}")
 
 
