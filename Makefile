@@ -6,7 +6,7 @@ SEEDS ?= 2000
 # Processes that `make test` runs tests in: one more than CI has cores, since tests on Spark and of worker processes mostly wait.
 TEST_PROCESSES ?= 3
 
-.PHONY: help setup demo test check bench chaos compat lock clean
+.PHONY: help setup demo test check bench chaos cluster compat lock clean
 
 help:
 	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
@@ -14,6 +14,7 @@ help:
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
 	@echo 'make chaos   simulated jobs under failures, SEEDS=2000 of them; long runs; each sabotage until it is caught; real kills on Spark; property tests with more examples'
+	@echo 'make cluster a job over four hosts (network namespaces: needs root) whose links are cut; ARGS="--seed 2", or --without-spark'
 	@echo 'make compat  Flink 2.3: its command line and its classes against a coordinator (fetches 330 MB the first time)'
 	@echo '             KAFKA=host:port: what the tests take for granted of Kafka, at a real broker, instead'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
@@ -44,6 +45,10 @@ chaos: setup
 	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		tests/api tests/barriers tests/statebackends tests/coordinator tests/operators tests/scenarios tests/simulation/test_determinism.py \
 		tests/simulation/test_user_pipelines.py tests/simulation/test_transitions.py
+
+cluster:
+	@scripts/setup --cluster
+	@$(PYTHON) -m tests.cluster $(ARGS)
 
 compat: setup
 	@$(if $(KAFKA),,scripts/setup --flink)

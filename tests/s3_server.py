@@ -63,17 +63,20 @@ class _Planned:
 
 @dataclass
 class S3Server:
-    """`requests`: all of them so far. Requests are served one at a time: moto does not check conditions atomically."""
+    """`requests`: all of them so far. Requests are served one at a time: moto does not check conditions atomically. `host`, `port`:
+    where it listens; 0 is a free one."""
 
     requests: list[Request] = field(default_factory=list)
+    host: str = "127.0.0.1"
+    port: int = 0
     _planned: list[_Planned] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._app: App = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
+        self._server = make_server(self.host, self.port, self._serve, threaded=True)
         self._server.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{self.host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)  # s until it ends
         self._thread.start()
 
