@@ -155,10 +155,10 @@ class Drill:
 
     def _kill_executor(self) -> None:
         workers = self._pids()
-        victims = self._place.executor_of(self._moments.choice(workers), workers)
-        for victim in victims:
+        executor = self._place.executor_of(self._moments.choice(workers), workers)
+        for victim in executor.kill:
             os.kill(victim, signal.SIGKILL)
-        self._recover("kill -9 executor", victims)
+        self._recover("kill -9 executor", executor.lost)
 
     def _kill_coordinator(self) -> None:
         newest, workers = self._newest(), self._pids()
@@ -221,10 +221,12 @@ def run(seed: int, outside: Outside, place: Place) -> tuple[int, str]:
                 drill = Drill(job, place, outside, coordinator, random.Random(seed))
                 drill.run()
                 records = feeder.end()
+                say(f"the feeder has written {records:,} records; the job reads the rest, and stops with all windows fired")
                 chaos.wait_for("the end of the topic", lambda: not unread(outside.servers.bootstrap, *[outside.name] * 2), WAIT_S, 0.2)
                 job.stop(drain=True)
             finally:
                 job.close()
+        say("comparing with what DuckDB computes from the topic ...")
         topic = check.read_topic(outside.servers.bootstrap, outside.name)
         delta = deltalake.DeltaTable(outside.delta).to_pyarrow_table()
         found = check.problems(topic, outside.servers.dsn, outside.name, delta)

@@ -84,7 +84,7 @@ def expected_windows(topic: Topic, late: list[dict[str, Any]]) -> Counter[Window
         database.execute("SET TimeZone = 'UTC'")
         database.register("orders", pa.Table.from_pylist(topic.orders, types))
         database.register("late", pa.Table.from_pylist(late, types))
-        return windows_of(database.execute(WINDOWS).to_arrow_table())
+        return windows_of(database.sql(WINDOWS).to_arrow_table())
 
 
 def windows_of(table: pa.Table) -> Counter[Window]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import flights_chaos as chaos
 
@@ -62,6 +62,13 @@ class RunningJob(Protocol):
     def close(self) -> None: ...
 
 
+class Executor(NamedTuple):
+    """kill: processes whose death is that of an executor; lost: those that die of it, its workers among them."""
+
+    kill: list[int]
+    lost: list[int]
+
+
 class Place(Protocol):
     """Where jobs run."""
 
@@ -69,8 +76,8 @@ class Place(Protocol):
 
     def launch(self, env: hf.Environment) -> RunningJob: ...
 
-    def executor_of(self, pid: int, pids: list[int]) -> list[int]:
-        """Processes whose death is that of the executor that has the worker `pid`."""
+    def executor_of(self, pid: int, workers: list[int]) -> Executor:
+        """That of the worker `pid`."""
 
     def close(self) -> None: ...
 
@@ -85,13 +92,15 @@ class OnSpark:
 
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        short_lived = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         settings = {
             f"spark.executorEnv.{DSN_VARIABLE}": os.environ[DSN_VARIABLE],
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
+            "spark.driver.extraJavaOptions": short_lived,
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": short_lived,
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -105,15 +114,18 @@ class OnSpark:
     def launch(self, env: hf.Environment) -> RunningJob:
         return env.execute(progress=False)
 
-    def executor_of(self, pid: int, pids: list[int]) -> list[int]:
-        """The JVM above a Python worker: worker, daemon, executor."""
+    def executor_of(self, pid: int, workers: list[int]) -> Executor:
+        found = self._jvm_above(pid)
+        return Executor([found], [found, *(each for each in workers if self._jvm_above(each) == found)])
+
+    @staticmethod
+    def _jvm_above(pid: int) -> int:
+        """Of a Python worker: worker, daemon, executor."""
         above = pid
         while above > 1:
             above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-            if above == os.getpid():
-                break
             if Path(f"/proc/{above}/comm").read_text().strip() == "java":
-                return [above]
+                return above
         raise chaos.DemoError(f"worker {pid} has no executor")
 
     def close(self) -> None:
@@ -159,8 +171,8 @@ class InProcesses:
         slots.start()
         return _ProcessJob(accepted.job_id, client, slots)
 
-    def executor_of(self, pid: int, pids: list[int]) -> list[int]:
-        return pids
+    def executor_of(self, pid: int, workers: list[int]) -> Executor:
+        return Executor(workers, workers)
 
     def close(self) -> None:
         return
