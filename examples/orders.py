@@ -1,11 +1,11 @@
 """Orders from Kafka, summed up by shop and minute, into PostgreSQL and a Delta table, exactly once, while the job is killed.
 
-A feeder writes orders to a topic as the job runs: out of order, some far too late, some that can't be read. The job sums them up in
-event-time windows, and appends these to a table of PostgreSQL and to a Delta table; late orders and records that can't be read go to
-tables of their own. Meanwhile this program kills, as `--seed` says: the process that commits, in front of the rows of a commit, between
-two of them, between two commits of one checkpoint, and behind a commit whose success nobody has heard of yet; a worker; an executor
-with its workers; the coordinator. In the end DuckDB computes from the records in Kafka, read by another client, what each
-table must have.
+A feeder writes orders to a topic as the job runs: out of order, some far too late, some that can't be read. The job sums them up
+in event-time windows, and appends these to a table of PostgreSQL and to a Delta table; late orders, and records that can't be
+read, go to tables of their own. Meanwhile this program kills, as `--seed` says: the process that commits, in front of the rows of
+a commit, between two of them, between two commits of one checkpoint, and behind a commit whose success nobody has heard of yet; a
+worker; an executor with its workers; the coordinator. In the end DuckDB computes from the records in Kafka, read by another
+client, what each table must have.
 
     make orders                                     # or: python examples/orders.py --seed 1
     python examples/orders.py --seeds 10            # ten seeds, one after another
@@ -222,14 +222,14 @@ def run(seed: int, outside: Outside, place: Place) -> tuple[int, str]:
                 drill.run()
                 records = feeder.end()
                 say(f"the feeder has written {records:,} records; the job reads the rest, and stops with all windows fired")
-                chaos.wait_for("the end of the topic", lambda: not unread(outside.servers.bootstrap, *[outside.name] * 2), WAIT_S, 0.2)
+                chaos.wait_for("the end of the topic", lambda: not left_in(outside), WAIT_S, every_s=0.2)
                 job.stop(drain=True)
             finally:
                 job.close()
         say("comparing with what DuckDB computes from the topic ...")
         topic = check.read_topic(outside.servers.bootstrap, outside.name)
         delta = deltalake.DeltaTable(outside.delta).to_pyarrow_table()
-        found = check.problems(topic, outside.servers.dsn, outside.name, delta)
+        found = check.problems(topic, check.read_outputs(outside.servers.dsn, outside.name, delta))
         if topic.records != records:
             found.append(f"the feeder wrote {records} records, and {topic.records} are in the topic")
         if found:
@@ -240,6 +240,11 @@ def run(seed: int, outside: Outside, place: Place) -> tuple[int, str]:
     counts = f"records={records} windows={delta.num_rows} dead_letters={len(topic.unreadable)}"
     seconds = time.monotonic() - began
     return drill.kills, f"{counts} kills={drill.kills} in_commits={drill.kills_in_commits} seconds={seconds:.0f} exact=true"
+
+
+def left_in(outside: Outside) -> int:
+    """Records that no completed checkpoint of the job has."""
+    return unread(outside.servers.bootstrap, outside.name, group=outside.name)
 
 
 def in_postgres(outside: Outside, statements: str) -> None:
@@ -277,6 +282,7 @@ def main() -> int:
     folder = Path(args.keep or tempfile.mkdtemp(prefix="holdfast-orders-")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     seed, kills = first, 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers, workers and the coordinator end with this program
     try:
         with servers(args.kafka, args.postgres) as given:
             os.environ[DSN_VARIABLE] = given.dsn

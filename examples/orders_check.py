@@ -1,5 +1,5 @@
-"""The referee of `orders.py`: what should have come out, computed by DuckDB from the records that kafka-python reads from the topic,
-with no Holdfast in it."""
+"""The referee of `orders.py`: what should have come out, computed by DuckDB from the records that kafka-python reads from the
+topic, with no Holdfast in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import duckdb
 import psycopg2
 import pyarrow as pa
-
 from orders_feed import BEGIN, DISORDER_MS, PARTITIONS
 
 with warnings.catch_warnings():
@@ -25,7 +24,8 @@ Place = tuple[int, int]
 """Partition and offset."""
 
 WINDOWS = """
-    SELECT shop, beginning AS window_start, beginning + INTERVAL 1 MINUTE AS window_end, count(*) AS orders, sum(cents)::BIGINT AS cents
+    SELECT shop, beginning AS window_start, beginning + INTERVAL 1 MINUTE AS window_end,
+           count(*) AS orders, sum(cents)::BIGINT AS cents
     FROM (SELECT *, time_bucket(INTERVAL 1 MINUTE, ordered_at, TIMESTAMPTZ '2026-01-01 00:00:00+00') AS beginning FROM orders)
     WHERE id NOT IN (SELECT id FROM late) GROUP BY shop, beginning
 """
@@ -41,11 +41,28 @@ class Topic:
     unreadable: set[Place] = field(default_factory=set)
     records: int = 0
 
+    def add(self, place: Place, value: bytes | None, newest: dt.datetime) -> dt.datetime:
+        """One more record of a partition whose newest order so far is `newest`; the newest one then."""
+        self.records += 1
+        try:
+            order = json.loads(value)  # type: ignore[arg-type]  # a tombstone is a TypeError
+            ordered = {**order, "ordered_at": dt.datetime.fromisoformat(order["ordered_at"])}
+            if not (isinstance(order["shop"], str) and type(order["id"]) is int and type(order["cents"]) is int):
+                raise TypeError(value)
+        except (TypeError, ValueError):
+            self.unreadable.add(place)
+            return newest
+        self.orders.append(ordered)
+        if ordered["ordered_at"] < newest - dt.timedelta(milliseconds=DISORDER_MS):
+            self.behind.add(order["id"])
+        return max(newest, ordered["ordered_at"])
+
 
 def read_topic(bootstrap: str, name: str) -> Topic:
     """By a client that is not the job's."""
     found = Topic()
-    consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, group_id=None, isolation_level="read_committed", metrics_enabled=False)
+    settings = {"group_id": None, "isolation_level": "read_committed", "metrics_enabled": False}
+    consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, **settings)
     try:
         for place in (kafka.TopicPartition(name, partition) for partition in range(PARTITIONS)):
             consumer.assign([place])
@@ -54,27 +71,10 @@ def read_topic(bootstrap: str, name: str) -> Topic:
             newest = BEGIN
             while consumer.position(place) < end:
                 for record in [each for records in consumer.poll(timeout_ms=1_000).values() for each in records]:
-                    newest = _sort(record, found, newest)
+                    newest = found.add((record.partition, record.offset), record.value, newest)
     finally:
         consumer.close(autocommit=False)
     return found
-
-
-def _sort(record: Any, found: Topic, newest: dt.datetime) -> dt.datetime:
-    """The newest order of the partition then."""
-    found.records += 1
-    try:
-        order = json.loads(record.value)
-        order["ordered_at"] = dt.datetime.fromisoformat(order["ordered_at"])
-        if not (isinstance(order["shop"], str) and type(order["id"]) is int and type(order["cents"]) is int):
-            raise TypeError(record.value)
-    except (TypeError, ValueError):
-        found.unreadable.add((record.partition, record.offset))
-        return newest
-    found.orders.append(order)
-    if order["ordered_at"] < newest - dt.timedelta(milliseconds=DISORDER_MS):
-        found.behind.add(order["id"])
-    return max(newest, order["ordered_at"])
 
 
 def expected_windows(topic: Topic, late: list[dict[str, Any]]) -> Counter[Window]:
@@ -119,22 +119,40 @@ def difference(name: str, wanted: Counter[Any], found: Counter[Any]) -> list[str
     return lines + [f"    too many: {row}" for row in list(extra)[:3]]
 
 
-def problems(topic: Topic, dsn: str, schema: str, delta: pa.Table) -> list[str]:
-    """Of all outputs; empty: they are exact, and the run has tested what it should."""
-    late_rows = rows_of_postgres(dsn, f"SELECT id, shop, cents, ordered_at FROM {schema}.late_orders")
-    late = [dict(zip(("id", "shop", "cents", "ordered_at"), row, strict=True)) for row in late_rows]
-    spending = rows_of_postgres(dsn, f"SELECT shop, window_start, window_end, orders, cents FROM {schema}.spending")
+@dataclass
+class Outputs:
+    """What the job has written, as multisets."""
+
+    postgres: Counter[Window]
+    delta: Counter[Window]
+    late: Counter[tuple[int, str, int, dt.datetime]]
+    """Orders that came too late for their window."""
+    dead_letters: Counter[Place]
+
+
+def read_outputs(dsn: str, schema: str, delta: pa.Table) -> Outputs:
+    """Those of the tables of a schema, and of a Delta table."""
     letters = rows_of_postgres(dsn, f"SELECT split, position FROM {schema}.dead_letters")
-    places = Counter((int(split.rpartition("[")[2].rstrip("]")), *position) for split, position in letters)
+    return Outputs(
+        Counter(rows_of_postgres(dsn, f"SELECT shop, window_start, window_end, orders, cents FROM {schema}.spending")),
+        windows_of(delta),
+        Counter(rows_of_postgres(dsn, f"SELECT id, shop, cents, ordered_at FROM {schema}.late_orders")),
+        Counter((int(split.rpartition("[")[2].rstrip("]")), *position) for split, position in letters),
+    )
+
+
+def problems(topic: Topic, outputs: Outputs) -> list[str]:
+    """Empty: all outputs are exact, and the run has tested what it should."""
+    late = [dict(zip(("id", "shop", "cents", "ordered_at"), row, strict=True)) for row in outputs.late]
     windows = expected_windows(topic, late)
-    of_topic = Counter({tuple(order.values()): 1 for order in topic.orders if order["id"] in topic.behind})
-    found = difference("PostgreSQL, spending", windows, Counter(spending))
-    found += difference("Delta, spending", windows, windows_of(delta))
-    found += difference("PostgreSQL, dead letters", Counter(topic.unreadable), places)
-    unknown = Counter(tuple(row) for row in late_rows) - of_topic
+    found = difference("PostgreSQL, spending", windows, outputs.postgres)
+    found += difference("Delta, spending", windows, outputs.delta)
+    found += difference("PostgreSQL, dead letters", Counter(topic.unreadable), outputs.dead_letters)
+    may_be_late = Counter({tuple(order.values()): 1 for order in topic.orders if order["id"] in topic.behind})
+    unknown = outputs.late - may_be_late
     if unknown:
         found.append(f"PostgreSQL, late orders: {unknown.total()} are doubled or not late: {list(unknown)[:3]}")
-    for what, rows in (("order", spending), ("late order", late_rows), ("dead letter", letters)):
+    for what, rows in (("window", outputs.postgres), ("late order", outputs.late), ("dead letter", outputs.dead_letters)):
         if not rows:
             found.append(f"the run had no {what}: it proves nothing")
     return found

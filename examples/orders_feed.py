@@ -13,7 +13,7 @@ import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
 PARTITIONS = 4
-RECORDS_PER_S = 800
+RECORDS_PER_S = 600
 TICK_S = 0.05
 SHOPS = 40
 DISORDER_MS = 5_000

@@ -1,5 +1,5 @@
-"""Where the job of `orders.py` runs: on Spark with executors of their own, or in plain processes; and the servers that it needs, real
-ones of the user's, or those of the repository's tests."""
+"""Where the job of `orders.py` runs: on Spark with executors of their own, or in plain processes; and the servers that it needs, of
+the user, or of the repository's tests."""
 
 from __future__ import annotations
 
@@ -142,11 +142,10 @@ class InProcesses:
         self._folder = folder
 
     def launch(self, env: hf.Environment) -> RunningJob:
-        from tests.harness.slots import LocalProcessSlots
-
         from holdfast.api.client import RestClient
         from holdfast.barriers.jobgraph import Submission
         from holdfast.operators.worker.main import WorkerSpec, pickle_plan
+        from tests.harness.slots import LocalProcessSlots
 
         plan = env.build()
         assert env.coordinator is not None
