@@ -6,10 +6,11 @@ SEEDS ?= 2000
 # Processes that `make test` runs tests in: one more than CI has cores, since tests on Spark and of worker processes mostly wait.
 TEST_PROCESSES ?= 3
 
-.PHONY: help setup demo test check bench chaos cluster compat lock clean
+.PHONY: help setup demo orders test check bench chaos cluster compat lock clean
 
 help:
 	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
+	@echo 'make orders  Kafka to windows to PostgreSQL and Delta on Spark, killed in its commits; compares with DuckDB'
 	@echo 'make test    all tests, in TEST_PROCESSES=3 processes'
 	@echo 'make check   lint, types, layers'
 	@echo 'make bench   the benchmarks; results in benchmarks/results/'
@@ -24,6 +25,9 @@ setup:
 
 demo: setup
 	@$(PYTHON) examples/flights.py $(ARGS)
+
+orders: setup
+	@$(PYTHON) examples/orders.py $(ARGS)
 
 test: setup
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -11,13 +11,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 import xxhash
 
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack, decode_versioned
 from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.layout import folder_name
 
 LOG_VERSION = 1
 
@@ -200,7 +201,7 @@ class SinkPaths:
 
     @property
     def folder(self) -> str:
-        return f"{ROOT_FOLDER}/{quote(self.sink_id, safe='')}"
+        return f"{ROOT_FOLDER}/{folder_name(self.sink_id)}"
 
     def log(self, sequence: int) -> str:
         return f"{self.folder}/log/{sequence:012d}.json"

@@ -26,7 +26,7 @@ import msgspec
 import xxhash
 
 from holdfast.statebackends.decoding import decode_json
-from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError
 
 # ------------------------------------------------------------------------------------------------------- columns of a table
 
@@ -146,7 +146,7 @@ class JobPaths(msgspec.Struct, frozen=True):
 
     def inputs(self, uid: str) -> str:
         """Folder of all inputs that one source materialised."""
-        return f"{self.job_id}/{SOURCES_FOLDER}/{quote(uid, safe='')}"
+        return f"{self.job_id}/{SOURCES_FOLDER}/{folder_name(uid)}"
 
     def input_folder(self, uid: str, submission: int) -> str:
         """Folder of the input that one submission made."""
@@ -184,7 +184,7 @@ class StreamPaths(msgspec.Struct, frozen=True):
         return f"{self.owners}/{number:06d}.json"
 
     def end(self, job_id: str, submission: int) -> str:
-        return f"{self.folder}/ends/{quote(job_id, safe='')}-{submission:06d}.json"
+        return f"{self.folder}/ends/{folder_name(job_id)}-{submission:06d}.json"
 
     @property
     def query(self) -> str:
@@ -348,6 +348,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 UID_CHARS_MAX = 80
 """Characters of a uid in a file name; the nonce makes the name unique."""
+
+
+def folder_name(text: str) -> str:
+    """The name of a folder for an id, of which `unquote` makes the id again. Raises InvalidConfigError for `.` and `..`, which
+    would be other folders."""
+    if text in (".", ".."):
+        raise InvalidConfigError(f"{text!r} can't be an id: it is part of a path", setting="id")
+    return quote(text, safe="")
 
 
 def file_name(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Never
 from urllib.parse import unquote
@@ -20,6 +20,13 @@ HIDDEN_LENGTH_MIN = 4
 _RESOLVED_MAX = 1_000
 _IN_URL = re.compile(r"^[a-zA-Z][\w+.-]*://[^/?#]*?:([^/?#]*)@")
 _IN_OPTIONS = re.compile(r"(?:password|passwd|pwd|token|secret)\s*=\s*(?:'((?:\\.|[^'\\])*)'|([^\s;&']+))", re.IGNORECASE)
+
+_SECRET_NAME = re.compile(
+    r"secret|passw(or)?d|passphrase|sas[-_.]?(token|key)|connection[-_.]?string"
+    r"|(^|[-_.])(pwd|token|key|credential|authorization)([-_.]base64)?$"
+)
+"""Of settings, in lower case. An access key *id*, and where a key or a token comes from, are no secrets."""
+_WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _resolved: dict[str, None] = {}
 """Contents that this process has resolved, and passwords in them; the latest last."""
@@ -65,6 +72,32 @@ class Secret:
 def resolve(value: str | Secret) -> str:
     """A setting's text, whether it is a secret or not."""
     return value.resolve() if isinstance(value, Secret) else value
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting of this name holds a secret: a password, a token, a key. In any spelling: `accountKey`, `ACCOUNT_KEY`."""
+    return _SECRET_NAME.search(_WORD_BEGINS.sub("_", name).lower()) is not None
+
+
+def has_login(url: str) -> bool:
+    """Whether a URL has a password in it."""
+    found = _IN_URL.match(url)
+    return found is not None and bool(found[1])
+
+
+def check_settings(connector: str, setting: str, given: Mapping[str, str | Secret]) -> None:
+    """Raises InvalidConfigError for plain text where a secret belongs, by the setting's name or as a URL's password; it shows no
+    value. `setting`: the connector's argument that holds them."""
+    for name, value in given.items():
+        if isinstance(value, Secret) or not value:
+            continue
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidConfigError(f"{connector}: {setting} has texts and hf.Secret, and {name!r} is neither", setting=setting)
+        if is_secret_name(name) or has_login(value):
+            raise InvalidConfigError(
+                f'{connector}: give {name} of {setting} as hf.Secret("VARIABLE"): it must be in no job graph and no log',
+                setting=name,
+            )
 
 
 def hide(text: str, contents: Iterable[str]) -> str:

@@ -75,7 +75,21 @@ class JobMetrics:
             "Counters of the user's functions.",
             labels=(*labels, "operator", "counter"),
         )
-        of_subtasks = (*labels, "vertex", "subtask")
+        self.latency = HistogramMetricFamily(
+            "holdfast_latency_seconds",
+            "How long latency markers of a source were under way to a vertex.",
+            labels=(*labels, "source", "vertex"),
+        )
+        self.frames_refused = CounterMetricFamily(
+            "holdfast_job_frames_refused",
+            "Frames that data ports dropped because their sender had no reason to send them.",
+            labels=labels,
+        )
+        self._add_families_of_subtasks((*labels, "vertex", "subtask"))
+        self._add_families_of_checkpoints(labels)
+
+    def _add_families_of_subtasks(self, of_subtasks: tuple[str, ...]) -> None:
+        """Called once, as the next one."""
         self.lag = GaugeMetricFamily(
             "holdfast_subtask_watermark_lag_seconds", "Wall clock less event time of the subtask.", labels=of_subtasks
         )
@@ -102,16 +116,8 @@ class JobMetrics:
         self.split_pending = GaugeMetricFamily(
             "holdfast_split_pending_records", "Records that are known to wait in the split.", labels=of_splits
         )
-        self.latency = HistogramMetricFamily(
-            "holdfast_latency_seconds",
-            "How long latency markers of a source were under way to a vertex.",
-            labels=(*labels, "source", "vertex"),
-        )
-        self.frames_refused = CounterMetricFamily(
-            "holdfast_job_frames_refused",
-            "Frames that data ports dropped because their sender had no reason to send them.",
-            labels=labels,
-        )
+
+    def _add_families_of_checkpoints(self, labels: tuple[str, ...]) -> None:
         self.checkpoints = CounterMetricFamily("holdfast_checkpoints", "Decided checkpoints.", labels=(*labels, "outcome"))
         self.pending = GaugeMetricFamily("holdfast_checkpoints_in_progress", "Checkpoints in progress.", labels=labels)
         self.last_id = GaugeMetricFamily("holdfast_last_checkpoint_id", "Id of the newest completed checkpoint.", labels=labels)

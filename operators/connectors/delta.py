@@ -28,7 +28,7 @@ from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.statebackends.errors import CorruptStateError, FencedError, InvalidConfigError
-from holdfast.statebackends.secrets import Secret, resolve
+from holdfast.statebackends.secrets import Secret, check_settings, has_login, resolve
 
 RETENTION = "delta.setTransactionRetentionDuration"
 """Property of a table that forgets `txn` actions."""
@@ -52,12 +52,12 @@ class DeltaSink(StagedSink):
 
     table: folder or URL. It is created if it is not there, with the columns of the rows.
     partition_by: columns of a table that is created. A table that exists keeps its own.
-    storage_options: as `deltalake` takes them; values may be `hf.Secret`.
+    storage_options: as `deltalake` takes them; passwords, tokens and keys are `hf.Secret`, other values may be.
     target_file_size: bytes of a data file, at most, about; None: `deltalake`'s.
     The others: as `StagedSink`. With `commit_interval_ms` the rows of several checkpoints go into one version, in fewer files.
 
-    Raises InvalidConfigError for columns that Delta has no type for, for a table with other columns, and for one that forgets
-    application ids (`delta.setTransactionRetentionDuration`)."""
+    Raises InvalidConfigError for a secret as plain text, for columns that Delta has no type for, for a table with other columns,
+    and for one that forgets application ids (`delta.setTransactionRetentionDuration`)."""
 
     def __init__(
         self,
@@ -74,6 +74,9 @@ class DeltaSink(StagedSink):
     ) -> None:
         if not isinstance(table, str) or not table:
             raise InvalidConfigError("a DeltaSink writes to the folder or the URL of a table", setting="table")
+        if has_login(table):
+            raise InvalidConfigError("DeltaSink: the table's URL has a password: it belongs into storage_options", setting="table")
+        check_settings("DeltaSink", "storage_options", storage_options or {})
         if isinstance(partition_by, str) or not all(isinstance(column, str) for column in partition_by):
             raise InvalidConfigError(f"partition_by is a sequence of column names, not {partition_by!r}", setting="partition_by")
         if target_file_size is not None and (type(target_file_size) is not int or target_file_size < 1):

@@ -20,7 +20,7 @@ from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.statebackends.errors import FencedError, InvalidConfigError
-from holdfast.statebackends.secrets import Secret, resolve
+from holdfast.statebackends.secrets import Secret, check_settings, resolve
 
 BRANCH = "main"
 
@@ -38,10 +38,12 @@ class IcebergSink(StagedSink):
     table: its identifier, such as `shop.orders`. It is created, with its namespace and without partitions, if it is not there; for
     partitions create it first.
     catalog: name of the catalog in pyiceberg's configuration.
-    properties: of the catalog, as `pyiceberg.catalog.load_catalog` takes them; values may be `hf.Secret`.
+    properties: of the catalog, as `pyiceberg.catalog.load_catalog` takes them; passwords, tokens, keys, and an address with a
+    password are `hf.Secret`, other values may be.
     The others: as `StagedSink`. With `commit_interval_ms` the rows of several checkpoints go into one snapshot, in fewer files.
 
-    Raises InvalidConfigError for a table with other columns, or for columns that Iceberg has no type for."""
+    Raises InvalidConfigError for a secret as plain text, for a table with other columns, or for columns that Iceberg has no type
+    for."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class IcebergSink(StagedSink):
             raise InvalidConfigError(
                 f"an IcebergSink writes to a table by its identifier, namespace.table, not to {table!r}", setting="table"
             )
+        check_settings("IcebergSink", "properties", properties or {})
         super().__init__(
             IcebergTarget(table, catalog, dict(properties or {})),
             sink_id,

@@ -461,6 +461,10 @@ def _refuse_duplicates(placed: list[PlacedNode]) -> None:
             )
         uids[node.uid] = node.name
         if node.sink_id and node.committer_of is None:
+            if node.sink_id in (".", ".."):
+                raise GraphError(
+                    f"the sink {node.uid!r} can't have the sink id {node.sink_id!r}: it is part of a path", operator=node.uid
+                )
             if node.sink_id in sinks:
                 raise GraphError(
                     f"the sinks {sinks[node.sink_id]!r} and {node.uid!r} share the sink id {node.sink_id!r}: use one sink object "

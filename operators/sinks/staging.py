@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
 import msgspec
 
@@ -20,7 +19,7 @@ from holdfast.barriers.stagedsink import ALL_ROWS, STAGED_CHECKPOINTS, CommitPos
 from holdfast.operators.sinks.target import FileSlice
 from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import AmbiguousWriteError
-from holdfast.statebackends.layout import SINKS_FOLDER
+from holdfast.statebackends.layout import SINKS_FOLDER, folder_name
 from holdfast.statebackends.state import OperatorListStateDescriptor
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, PutIfAbsent
@@ -39,7 +38,7 @@ class StagingPaths:
 
     @property
     def folder(self) -> str:
-        return f"{self.job_id}/{SINKS_FOLDER}/{quote(self.sink_id, safe='')}"
+        return f"{self.job_id}/{SINKS_FOLDER}/{folder_name(self.sink_id)}"
 
     @property
     def staged_folder(self) -> str:

@@ -16,11 +16,13 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
+from holdfast.barriers.sinklog import SinkPaths
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import KeyedStream, Stream
 from holdfast.operators.functions.aggregates import count, max, mean, sum
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.windows.assigners import Tumbling
+from holdfast.operators.sinks.staging import StagingPaths
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, UnknownColumnError
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
@@ -239,6 +241,18 @@ def test_one_sink_object_twice_is_refused() -> None:
     stream.sink_to(sink, uid="b")
     with pytest.raises(GraphError, match="share the sink id 'same'"):
         stream.environment.build()
+
+
+@pytest.mark.parametrize("sink_id", [".", ".."])
+def test_a_sink_id_that_would_be_another_folder_is_refused(sink_id: str) -> None:
+    stream = source()
+    stream.sink_to(NamedSink(sink_id=sink_id), uid="a")
+    with pytest.raises(GraphError, match="'a' can't have the sink id"):
+        stream.environment.build()
+    with pytest.raises(InvalidConfigError, match="part of a path"):
+        SinkPaths(sink_id).log(1)
+    with pytest.raises(InvalidConfigError, match="part of a path"):
+        StagingPaths("job", sink_id).staged("part")
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes

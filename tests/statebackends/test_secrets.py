@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.operators.task.user_failures import error_line, frames_text, stack_trace
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.secrets import Secret, hide, hide_resolved, resolve
+from holdfast.statebackends.secrets import Secret, hide, hide_resolved, is_secret_name, resolve
 
 CONTENT = "s3cret/with spaces"
 
@@ -31,6 +31,17 @@ def test_its_pickle_has_the_name_alone(secret: Secret, monkeypatch: pytest.Monke
     assert CONTENT.encode() not in shipped
     monkeypatch.setenv("HOLDFAST_TEST_PASSWORD", "another")
     assert pickle.loads(shipped).resolve() == "another"
+
+
+SECRETS = """AWS_SECRET_ACCESS_KEY s3.secret-access-key sasl.password db_passwd token sasToken adls.sas-token.shop accountKey
+azure_storage_account_key credential AWS_SSE_CUSTOMER_KEY_BASE64 client_secret ssl.key"""
+OTHERS = """AWS_ACCESS_KEY_ID s3.access-key-id aws_sse_kms_key_id AWS_SSE_BUCKET_KEY_ENABLED token-refresh-enabled monkey uri
+GOOGLE_APPLICATION_CREDENTIALS warehouse gcs.oauth2.token-expires-at AWS_REGION"""
+
+
+def test_secrets_are_known_by_their_names() -> None:
+    assert [name for name in SECRETS.split() if not is_secret_name(name)] == []
+    assert [name for name in OTHERS.split() if is_secret_name(name)] == []
 
 
 def test_it_can_not_be_put_into_a_text(secret: Secret) -> None:

@@ -31,17 +31,37 @@ JETSTREAM_NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True)
 class NatsLogin:
-    """Where the servers are, and who connects. What may be secret is `hf.Secret`."""
+    """Where the servers are, and who connects, checked; pickled into the job. What is secret is `hf.Secret`."""
 
     servers: tuple[str | Secret, ...]
-    """URLs: `nats://host:4222`, `tls://host:4222`."""
+    """URLs: `nats://host:4222`, `tls://host:4222`; with a login in it a secret."""
     user: str | Secret = ""
-    password: str | Secret = ""
-    token: str | Secret = ""
+    password: Secret | None = None
+    token: Secret | None = None
     credentials: str = ""
     """Path of a `.creds` file on the machines of the workers."""
     ca_file: str = ""
     """Path of the certificates that a server's is checked with; empty: the system's."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidConfigError, which shows no value."""
+        for setting, value in (("password", self.password), ("token", self.token)):
+            if value is not None and not isinstance(value, Secret):
+                raise InvalidConfigError(
+                    f'NATS: give {setting} as hf.Secret("VARIABLE"): it must be in no job graph and no log', setting=setting
+                )
+        for server in self.servers:
+            if not isinstance(server, str | Secret):
+                raise InvalidConfigError(f"NATS: a server is a URL or hf.Secret, not a {type(server).__name__}", setting="servers")
+            if isinstance(server, str) and _without_login(server) != server:
+                raise InvalidConfigError(
+                    "NATS: a server's URL has a login, which would be kept in the job's graph: give the whole URL as "
+                    'hf.Secret("VARIABLE"), or user=, and password= or token= as hf.Secret',
+                    setting="servers",
+                )
+
+    def __repr__(self) -> str:
+        return f"NatsLogin({self.place!r})"
 
     @property
     def place(self) -> str:
@@ -124,8 +144,8 @@ class NatsConnection:
             tls = ssl.create_default_context(cafile=login.ca_file)
         given: Mapping[str, Any] = {
             "user": resolve(login.user) or None,
-            "password": resolve(login.password) or None,
-            "token": resolve(login.token) or None,
+            "password": None if login.password is None else login.password.resolve(),
+            "token": None if login.token is None else login.token.resolve(),
             "user_credentials": login.credentials or None,
             "tls": tls,
         }

@@ -52,12 +52,12 @@ CONNECTOR = "NatsSink"
 class NatsSink(StagedSink):
     """Appends rows to a JetStream stream, exactly once, by `nats-py` (extra `holdfast[nats]`); NATS 2.12 or newer.
 
-    servers: URL or URLs, `nats://host:4222`; `hf.Secret` for one with a password.
+    servers: URL or URLs, `nats://host:4222`; one with a login in it has to be an `hf.Secret`.
     stream: it has to be there, with `allow_atomic`, and with subjects that take those of the rows and of the positions.
     subject: of all messages; or subject_column: the column with each row's.
     value: a column of text or bytes as it is; a list of columns: a JSON object of them; None: of all but subject_column.
     sink_id: identity of the output. positions: subject of its positions, `<stream>.holdfast.<sink id>` in lower case if not given.
-    user, password, token, credentials, ca_file: login; the first three may be `hf.Secret`.
+    user, password, token, credentials, ca_file: login; password and token are `hf.Secret`, user may be.
     message_bytes_max: bytes of a message; a longer row is an InvalidRowError before its checkpoint.
     rows_per_commit: at most 999, which is the default: readers see a checkpoint with more rows in several steps.
     commit_interval_ms, file_size_max: as of StagedSink.
@@ -76,8 +76,8 @@ class NatsSink(StagedSink):
         value: str | Sequence[str] | None = None,
         positions: str = "",
         user: str | Secret = "",
-        password: str | Secret = "",
-        token: str | Secret = "",
+        password: Secret | None = None,
+        token: Secret | None = None,
         credentials: str = "",
         ca_file: str = "",
         message_bytes_max: int = MESSAGE_BYTES_MAX,

@@ -201,6 +201,15 @@ def test_a_takeover_does_not_disturb_other_writers(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "t") == [(7, "theirs")]
 
 
+def test_a_secret_as_plain_text_is_refused_and_not_shown() -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "aws_session_token", "account_key", "proxy_url"):
+        with pytest.raises(hf.InvalidConfigError, match=f"give {name} of storage_options as hf.Secret") as refused:
+            hf.DeltaSink("s3://shop/orders", storage_options={name: "http://me:s3cret@proxy"})
+        assert "s3cret" not in str(refused.value)
+    with pytest.raises(hf.InvalidConfigError, match="has a password"):
+        hf.DeltaSink("s3://me:s3cret@shop/orders")
+
+
 def test_a_table_on_s3_whose_options_are_secret(server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLE_KEY", "key-of-the-table")
     options: dict[str, Any] = {

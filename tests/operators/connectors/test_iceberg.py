@@ -26,6 +26,13 @@ def properties(folder: Path) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
 
 
+def test_a_secret_as_plain_text_is_refused_and_not_shown() -> None:
+    for name in ("token", "credential", "s3.secret-access-key", "uri"):
+        with pytest.raises(hf.InvalidConfigError, match=f"give {name} of properties as hf.Secret") as refused:
+            hf.IcebergSink("shop.orders", properties={name: "postgresql://me:s3cret@host/catalog"})
+        assert "s3cret" not in str(refused.value)
+
+
 @contextlib.contextmanager
 def catalog(folder: Path) -> Iterator[Catalog]:
     opened = load_catalog("default", **properties(folder))

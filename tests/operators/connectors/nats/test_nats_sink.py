@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.operators.connectors.nats.connection import NatsLogin
 from holdfast.operators.connectors.nats.sink import NatsSink
 from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.target import CommitTarget
@@ -136,9 +137,34 @@ def test_bad_settings_rows_and_servers_are_named(nats_server: NatsServer, stream
     made.close()
 
 
-def test_a_wrong_password_is_named_without_it() -> None:
+@pytest.mark.parametrize(
+    "login",
+    [
+        {"password": "s3cret", "user": "shop"},
+        {"token": "s3cret"},
+        {"servers": "nats://shop:s3cret@host"},
+        {"servers": "nats://s3cret@host"},
+        {"servers": ["nats://host", "shop:s3cret@other:4222"]},
+    ],
+)
+@pytest.mark.parametrize("make", [hf.NatsSink, hf.NatsSource])
+def test_a_login_as_plain_text_is_refused_and_not_shown(make: Any, login: dict[str, Any]) -> None:
+    subject = {"subject": "orders"} if make is hf.NatsSink else {}
+    with pytest.raises(hf.InvalidConfigError, match=r"hf\.Secret") as refused:
+        make(**{"servers": "nats://host", "stream": "ORDERS", **subject, **login})
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_login_shows_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_PASSWORD", "s3cret")
+    login = NatsLogin(("nats://host:4222", hf.Secret("NATS_URL")), "shop", hf.Secret("NATS_PASSWORD"))
+    assert repr(login) == "NatsLogin('nats://host:4222,***')"
+
+
+def test_a_wrong_password_is_named_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with NatsServer(user="shop", password="right") as server:
-        made = target(server, "ORDERS", servers=server.url.replace("right", "wrong"))
+        monkeypatch.setenv("NATS_URL", server.url.replace("right", "wrong"))
+        made = target(server, "ORDERS", servers=hf.Secret("NATS_URL"))
         with pytest.raises(hf.InvalidConfigError, match="the server refuses the login") as refused:
             made.open(owner())
         assert "wrong" not in str(refused.value)
