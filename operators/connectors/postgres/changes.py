@@ -21,7 +21,7 @@ import xxhash
 
 from holdfast.operators.connectors.postgres.catalog import quote, read_table, split_name
 from holdfast.operators.connectors.postgres.change_rows import META, ChangeRows, UnknownRelationError, read_type
-from holdfast.operators.connectors.postgres.initial import OUTPUT, InitialSnapshot, read_key
+from holdfast.operators.connectors.postgres.initial import MESSAGE, OUTPUT, InitialSnapshot, read_key
 from holdfast.operators.connectors.postgres.login import Login, client
 from holdfast.operators.connectors.postgres.pgoutput import Begin, MalformedMessageError, Message, decode
 from holdfast.operators.connectors.postgres.slot import (
@@ -359,7 +359,7 @@ class SlotReader(SplitReader[SlotSplit]):
     def _send(self, application_name: str) -> None:
         """A message of our own into the log."""
         with cursor_of(self._source.login, application_name) as cursor:
-            cursor.execute("SELECT pg_logical_emit_message(true, 'holdfast', '')")
+            cursor.execute(MESSAGE)
 
     def _failed(self, error: Exception) -> Exception:
         text = self._source.login.hidden(str(error)).strip()

@@ -48,6 +48,10 @@ _SETTINGS = {
 }
 
 
+MESSAGE = "SELECT pg_logical_emit_message(true, 'holdfast', '')"
+"""A transaction in the log that changes nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
     name: str
@@ -116,6 +120,9 @@ class InitialSnapshot:
     def open(self) -> None:
         """Waits for transactions that write now, as the making of any slot does.
 
+        A message goes into the log first, so that the slot's session begins with one that is in front of the snapshot: psycopg2
+        confirms what it hears of the log as long as none came, and the slot would be beyond the position of a checkpoint.
+
         The tables are locked against TRUNCATE and ALTER first: a snapshot that is older than one of these sees an empty table."""
         self._connection = self._login.connect(
             application_name=self._application, options=" ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
@@ -128,6 +135,7 @@ class InitialSnapshot:
                 f'{self._place}: the server is a standby, which gives no snapshot: use the primary, or snapshot="never"',
                 setting="snapshot",
             )
+        self._query(MESSAGE)
         self._query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         for name in self._restored.tables:
             schema, _, table = name.partition(".")

@@ -197,8 +197,8 @@ def test_rows_are_read_as_their_changes_are(postgres: PostgresServer) -> None:
     )
     table = Table(postgres, kinds)
     rows = (
-        "(1, E'quote \"\" \\' \\\\ \\n\\r\\n,;\\t', 'ab', true, -1.50, '\\x00ff', '2026-01-02', '2026-01-02 03:04:05.5+01', 1e-300, '1 day', "
-        "'{1,NULL}')"
+        "(1, E'quote \"\" \\' \\\\ \\n\\r\\n,;\\t', 'ab', true, -1.50, '\\x00ff', '2026-01-02', '2026-01-02 03:04:05.5+01', "
+        "1e-300, '1 day', '{1,NULL}')"
     )
     names = "(id, t, c, f, n, y, d, s, x, i, l)"
     with hf.testing.Job() as job:
