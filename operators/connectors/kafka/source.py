@@ -192,7 +192,7 @@ class _JsonRecords:
                 behind = behind[np.array(kept)]
                 if not messages:
                     return SplitRecords(split, position=last)
-        return json_records(split, [message.value() for message in messages], behind, self._schema)
+        return replace(json_records(split, [message.value() for message in messages], behind, self._schema), position=last)
 
 
 def _behind(messages: list[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
