@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pajson
 
+from holdfast.operators.functions.schema import declared_type
 from holdfast.operators.sources.file_formats import json_parsing
+from holdfast.operators.sources.splits import DeadLetter, SplitRecords
+from holdfast.statebackends.errors import InvalidConfigError
 
 ERROR_CHARACTERS_MAX = 300
 
@@ -31,6 +35,29 @@ class JsonColumns:
     """Of these, among the values."""
     errors: Sequence[tuple[int, str]]
     """Index of each other value, and what is wrong with it."""
+
+
+def declared_columns(schema: Any, connector: str, name: str) -> pa.Schema:
+    """The columns that a user declares for a source. Raises InvalidConfigError for none."""
+    found = declared_type(schema, name).schema
+    if found is None or not found.names:
+        raise InvalidConfigError(f"{connector}: schema has no columns", setting="schema")
+    declared: pa.Schema = found.remove_metadata()
+    return declared
+
+
+def json_records(split: str, values: Sequence[bytes | None], behind: npt.NDArray[np.int64], schema: pa.Schema) -> SplitRecords:
+    """Values of one split, at least one, as rows, and as dead letters those that can't be read. behind: the position behind each; a
+    value's own is one less."""
+    found = read_json_columns(values, schema)
+    rows = np.searchsorted(found.indexes, [index for index, _ in found.errors])
+    letters = [
+        DeadLetter((int(behind[index]) - 1,), (int(behind[index]),), error, values[index], int(row))
+        for (index, error), row in zip(found.errors, rows, strict=True)
+    ]
+    columns = found.columns if found.columns.num_rows else None
+    positions = behind[found.indexes] if columns is not None else None
+    return SplitRecords(split, columns, positions, position=(int(behind[-1]),), dead_letters=letters)
 
 
 def read_json_columns(values: Sequence[bytes | None], schema: pa.Schema) -> JsonColumns:

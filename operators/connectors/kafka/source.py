@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.operators.connectors.json_columns import read_json_columns
+from holdfast.operators.connectors.json_columns import declared_columns, json_records
 from holdfast.operators.connectors.kafka.connection import CALL_S, SOURCE_OWNED, Client, Connection, Setting, log
 from holdfast.operators.connectors.kafka.partitions import (
     Bounds,
@@ -21,10 +21,8 @@ from holdfast.operators.connectors.kafka.partitions import (
     made_anew,
     topic_ids,
 )
-from holdfast.operators.functions.schema import declared_type
 from holdfast.operators.sources.splits import (
     AssignedSplit,
-    DeadLetter,
     Position,
     ReaderContext,
     Source,
@@ -115,7 +113,7 @@ class KafkaSource(Source[KafkaPartition]):
         self._connection.check("Consumer", {**CONSUMER, "group.id": "holdfast"})
         self._bounds = Bounds(named, start, stop, group, discovery_interval_ms)
         self._json = schema is not None
-        self._schema = RAW_COLUMNS if schema is None else _declared(schema, self.name)
+        self._schema = RAW_COLUMNS if schema is None else declared_columns(schema, "KafkaSource", self.name)
         self._on_data_loss = on_data_loss
         self._skip_tombstones = skip_tombstones
         self.gives_event_times = event_time
@@ -146,14 +144,6 @@ class KafkaSource(Source[KafkaPartition]):
             self._connection, decode, self._bounds.group or f"holdfast-{context.job_id}", self._on_data_loss,
             commits=bool(self._bounds.group), event_time=self.gives_event_times,
         )  # fmt: skip
-
-
-def _declared(schema: Any, name: str) -> pa.Schema:
-    found = declared_type(schema, name).schema
-    if found is None or not found.names:
-        raise InvalidConfigError("KafkaSource: schema has no columns", setting="schema")
-    declared: pa.Schema = found.remove_metadata()
-    return declared
 
 
 class _RawRecords:
@@ -202,17 +192,7 @@ class _JsonRecords:
                 behind = behind[np.array(kept)]
                 if not messages:
                     return SplitRecords(split, position=last)
-        values = [message.value() for message in messages]
-        found = read_json_columns(values, self._schema)
-        letters = [
-            DeadLetter(
-                (int(behind[index]) - 1,), (int(behind[index]),), error, values[index], int(np.searchsorted(found.indexes, index))
-            )
-            for index, error in found.errors
-        ]
-        rows = found.columns if found.columns.num_rows else None
-        positions = behind[found.indexes] if rows is not None else None
-        return SplitRecords(split, rows, positions, position=last, dead_letters=letters)
+        return replace(json_records(split, [message.value() for message in messages], behind, self._schema), position=last)
 
 
 def _behind(messages: list[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import threading
 from collections.abc import Coroutine, Mapping
@@ -67,6 +68,12 @@ class NatsLogin:
     def place(self) -> str:
         """Without users and passwords."""
         return ",".join("***" if isinstance(each, Secret) else _without_login(each) for each in self.servers)
+
+    @property
+    def is_known_here(self) -> bool:
+        """Whether this process has all secrets: a driver need not."""
+        given = (*self.servers, self.user, self.password, self.token)
+        return all(each.variable in os.environ for each in given if isinstance(each, Secret))
 
 
 def _without_login(url: str) -> str:

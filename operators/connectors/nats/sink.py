@@ -7,6 +7,8 @@ Source: NATS ADR-50, atomic batch publishing."""
 from __future__ import annotations
 
 import base64
+import logging
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,8 +37,13 @@ from holdfast.statebackends.secrets import Secret
 BATCH_MESSAGES = 1_000
 """Of an atomic batch, at most: the server's limit."""
 
+log = logging.getLogger("holdfast.nats")
+
 MESSAGE_BYTES_MAX = 1_000_000
-"""Default of the server's `max_payload`, about."""
+"""Default of the server's `max_payload`, about: where the driver can't ask the server."""
+
+HEADER_BYTES = 128
+"""Of a message in a batch, at most: the server's limits are of both."""
 
 TAKEOVERS_MAX = 20
 
@@ -58,9 +65,12 @@ class NatsSink(StagedSink):
     value: a column of text or bytes as it is; a list of columns: a JSON object of them; None: of all but subject_column.
     sink_id: identity of the output. positions: subject of its positions, `<stream>.holdfast.<sink id>` in lower case if not given.
     user, password, token, credentials, ca_file: login; password and token are `hf.Secret`, user may be.
-    message_bytes_max: bytes of a message; a longer row is an InvalidRowError before its checkpoint.
+    message_bytes_max: bytes of a message; a longer row is an InvalidRowError before its checkpoint. None: what the server and the
+    stream take, which the driver asks when the job is built; 1,000,000 where it does not reach them.
     rows_per_commit: at most 999, which is the default: readers see a checkpoint with more rows in several steps.
     commit_interval_ms, file_size_max: as of StagedSink.
+
+    A row whose subject the stream does not take, or is one of positions (`<stream>.holdfast.>`), is an InvalidRowError, too.
 
     Raises InvalidConfigError for settings, and for a stream that can't take batches or would forget the position: a `max_age`
     without `allow_msg_ttl`, or retention by interest."""
@@ -80,7 +90,7 @@ class NatsSink(StagedSink):
         token: Secret | None = None,
         credentials: str = "",
         ca_file: str = "",
-        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        message_bytes_max: int | None = None,
         rows_per_commit: int = BATCH_MESSAGES - 1,
         commit_interval_ms: int = 0,
         file_size_max: int = FILE_SIZE_MAX,
@@ -92,6 +102,16 @@ class NatsSink(StagedSink):
             raise InvalidConfigError(f"NatsSink: {subject!r} is no subject to publish to", setting="subject")
         if not stream or any(character in stream for character in " .*>/\\"):
             raise InvalidConfigError(f"NatsSink: {stream!r} is no name of a stream", setting="stream")
+        if positions and not _is_subject(positions):
+            raise InvalidConfigError(f"NatsSink: {positions!r} is no subject for positions", setting="positions")
+        if subject and (subject == positions or subject.startswith(_reserved(stream))):
+            raise InvalidConfigError(
+                f"NatsSink: {subject} is a subject of positions of sinks: rows there would be taken for them", setting="subject"
+            )
+        if message_bytes_max is not None and (type(message_bytes_max) is not int or message_bytes_max < 1):
+            raise InvalidConfigError(
+                f"NatsSink: message_bytes_max is a number from 1, not {message_bytes_max!r}", setting="message_bytes_max"
+            )
         if type(rows_per_commit) is not int or not 1 <= rows_per_commit < BATCH_MESSAGES:
             raise InvalidConfigError(
                 f"NatsSink: rows_per_commit is a number from 1 to {BATCH_MESSAGES - 1}, not {rows_per_commit!r}: rows and their "
@@ -122,7 +142,7 @@ class NatsTarget(CommitTarget):
         subject_column: str,
         value: str | tuple[str, ...] | None,
         positions: str,
-        message_bytes_max: int,
+        message_bytes_max: int | None,
     ) -> None:
         self._login = login
         self._stream = stream
@@ -130,7 +150,10 @@ class NatsTarget(CommitTarget):
         self._subject_column = subject_column
         self._value = value
         self._positions = positions
-        self._message_bytes_max = message_bytes_max
+        self._message_bytes_max = message_bytes_max or MESSAGE_BYTES_MAX
+        self._takes_what_fits = message_bytes_max is None
+        self._taken: tuple[str, ...] = ()
+        """Subjects of the stream, as the driver has seen them; empty: it has not."""
         self._connection: NatsConnection | None = None
         self._position_headers: dict[str, str] = {}
         self._stored: tuple[int, CommitPosition] | None = None
@@ -154,6 +177,10 @@ class NatsTarget(CommitTarget):
                 raise InvalidConfigError(f"NatsSink: {column!r} is no column of the rows: {schema.names}", column=column)
         if self._subject_column and not is_text(schema.field(self._subject_column).type):
             raise InvalidConfigError("NatsSink: subject_column holds no text", column=self._subject_column)
+        self._check_value(schema)
+        self._ask_stream()
+
+    def _check_value(self, schema: pa.Schema) -> None:
         if isinstance(self._value, str):
             kind = schema.field(self._value).type
             if not (is_text(kind) or is_bytes(kind)):
@@ -167,6 +194,39 @@ class NatsTarget(CommitTarget):
             raise InvalidConfigError("NatsSink: no column is left for the messages", setting="value")
         check_json("NatsSink", schema, columns)
 
+    def _ask_stream(self) -> None:
+        """What the stream takes, for the writers, which don't connect. A driver that can't reach it leaves that to `open`."""
+        if not self._login.is_known_here:
+            return
+        connection = NatsConnection(self._login, CONNECTOR)
+        try:
+            connection.open()
+            stream = connection.stream_info(self._stream)
+            limit = self._limit(connection, stream)
+        except InvalidConfigError:
+            raise
+        except Exception as error:  # nats-py's own, and those of sockets
+            said = type(error).__name__
+            log.warning("%s is not reached from here: what it takes is checked when the job runs (%s)", self.place, said)
+            return
+        finally:
+            connection.close()
+        self._message_bytes_max = limit if self._takes_what_fits else min(limit, self._message_bytes_max)
+        self._taken = tuple(stream.subjects)
+        self._check_subject(stream, self._subject)
+
+    def _limit(self, connection: NatsConnection, stream: StreamInfo) -> int:
+        """Bytes of the longest message that the server and the stream take in a batch."""
+        limit = int(connection.client.max_payload)
+        size_max = int(stream.config.get("max_msg_size") or -1)
+        limit = (min(limit, size_max) if size_max > 0 else limit) - HEADER_BYTES
+        if limit < 1:
+            raise InvalidConfigError(
+                f"NatsSink: {self.place} takes messages of {limit + HEADER_BYTES} bytes, headers included: that is too little",
+                setting="max_msg_size",
+            )
+        return limit
+
     def _json_columns(self, schema: pa.Schema) -> list[str]:
         return [name for name in (self._value or schema.names) if name != self._subject_column or self._value]
 
@@ -179,20 +239,34 @@ class NatsTarget(CommitTarget):
             data = pc.fill_null(columns.column(self._value).cast(pa.binary()), b"")
         else:
             data = json_objects(columns.select(self._json_columns(columns.schema)))
-        longest = pc.max(pc.binary_length(data)).as_py() or 0
+        lengths = pc.binary_length(data)
+        longest = pc.max(lengths).as_py() or 0
         if longest > self._message_bytes_max:
-            row = int(pc.index(pc.binary_length(data), longest).as_py())
+            row = int(pc.index(lengths, longest).as_py())
             reason = f"its message has {longest} bytes, {self._message_bytes_max} are allowed (message_bytes_max)"
             raise self._refused(columns, row, None, reason)
         arrays = [data]
         if self._subject_column:
-            subjects = columns.column(self._subject_column).cast(pa.string())
-            legal = pc.fill_null(pc.match_substring_regex(subjects, r"^[^\s.*>]+(\.[^\s.*>]+)*$"), False)
-            if not pc.all(legal).as_py():
-                row = int(pc.index(legal, False).as_py())
-                raise self._refused(columns, row, self._subject_column, f"{subjects[row].as_py()!r} is no subject to publish to")
-            arrays.append(subjects)
+            arrays.append(self._subjects(columns))
         return pa.RecordBatch.from_arrays(arrays, schema=self.staged_schema(columns.schema))
+
+    def _subjects(self, columns: pa.RecordBatch) -> pa.Array:
+        """Of the rows. Raises InvalidRowError."""
+        subjects = columns.column(self._subject_column).cast(pa.string())
+
+        def expect(holds: pa.Array, reason: str) -> None:
+            if not pc.all(holds).as_py():
+                row = int(pc.index(holds, False).as_py())
+                raise self._refused(columns, row, self._subject_column, f"{subjects[row].as_py()!r} {reason}")
+
+        legal = pc.match_substring_regex(subjects, r"^[^\s.*>]+(\.[^\s.*>]+)*$")
+        expect(pc.fill_null(legal, False), "is no subject to publish to")
+        of_positions = pc.or_(pc.starts_with(subjects, _reserved(self._stream)), pc.equal(subjects, self._positions))
+        expect(pc.invert(of_positions), "is a subject of positions of sinks: rows there would be taken for them")
+        if self._taken:
+            taken = pc.match_substring_regex(subjects, _expression(self._taken))
+            expect(taken, f"is none that the stream took when the job was built: {', '.join(self._taken)}")
+        return subjects
 
     def _refused(self, rows: pa.RecordBatch, row: int, column: str | None, reason: str) -> InvalidRowError:
         record = repr(rows.slice(row, 1).to_pylist()[0])[:500]
@@ -205,7 +279,14 @@ class NatsTarget(CommitTarget):
         connection = self._connection = NatsConnection(self._login, CONNECTOR)
         connection.open()
         subject = self._position_subject(owner.sink_id)
-        self._check_stream(connection.stream_info(self._stream), subject)
+        stream = connection.stream_info(self._stream)
+        self._check_stream(stream, subject)
+        if (limit := self._limit(connection, stream)) < self._message_bytes_max:
+            raise InvalidConfigError(
+                f"NatsSink {owner.sink_id}: {self.place} takes messages of {limit} bytes, and rows of up to "
+                f"{self._message_bytes_max} could be staged for it: set message_bytes_max, or raise max_msg_size",
+                setting="message_bytes_max",
+            )
         refused: Exception
         for _ in range(TAKEOVERS_MAX):
             sequence, stored = self._read(connection, subject)
@@ -250,7 +331,7 @@ class NatsTarget(CommitTarget):
         if self._positions:
             return self._positions
         plain = "".join(character if character.isalnum() or character in "-_" else "_" for character in sink_id)
-        return f"{self._stream.lower()}.holdfast.{plain}"
+        return _reserved(self._stream) + plain
 
     def _check_stream(self, stream: StreamInfo, positions: str) -> None:
         """Raises InvalidConfigError when the stream would not take the messages as a batch, or would forget the position."""
@@ -258,11 +339,8 @@ class NatsTarget(CommitTarget):
         config = stream.config
         if not config.get("allow_atomic"):
             raise InvalidConfigError(f"{where} takes no atomic batches: set allow_atomic", setting="allow_atomic")
-        for subject in filter(None, (self._subject, positions)):
-            if not any(covers(pattern, subject) for pattern in stream.subjects):
-                raise InvalidConfigError(
-                    f"{where} does not take subject {subject}, its subjects are {', '.join(stream.subjects)}", setting="subject"
-                )
+        for subject in (self._subject, positions):
+            self._check_subject(stream, subject)
         if config.get("retention") == "interest":
             raise InvalidConfigError(
                 f"{where} keeps only what consumers wait for: it would lose the position", setting="retention"
@@ -273,6 +351,13 @@ class NatsTarget(CommitTarget):
                 setting="max_age",
             )
         self._position_headers = {"Nats-TTL": "never"} if config.get("allow_msg_ttl") else {}
+
+    def _check_subject(self, stream: StreamInfo, subject: str) -> None:
+        if subject and not any(covers(pattern, subject) for pattern in stream.subjects):
+            raise InvalidConfigError(
+                f"NatsSink: {self.place} does not take subject {subject}, its subjects are {', '.join(stream.subjects)}",
+                setting="subject",
+            )
 
     def _read(self, connection: NatsConnection, subject: str) -> tuple[int, CommitPosition | None]:
         """From the leader of the stream: a replica may be behind. Sequence 0: there is no position."""
@@ -335,6 +420,18 @@ async def publish_batch(
     headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(len(messages) + 1), "Nats-Batch-Commit": "1", **conditions}
     reply = await client.request(last_subject, last, timeout=REQUEST_TIMEOUT_S, headers=headers)
     return int(answer_of(reply.data)["seq"])
+
+
+def _reserved(stream: str) -> str:
+    """What subjects of positions begin with."""
+    return f"{stream.lower()}.holdfast."
+
+
+def _expression(patterns: Sequence[str]) -> str:
+    """A regular expression of the subjects that a stream takes."""
+    words = {"*": r"[^.]+", ">": r".+"}
+    each = (r"\.".join(words.get(token) or re.escape(token) for token in pattern.split(".")) for pattern in patterns)
+    return f"^({'|'.join(each)})$"
 
 
 def _is_subject(subject: str) -> bool:

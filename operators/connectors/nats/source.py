@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import json
 import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from holdfast.operators.connectors.json_columns import declared_columns, json_records
 from holdfast.operators.connectors.nats.connection import (
     REQUEST_TIMEOUT_S,
     JetStreamError,
@@ -87,10 +90,11 @@ class NatsSplit(SourceSplit, frozen=True):
 
 
 class NatsSource(Source[NatsSplit]):
-    """Reads a JetStream stream by `nats-py` (extra `holdfast[nats]`). Columns: subject, sequence, timestamp (of the server; also
-    the event time), data.
+    """Reads a JetStream stream by `nats-py` (extra `holdfast[nats]`). The event time is the server's time of a message.
 
     servers, user, password, token, credentials, ca_file: as of NatsSink.
+    schema: columns of JSON objects, as a pa.Schema, {name: type} or a record type. None: raw messages, with the columns subject,
+    sequence, timestamp and data. A message that does not fit the schema fails the job, or leaves by `hf.DEAD_LETTERS`.
     subjects: with wildcards, that don't overlap; each is a split, read in order, and all are shared among the readers. Empty: one
     split with the whole stream.
     start: "earliest", "latest", a sequence, or a time (aware datetime): decided once, when the job starts empty.
@@ -105,13 +109,13 @@ class NatsSource(Source[NatsSplit]):
 
     split_type = NatsSplit
     gives_event_times = True
-    schema = RAW_COLUMNS
 
     def __init__(
         self,
         servers: str | Secret | Sequence[str | Secret],
         stream: str,
         *,
+        schema: Any = None,
         subjects: Sequence[str] = (),
         start: Any = "earliest",
         stop: Any = None,
@@ -134,6 +138,8 @@ class NatsSource(Source[NatsSplit]):
         if on_data_loss not in ("fail", "skip"):
             raise InvalidConfigError(f'NatsSource: on_data_loss is "fail" or "skip", not {on_data_loss!r}', setting="on_data_loss")
         self.name = name or f"nats {stream}"
+        self.is_json = schema is not None
+        self._schema = RAW_COLUMNS if schema is None else declared_columns(schema, CONNECTOR, self.name)
         self.start = _bound(start, "start", ("earliest", "latest"))
         self.stop = None if stop is None else _bound(stop, "stop", ("latest",))
         self.stream = stream
@@ -141,6 +147,16 @@ class NatsSource(Source[NatsSplit]):
         self.skips_lost = on_data_loss == "skip"
         several = (servers,) if isinstance(servers, str | Secret) else tuple(servers)
         self.login = NatsLogin(several, user, password, token, credentials, ca_file)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    def with_columns(self, names: Sequence[str]) -> NatsSource:
+        """The same source, of which only these columns are read."""
+        narrow = copy.copy(self)
+        narrow._schema = pa.schema([self._schema.field(name) for name in names])
+        return narrow
 
     def create_enumerator(self) -> SplitEnumerator[NatsSplit]:
         return NatsEnumerator(self)
@@ -439,24 +455,32 @@ class NatsReader(SplitReader[NatsSplit]):
         if sequences[0] != progress.wanted or sequences[-1] - sequences[0] != len(sequences) - 1:
             self._check_first(progress, self._connection.stream_info(progress.split.stream))
         progress.wanted = int(sequences[-1]) + 1
-        columns = pa.RecordBatch.from_arrays(
-            [
-                pa.array([message.subject for message in messages], pa.string()),
-                pa.array(sequences),
-                pa.array(nanoseconds // 1_000).cast(pa.timestamp("us", "UTC")),
-                pa.array([message.data for message in messages], pa.binary()),
-            ],
-            schema=RAW_COLUMNS,
-        )
-        pending = int(fields[-1][8 + shift]) if len(fields[-1]) > 8 + shift else None
-        records = SplitRecords(
-            progress.split.split_id, columns, sequences + 1, timestamps=nanoseconds // 1_000_000, pending_records=pending
-        )
+        records = self._columns(progress.split.split_id, messages, sequences, nanoseconds)
+        if len(fields[-1]) > 8 + shift:
+            records = replace(records, pending_records=int(fields[-1][8 + shift]))
         if progress.split.stop is not None:
             records = records.until(progress.split.stop)
             if records.finished:
                 self._splits.pop(progress.split.split_id)
         return records
+
+    def _columns(
+        self, split_id: str, messages: Sequence[Any], sequences: npt.NDArray[np.int64], nanoseconds: npt.NDArray[np.int64]
+    ) -> SplitRecords:
+        source, stamps = self._source, nanoseconds // 1_000_000
+        if source.is_json:
+            records = json_records(split_id, [message.data for message in messages], sequences + 1, source.schema)
+            if records.positions is None:
+                return records
+            return replace(records, timestamps=stamps[np.isin(sequences + 1, records.positions)])
+        made = {
+            "subject": lambda: pa.array([message.subject for message in messages], pa.string()),
+            "sequence": lambda: pa.array(sequences),
+            "timestamp": lambda: pa.array(nanoseconds // 1_000).cast(pa.timestamp("us", "UTC")),
+            "data": lambda: pa.array([message.data for message in messages], pa.binary()),
+        }
+        columns = pa.RecordBatch.from_arrays([made[name]() for name in source.schema.names], schema=source.schema)
+        return SplitRecords(split_id, columns, sequences + 1, timestamps=stamps)
 
     def _check_first(self, progress: _Progress, info: StreamInfo) -> None:
         if not progress.is_work_queue and info.first > progress.wanted:

@@ -6,7 +6,7 @@ the end of the last one, and 0. A transaction is sent again as a whole; rows tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple, Protocol, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from holdfast.operators.connectors.postgres.table import TableColumn
 from holdfast.operators.sources.splits import DeadLetter, Position
 
 OP, TABLE, COMMITTED_AT, UNCHANGED_COLUMNS = "op", "table", "committed_at", "unchanged"
+INSERT, UPDATE, DELETE, TRUNCATE = "insert", "update", "delete", "truncate"
 META = pa.schema(
     [
         pa.field(OP, pa.string(), nullable=False),
@@ -78,6 +79,18 @@ class Change(NamedTuple):
     committed_us: int
     values: Mapping[str, Value]
     position: Position
+    old: Mapping[str, Value] | None = None
+    """Of an update in front of a snapshot: the old row, where the server sends it."""
+
+
+class Coverage(Protocol):
+    """A snapshot of the tables that is still to be read."""
+
+    lsn: int
+    """Changes of commits in front of it that the snapshot has are left out."""
+
+    def kept(self, changes: Sequence[Change]) -> list[Change]:
+        """Those in front of it that are not in the snapshot, as far as it is still to be read."""
 
 
 class ChangeRows:
@@ -93,6 +106,7 @@ class ChangeRows:
         self._begin: Begin | None = None
         self._index = 0
         self._changes: list[Change] = []
+        self._snapshot: Coverage | None = None
         self.last_commit_lsn = 0
         """Of the last transaction that came as a whole; 0: none did."""
         self.position: Position = self._from
@@ -108,8 +122,20 @@ class ChangeRows:
 
     def advance(self, lsn: int) -> None:
         """Nothing comes of what is in front of an LSN; not in a transaction."""
+        if self._snapshot is not None:  # its rows come first
+            lsn = min(lsn, self._snapshot.lsn - 1)
         if self._begin is None and lsn > self.position[0]:
             self.position = (lsn, 0)
+
+    def begin_snapshot(self, snapshot: Coverage) -> None:
+        """In front of all messages: of those in front of the snapshot it says which are kept."""
+        self._snapshot = snapshot
+
+    def end_snapshot(self) -> None:
+        """All of its rows were given."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            self.advance(snapshot.lsn)
 
     def take(self, message: Message) -> None:
         """Raises UnknownRelationError."""
@@ -122,14 +148,14 @@ class ChangeRows:
             case Relation():
                 self._relations[message.oid] = (message.name, tuple(each.name for each in message.columns))
             case Insert():
-                self._add("insert", message.relation, message.new)
+                self._add(INSERT, message.relation, message.new)
             case Update():
                 self._update(message)
             case Delete():
-                self._add("delete", message.relation, message.old)
+                self._add(DELETE, message.relation, message.old)
             case Truncate():
                 for relation in message.relations:
-                    self._add("truncate", relation, ())
+                    self._add(TRUNCATE, relation, ())
             case _:
                 assert_never(message)
 
@@ -139,10 +165,10 @@ class ChangeRows:
         if message.old is not None:
             new = tuple(old if value is UNCHANGED else value for value, old in zip(new, message.old, strict=True))
         if message.key is not None:
-            self._add("delete", message.relation, message.key)
-        self._add("insert" if message.key is not None else "update", message.relation, new)
+            self._add(DELETE, message.relation, message.key)
+        self._add(INSERT if message.key is not None else UPDATE, message.relation, new, message.old)
 
-    def _add(self, op: str, relation_oid: int, values: Values) -> None:
+    def _add(self, op: str, relation_oid: int, values: Values, old: Values | None = None) -> None:
         relation, begin = self._relations.get(relation_oid), self._begin
         if relation is None or begin is None:
             raise UnknownRelationError(f"a change of relation {relation_oid}, which was not described, or outside of a transaction")
@@ -153,13 +179,17 @@ class ChangeRows:
         position = (begin.commit_lsn, self._index)
         if position <= self._from:
             return
-        self._changes.append(Change(op, table, begin.committed_us + _EPOCH_US, dict(zip(names, values, strict=False)), position))
+        was = None if old is None or self._snapshot is None else dict(zip(names, old, strict=False))
+        row = dict(zip(names, values, strict=False))
+        self._changes.append(Change(op, table, begin.committed_us + _EPOCH_US, row, position, was))
         self.position = position
 
     def drain(self) -> tuple[pa.RecordBatch | None, npt.NDArray[np.int64] | None, list[DeadLetter]]:
         """The rows so far, their positions, and rows whose values can't be read."""
         changes, self._changes = self._changes, []
         letters: list[DeadLetter] = []
+        if changes and self._snapshot is not None:
+            changes = self._snapshot.kept(changes)
         if not changes:
             return None, None, letters
         try:
@@ -201,10 +231,14 @@ def _unchanged(row: Mapping[str, Value]) -> list[str] | None:
 
 def column_of(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
     """Texts of the server as values of a type. Raises ArrowException, ValueError for those that it does not have."""
-    texts = [None if value is UNCHANGED else value for value in values]
+    return typed(pa.array([None if value is UNCHANGED else value for value in values], pa.binary()), wanted)
+
+
+def typed(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Of an array of binary. Raises as `column_of`."""
     if pa.types.is_binary(wanted):
-        return pa.array([None if text is None else bytes.fromhex(text[2:].decode()) for text in texts], wanted)
-    found = pa.array(texts, pa.binary()).cast(pa.string())
+        return pa.array([None if text is None else bytes.fromhex(text[2:].decode()) for text in texts.to_pylist()], wanted)
+    found = texts.cast(pa.string())
     if pa.types.is_boolean(wanted):
         return pc.equal(found, "t")
     if pa.types.is_time(wanted):

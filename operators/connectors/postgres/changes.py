@@ -1,4 +1,5 @@
-"""`PostgresChanges`: the changes of tables as a source, by a replication slot. Each change once, in the order of commits.
+"""`PostgresChanges`: the changes of tables as a source, by a replication slot. Each change once, in the order of commits, and in
+front of them the rows that the tables had (`initial.py`).
 
 The source has one split, the slot. The server keeps the log from the slot's confirmed position on, which moves when a checkpoint is
 complete, and never earlier; it stays in front of the last transaction that came, so that a session begins with a message. So the
@@ -11,21 +12,35 @@ import logging
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
 from holdfast.operators.connectors.postgres.catalog import quote, read_table, split_name
 from holdfast.operators.connectors.postgres.change_rows import META, ChangeRows, UnknownRelationError, read_type
+from holdfast.operators.connectors.postgres.initial import MESSAGE, OUTPUT, InitialSnapshot, read_key
 from holdfast.operators.connectors.postgres.login import Login, client
-from holdfast.operators.connectors.postgres.pgoutput import MalformedMessageError, decode
+from holdfast.operators.connectors.postgres.pgoutput import Begin, MalformedMessageError, Message, decode
+from holdfast.operators.connectors.postgres.slot import (
+    ChunkRecords,
+    ServerIdentity,
+    SlotSplit,
+    SnapshotMarks,
+    SnapshotProgress,
+    lsn_of,
+    lsn_text,
+    timeline_problem,
+)
+from holdfast.operators.sources.fetching import FetchingReader
 from holdfast.operators.sources.splits import (
     AssignedSplit,
     Position,
     ReaderContext,
     Source,
-    SourceSplit,
+    SourceReader,
     SplitEnumerator,
     SplitReader,
     SplitRecords,
@@ -56,20 +71,6 @@ HEARTBEAT_BYTES = 16 << 20
 """Log of others behind the last message that came, from which on a message of our own lets the slot move on."""
 
 
-class SlotSplit(SourceSplit, frozen=True):
-    """A replication slot; `split_id` is its name."""
-
-
-def lsn_of(text: str) -> int:
-    """`16/B374D848` as a number."""
-    high, _, low = text.partition("/")
-    return int(high, 16) << 32 | int(low, 16)
-
-
-def lsn_text(lsn: int) -> str:
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
-
-
 @contextlib.contextmanager
 def cursor_of(login: Login, application_name: str) -> Iterator[Any]:
     """Of a connection for a few statements."""
@@ -77,14 +78,34 @@ def cursor_of(login: Login, application_name: str) -> Iterator[Any]:
         yield cursor
 
 
+def replication(login: Login, application_name: str) -> Any:
+    """A connection for replication."""
+    return login.connect(
+        application_name=application_name,
+        connection_factory=client().extras.LogicalReplicationConnection,
+        options=" ".join(f"-c {name}={value}" for name, value in _SETTINGS.items()),
+    )
+
+
+def identify(connection: Any) -> ServerIdentity:
+    """Of a connection for replication."""
+    with connection.cursor() as cursor:
+        cursor.execute("IDENTIFY_SYSTEM")
+        system, timeline, *_ = cursor.fetchone()
+    return ServerIdentity(str(system), int(timeline))
+
+
 class PostgresChanges(Source[SlotSplit]):
-    """Source of the changes of tables of PostgreSQL (14 or newer, `wal_level = logical`), by logical replication.
+    """Source of tables of PostgreSQL (14 or newer, `wal_level = logical`) and their changes, by logical replication.
 
     dsn, password: as of PostgresSink; the user needs the attribute REPLICATION and the right to read the tables.
     tables: one, or several, `table` or `schema.table` each; a column that several have must have one type.
-    slot: name of a replication slot, which is created when the job starts first, unless it is there: changes are read from there
-    on. Rows that the tables have by then are not. It stays when the job ends, and holds the server's log back: drop it when it is
-    not needed any more. publication: the name of one that has the tables; it must be there.
+    slot: name of a replication slot, which is created when the job starts first, unless it is there. It stays when the job ends,
+    and holds the server's log back: drop it when it is not needed any more. publication: the name of one that has the tables; it
+    must be there.
+    snapshot: "initial": the rows that the tables have come first, as inserts, each once, and then what changes behind; each table
+    needs a primary key, or an index as its replica identity. "never": changes alone, from where the slot is. It counts when the job
+    starts empty.
 
     Rows have `op` (insert, update, delete, truncate), `table`, `committed_at`, `unchanged`, and the columns of the tables: new
     values, of a delete those of the replica identity, null otherwise. An update that changes the key is a delete and an insert.
@@ -93,9 +114,9 @@ class PostgresChanges(Source[SlotSplit]):
     server's text.
 
     A checkpoint has the position (LSN, index): each change comes once. A slot that is gone, was invalidated, or was moved beyond
-    the position (by others, or since the snapshot is an old one), and a server whose log ends in front of it raise
-    SourceDataLostError; a value that its type lacks (an
-    infinite date) is a dead letter, or fails the job."""
+    the position (by others, or since the snapshot is an old one), another server, one that was promoted without all of the log, and
+    one whose log ends in front of the position raise SourceDataLostError; a value that its type lacks (an infinite date) is a dead
+    letter, or fails the job."""
 
     split_type = SlotSplit
 
@@ -106,6 +127,7 @@ class PostgresChanges(Source[SlotSplit]):
         *,
         slot: str,
         publication: str,
+        snapshot: str = "initial",
         password: Secret | None = None,
         name: str = "postgres changes",
     ) -> None:
@@ -118,7 +140,9 @@ class PostgresChanges(Source[SlotSplit]):
             raise InvalidConfigError(f"slot has 1..63 of a-z, 0-9 and _, not {slot!r}", setting="slot")
         if not isinstance(publication, str) or not publication:
             raise InvalidConfigError("publication names one", setting="publication")
-        self.slot, self.publication = slot, publication
+        if snapshot not in ("initial", "never"):
+            raise InvalidConfigError(f'snapshot is "initial" or "never", not {snapshot!r}', setting="snapshot")
+        self.slot, self.publication, self.snapshot = slot, publication, snapshot
         self.tables, self._columns = self._read_tables(given)
 
     def _read_tables(self, given: Sequence[str]) -> tuple[tuple[str, ...], pa.Schema]:
@@ -135,6 +159,8 @@ class PostgresChanges(Source[SlotSplit]):
             for each in given:
                 table = read_table(query, each, self.login.place)
                 names.append(f"{table.schema}.{table.name}")
+                if self.snapshot == "initial":
+                    read_key(query, table, self.login.place)
                 for column in table.columns:
                     wanted = pa.field(column.name, read_type(column))
                     if columns.setdefault(column.name, wanted) != wanted:
@@ -164,6 +190,9 @@ class PostgresChanges(Source[SlotSplit]):
     def create_split_reader(self, context: ReaderContext) -> SplitReader[SlotSplit]:
         return SlotReader(self, job_id=context.job_id, attempt=context.attempt)
 
+    def create_reader(self, context: ReaderContext) -> SourceReader[SlotSplit]:
+        return SlotSourceReader(SlotReader(self, job_id=context.job_id, attempt=context.attempt))
+
 
 class SlotEnumerator(SplitEnumerator[SlotSplit]):
     """Finds the one split, and makes the slot that it is."""
@@ -178,7 +207,10 @@ class SlotEnumerator(SplitEnumerator[SlotSplit]):
             cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (source.slot,))
             if cursor.fetchone() is None:
                 self._create_slot(cursor)
-        return [SlotSplit(source.slot)]
+        with contextlib.closing(replication(source.login, "holdfast check")) as connection:
+            server = identify(connection)
+        progress = SnapshotProgress(source.tables) if source.snapshot == "initial" else None
+        return [SlotSplit(source.slot, system=server.system, timeline=server.timeline, snapshot=progress)]
 
     def _check_publication(self, cursor: Any) -> None:
         source = self._source
@@ -212,6 +244,12 @@ class SlotReader(SplitReader[SlotSplit]):
         self._application = f"holdfast {xxhash.xxh3_64_hexdigest(f'{job_id} {source.slot}'.encode())}"
         self._split: str | None = None
         self._rows = ChangeRows((), pa.schema([]), ())
+        self._snapshot: InitialSnapshot | None = None
+        """What is to be read of the tables; None: nothing."""
+        self._held: Message | None = None
+        """The first message behind the snapshot: its rows come first."""
+        self.server: ServerIdentity | None = None
+        """Once it is known that it has the log in which the position is."""
         self._connection: Any = None
         self._cursor: Any = None
         self._told = 0
@@ -225,15 +263,49 @@ class SlotReader(SplitReader[SlotSplit]):
 
     def add_splits(self, splits: Sequence[AssignedSplit[SlotSplit]]) -> None:
         for assigned in splits:
-            source = self._source
-            self._split = assigned.split_id
-            self._rows = ChangeRows(source.tables, source.columns, assigned.position)
+            source, split, position = self._source, assigned.split, assigned.position
+            self._split = split.split_id
+            self._rows = ChangeRows(source.tables, source.columns, position)
             try:
+                self._connection = replication(source.login, f"{self._application} {self._attempt}")
+                server = self._check_server(split, position)
                 with cursor_of(source.login, "holdfast check") as cursor:
-                    self._take_over(cursor, assigned.position)
+                    self._take_over(cursor, position)
+                self._open_snapshot(split.snapshot)
                 self._start()
+                self.server = server
             except client().Error as error:
                 raise self._failed(error) from None
+
+    def _check_server(self, split: SlotSplit, position: Position) -> ServerIdentity:
+        """A position is one of a server's log: that of another server, or of another line of copies, has other changes there."""
+        found = identify(self._connection)
+        if split.system and found.system != split.system:
+            raise self._lost(position, f"the server is another one (system {found.system}, it was {split.system})")
+        if split.timeline and found.timeline != split.timeline and position:
+            with self._connection.cursor() as cursor:
+                cursor.execute(f"TIMELINE_HISTORY {found.timeline}")
+                content = cursor.fetchone()[1]
+            history = content if isinstance(content, str) else bytes(content).decode()
+            problem = timeline_problem(split.timeline, position[0], found.timeline, history)
+            if problem is not None:
+                raise self._lost(position, problem)
+        return found
+
+    def _open_snapshot(self, progress: SnapshotProgress | None) -> None:
+        source = self._source
+        left = () if progress is None else tuple(each for each in progress.tables if each in source.tables)
+        if progress is None or not left:
+            return
+        if left[0] != progress.tables[0]:
+            progress = SnapshotProgress(left)
+        else:
+            progress = SnapshotProgress(left, progress.columns, progress.key)
+        self._snapshot = InitialSnapshot(
+            source.login, source.place, source.publication, source.columns, progress, f"{self._application} snapshot"
+        )
+        self._snapshot.open()
+        self._rows.begin_snapshot(self._snapshot)
 
     def _take_over(self, cursor: Any, position: Position) -> None:
         """Ends the session of an older attempt, and looks at the slot. Raises FencedError, InvalidConfigError, SourceDataLostError,
@@ -277,26 +349,30 @@ class SlotReader(SplitReader[SlotSplit]):
 
     def _start(self) -> None:
         """From where the slot is: it is never behind our position, and what we have is skipped."""
-        source, psycopg2 = self._source, client()
-        self._connection = source.login.connect(
-            application_name=f"{self._application} {self._attempt}",
-            connection_factory=psycopg2.extras.LogicalReplicationConnection,
-            options=" ".join(f"-c {name}={value}" for name, value in _SETTINGS.items()),
-        )
+        source = self._source
         self._cursor = self._connection.cursor()
         options = {"proto_version": "1", "publication_names": quote(source.publication), "messages": "true"}
         self._cursor.start_replication(slot_name=source.slot, decode=False, options=options)
+        if self._snapshot is not None:
+            self._send("holdfast snapshot")  # something comes behind it, and shows that all in front of it has
+
+    def _send(self, application_name: str) -> None:
+        """A message of our own into the log."""
+        with cursor_of(self._source.login, application_name) as cursor:
+            cursor.execute(MESSAGE)
 
     def _failed(self, error: Exception) -> Exception:
         text = self._source.login.hidden(str(error)).strip()
         if any(known in text for known in _LOST):
             return self._lost(self._rows.position, text)
+        if getattr(error, "pgcode", None) == "42501":
+            return InvalidConfigError(f"{self._source.place}: {text}", setting="tables")
         return StorageUnavailableError(f"{self._source.place}: {text}", path=self._source.place)
 
     def _lost(self, position: Position, reason: str) -> SourceDataLostError:
         place = self._source.place
         at = f" behind {lsn_text(position[0])}" if position else ""
-        mend = "Start the job without its state, on a slot of another name, and fill in what it has from the tables"
+        mend = 'Start the job without its state, on a slot of another name: snapshot="initial" reads the tables anew'
         message = f"{place}: changes{at} are lost: {reason}. {mend}"
         return SourceDataLostError(message, connector=CONNECTOR, split=self._source.slot, position=tuple(position), reason=reason)
 
@@ -308,7 +384,10 @@ class SlotReader(SplitReader[SlotSplit]):
             return ()
         before = rows.position
         try:
+            if self._held is not None:
+                return self._read_snapshot(split, rows)
             self._gather(rows)
+            batch, positions, letters = rows.drain()
             self._feed_back()
         except client().Error as error:
             raise self._failed(error) from None
@@ -316,10 +395,22 @@ class SlotReader(SplitReader[SlotSplit]):
             raise InvalidRecordError(
                 f"{self._source.place}: {error}", operator=self._source.name, split=split, position=rows.position, reason=str(error)
             ) from error
-        batch, positions, letters = rows.drain()
         if rows.position == before:
             return ()
         return [SplitRecords(split, batch, positions, position=rows.position, dead_letters=letters)]
+
+    def _read_snapshot(self, split: str, rows: ChangeRows) -> Sequence[SplitRecords]:
+        snapshot, held = self._snapshot, self._held
+        assert snapshot is not None
+        assert held is not None
+        records = snapshot.read(split)
+        if snapshot.is_read:
+            snapshot.close()
+            self._snapshot = self._held = None
+            rows.end_snapshot()
+            rows.take(held)
+        self._feed_back()
+        return [records]
 
     def _gather(self, rows: ChangeRows) -> None:
         """Messages that are there, or that come soon; about ROWS_MAX rows of them, at most."""
@@ -334,10 +425,16 @@ class SlotReader(SplitReader[SlotSplit]):
                     return
                 continue
             decoded = decode(message.payload)
+            if self._is_behind_snapshot(decoded):
+                self._held = decoded
+                return
             if decoded is not None:
                 rows.take(decoded)
             if time.monotonic() > deadline and rows.num_rows:
                 return
+
+    def _is_behind_snapshot(self, message: Message | None) -> bool:
+        return self._snapshot is not None and isinstance(message, Begin) and message.commit_lsn >= self._snapshot.lsn
 
     def _feed_back(self) -> None:
         """Tells the server that we live, and what need not be kept.
@@ -355,8 +452,7 @@ class SlotReader(SplitReader[SlotSplit]):
         last, end = self._rows.last_commit_lsn, self._cursor.wal_end
         if end > max(last, self._heartbeat_at) + HEARTBEAT_BYTES:
             self._heartbeat_at = end
-            with cursor_of(self._source.login, "holdfast heartbeat") as cursor:
-                cursor.execute("SELECT pg_logical_emit_message(true, 'holdfast', '')")
+            self._send("holdfast heartbeat")
 
     def notify_checkpoint_complete(self, positions: Mapping[str, Position]) -> None:
         self._told = max(self._told, *(position[0] for position in positions.values()))
@@ -366,18 +462,43 @@ class SlotReader(SplitReader[SlotSplit]):
     def close(self) -> None:
         cursor, self._cursor = self._cursor, None
         connection, self._connection = self._connection, None
-        for each in (cursor, connection):
+        snapshot, self._snapshot = self._snapshot, None
+        for each in (cursor, connection, snapshot):
             if each is not None:
                 with contextlib.suppress(client().Error):
                     each.close()
 
 
+class SlotSourceReader(FetchingReader[SlotSplit]):
+    """Keeps with the slot what a checkpoint's position says of the server, and of the rows that the tables had."""
+
+    def __init__(self, reader: SlotReader) -> None:
+        super().__init__(reader, splits_max=1)
+        self._slot = reader
+        self._marks = SnapshotMarks(None)
+
+    def add_splits(self, splits: Sequence[AssignedSplit[SlotSplit]]) -> None:
+        for assigned in splits:
+            self._marks = SnapshotMarks(assigned.split.snapshot)
+        super().add_splits(splits)
+
+    def poll(self, rows_max: int) -> SplitRecords | int | None:
+        records = super().poll(rows_max)
+        if isinstance(records, ChunkRecords) and records.marks is not None:
+            self._marks.add(records.marks)
+        return records
+
+    def snapshot_state(self, checkpoint_id: int, splits: Sequence[AssignedSplit[SlotSplit]]) -> Sequence[AssignedSplit[SlotSplit]]:
+        return [replace(each, split=self._described(each)) for each in splits]
+
+    def _described(self, assigned: AssignedSplit[SlotSplit]) -> SlotSplit:
+        progress, server = self._marks.at(assigned.position), self._slot.server
+        split = msgspec.structs.replace(assigned.split, snapshot=progress)
+        return split if server is None else msgspec.structs.replace(split, system=server.system, timeline=server.timeline)
+
+
 _SETTINGS = {
-    "datestyle": "ISO",
-    "intervalstyle": "postgres",
-    "extra_float_digits": "3",
-    "timezone": "UTC",
-    "bytea_output": "hex",
+    **OUTPUT,
     "wal_sender_timeout": "3600000",  # a job that is held up does not fetch; who takes the slot over ends the session
     "tcp_keepalives_idle": "30",
 }

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.operators.connectors.postgres.change_rows import ChangeRows, column_of, read_type
-from holdfast.operators.connectors.postgres.changes import SlotReader, SlotSplit, lsn_of, lsn_text
+from holdfast.operators.connectors.postgres.changes import SlotReader
 from holdfast.operators.connectors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
@@ -29,6 +29,7 @@ from holdfast.operators.connectors.postgres.pgoutput import (
     Update,
     decode,
 )
+from holdfast.operators.connectors.postgres.slot import SlotSplit, lsn_of, lsn_text
 from holdfast.operators.connectors.postgres.table import TableColumn
 from holdfast.operators.sources.splits import AssignedSplit
 from tests.servers.postgres import VERSIONS, PostgresServer
@@ -151,8 +152,10 @@ class Table:
 
     def source(self, **options: Any) -> hf.PostgresChanges:
         dsn = f"postgresql://postgres@{HOST}:{self.server.port}/postgres"
-        options = {"slot": self.slot, "publication": self.name, "password": SECRET, **options}
-        return hf.PostgresChanges(dsn, options.pop("tables", self.name), **options)
+        options = {"slot": self.slot, "publication": self.name, "password": SECRET, "snapshot": "never", **options}
+        kind = options.pop("kind", hf.PostgresChanges)
+        made: hf.PostgresChanges = kind(dsn, options.pop("tables", self.name), **options)
+        return made
 
     def confirmed(self) -> int:
         found = self.server.execute("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", self.slot)

@@ -18,6 +18,7 @@ from holdfast.operators.connectors.nats.sink import NatsSink
 from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.target import CommitTarget
 from tests.operators.connectors.nats.conftest import create_stream, messages_of
+from tests.operators.connectors.nats.test_nats_source import count
 from tests.servers.nats import NatsServer
 
 
@@ -108,7 +109,7 @@ def test_older_positions_are_purged_and_the_last_one_outlives_the_age_of_message
 )
 def test_a_stream_that_can_not_keep_the_promise_is_refused(nats_server: NatsServer, config: dict[str, Any], words: str) -> None:
     stream = create_stream(nats_server.url, f"BAD{len(words)}", **config)
-    made = target(nats_server, stream)
+    made = NatsSink(nats_server.url, stream, subject=f"{stream.lower()}.rows").target
     with pytest.raises(hf.InvalidConfigError, match=words):
         made.open(owner())
     made.close()
@@ -161,12 +162,44 @@ def test_a_login_shows_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert repr(login) == "NatsLogin('nats://host:4222,***')"
 
 
+def test_rows_that_the_stream_would_not_take_are_refused_before_they_are_staged(nats_server: NatsServer) -> None:
+    stream = create_stream(nats_server.url, "SMALL", subjects=["small.*", "small.holdfast.>", "other.>"], max_msg_size=2_000)
+    made = target(nats_server, stream, subject="", subject_column="to", value="text")
+    for wrong, words in {
+        "small.a.b": r"'small.a.b' is none that the stream took when the job was built: small.\*, small.holdfast.>, other.>",
+        "elsewhere": "'elsewhere' is none that the stream took",
+        "small.holdfast.orders_eu": "is a subject of positions of sinks",
+    }.items():
+        with pytest.raises(hf.InvalidRowError, match=rf"NatsSink to SMALL: row .*'id': 7.*{words}"):
+            made.stage(rows(7, to=wrong))
+    with pytest.raises(hf.InvalidRowError, match=r"its message has 1873 bytes, 1872 are allowed"):
+        made.stage(rows(1, to="small.a", text="x" * 1_873))
+    position = made.open(owner())
+    made.apply(staged(made, *range(999), to="other.a.b", text="x" * 1_872), position, position.moved(1))
+    made.close()
+    assert count(nats_server.url, stream) == 999 + 2
+
+
+def test_a_subject_of_positions_and_limits_that_are_too_high_are_refused(nats_server: NatsServer, stream: str) -> None:
+    low = stream.lower()
+    with pytest.raises(hf.InvalidConfigError, match="is a subject of positions of sinks"):
+        target(nats_server, stream, subject=f"{low}.holdfast.other")
+    with pytest.raises(hf.InvalidConfigError, match="is a subject of positions of sinks"):
+        target(nats_server, stream, subject=f"{low}.rows", positions=f"{low}.rows")
+    with pytest.raises(hf.InvalidConfigError, match=f"does not take subject elsewhere, its subjects are {low}"):
+        target(nats_server, stream, subject="elsewhere")
+    small = create_stream(nats_server.url, f"LOW{stream}", max_msg_size=500)
+    unknown = NatsSink(nats_server.url, small, subject=f"low{low}.rows").target
+    with pytest.raises(hf.InvalidConfigError, match=r"NatsSink orders/eu: .* takes messages of 372 bytes, .*set message_bytes_max"):
+        unknown.open(owner())
+    unknown.close()
+
+
 def test_a_wrong_password_is_named_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with NatsServer(user="shop", password="right") as server:
         monkeypatch.setenv("NATS_URL", server.url.replace("right", "wrong"))
-        made = target(server, "ORDERS", servers=hf.Secret("NATS_URL"))
         with pytest.raises(hf.InvalidConfigError, match="the server refuses the login") as refused:
-            made.open(owner())
+            target(server, "ORDERS", servers=hf.Secret("NATS_URL"))
         assert "wrong" not in str(refused.value)
 
 

@@ -83,6 +83,27 @@ def test_each_message_is_read_once_at_any_cut(nats_server: NatsServer, stream: s
     hf.testing.check_source(make, expected, row=as_read)
 
 
+def test_json_becomes_columns_and_what_does_not_fit_leaves_by_the_dead_letters(nats_server: NatsServer, stream: str) -> None:
+    low = stream.lower()
+    good = [b'{"id": %d, "item": "i%d"}' % (number, number) for number in range(4)]
+    sent = [good[0], b"no json", good[1], b'{"id": "x"}', b'{"item": "no id"}', b"", good[2], good[3], b"[]"]
+    publish(nats_server.url, f"{low}.rows", sent)
+    messages = hf.NatsSource(nats_server.url, stream, schema={"id": int, "item": str | None}, stop="latest")
+    with hf.testing.Job("read", batch_rows=2) as job:
+        rows = job.environment.from_source(messages).uid("messages")
+        output, letters = job.output(rows), job.output(rows.side_output(hf.DEAD_LETTERS))
+        job.start()
+        if job.status == "RUNNING":
+            job.advance(by_ms=1_000)
+        assert output.rows() == [{"id": number, "item": f"i{number}"} for number in range(4)]
+        found = [(row["position"], row["raw"]) for row in letters.rows()]
+        assert found == [([sequence], sent[sequence - 1]) for sequence in (2, 4, 5, 6, 9)]
+    with pytest.raises(hf.InvalidRecordError, match="2"):
+        read_all(messages)
+    with pytest.raises(hf.InvalidConfigError, match="NatsSource: schema has no columns"):
+        hf.NatsSource(nats_server.url, stream, schema={})
+
+
 def test_bounds_are_decided_once(nats_server: NatsServer, stream: str) -> None:
     filled(nats_server, stream, range(5))
     between = datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,307 @@
+"""The rows that tables had, in front of their changes: whoever keeps rows by what comes has the tables' own, whatever happens in
+between. A row that came twice, or a change of one that did not come, fails."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.operators.connectors.postgres import initial
+from holdfast.operators.connectors.postgres.changes import SlotReader, SlotSourceReader
+from holdfast.operators.connectors.postgres.slot import (
+    ChunkMarks,
+    SlotSplit,
+    SnapshotMarks,
+    SnapshotProgress,
+    timeline_problem,
+)
+from holdfast.operators.sources.splits import ReaderContext, SourceReader, SplitRecords
+from tests.operators.connectors.test_postgres_changes import Table, rows_of, until
+from tests.servers.postgres import VERSIONS, PostgresServer
+from tests.servers.process import wait_until
+
+COLUMNS = "a text COLLATE \"C\", b int4, v text, PRIMARY KEY (a, b)"
+CLOSED_MS = 20
+
+
+class Gate:
+    """Lets so many reads through."""
+
+    left = 0
+
+
+class Gated(SlotSourceReader):
+    def poll(self, rows_max: int) -> SplitRecords | int | None:
+        if Gate.left < 1:
+            return CLOSED_MS
+        polled = super().poll(rows_max)
+        Gate.left -= isinstance(polled, SplitRecords)
+        return polled
+
+
+class GatedChanges(hf.PostgresChanges):
+    def create_reader(self, context: ReaderContext) -> SourceReader[SlotSplit]:
+        return Gated(SlotReader(self, job_id=context.job_id, attempt=context.attempt))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.operators.connectors.postgres.changes.WAIT_S", 0.02)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initial, "ROWS_FIRST", 4)
+    monkeypatch.setattr(initial, "ROWS_MAX", 4)
+
+
+@pytest.fixture
+def table(postgres: PostgresServer) -> Any:
+    table = Table(postgres, COLUMNS)
+    yield table
+    if postgres.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", table.slot):
+        table.drop_slot()
+
+
+def kept(rows: Sequence[tuple[Any, ...]], *, full: bool) -> dict[tuple[Any, ...], Any]:
+    """What a table of the changes (op, a, b, v) has. Where the server sends old rows, an update that moves a key has no name."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for op, a, b, v in rows:
+        if op == "truncate":
+            found.clear()
+        elif op == "delete":
+            del found[a, b]
+        elif op == "insert":
+            assert (a, b) not in found, f"{(a, b)} came twice"
+            found[a, b] = v
+        else:
+            assert (a, b) in found, f"a change of {(a, b)}, which did not come"
+            found[a, b] = v
+    return found
+
+
+def change(table: Table, rng: random.Random, *, moves: bool = True) -> None:
+    """A transaction with a few changes of any rows."""
+    statements = []
+    for _ in range(rng.randint(1, 3)):
+        key, number = rng.choice("äbCd"), rng.randint(0, 6)
+        where = f"a = '{key}' AND b = {number}"
+        other = rng.choice("äbCd")
+        statements.append(
+            rng.choice(
+                [
+                    f"INSERT INTO {{}} VALUES ('{key}', {number}, '{rng.random()}') ON CONFLICT DO NOTHING",
+                    f"UPDATE {{}} SET v = '{rng.random()}' WHERE {where}",
+                    f"DELETE FROM {{}} WHERE {where}",
+                    f"UPDATE {{}} t SET a = '{other}' WHERE {where} AND NOT EXISTS "
+                    f"(SELECT 1 FROM {{}} o WHERE o.a = '{other}' AND o.b = {number})"
+                    if moves
+                    else f"UPDATE {{}} SET v = NULL WHERE {where}",
+                ]
+            )
+        )
+    table.run(*[each.replace("{}", table.name) for each in statements])
+
+
+def fill(table: Table) -> None:
+    table.run(*(f"INSERT INTO {{}} VALUES ('{key}', {number}, 'first')" for key in "bdäC" for number in range(5)))
+
+
+def run(table: Table, rng: random.Random, *, full: bool, between: Callable[[], None] = lambda: None) -> None:
+    """A job that is stopped and restarted in the midst of the first reading, and changes at any time."""
+    if full:
+        table.run("ALTER TABLE {} REPLICA IDENTITY FULL")
+    fill(table)
+    source = table.source(snapshot="initial", kind=GatedChanges)
+    Gate.left = 0
+    with hf.testing.Job(batch_rows=3) as job:
+        out = job.output(job.environment.from_source(source).uid("changes"))
+        job.start()
+        for _ in range(5):
+            Gate.left = rng.randint(0, 3)
+            change(table, rng, moves=not full)
+            between()
+            job.advance(by_ms=100)
+            match rng.randint(0, 3):
+                case 0:
+                    job.checkpoint()
+                case 1:
+                    job.checkpoint()
+                    change(table, rng, moves=not full)
+                    job.restart()
+                case 2:
+                    job.restart()
+        Gate.left = 1_000_000
+        between()
+        table.run("INSERT INTO {} VALUES ('end', 0, NULL)")
+
+        def has_come() -> bool:
+            job.advance(by_ms=100)
+            job.checkpoint()
+            return ("end",) in rows_of(out, "a")
+
+        wait_until(has_come, what="the last row")
+        found = rows_of(out, "op", "a", "b", "v")
+    expected = {(a, b): v for a, b, v in table.server.execute(f"SELECT a, b, v FROM {table.name}")}
+    assert kept(found, full=full) == expected
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.endurance) for seed in range(2, 40))])
+def test_a_job_that_is_restarted_in_the_midst_has_the_table(table: Table, seed: int) -> None:
+    run(table, random.Random(seed), full=seed % 2 == 0)
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_that_is_restarted_anywhere_has_the_table_while_others_write(version: int) -> None:
+    """Transactions begin and end while snapshots are made."""
+    with PostgresServer(version) as server:
+        for seed in range(20):
+            table, full, over = Table(server, COLUMNS), seed % 2 == 0, threading.Event()
+            rng = random.Random(seed + 1_000)
+
+            def write(table: Table = table, rng: random.Random = rng, full: bool = full, over: threading.Event = over) -> None:
+                while not over.is_set():
+                    change(table, rng, moves=not full)
+
+            thread = threading.Thread(target=write)
+
+            def between(thread: threading.Thread = thread, over: threading.Event = over) -> None:
+                if not thread.is_alive() and not over.is_set() and thread.ident is None:
+                    thread.start()
+                elif Gate.left > 1_000:
+                    over.set()
+                    thread.join()
+
+            try:
+                run(table, random.Random(seed), full=full, between=between)
+            finally:
+                over.set()
+            table.drop_slot()
+
+
+def test_rows_are_read_as_their_changes_are(postgres: PostgresServer) -> None:
+    kinds = (
+        "id int4 PRIMARY KEY, t text, c char(4), f bool, n numeric(6, 2), y bytea, d date, s timestamptz, x float8, i interval, "
+        "l int[], g int4 GENERATED ALWAYS AS (id * 2) STORED"
+    )
+    table = Table(postgres, kinds)
+    rows = (
+        "(1, E'quote \"\" \\' \\\\ \\n\\r\\n,;\\t', 'ab', true, -1.50, '\\x00ff', '2026-01-02', '2026-01-02 03:04:05.5+01', "
+        "1e-300, '1 day', '{1,NULL}')"
+    )
+    names = "(id, t, c, f, n, y, d, s, x, i, l)"
+    with hf.testing.Job() as job:
+        stream = job.environment.from_source(table.source(snapshot="initial")).uid("changes")
+        out, letters = job.output(stream), job.output(stream.side_output(hf.DEAD_LETTERS))
+        table.run(f"INSERT INTO {{}} {names} VALUES {rows}".replace("{1,NULL}", "{{1,NULL}}"))
+        table.run("INSERT INTO {} (id, t) VALUES (2, ''), (3, NULL)", "INSERT INTO {} (id, d) VALUES (4, 'infinity')")
+        table.run("INSERT INTO {} (id) VALUES (5)")
+        job.start()
+        until(job, out, 4)
+        table.run(f"INSERT INTO {{0}} {names} SELECT id + 10{names[3:].replace(')', '')} FROM {{0}} WHERE id < 4")
+        until(job, out, 7)
+        found = [{**row, "id": row["id"] % 10, "committed_at": None, "g": None} for row, _ in out.committed()]
+        assert found[:3] == found[4:]
+        assert (found[0]["c"], found[0]["f"], found[0]["y"]) == ("ab  ", True, b"\0\xff")
+        assert found[0]["d"] == datetime.date(2026, 1, 2)
+        assert [row["t"] for row in found[1:3]] == ["", None]
+        assert found[3]["id"] == 5
+        ((error, position),) = rows_of(letters, "error", "position")
+        assert "infinity" in error
+        assert position[1] == 3
+    table.drop_slot()
+
+
+def test_what_the_publication_leaves_out_is_not_read(postgres: PostgresServer) -> None:
+    table, other = Table(postgres, COLUMNS), Table(postgres, "a int8 PRIMARY KEY")
+    fill(table)
+    other.run("INSERT INTO {} VALUES (7)")
+    table.run(f"ALTER PUBLICATION {{}} SET TABLE {{}} (a, b) WHERE (b > 2), {other.name}".replace("{}", table.name))
+    other.run("ALTER TABLE {} RENAME a TO other")
+    source = table.source(snapshot="initial", tables=[table.name, other.name])
+    with hf.testing.Job() as job:
+        out = job.output(job.environment.from_source(source).uid("changes"))
+        job.start()
+        until(job, out, 9)
+        found = rows_of(out, "table", "a", "b", "v", "other")
+        assert found == [(f"public.{table.name}", a, b, None, None) for a in "Cbdä" for b in (3, 4)] + [
+            (f"public.{other.name}", None, None, None, 7)
+        ]
+    table.drop_slot()
+
+
+def test_nothing_stays_at_the_server_and_the_tables_can_be_changed(table: Table) -> None:
+    fill(table)
+    with hf.testing.Job() as job:
+        out = job.output(job.environment.from_source(table.source(snapshot="initial")).uid("changes"))
+        job.start()
+        until(job, out, 20)
+        table.run("SET lock_timeout = '1s'", "ALTER TABLE {} ADD more text", "TRUNCATE {}")
+        until(job, out, 21)
+        assert rows_of(out, "op")[-1] == ("truncate",)
+        slots = table.server.execute("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'holdfast_snapshot%%'")
+        assert not slots
+
+
+def test_tables_that_can_not_be_read_in_parts_are_refused_by_name(postgres: PostgresServer) -> None:
+    table = Table(postgres, "id int8, v text")
+    with pytest.raises(hf.InvalidConfigError, match=f"public.{table.name} has no primary key"):
+        table.source(snapshot="initial")
+    assert table.source(snapshot="never").snapshot == "never"
+    with pytest.raises(hf.InvalidConfigError, match='snapshot is "initial" or "never"'):
+        table.source(snapshot="always")
+
+
+def test_another_server_with_a_slot_of_that_name_is_refused(table: Table) -> None:
+    source = table.source()
+    (split,) = source.create_enumerator().discover()
+    assert split.system.isdigit()
+    reader = SlotReader(source, job_id="job", attempt=1)
+    foreign = SlotSplit(split.split_id, system="77", timeline=1)
+    with pytest.raises(hf.SourceDataLostError, match=rf"the server is another one \(system {split.system}, it was 77\)"):
+        reader.add_splits([hf.AssignedSplit(foreign, (5, 0))])
+    reader.close()
+
+
+HISTORY = "1\t0/3000000\tno recovery target specified\n\n2\t1/40\tbefore 2026\n"
+
+
+@pytest.mark.parametrize(
+    ("timeline", "lsn", "problem"),
+    [
+        (1, 0x3000000, None),
+        (1, 0x3000001, "the server was promoted (timeline 3) when it had the log up to 0/3000000 only"),
+        (2, 0x1_00000040, None),
+        (4, 1, "the server is on timeline 3, which does not go on from timeline 4: it was restored from a backup"),
+    ],
+)
+def test_the_log_of_a_promoted_server_goes_on_where_it_was_left(timeline: int, lsn: int, problem: str | None) -> None:
+    assert timeline_problem(timeline, lsn, 3, HISTORY) == problem
+
+
+def test_progress_is_that_of_the_row_at_which_a_checkpoint_stands() -> None:
+    begin = SnapshotProgress(("s.a", "s.b"))
+    keys = [pa.array([b"k1", b"k2"])]
+    half = begin.behind(("id",), ("k2",))
+    marks = SnapshotMarks(begin)
+    marks.add(ChunkMarks(99, 0, begin, ("id",), keys, (99, 2), half))
+    marks.add(ChunkMarks(99, 2, half, ("id",), [pa.array([b"k3"])], (99, 3), begin.next_table))
+    marks.add(ChunkMarks(99, 3, SnapshotProgress(("s.b",)), ("id",), [pa.array([], pa.binary())], (100, 0), None))
+    assert marks.at(()) == begin
+    assert marks.at((90, 5)) == begin
+    assert marks.at((99, 1)) == begin.behind(("id",), ("k1",))
+    assert marks.at((99, 2)) == half
+    assert marks.at((99, 3)) == SnapshotProgress(("s.b",))
+    assert marks.at((100, 0)) is None
+    assert marks.at((120, 1)) is None
