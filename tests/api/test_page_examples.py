@@ -117,6 +117,16 @@ def test_every_kind_of_state_is_used_as_the_page_uses_it(tmp_path: Path) -> None
     assert len(found) == 9  # a timer for each shop and each of three hours
 
 
+def test_the_connectors_that_are_shown_can_be_made() -> None:
+    """Without a server: all but the one that looks at its tables at once."""
+    env = hf.Environment("page")
+    rows = env.from_collection([{"customer": "a", "item": "b", "pieces": 1}])
+    shown = [code for code in blocks(ROOT / "docs/connectors.md") if "PostgresChanges" not in code]
+    made = [executed(code, environment=env, orders=rows, stock=rows) for code in shown]
+    assert len(made) >= 8
+    assert sum(isinstance(space.get("sink"), hf.DeltaSink | hf.FileSink | hf.IcebergSink | hf.NatsSink) for space in made) == 4
+
+
 def test_the_other_examples_of_functions_build_a_job() -> None:
     env = hf.Environment("page")
     executed(block("docs/functions.md", "from_collection"), env=env)
