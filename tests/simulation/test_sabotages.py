@@ -128,6 +128,7 @@ SCENES = {
     ),
     "step_one_row_short": Scene("outside"),
     "staged_rows_left": Scene("outside"),
+    "staged_again": drawn("staged_again", first=5),
     "uncounted_late": Scene("late"),
     "counted_again": Scene("late", (at(900, "user_error", "window"),), first=3),
     "forgotten_counts": Scene("late", (at(900, "user_error", "window"),), first=3),
