@@ -1,4 +1,5 @@
-"""A split is in one place (I40): with its enumerator or with one reader, in every completed snapshot, whatever was restored.
+"""A split is in one place (I40): with its enumerator or with one reader, in every completed snapshot, whatever was restored. Its
+position is told to where it comes from, which may then forget what is in front of it, only when a checkpoint has it (I41).
 
 What a split's position says of its records is the cut's (I7, I8): a split that was lost has records that nobody read."""
 
@@ -17,21 +18,53 @@ from holdfast.chaos.workloads.splits import ENUMERATOR_SUFFIX, decode_entry
 class SplitsChecker(Checker):
     """Counts the places of each split in completed snapshots, and follows them from one to the next."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I40",)
+    invariants: ClassVar[tuple[str, ...]] = ("I40", "I41")
     hears: ClassVar[tuple[type, ...]] = (Stored,)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._last: dict[str, tuple[int, dict[str, int], set[str]]] = {}
         """Source -> attempt, places and found splits of its newest snapshot."""
+        self._followed: dict[str, int] = {}
+        """Source -> what was judged of all that was told."""
+        self._reached: dict[tuple[str, str], float] = {}
+        """Source and split -> its furthest position in a complete checkpoint; infinite for one that has finished."""
+        self._saved: dict[int, dict[tuple[str, str], float]] = {}
+        """Plain savepoint -> the same, which counts when a submission starts from it."""
 
     def observe(self, observation: Observation) -> None:
         if not self.scenario.splits or not isinstance(observation, Stored) or not observation.added:
             return
+        self.look()  # what was told before is judged by what was on record before
         for change in self.ledger.changes(observation):
             if isinstance(change, Decided) and change.snapshot is not None:
-                for uid in self.scenario.splits:
-                    self._check(change.snapshot, uid)
+                for source in self.scenario.splits:
+                    self._check(change.snapshot, source.uid)
+
+    def look(self) -> None:
+        for source in self.scenario.splits:
+            begun = self._followed.get(source.uid, 0)
+            told = source.broker.told[begun:]
+            self._followed[source.uid] = begun + len(told)
+            for split_id, position in told:
+                if position > self._known((source.uid, split_id)):
+                    where = f"source {source.uid}: split {split_id}"
+                    self.report("I41", f"{where}: position {position} was told, which no complete checkpoint has")
+
+    def at_end(self) -> None:
+        self.look()
+
+    def _known(self, split: tuple[str, str]) -> float:
+        bases = [record.base.checkpoint_id for record in self.ledger.submissions.values() if record.base is not None]
+        saved = [self._saved.get(number, {}).get(split, 0) for number in bases]
+        return max(self._reached.get(split, 0), *saved, 0)
+
+    def _note(self, snapshot: Snapshot, uid: str, places: dict[str, int], found: set[str]) -> None:
+        reached = {(uid, split_id): float(places.get(split_id, "inf")) for split_id in found | set(places)}
+        if snapshot.is_recovery_point:
+            self._reached.update({split: max(at, self._reached.get(split, 0)) for split, at in reached.items()})
+        else:
+            self._saved.setdefault(snapshot.checkpoint_id, {}).update(reached)
 
     def _check(self, snapshot: Snapshot, uid: str) -> None:
         where = f"{snapshot.kind} {snapshot.checkpoint_id}: source {uid}"
@@ -47,6 +80,7 @@ class SplitsChecker(Checker):
                     self.report("I40", f"{where}: split {decoded[0]} is in two places")
                 else:
                     places[decoded[0]] = decoded[1]
+        self._note(snapshot, uid, places, found)
         attempt = snapshot.claim.attempt
         before = self._last.get(uid)
         self._last[uid] = attempt, places, found

@@ -144,6 +144,8 @@ SCENES = {
     "skipped_record": Scene("counter", (COUNT_FAILS,)),
     "split_twice": Scene("splits"),
     "split_forgotten": Scene("splits", WORKERS_DIE),
+    "fetched_behind_errors": Scene("splits"),
+    "told_before_complete": Scene("splits"),
     "shown_expired": Scene("expiring"),
     "refired_timer": Scene("timers", (at(600, "user_error", "reorder"),)),
     "shared_generation": Scene("counter", (SLOW_WRITES,)),
