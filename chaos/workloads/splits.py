@@ -226,15 +226,19 @@ def splits_before(entries: Iterable[bytes], enumerator: Iterable[bytes], parts: 
 # ------------------------------------------------------------------------------------------------------------- scenario
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Ledger:
     """Expected rows and states."""
 
     feed: Feed
     parts: Parts
 
+    def __post_init__(self) -> None:
+        feed = self.feed
+        self._all = [(feed.first + index, feed.key(index), feed.value(index)) for index in range(feed.rows)]
+
     def rows(self) -> Counter[Row]:
-        return counted_rows(self._records(range(self.feed.rows)))
+        return counted_rows(self._all)
 
     def rows_at(self, positions: Positions) -> Counter[Row]:
         return counted_rows(self._before(positions))
@@ -244,11 +248,8 @@ class _Ledger:
 
     def _before(self, positions: Positions) -> list[tuple[int, int, int]]:
         uid = self.feed.uid
-        return self._records(splits_before(positions[uid], positions[uid + ENUMERATOR_SUFFIX], self.parts))
-
-    def _records(self, indices: Iterable[int]) -> list[tuple[int, int, int]]:
-        feed = self.feed
-        return [(feed.first + index, feed.key(index), feed.value(index)) for index in indices]
+        before = splits_before(positions[uid], positions[uid + ENUMERATOR_SUFFIX], self.parts)
+        return [self._all[index] for index in before]
 
 
 def make(rng: random.Random) -> Scenario:
