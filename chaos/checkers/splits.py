@@ -5,7 +5,7 @@ What a split's position says of its records is the cut's (I7, I8): a split that 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
@@ -13,6 +13,18 @@ from holdfast.chaos.checkers.observations import Observation, Report, Stored, Wo
 from holdfast.chaos.checkers.state_reading import SnapshotView
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.chaos.workloads.splits import ENUMERATOR_SUFFIX, decode_entry
+
+SNAPSHOTS_KEPT_MAX = 40
+
+
+class Seen(NamedTuple):
+    """What a snapshot has of a source."""
+
+    where: str
+    places: dict[str, int]
+    """Split -> position."""
+    found: set[str]
+    """By the enumerator."""
 
 
 class SplitsChecker(Checker):
@@ -23,8 +35,8 @@ class SplitsChecker(Checker):
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
-        self._last: dict[str, tuple[int, dict[str, int], set[str]]] = {}
-        """Source -> attempt, places and found splits of its newest snapshot."""
+        self._taken: dict[str, tuple[int, dict[int, Seen]]] = {}
+        """Source -> its newest attempt, and by id what the newest snapshots of that have."""
         self._followed: dict[str, int] = {}
         """Source -> what was judged of all that was told."""
         self._reached: dict[tuple[str, str], float] = {}
@@ -82,14 +94,23 @@ class SplitsChecker(Checker):
                     places[decoded[0]] = decoded[1]
         self._note(snapshot, uid, places, found)
         attempt = snapshot.claim.attempt
-        before = self._last.get(uid)
-        self._last[uid] = attempt, places, found
-        if before is None or before[0] != attempt:
-            return  # a restore goes back
-        self._compare(where, before[1], before[2], places, found)
+        last, taken = self._taken.get(uid, (0, {}))
+        if attempt < last:
+            return
+        if attempt > last:  # a restore goes back
+            taken = {}
+        number = snapshot.checkpoint_id
+        before, behind = [each for each in taken if each < number], [each for each in taken if each > number]
+        taken[number] = Seen(where, places, found)
+        if before:
+            self._compare(taken[max(before)], taken[number])
+        if behind:  # a slow savepoint is complete behind checkpoints that began after it
+            self._compare(taken[number], taken[min(behind)])
+        self._taken[uid] = attempt, {each: taken[each] for each in sorted(taken)[-SNAPSHOTS_KEPT_MAX:]}
 
-    def _compare(self, where: str, old: dict[str, int], known: set[str], places: dict[str, int], found: set[str]) -> None:
-        """Within an attempt positions rise, and what has finished stays so."""
+    def _compare(self, earlier: Seen, later: Seen) -> None:
+        """Within an attempt positions rise from one id to the next, and what has finished stays so."""
+        where, (_, old, known), (_, places, found) = later.where, earlier, later
         for split_id in sorted(known - set(old)):
             if split_id in places:
                 self.report("I40", f"{where}: split {split_id} had finished, and is there again")
