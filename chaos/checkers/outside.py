@@ -162,9 +162,11 @@ class OutsideChecker(Checker):
             return
         if attempt >= last:
             self.report("I42", f"{path} was staged by the last attempt, and is left")
-        elif self._added_ms.get(path, begun_ms) < begun_ms and not self._may_be_named(attempt, first):
+        elif self._added_ms.get(path, begun_ms) < begun_ms and not self._may_be_named(attempt, first, last):
             self.report("I42", f"{path} is of attempt {attempt}, and was still there when attempt {last} began, which left it")
 
-    def _may_be_named(self, attempt: int, first: int) -> bool:
+    def _may_be_named(self, attempt: int, first: int, last: int) -> bool:
+        """An attempt in between may have restored the file, and taken a snapshot before it was committed."""
         claims, aborted = self.ledger.first_claims, self.ledger.aborted
-        return any(number >= first and claim.attempt == attempt and number not in aborted for number, claim in claims.items())
+        known = (claim for number, claim in claims.items() if number >= first and number not in aborted)
+        return any(attempt <= claim.attempt < last for claim in known)

@@ -342,17 +342,21 @@ class RetentionChecker(Checker):
         where = f"sink {sink.expected.sink_id}: {name}"
         if attempt >= last:
             self.report("I24", f"{where} was staged by the last attempt and never committed")
-        elif not self._is_excused(sink, name, attempt, first, self._deployed_ms[last]):
+        elif not self._is_excused(sink, name, (attempt, last), first):
             self.report("I24", f"{where} is of attempt {attempt} and was still there when attempt {last} began, which left it")
 
-    def _is_excused(self, sink: _Staging, name: str, attempt: int, first: int, begun_ms: int) -> bool:
-        """Whether a staged file may be left: written later, listed by a sweep, possibly named by a snapshot, or not listable."""
+    def _is_excused(self, sink: _Staging, name: str, attempts: tuple[int, int], first: int) -> bool:
+        """Whether a staged file of the first of these attempts may be left by the second: written later, listed by a sweep, not
+        listable, or possibly named by a snapshot (also of an attempt in between, which may have restored it)."""
+        attempt, last = attempts
+        begun_ms = self._deployed_ms[last]
         if sink.added_ms.get(name, begun_ms) >= begun_ms:
             return True
         if begun_ms <= sink.listed_ms:
             return True
         claims, aborted = self.ledger.first_claims, self.ledger.aborted
-        if any(number >= first and claim.attempt == attempt and number not in aborted for number, claim in claims.items()):
+        named = (number >= first and attempt <= claim.attempt < last for number, claim in claims.items() if number not in aborted)
+        if any(named):
             return True
         return any(at_ms >= begun_ms for at_ms in self._worker_trouble_ms)
 

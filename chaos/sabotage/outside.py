@@ -6,13 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import holdfast.operators.sinks.target_committer as committer_module
-from holdfast.chaos.sabotage.base import Mutant, Sabotage
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 from holdfast.operators.sinks.calls import TRIES
+from holdfast.operators.sinks.formats import encode
 from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.staging import Step
 from holdfast.operators.sinks.target import ApplyRows, FileSlice
 from holdfast.operators.sinks.target_committer import TargetCommitter, TargetFlows
+from holdfast.operators.sinks.writer import _StagedWrite
 from holdfast.statebackends.errors import AmbiguousWriteError
+from holdfast.statebackends.storage.port import WriteFile
 
 
 def _commits_at_barrier(original: Any) -> Any:
@@ -95,6 +98,16 @@ def _forgets_no_file(original: Any) -> Any:
     return forget_flow
 
 
+def _writes_beside_itself(original: Any) -> Any:
+    def flow(self: _StagedWrite) -> Any:
+        batches = self._batches
+        if not self.durable:
+            yield WriteFile(self._path, encode(self._format, batches, self._schema))
+            self.durable = True
+
+    return flow
+
+
 SABOTAGES = (
     Sabotage(
         "outside_before_complete",
@@ -154,5 +167,13 @@ SABOTAGES = (
         ("I42",),
         (Mutant(committer_module, "forget_flow", _forgets_no_file),),
         workloads=("outside",),
+    ),
+    Sabotage(
+        "staged_again",
+        "two checkpoints write one file at the same time, the second one behind its commit",
+        ("I42",),
+        (Mutant(_StagedWrite, "flow", _writes_beside_itself),),
+        workloads=("outside",),
+        plan=(throughout("store_slow", "worker:WriteFile", amount=60),),
     ),
 )

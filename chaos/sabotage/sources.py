@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.operators.sources.enumerator import EnumeratorReader
+from holdfast.operators.sources.fetching import FetchingReader
 from holdfast.operators.sources.generator import GeneratorReader, StripeCursor
 from holdfast.operators.sources.split_source import SplitSourceReader
 from holdfast.operators.task.chain import ChainNode
@@ -84,6 +85,29 @@ def _forgets_new(original: Any) -> Any:
     return snapshot_of
 
 
+def _goes_on(original: Any) -> Any:
+    def unless_failed(self: FetchingReader[Any], call: Any) -> Any:
+        return None if self._closed else call()
+
+    return unless_failed
+
+
+def _swallows_errors(original: Any) -> Any:
+    def fetched(self: FetchingReader[Any], found: Any, error: BaseException | None, *, began_ms: int) -> None:
+        original(self, () if error is not None else found, None, began_ms=began_ms)
+
+    return fetched
+
+
+def _tells_at_barrier(original: Any) -> Any:
+    def snapshot_of(self: SplitSourceReader[Any], checkpoint_id: int) -> list[bytes]:
+        entries: list[bytes] = original(self, checkpoint_id)
+        self.notify_checkpoint_complete(checkpoint_id)
+        return entries
+
+    return snapshot_of
+
+
 SABOTAGES = (
     Sabotage(
         "late_position",
@@ -108,6 +132,20 @@ SABOTAGES = (
         (Mutant(SplitSourceReader, "snapshot_of", _forgets_new),),
         workloads=("splits",),
         seeds_max=60,
+    ),
+    Sabotage(
+        "fetched_behind_errors",
+        "a reader goes on behind a fetch that failed: its client has passed what it did not give",
+        ("I7", "I8", "I1", "I30"),
+        (Mutant(FetchingReader, "_unless_failed", _goes_on), Mutant(FetchingReader, "_fetched", _swallows_errors)),
+        workloads=("splits",),
+    ),
+    Sabotage(
+        "told_before_complete",
+        "positions of splits are told at the barrier, before their checkpoint is complete",
+        ("I41",),
+        (Mutant(SplitSourceReader, "snapshot_of", _tells_at_barrier),),
+        workloads=("splits",),
     ),
     Sabotage(
         "replayed_record",

@@ -42,7 +42,7 @@ def _forgets_one(original: Any) -> Any:
 def _does_not_wait(original: Any) -> Any:
     def snapshot_work(self: ParquetSinkWriter, checkpoint_id: int) -> None:
         for write in self._writes:
-            self.context.submit_flow(write.flow(), self._storage, lambda result, error: None)
+            self.context.submit_flow(write.flow(), self._port, lambda result, error: None)
         self._writes = []
 
     return snapshot_work

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -165,12 +165,15 @@ class _Expected:
     feed: Feed
     outside: Outside = field(repr=False)
 
-    def _records(self, indices: Any) -> list[tuple[int, int, int]]:
+    def __post_init__(self) -> None:
         feed = self.feed
-        return [(feed.first + index, feed.key(index), feed.value(index)) for index in indices]
+        self._all = [(feed.first + index, feed.key(index), feed.value(index)) for index in range(feed.rows)]
+
+    def _records(self, indices: Iterable[int]) -> list[tuple[int, int, int]]:
+        return [self._all[index] for index in indices]
 
     def rows(self) -> Counter[Row]:
-        return counted_rows(self._records(range(self.feed.rows)))
+        return counted_rows(self._all)
 
     def rows_at(self, positions: Positions) -> Counter[Row]:
         return counted_rows(self._records(read_before(positions[self.feed.uid], self.feed.rows)))

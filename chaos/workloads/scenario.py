@@ -162,6 +162,24 @@ class OutsideExpectation:
     source_uid: str
 
 
+class BrokerPort(Protocol):
+    """Where a source's records come from: what readers tell of complete checkpoints."""
+
+    told: list[tuple[str, int]]
+    """Split and position, in this order."""
+
+    def heal(self) -> None:
+        """None of its calls fails from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsExpectation:
+    """A source with an enumerator."""
+
+    uid: str
+    broker: BrokerPort
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One job of one seed."""
@@ -179,8 +197,8 @@ class Scenario:
     outside: OutsideExpectation | None = None
     """None: the job writes to no target."""
     accounts: AccountsExpectation | None = None
-    splits: tuple[str, ...] = ()
-    """Uids of sources with an enumerator."""
+    splits: tuple[SplitsExpectation, ...] = ()
+    """Sources with an enumerator."""
     may_rescale: bool = True
     may_drain: bool = True
     """A drain in the middle leaves the output unchanged; false where it closes windows early."""

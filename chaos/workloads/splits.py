@@ -1,13 +1,14 @@
 """A source with splits in front of the keyed counter: parts of the input, found one discovery after the other, each in one place.
 
-Its connector has what any has: an enumerator, and readers that fetch. What a checkpoint has of a split is read here from its bytes,
-without the product's code."""
+Its connector has what any has: an enumerator, and readers that fetch, some of whose fetches fail. What a checkpoint has of a split
+is read here from its bytes, without the product's code."""
 
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,13 +20,22 @@ import pyarrow as pa
 from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_SEQ, Count, counted_rows, counted_states
 from holdfast.chaos.workloads.feeds import Feed
-from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positions, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.scenario import (
+    CutExpectation,
+    CutStates,
+    Positions,
+    Scenario,
+    SinkExpectation,
+    SplitsExpectation,
+    Workload,
+)
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.sinks.parquet import ParquetSink
 from holdfast.operators.sources.splits import (
     AssignedSplit,
+    Position,
     ReaderContext,
     Source,
     SourceSplit,
@@ -57,6 +67,34 @@ class Parts:
     def first(self, split: int) -> int:
         """Index of its first record."""
         return sum(self.sizes[:split])
+
+
+class FetchFailedError(Exception):
+    """The broker did not answer, this once."""
+
+
+class Broker:
+    """Where the records come from, beyond the job: it outlives all processes."""
+
+    def __init__(self, failing: frozenset[int] = frozenset()) -> None:
+        self._failing = failing
+        self._fetches = 0
+        self.told: list[tuple[str, int]] = []
+        """Split and position, in the order in which readers told that all in front of it may go."""
+
+    def fetch(self) -> None:
+        """Some of all readers' fetches fail, by their number. Raises FetchFailedError."""
+        self._fetches += 1
+        if self._fetches in self._failing:
+            raise FetchFailedError(f"fetch {self._fetches} has no answer")
+
+    def heal(self) -> None:
+        """No further fetch fails."""
+        self._failing = frozenset()
+
+
+_BROKERS: weakref.WeakValueDictionary[str, Broker] = weakref.WeakValueDictionary()
+"""By the token in the sources of a run."""
 
 
 class Part(SourceSplit, frozen=True):
@@ -93,8 +131,9 @@ class PartEnumerator(SplitEnumerator[Part]):
 class PartReader(SplitReader[Part]):
     """Gives a few records of each of its splits, by turns."""
 
-    def __init__(self, feed: Feed, parts: Parts, context: ReaderContext) -> None:
+    def __init__(self, feed: Feed, parts: Parts, broker: Broker, context: ReaderContext) -> None:
         self._feed = feed
+        self._broker = broker
         self._parts = parts
         self._context = context
         self._due_ms = 0
@@ -112,11 +151,15 @@ class PartReader(SplitReader[Part]):
         stop = min(split.rows, read + self._parts.fetch_rows)
         if stop < split.rows:
             self._reading.append((split, stop))
+        self._broker.fetch()  # as other clients, it has gone on behind what it then does not give
         columns, positions = None, None
         if stop > read:
             numbers = np.arange(read, stop, dtype=np.int64)
             columns, positions = self._feed.make_batch(numbers + split.first), numbers + 1
         return (SplitRecords(split.split_id, columns, positions, finished=stop == split.rows),)
+
+    def notify_checkpoint_complete(self, positions: Mapping[str, Position]) -> None:
+        self._broker.told += [(split_id, position[0]) for split_id, position in positions.items()]
 
 
 @dataclass(frozen=True)
@@ -125,6 +168,8 @@ class PartSource(Source[Part]):
 
     feed: Feed
     parts: Parts
+    token: str
+    """Of the broker."""
     split_type = Part
 
     @property
@@ -143,7 +188,7 @@ class PartSource(Source[Part]):
         return PartEnumerator(self.parts)
 
     def create_split_reader(self, context: ReaderContext) -> PartReader:
-        return PartReader(self.feed, self.parts, context)
+        return PartReader(self.feed, self.parts, _BROKERS[self.token], context)
 
 
 # ------------------------------------------------------------------------------------------------------- what is stored
@@ -181,15 +226,19 @@ def splits_before(entries: Iterable[bytes], enumerator: Iterable[bytes], parts: 
 # ------------------------------------------------------------------------------------------------------------- scenario
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Ledger:
     """Expected rows and states."""
 
     feed: Feed
     parts: Parts
 
+    def __post_init__(self) -> None:
+        feed = self.feed
+        self._all = [(feed.first + index, feed.key(index), feed.value(index)) for index in range(feed.rows)]
+
     def rows(self) -> Counter[Row]:
-        return counted_rows(self._records(range(self.feed.rows)))
+        return counted_rows(self._all)
 
     def rows_at(self, positions: Positions) -> Counter[Row]:
         return counted_rows(self._before(positions))
@@ -199,11 +248,8 @@ class _Ledger:
 
     def _before(self, positions: Positions) -> list[tuple[int, int, int]]:
         uid = self.feed.uid
-        return self._records(splits_before(positions[uid], positions[uid + ENUMERATOR_SUFFIX], self.parts))
-
-    def _records(self, indices: Iterable[int]) -> list[tuple[int, int, int]]:
-        feed = self.feed
-        return [(feed.first + index, feed.key(index), feed.value(index)) for index in indices]
+        before = splits_before(positions[uid], positions[uid + ENUMERATOR_SUFFIX], self.parts)
+        return [self._all[index] for index in before]
 
 
 def make(rng: random.Random) -> Scenario:
@@ -221,9 +267,12 @@ def make(rng: random.Random) -> Scenario:
         fetch_rows=fetch_rows,
         fetch_ms=min(60, 1_000 * parallelism // fetches),
     )
+    settings = draw_settings(rng)
+    token = f"{rng.getrandbits(64):016x}"
+    broker = _BROKERS[token] = Broker(frozenset(rng.sample(range(2, max(4, fetches + fetches // 2)), rng.choice((0, 0, 1, 2)))))
     ledger = _Ledger(feed, parts)
     return Scenario(
-        plan=partial(_plan, feed, parts, parallelism, draw_settings(rng)),
+        plan=partial(_plan, PartSource(feed, parts, token), parallelism, settings),
         records=feed.rows,
         sinks=(
             SinkExpectation(
@@ -238,15 +287,15 @@ def make(rng: random.Random) -> Scenario:
         ),
         operators=("count",),
         cuts=(CutExpectation((feed.uid, feed.uid + ENUMERATOR_SUFFIX), "count", ledger.states_at),),
-        splits=(feed.uid,),
+        splits=(SplitsExpectation(feed.uid, broker),),
     )
 
 
-def _plan(feed: Feed, parts: Parts, drawn: int, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
+def _plan(source: PartSource, drawn: int, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
     environment = Environment("splits", parallelism=parallelism or drawn, **settings)
-    records = environment.from_source(PartSource(feed, parts)).uid(feed.uid)
+    records = environment.from_source(source).uid(source.feed.uid)
     records.key_by("key").process(Count()).uid("count").sink_to(ParquetSink(PATH), uid="counted")
     return environment.build()
 
 
-WORKLOAD = Workload("splits", "splits that an enumerator finds and hands to readers, in front of the counter", make)
+WORKLOAD = Workload("splits", "splits that an enumerator finds and hands to readers, whose fetches fail at times", make)

@@ -68,6 +68,8 @@ class CompletedCheckpointStore:
         self._folders: dict[int, str] = {}
         for checkpoint in sorted(completed, key=lambda entry: entry.checkpoint_id):
             self._note(checkpoint)
+            if self.is_ours(checkpoint.checkpoint_id):  # an earlier leader of this submission has seen it complete
+                self._replace_restored(checkpoint)
 
     @property
     def retained(self) -> tuple[CompletedCheckpoint, ...]:
@@ -115,7 +117,10 @@ class CompletedCheckpointStore:
         if self.is_completed(checkpoint.checkpoint_id):
             raise InvariantError(f"checkpoint {checkpoint.checkpoint_id} completed twice")
         self._note(checkpoint)
-        if checkpoint.kind is not CheckpointKind.SAVEPOINT:
+        self._replace_restored(checkpoint)
+
+    def _replace_restored(self, newer: CompletedCheckpoint) -> None:
+        if newer.kind is not CheckpointKind.SAVEPOINT:
             self._restored_id = 0
 
     def aborted(self, checkpoint_id: int) -> None:

@@ -4,9 +4,10 @@ log.py decides everything about names and races; `committing` places commits in 
 
 Once, after the restored commits, an attempt sweeps: it deletes staged files that nothing can refer to any more. Correctness never
 depends on it. A file is deleted only if it belongs to this sink and job, to a lower attempt, is not in the restored committables,
-and no snapshot other than the restored one can name it. The job's write-once registers answer the last: only a snapshot taken by
-the file's own attempt, with an id not below the file's, could have it in its committables before a later attempt either committed
-it or never knew it. An id that is undecided or unreadable protects the file."""
+and no snapshot other than the restored one can name it. The job's write-once registers answer the last: a snapshot with an id not
+below the file's can have it in its committables if it was taken by the file's own attempt, or by one between that and this one,
+which may have restored the file and not committed it yet; of such files this attempt's own snapshots have only what it restored. An
+id that is undecided or unreadable protects the file."""
 
 from __future__ import annotations
 
@@ -295,11 +296,11 @@ class Orphans:
 
         def found(living: list[tuple[int, int | None]] | None, error: BaseException | None) -> None:
             if error is None and living is not None:
-                doomed = {path: name for path, name in candidates.items() if not is_protected(name, living)}
+                attempt = self._context.attempt
+                doomed = {path: name for path, name in candidates.items() if not is_protected(name, living, attempt)}
                 self._context.submit_flow(self._delete(doomed), self._storage, lambda result, error: None)
 
         self._context.submit_flow(flow, self._context.storage, found)
-
 
     def _delete(self, doomed: Mapping[str, FileName]) -> Flow[int]:
         """What a crash left between the commit of a file in place and the deletion of its marker is committed: its marker goes."""
@@ -349,9 +350,11 @@ def _read(path: str, decode: Callable[[bytes], R], read: Callable[[str], Flow[by
         return None
 
 
-def is_protected(name: FileName, living: Iterable[tuple[int, int | None]]) -> bool:
-    """Whether one of these snapshots can name the file."""
-    return any(number >= name.first_checkpoint and attempt in (None, name.attempt) for number, attempt in living)
+def is_protected(name: FileName, living: Iterable[tuple[int, int | None]], sweeping: int) -> bool:
+    """Whether one of these snapshots can name the file, which the attempt `sweeping` has not restored."""
+    return any(
+        number >= name.first_checkpoint and (attempt is None or name.attempt <= attempt < sweeping) for number, attempt in living
+    )
 
 
 def delete_flow(paths: StagedFolder, names: Iterable[str]) -> Flow[int]:

@@ -1,10 +1,14 @@
 """The writing half of the two-phase Parquet sink: rows become staged files, whose names are sent to the committer.
 
 A file's name is fixed at the barrier or when it is full; its bytes are durable before the acknowledgement. The writer deletes
-nothing."""
+nothing.
+
+A file is written by one flow at a time. With two, the later one might end behind the commit of the file and the deletion of its
+staged form, and bring that back, for good if no attempt follows."""
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 import msgspec
@@ -13,12 +17,16 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.sinks.calls import CallPort, pause_flow
 from holdfast.operators.sinks.formats import SUFFIXES, FileFormat, encode
 from holdfast.operators.sinks.log import Committable, FileName, SinkSettings, job_tag, nonce_tag
 from holdfast.operators.sinks.partitions import split_rows
 from holdfast.statebackends.storage.port import Flow, Storage, WriteFile, copies_links
 
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary(), nullable=False)])
+
+TURN_PAUSE_MS = 20
+"""Time between two looks of a flow whose file another one is writing, ms."""
 
 
 class StagedFolder(Protocol):
@@ -34,7 +42,8 @@ class StagedFolder(Protocol):
 
 
 class _StagedWrite:
-    """Rows on their way to one file; may be written twice, to the same bytes: eagerly, and again for a barrier."""
+    """Rows on their way to one file. Several flows may want it written, eagerly and for one barrier or more: the first one writes
+    it, and the next one only if that failed."""
 
     def __init__(
         self, path: str, batches: list[pa.RecordBatch], schema: pa.Schema, format: FileFormat, *, marker: str | None = None
@@ -45,18 +54,25 @@ class _StagedWrite:
         self._batches = batches
         self._schema = schema
         self._format = format
+        self._turn = threading.Lock()
+        """Of the flow that writes."""
         self.durable = False
         """Set by the pool once the bytes are safe; read on the loop thread."""
 
     def flow(self) -> Flow[None]:
-        batches = self._batches  # taken before `durable` is read: another run of this flow drops them after it set that
-        if self.durable:
-            return
-        if self._marker is not None:
-            yield WriteFile(self._marker, [])
-        yield WriteFile(self._path, encode(self._format, batches, self._schema))
-        self.durable = True
-        self._batches = []
+        """On a `CallPort`. It ends when the file is durable."""
+        while not self._turn.acquire(blocking=False):
+            yield from pause_flow(self._path, TURN_PAUSE_MS)
+        try:
+            if self.durable:
+                return
+            if self._marker is not None:
+                yield WriteFile(self._marker, [])
+            yield WriteFile(self._path, encode(self._format, self._batches, self._schema))
+            self.durable = True
+            self._batches = []
+        finally:
+            self._turn.release()
 
 
 class ParquetSinkWriter(Operator):
@@ -69,6 +85,7 @@ class ParquetSinkWriter(Operator):
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
         self._paths, self._storage = self._staging(context)
+        self._port = CallPort(self._storage)
         self._held: list[pa.RecordBatch] = []
         self._held_size = 0
         self._files: list[StagedFile] = []
@@ -93,7 +110,7 @@ class ParquetSinkWriter(Operator):
         if self._held_size >= self._settings.file_size_max:
             # Written at once, so that memory stays bounded between two checkpoints. A failure is found at the barrier.
             for write in self._roll(self._next_checkpoint):
-                self.context.submit_flow(write.flow(), self._storage, lambda result, error: None)
+                self.context.submit_flow(write.flow(), self._port, lambda result, error: None)
 
     def _roll(self, first_checkpoint: int) -> list[_StagedWrite]:
         """Name a file for the rows that are held, or for those of each partition."""
@@ -145,7 +162,7 @@ class ParquetSinkWriter(Operator):
         return self._write_all(list(self._writes)) if self._writes else None
 
     def snapshot_storage(self) -> Storage:
-        return self._storage
+        return self._port
 
     @staticmethod
     def _write_all(writes: list[_StagedWrite]) -> Flow[None]:

@@ -204,12 +204,20 @@ def test_aborted_ids_keep_their_claims_until_a_higher_one_completes() -> None:
 
 
 def test_restored_checkpoint_stays_until_a_newer_one_completes() -> None:
-    retained = CompletedCheckpointStore(1, [completed(3), completed(4), completed(5)], restored_id=3)
+    retained = CompletedCheckpointStore(1, [completed(3), completed(4), completed(5)], restored_id=3, first_checkpoint_id=6)
     assert [drop.checkpoint_id for drop in retained.take_drops()] == [4]
     retained.check()
     retained.add(completed(6))
     assert [drop.checkpoint_id for drop in retained.take_drops()] == [3, 5]
     assert [entry.checkpoint_id for entry in retained.retained] == [6]
+
+
+def test_a_leader_counts_the_restored_checkpoint_behind_one_that_its_predecessor_completed() -> None:
+    def leader(*known: CompletedCheckpoint) -> CompletedCheckpointStore:
+        return CompletedCheckpointStore(2, [completed(2), completed(3), *known], restored_id=3, first_checkpoint_id=4)
+
+    assert leader(completed(4, CheckpointKind.SAVEPOINT)).take_drops() == []
+    assert [drop.checkpoint_id for drop in leader(completed(5, CheckpointKind.FINAL)).take_drops()] == [2]
 
 
 def test_savepoints_are_remembered_and_never_counted() -> None:

@@ -43,7 +43,11 @@ PLAN_BYTES_MAX = 16_000
 
 
 def scenario_of(family: str, seed: int) -> Scenario:
-    return WORKLOADS[family].make(random.Random(seed))
+    """Nobody restarts a job here that fails by itself."""
+    scenario = WORKLOADS[family].make(random.Random(seed))
+    for source in scenario.splits:
+        source.broker.heal()
+    return scenario
 
 
 def on_backend(scenario: Scenario, backend: str) -> Scenario:

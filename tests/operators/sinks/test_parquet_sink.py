@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from holdfast.barriers.elements import Batch
+from holdfast.operators.sinks.calls import Pause
 from holdfast.operators.sinks.parquet import ParquetSink, committed_files, read_committed, sink_ids
 from holdfast.operators.sinks.simple import Blackhole, CollectSink
 from holdfast.operators.sinks.writer import ParquetSinkWriter
@@ -175,19 +176,35 @@ def test_rows_of_files_that_are_safe_are_not_held_until_the_next_checkpoint() ->
     assert committed(job.storage) == list(range(100))
 
 
-def test_write_that_runs_twice_writes_the_same_bytes_or_nothing() -> None:
+def test_a_file_is_written_by_one_flow_at_a_time_and_again_only_if_that_failed() -> None:
     job = MiniJob(MortalStorage({}), DictStorage())
     job.start()
     job.emit(2)
     [write] = job.writer._roll(1)
     first, second, late = write.flow(), write.flow(), write.flow()
-    assert next(first) == next(second)
-    with pytest.raises(StopIteration):
-        first.send((1, ""))
+    wanted = next(first)
+    assert isinstance(wanted, ops.WriteFile)
+    assert isinstance(next(second), Pause)
+    with pytest.raises(StorageUnavailableError):
+        first.throw(StorageUnavailableError("no answer", path=wanted.path))
+    assert second.send(None) == wanted
+    assert isinstance(next(late), Pause)
     with pytest.raises(StopIteration):
         second.send((1, ""))
     with pytest.raises(StopIteration):
-        next(late)
+        late.send(None)
+    assert write.durable
+
+
+def test_a_cancelled_write_leaves_its_turn_to_the_next_one() -> None:
+    job = MiniJob(MortalStorage({}), DictStorage())
+    job.start()
+    job.emit(2)
+    [write] = job.writer._roll(1)
+    first, second = write.flow(), write.flow()
+    next(first)
+    first.close()
+    assert isinstance(next(second), ops.WriteFile)
 
 
 @pytest.mark.parametrize(("rows", "compression"), [(10, "UNCOMPRESSED"), (10_000, "ZSTD")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.sinklog import StagedFile
 from holdfast.barriers.stagedsink import CommitPosition
+from holdfast.operators.sinks import query_batches
 from holdfast.operators.sinks.calls import Pause
 from holdfast.operators.sinks.committer import decode_committable
 from holdfast.operators.sinks.positions import CommitOwner
-from holdfast.operators.sinks.query_batches import QueryBatches, QueryPaths
+from holdfast.operators.sinks.query_batches import QueryBatches, QueryPaths, SealName
 from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.operators.sinks.target_port import TargetPort
 from holdfast.operators.spark.write_stream import _Task, stage_rows
-from holdfast.statebackends.errors import CommitPositionLostError, FencedError, OutputMayRepeatError
+from holdfast.statebackends.errors import CommitPositionLostError, FencedError, HoldfastError, OutputMayRepeatError
 from holdfast.statebackends.storage import port as ops
 from tests.examples import examples
 from tests.operators.ports import DictStorage
@@ -322,3 +323,50 @@ def test_of_two_seals_the_one_that_was_begun_is_committed() -> None:
     Driver(disk, outside).batch(1, 3, 2, 4)
     assert outside.rows == [1, 2, 3, 4]
     assert left(disk) == []
+
+
+def test_a_batch_of_which_rows_are_committed_goes_on_as_it_was_sealed() -> None:
+    disk, outside = Disk(), Outside()
+    first = Driver(disk, outside, rows_max=2)
+    first.run(first.core.begin())
+    first.dies_at = first.operations + len(["seal", "two rows"])
+    with pytest.raises(Crash):
+        first.batch(0, 1, 2, 3)
+    assert outside.rows == [1, 2]
+    Driver(disk, outside).batch(0, 3, 2, 1)
+    assert outside.rows == [1, 2, 3]
+
+
+def _seal_of_any_attempt(self: QueryPaths, name: SealName) -> str:
+    return f"{self.seals}/{name.batch_id:012d}-{name.plan}-{1:012d}.json"
+
+
+def _overwriting_flow(path: str, content: bytes) -> ops.Flow[bytes]:
+    yield ops.WriteFile(path, [content])
+    return content
+
+
+def _stages_always(self: QueryBatches, batch_id: int, plan: str) -> ops.Flow[bool]:
+    yield ops.ListFolder(self.paths.seals)
+    self._at_hand = None
+    return False
+
+
+@pytest.mark.parametrize(
+    ("sabotages", "check"),
+    [
+        (
+            [(QueryPaths, "seal", _seal_of_any_attempt), (query_batches, "_put_flow", _overwriting_flow)],
+            test_of_two_seals_the_one_that_was_begun_is_committed,
+        ),
+        ([(QueryBatches, "look_up", _stages_always)], test_a_batch_of_which_rows_are_committed_goes_on_as_it_was_sealed),
+    ],
+    ids=["a seal is overwritten", "a sealed batch is staged again"],
+)
+def test_broken_rules_are_seen(
+    monkeypatch: pytest.MonkeyPatch, sabotages: list[tuple[Any, str, Any]], check: Callable[[], None]
+) -> None:
+    for owner, name, sabotage in sabotages:
+        monkeypatch.setattr(owner, name, sabotage)
+    with pytest.raises((AssertionError, HoldfastError)):
+        check()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -247,3 +250,35 @@ def test_the_log_of_a_missing_folder_is_empty() -> None:
     assert reads(DictStorage({}))[0] == []
     with pytest.raises(ObjectMissingError):
         DictStorage({}).execute(ops.ReadFile(SINK.summary(0)))
+
+
+def _without_files(first: int, entries: list[bytes]) -> bytes | None:
+    """Whole and of the right sum: but the last entry has no rows."""
+    last = msgspec.json.decode(entries[-1], type=LogEntry)
+    bare = msgspec.structs.replace(last, files=()) if isinstance(last, CommitEntry) else last
+    return encode_summary(first, [*entries[:-1], msgspec.json.encode(bare)])
+
+
+def _unchecked(content: bytes, first: int) -> list[LogEntry]:
+    return [msgspec.json.decode(line, type=LogEntry) for line in content.splitlines()[1:]]
+
+
+def _ahead(paths: SinkPaths, stop: int, done: frozenset[int] | None) -> Any:
+    """It repeats entries that are there, and not known to be durable."""
+    return summarise_flow(paths, stop + SOME, done)
+
+
+@pytest.mark.parametrize(
+    ("name", "sabotage", "check"),
+    [
+        ("encode_summary", _without_files, lambda: test_a_log_reads_the_same_with_summaries_and_without(start=0, length=2 * SOME)),
+        ("decode_summary", _unchecked, test_a_summary_under_another_name_is_not_believed),
+        ("summarise_flow", _ahead, lambda: test_a_death_at_any_operation_leaves_true_summaries_and_every_row_once(False)),
+    ],
+    ids=["a summary lies", "what lies is believed", "a commit is told before it is there"],
+)
+def test_broken_rules_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, sabotage: Any, check: Callable[[], None]) -> None:
+    check()
+    monkeypatch.setattr(summaries, name, sabotage)
+    with pytest.raises((AssertionError, ObjectMissingError)):
+        check()

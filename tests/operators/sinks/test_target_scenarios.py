@@ -111,3 +111,36 @@ def test_a_row_of_the_table(case: Case) -> None:
 def test_ids_are_given_once() -> None:
     ids = [case.id for case in CASES]
     assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("decided", [True, False], ids=["savepoint", "undecided"])
+def test_files_that_a_later_attempt_has_restored_and_not_committed_stay_for_its_savepoint(decided: bool) -> None:
+    scene = Play({})
+    job = scene.job
+    for step in ("+3", "ck", "+3", "snap"):
+        scene.act(step)
+    mute, job.run_pool = job.run_pool, lambda: None  # type: ignore[method-assign]
+    job.restore(job.completed)
+    job.run_pool = mute  # type: ignore[method-assign]
+    saved = job.snapshot()  # the rows of checkpoint 2 are not outside yet
+    if decided:
+        job.decide(saved, savepoint=True)
+    for path in [path for path in job.state.files if path.startswith("job-a/chk-2/")]:
+        del job.state.files[path]  # subsumed
+    scene.act("from1")
+    scene.act("from3")
+    assert scene.outside.rows == [0, 1, 2, 3, 4, 5]
+
+
+def test_files_that_nothing_can_name_go_though_the_sweeping_attempt_has_taken_a_snapshot() -> None:
+    scene = Play({})
+    job = scene.job
+    for step in ("+3", "ck", "+3"):
+        scene.act(step)
+    job.abort(job.snapshot())
+    drive, job.run_pool = job.run_pool, lambda: None  # type: ignore[method-assign]
+    job.restore(job.completed)
+    job.decide(job.snapshot())
+    job.run_pool = drive  # type: ignore[method-assign]
+    job.run_pool()
+    assert not [path for path in job.state.files if "/staged/" in path]

@@ -287,7 +287,10 @@ class Fork(RuleBasedStateMachine):
         """With the query held, all was read: the copy of its checkpoint is of the same row as the savepoint."""
         for _ in range(60):
             self.reading.step(100)
-        self.checkpoint()
+        for _ in range(2):  # the second time it is idle: it holds up no barrier, and is in the checkpoint
+            assert self.reading.reader.may_cut
+            self.checkpoint()
+        self.attempt()
         assert self.committed == list(range(self.ends[-1]))
         self.base = si.StreamBase(self.folders[-1], self.next_id - 1, self.ends[-1], "q")
         self.folders.append(f"{COPY}{len(self.folders)}")
@@ -309,14 +312,35 @@ def overwriting_flow(path: str, manifest: Any) -> Any:
     return manifest
 
 
+def cuts_behind_new_rows(self: StreamReader) -> bool:
+    return bool(self._batches) and self._next_row() == self._batches[0].end_row > self._batches[0].first_row
+
+
+def left_out_when_idle(self: StreamReader) -> list[bytes]:
+    return [] if self._batches and self._next_row() == self._batches[-1].end_row else taken(self)
+
+
+taken = StreamReader.snapshot
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "sabotage"),
     [
+        (StreamReader, "may_cut", property(lambda self: True)),
+        (StreamReader, "may_cut", property(cuts_behind_new_rows)),
+        (StreamReader, "snapshot", left_out_when_idle),
         (sys.modules[__name__], "stream_seal", overwriting_flow),
         (StreamReader, "_follow_base", lambda self, first_row, operator: None),
         (StreamReader, "external_files", lambda self: (StreamPaths(self._input).manifest(self._batch_id() + 1),)),
     ],
-    ids=["a seal is overwritten", "a copy is not gone on with", "another batch is named"],
+    ids=[
+        "a batch is cut",
+        "an idle query waits",
+        "an idle query is skipped",
+        "a seal is overwritten",
+        "a copy is not gone on with",
+        "another batch is named",
+    ],
 )
 def test_broken_rules_are_seen(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, sabotage: Any) -> None:
     monkeypatch.setattr(owner, name, sabotage)
