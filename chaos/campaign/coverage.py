@@ -7,15 +7,17 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import pickle
 import pkgutil
+import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,7 +31,12 @@ PACKAGES = ("statebackends", "barriers", "operators", "coordinator")
 """Packages that are measured, and listed where they never ran."""
 
 RUNS_MAX = 40
-"""Runs in a sample: tracing makes each about five times slower."""
+"""Runs in a sample."""
+TRACED = 5
+"""Times as long as without tracing a run may take, about as much slower as it is."""
+ENDS_TIMEOUT_S = 600.0
+"""For what comes before the first run and behind the last one, the product's imports and the report: seconds, minutes on a machine
+that is busy with other things."""
 SEEDS_PER_RUN = 10
 """Seeds of a campaign for one run in its sample, which has every kind of run at least once."""
 
@@ -42,63 +49,100 @@ def sample(seeds: range, kinds: tuple[int, ...]) -> list[int]:
     return list(dict.fromkeys((*kinds, *seeds[:RUNS_MAX])))[:count]
 
 
-def measure(requests: list[RunRequest], *, limit_s: float, entry: str = RUN_SEED) -> CoverageReport:
-    """Run them under coverage. Raises nothing for failures there: the report says why it has no figures."""
+def measure(
+    requests: list[RunRequest], *, limit_s: float, entry: str = RUN_SEED, packages: Sequence[str] = PACKAGES
+) -> CoverageReport:
+    """Run them under coverage. Raises nothing for failures there: the report says why it has no figures.
+
+    limit_s: how long a run may take without tracing. What is late is one run, not all together, nor the imports and the report.
+    packages: of PACKAGES, those that are measured."""
     if find_spec("coverage") is None:
         return CoverageReport(unavailable=MISSING)
-    with tempfile.NamedTemporaryFile(suffix=".json") as answer:
-        try:
-            done = subprocess.run(
-                interpreter("holdfast.chaos.campaign.coverage:run_measured", entry, answer.name),
-                input=pickle.dumps(requests),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=limit_s * max(1, len(requests)),
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+    with tempfile.NamedTemporaryFile(suffix=".json") as answer, tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as told:
+        pickle.dump((requests, tuple(packages)), asked)
+        asked.seek(0)
+        limits_s = [ENDS_TIMEOUT_S, *[limit_s * TRACED] * len(requests), ENDS_TIMEOUT_S]
+        code = _run_child(entry, answer.name, asked, told, limits_s)
+        if code is None:
             return CoverageReport(unavailable="a run under coverage did not end")
-        if done.returncode != 0:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            return CoverageReport(unavailable=f"its process ended with code {done.returncode}: {' '.join(last)}")
+        if code != 0:
+            told.seek(0)
+            last = told.read().decode(errors="replace").strip().splitlines()[-1:]
+            return CoverageReport(unavailable=f"its process ended with code {code}: {' '.join(last)}")
         return msgspec.json.decode(Path(answer.name).read_bytes(), type=CoverageReport)
 
 
-def run_measured(entry: str, answer: str) -> None:
-    """The measuring interpreter: requests from stdin, the report into a file."""
+def _run_child(entry: str, answer: str, asked: IO[bytes], told: IO[bytes], limits_s: Sequence[float]) -> int | None:
+    """The code that the measuring interpreter ended with; None if a step of it took longer than its limit."""
+    reads, writes = os.pipe()
+    try:
+        command = interpreter("holdfast.chaos.campaign.coverage:run_measured", entry, answer, str(writes))
+        try:
+            child = subprocess.Popen(command, stdin=asked, stdout=subprocess.DEVNULL, stderr=told, pass_fds=(writes,))
+        finally:
+            os.close(writes)
+        with child:
+            if _closes(reads, limits_s):
+                return child.wait()
+            child.kill()
+            return None
+    finally:
+        os.close(reads)
+
+
+def _closes(reads: int, limits_s: Sequence[float]) -> bool:
+    """Whether the other end is closed in time: each step, told by a byte, within its limit."""
+    for limit_s in limits_s:
+        ready, _, _ = select.select([reads], [], [], limit_s)
+        if not ready:
+            return False
+        if not os.read(reads, 1):
+            return True
+    return False
+
+
+def run_measured(entry: str, answer: str, progress: str) -> None:
+    """The measuring interpreter: requests from stdin, the report into a file, a byte to `progress` behind the imports and behind
+    each run."""
     import coverage
 
-    requests: list[RunRequest] = pickle.load(sys.stdin.buffer)
+    requests: list[RunRequest]
+    packages: tuple[str, ...]
+    requests, packages = pickle.load(sys.stdin.buffer)
     run = resolve(entry)
-    modules = dict(product_modules())
-    packages = [f"holdfast.{name}" for name in PACKAGES]
-    meter = coverage.Coverage(branch=True, data_file=None, source_pkgs=packages, config_file=False, messages=False)
+    modules = dict(product_modules(packages))
+    sources = [f"holdfast.{name}" for name in packages]
+    meter = coverage.Coverage(branch=True, data_file=None, source_pkgs=sources, config_file=False, messages=False)
     meter.set_option("run:disable_warnings", ["module-not-measured", "already-imported", "no-data-collected"])
     meter.exclude(r"if TYPE_CHECKING:")
+    os.write(int(progress), b".")
     meter.start()
     for request in requests:
         perform(run, Task(request))
+        os.write(int(progress), b".")
     meter.stop()
     with tempfile.NamedTemporaryFile(suffix=".json") as found:
         meter.json_report(outfile=found.name)
         files = json.loads(Path(found.name).read_bytes())["files"]
     measured = {str(Path(path).resolve()): figures for path, figures in files.items()}
-    Path(answer).write_bytes(msgspec.json.encode(report(modules, measured, len(requests))))
+    Path(answer).write_bytes(msgspec.json.encode(report(modules, measured, len(requests), packages)))
 
 
-def product_modules() -> Iterator[tuple[str, Path]]:
+def product_modules(packages: Sequence[str] = PACKAGES) -> Iterator[tuple[str, Path]]:
     """Every module of the product that can be imported, with its file. Imports them."""
-    for package in PACKAGES:
+    for package in packages:
         whole = f"holdfast.{package}"
         for found in pkgutil.walk_packages(importlib.import_module(whole).__path__, prefix=f"{whole}."):
             module = importlib.import_module(found.name)
             yield found.name, Path(str(module.__file__)).resolve()
 
 
-def report(modules: dict[str, Path], measured: dict[str, dict[str, Any]], runs: int) -> CoverageReport:
+def report(
+    modules: dict[str, Path], measured: dict[str, dict[str, Any]], runs: int, packages: Sequence[str] = PACKAGES
+) -> CoverageReport:
     """The report from coverage's JSON figures, by absolute path. A module without functions can't run."""
-    covered = dict.fromkeys(PACKAGES, 0)
-    branches = dict.fromkeys(PACKAGES, 0)
+    covered = dict.fromkeys(packages, 0)
+    branches = dict.fromkeys(packages, 0)
     never_ran = []
     for name, path in sorted(modules.items()):
         figures = measured.get(str(path), {"summary": {}, "executed_lines": []})
@@ -110,7 +154,7 @@ def report(modules: dict[str, Path], measured: dict[str, dict[str, Any]], runs: 
     return CoverageReport(
         runs=runs,
         branches_percent=_percent(sum(covered.values()), sum(branches.values())),
-        packages={package: _percent(covered[package], branches[package]) for package in PACKAGES},
+        packages={package: _percent(covered[package], branches[package]) for package in packages},
         never_ran=tuple(never_ran),
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.flood import measure
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.endurance]
 
 
 def test_no_lease_runs_out_in_a_flood() -> None:

@@ -24,6 +24,7 @@ from holdfast.statebackends.redistribute import keyed_redistribute
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, encode_metadata
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from tests.examples import crossed
 from tests.statebackends.snapshot_harness import (
     _SETTINGS,
     COUNT,
@@ -117,9 +118,7 @@ def taken(tmp_path: Path, kind: BackendKind = "memory", *, canonical: bool = Tru
     return hf.Snapshot(write(tmp_path, folder, MANY, kind=kind, canonical=canonical, parallelism=parallelism).location)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("canonical", [False, True])
-@pytest.mark.parametrize("maximum", [3, *(pytest.param(each, marks=pytest.mark.endurance) for each in (8, 16)), 1_000])
+@pytest.mark.parametrize(("kind", "canonical", "maximum"), crossed(KINDS, [False, True], [3, 8, 16, 1_000], every=4))
 def test_every_backend_restores_another_max_parallelism(tmp_path: Path, kind: Any, canonical: bool, maximum: int) -> None:
     source = taken(tmp_path, kind, canonical=canonical)
     before = files_below(Path(source.location))

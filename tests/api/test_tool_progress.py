@@ -121,7 +121,9 @@ def on_terminal(*arguments: str) -> tuple[str, str]:
     return out, shown.decode()
 
 
-@pytest.mark.parametrize("tool", ["verify", "export", "copy", "edit"])
+@pytest.mark.parametrize(
+    "tool", ["verify", "edit", *(pytest.param(tool, marks=pytest.mark.endurance) for tool in ("export", "copy"))]
+)
 def test_every_tool_shows_it_on_a_terminal_and_never_with_json(tmp_path: Path, tool: str) -> None:
     location = write(tmp_path, "savepoint-7", SOME, parallelism=2, canonical=True).location
     more = {"verify": [], "edit": ["--rename-operator", "totals=sums"]}

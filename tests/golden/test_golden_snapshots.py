@@ -19,6 +19,7 @@ import holdfast as hf
 from holdfast.api.cli.main import app
 from holdfast.statebackends.errors import BackendMismatchError
 from holdfast.statebackends.factory import BackendKind
+from tests.examples import crossed
 from tests.golden.contents_ttl_v1 import DURATION_MS
 from tests.golden.contents_v1 import JOB
 from tests.golden.goldens import NAMES, described, folder_of, job_of, recipe_of
@@ -152,8 +153,7 @@ def seen_by_operators(state: Any, now_ms: int | None) -> list[Any]:
     return in_order([{name: value for name, value in row.items() if name != "parts"} for row in state["rows"]])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rescaled", ["same", "one more", "one"])
+@pytest.mark.parametrize(("backend", "rescaled"), crossed(BACKENDS, ["same", "one more", "one"]))
 def test_it_is_restored(name: str, moved: Path, tmp_path: Path, backend: BackendKind, rescaled: str) -> None:
     wanted = described(name)["operators"]
     change = {"same": lambda old: old, "one more": lambda old: old + 1, "one": lambda old: 1}[rescaled]

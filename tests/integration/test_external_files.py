@@ -103,6 +103,7 @@ def test_in_a_directory(tmp_path: Path) -> None:
     examine(left, output, tmp_path / "job" / "state")
 
 
+@pytest.mark.endurance
 def test_on_s3(tmp_path: Path, server: S3Server, connection: Any) -> None:
     bucket = f"s3://{server.new_bucket(connection)}"
     output = f"s3://{server.new_bucket(connection)}/out"

@@ -102,6 +102,10 @@ def test_the_command_runs_from_the_wheel_beside_packages_of_the_same_names(insta
     version = run(project, installed.with_name("holdfast"), "--version")
     assert re.fullmatch(r"holdfast \S+\n", version)
     assert run(project, installed, "-m", "holdfast", "--version") == version
+
+
+@pytest.mark.endurance
+def test_the_simulator_of_the_wheel_measures_what_its_runs_touched(installed: Path, project: Path) -> None:
     told = run(project, installed, "-m", "holdfast", "chaos", "sim", "--seeds", "1", "--jobs", "1")
     assert re.search(r"^violations +0$", told, re.MULTILINE)
     assert re.search(r"^coverage +\d+\.\d % of branches", told, re.MULTILINE), told

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.chaos.campaign import coverage
 from holdfast.chaos.campaign.coverage import MISSING, has_functions, measure, report, sample
-from tests.simulation.fakes import make_request
+from tests.simulation.fakes import ENTRY, make_request
 
 GROUPS = "tests.simulation.fakes:run_keygroups"
 
@@ -54,19 +54,22 @@ def test_modules_that_never_ran_are_listed(tmp_path: Path) -> None:
 
 
 def test_only_what_runs_after_the_imports_counts() -> None:
-    found = measure([make_request(seed) for seed in range(3)], limit_s=60, entry=GROUPS)
+    found = measure([make_request(seed) for seed in range(3)], limit_s=60, entry=GROUPS, packages=("statebackends", "barriers"))
     assert found.unavailable == ""
     assert found.runs == 3
     assert "holdfast.statebackends.keygroups" not in found.never_ran
     idle = {
         "holdfast.barriers.aligner",
-        "holdfast.coordinator.jobmaster.jobmaster",
-        "holdfast.operators.task.context",
         "holdfast.statebackends.snapshot.parts",
     }
     assert idle <= set(found.never_ran)
     assert 0 < found.packages["statebackends"] < 50
-    assert found.packages["coordinator"] == 0
+    assert found.packages["barriers"] == 0
+
+
+def test_a_run_that_does_not_end_is_told() -> None:
+    found = measure([make_request(1), make_request(3, "hanging")], limit_s=0.2, entry=ENTRY, packages=("barriers",))
+    assert found.unavailable == "a run under coverage did not end"
 
 
 def test_what_goes_wrong_is_said_in_the_report() -> None:

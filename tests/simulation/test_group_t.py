@@ -5,9 +5,7 @@ test_sabotages.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from holdfast.chaos.campaign.user_runs import run_seed
 from holdfast.chaos.cluster.results import RunResult
 from holdfast.chaos.cluster.world import RunRequest
 from holdfast.chaos.faults.faults import Fault
+from tests.examples import crossed
 
 COUNTER = ("counter", 1496)
 """Two workers, files of state in the store, ten failed checkpoints tolerated."""
@@ -76,13 +75,6 @@ T02 = {
 def test_t02_coordinator_dies(job: tuple[str, int], moment: str) -> None:
     fault = T02[moment]
     assert survive(job, fault).crash_points == (fault.on,)
-
-
-def crossed(kinds: Sequence[str], targets: Sequence[str]) -> list[Any]:
-    """Every kind with every target. `make test` runs every other pair, so that each kind and each target occurs in several; the
-    rest runs with `make chaos`."""
-    pairs = [(kind, target, number + place) for number, kind in enumerate(kinds) for place, target in enumerate(targets)]
-    return [pytest.param(kind, target, marks=pytest.mark.endurance if rest % 2 else ()) for kind, target, rest in pairs]
 
 
 OPERATIONS = ("PutIfAbsent", "WriteFile", "LinkFile", "DeleteFile", "DeleteFolder")

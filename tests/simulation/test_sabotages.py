@@ -1,10 +1,13 @@
 """Each sabotage in a scene that makes it show: a checker catches it, with an invariant that it is expected to break, and the
-same run holds without it. Without a scene, over drawn faults, `make chaos` looks for each."""
+same run holds without it. `make test` shows enough of them that each invariant and each workload has one; `make chaos` shows all,
+and looks for each over drawn faults, without a scene."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -250,7 +253,16 @@ def holds(scene: Scene, seed: int) -> bool:
     return violations(scene, seed, None) == ()
 
 
-@pytest.mark.parametrize("name", SABOTAGES)
+def shown() -> Iterator[Any]:
+    """All, those first met of an invariant or of a workload in `make test` too."""
+    met: set[str] = set()
+    for name, sabotage in SABOTAGES.items():
+        shows = {SCENES[name].workload, *sabotage.invariants}
+        yield pytest.param(name, marks=pytest.mark.endurance if shows <= met else ())
+        met |= shows
+
+
+@pytest.mark.parametrize("name", list(shown()))
 def test_it_is_caught_and_the_same_run_holds_without_it(name: str) -> None:
     scene = SCENES[name]
     check_plan(scene.plan)

@@ -51,7 +51,7 @@ def run(pipelines: Path, function: str, seed: int = 1, plan: tuple[Fault, ...] |
 # ------------------------------------------------------------------------------------------------------------------- right
 
 
-@pytest.mark.parametrize("function", ["declared", "mapped", "windowed"])
+@pytest.mark.parametrize("function", ["declared", pytest.param("mapped", marks=pytest.mark.endurance), "windowed"])
 def test_output_that_is_a_function_of_the_input_is_compared_row_by_row(pipelines: Path, function: str) -> None:
     for seed in range(examples(1)):
         result = run(pipelines, function, seed)
@@ -61,9 +61,9 @@ def test_output_that_is_a_function_of_the_input_is_compared_row_by_row(pipelines
 @pytest.mark.parametrize(
     ("function", "operator"),
     [
-        ("totals_said", "totals"),
+        pytest.param("totals_said", "totals", marks=pytest.mark.endurance),
         ("running_said", "running"),
-        ("deduplicated_said", "first"),
+        pytest.param("deduplicated_said", "first", marks=pytest.mark.endurance),
         ("wall_clock_said", "stamp"),
     ],
 )
@@ -78,7 +78,7 @@ def test_what_depends_on_order_or_time_is_judged_by_what_its_user_says(pipelines
 @pytest.mark.parametrize(
     ("function", "operator"),
     [
-        ("totals", "totals"),
+        pytest.param("totals", "totals", marks=pytest.mark.endurance),
         pytest.param("running", "running", marks=pytest.mark.endurance),
         pytest.param("deduplicated", "first", marks=pytest.mark.endurance),
         ("wall_clock", "stamp"),
@@ -140,11 +140,11 @@ def test_a_difference_that_only_another_parallelism_shows_is_no_violation(pipeli
         pytest.param("first_in_class", "FirstInClass.firsts", KILLED, marks=pytest.mark.endurance),
         pytest.param("first_in_class_later", "FirstInClassLater.firsts", KILLED, marks=pytest.mark.endurance),
         ("first_in_import", "helper_of_pipelines.FIRSTS", KILLED),
-        ("in_global", "TOTALS", KILLED),
+        pytest.param("in_global", "TOTALS", KILLED, marks=pytest.mark.endurance),
         pytest.param("in_helper", "helper_of_pipelines.COUNTS", KILLED, marks=pytest.mark.endurance),
         pytest.param("in_import", "helper_of_pipelines.COUNTS", KILLED, marks=pytest.mark.endurance),
         pytest.param("in_instance", "self.counts", KILLED, marks=pytest.mark.endurance),
-        ("in_closure", "counts", KILLED),
+        pytest.param("in_closure", "counts", KILLED, marks=pytest.mark.endurance),
         ("in_global", "TOTALS", RESTARTED),
         pytest.param("in_import", "helper_of_pipelines.COUNTS", RESTARTED, marks=pytest.mark.endurance),
     ],
@@ -199,7 +199,9 @@ def test_what_does_not_hold_without_any_fault_is_said_so(pipelines: Path, functi
     assert (violation.invariant, violation.message, result.plan) == ("expect", message, ())
 
 
-@pytest.mark.parametrize(("function", "operator"), [("by_chance", "draw"), ("wall_clock", "stamp")])
+@pytest.mark.parametrize(
+    ("function", "operator"), [pytest.param("by_chance", "draw", marks=pytest.mark.endurance), ("wall_clock", "stamp")]
+)
 def test_chance_and_the_wall_clock_are_found_by_running_twice(pipelines: Path, function: str, operator: str) -> None:
     (outcome,) = run_twice([Task(RunRequest(seed=0, workload=f"{pipelines}:{function}", plan=()))], jobs=1)
     violation = outcome.result.violations[0]

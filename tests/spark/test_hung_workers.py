@@ -73,6 +73,7 @@ def lost_at(job: Any) -> float:
     return next((entry["timestamp"] / 1000 for entry in entries if "WorkerLost" in entry["stacktrace"]), 0.0)
 
 
+@pytest.mark.endurance
 def test_each_worker_is_stopped_and_replaced_and_the_output_is_exact(spark: SparkSession, tmp_path: Path) -> None:
     env, sink = build(spark, tmp_path, seconds=14, heartbeat_interval_ms=300, heartbeat_timeout_ms=2_000)
     times: list[float] = []

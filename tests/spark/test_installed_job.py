@@ -90,6 +90,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.endurance
 def test_a_job_of_a_project_with_packages_of_the_same_names_runs_on_a_cluster(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

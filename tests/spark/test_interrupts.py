@@ -223,7 +223,7 @@ def test_an_interrupt_reaches_no_worker_and_the_job_is_attached_to_again(tmp_pat
     assert not [word for word in ("NotLeaderError", "WorkerLost", "can't be") if word in said], said
 
 
-@pytest.mark.parametrize("scoped", [False, True])
+@pytest.mark.parametrize("scoped", [pytest.param(False, marks=pytest.mark.endurance), True])
 def test_a_program_that_ends_by_an_interrupt_leaves_the_job_and_says_so(tmp_path: Path, scoped: bool) -> None:
     driver, log = start(tmp_path, ENDS, scoped=scoped)
     try:

@@ -50,7 +50,9 @@ def duck(folder: Path, state: str, query: str) -> list[Any]:
     return duckdb.sql(query.format(f"'{folder}/{UID}/{state}/*.parquet'")).fetchall()
 
 
-@pytest.mark.parametrize(("kind", "canonical"), [("memory", True), ("filesystem", False), ("rocksdb", False)])
+@pytest.mark.parametrize(
+    ("kind", "canonical"), [("memory", True), pytest.param("filesystem", False, marks=pytest.mark.endurance), ("rocksdb", False)]
+)
 def test_spark_and_duckdb_see_the_same(registered: SparkSession, tmp_path: Path, kind: Any, canonical: bool) -> None:
     folder = "savepoint-7" if canonical else "job/chk-7"
     source = write(tmp_path, folder, MANY, kind=kind, parallelism=3, max_parallelism=16, canonical=canonical)

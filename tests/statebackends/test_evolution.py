@@ -42,6 +42,7 @@ from holdfast.statebackends.state_processor.export import export_snapshot
 from holdfast.statebackends.state_processor.verify import verify_files
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
+from tests.examples import crossed
 from tests.statebackends.backend_harness import KEY, Cluster, stored, use
 
 AS_IS, MIGRATION, INCOMPATIBLE = Compatibility
@@ -302,8 +303,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     made.close()
 
 
-@pytest.mark.parametrize("canonical", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("canonical", "kind"), crossed([False, True], list(KINDS), every=2))
 def test_every_pair_of_types_in_snapshots_of_every_kind_of_state(cluster: Cluster, kind: str, canonical: bool) -> None:
     """All cases are states of one backend; each incompatible one is refused before anything is loaded."""
     cases = dict(enumerate(CASES))

@@ -22,7 +22,7 @@ from holdfast.statebackends.state_processor import diff as diffrows
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.diff import Change, SnapshotDiff, StateDiff, diff_snapshots
 from holdfast.statebackends.state_processor.values import Comparer
-from tests.examples import examples
+from tests.examples import crossed, examples
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, write
 from tests.statebackends.test_snapshot_rows import with_table
 
@@ -47,8 +47,10 @@ def only(found: SnapshotDiff) -> StateDiff:
     return state
 
 
-@pytest.mark.parametrize("before", FORMS)
-@pytest.mark.parametrize("after", [("memory", 1, False), ("rocksdb", 2, False), ("filesystem", 4, True)])
+AFTER = [("memory", 1, False), ("rocksdb", 2, False), ("filesystem", 4, True)]
+
+
+@pytest.mark.parametrize(("before", "after"), crossed(FORMS, AFTER))
 def test_the_same_contents_are_the_same_in_every_form(tmp_path: Path, before: Any, after: Any) -> None:
     found = diff_snapshots(snapshot(tmp_path, SOME, before), snapshot(tmp_path, SOME, after))
     assert found.is_same

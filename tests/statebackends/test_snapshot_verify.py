@@ -187,8 +187,8 @@ class Files:
         raise NotImplementedError(type(operation).__name__)
 
 
-STRIDE = max(1, 3 // FACTOR)
-"""Bytes from one flip to the next: every third one, and each bit of a byte; every one with `make chaos`."""
+STRIDE = max(1, 7 // FACTOR)
+"""Bytes from one flip to the next: every seventh one, and each bit of a byte; every one with `make chaos`."""
 
 
 @pytest.mark.parametrize("form", [("filesystem", 1, False), ("filesystem", 1, True), ("rocksdb", 1, False)])

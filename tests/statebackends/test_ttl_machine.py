@@ -31,7 +31,7 @@ from holdfast.statebackends.state import (
     TtlVisibility,
     ValueStateDescriptor,
 )
-from tests.examples import examples
+from tests.examples import crossed, examples
 from tests.statebackends.backend_harness import Cluster, Visit, use
 
 DURATION_MS = 20
@@ -327,10 +327,10 @@ class TtlMachine(RuleBasedStateMachine):
         self._read_all()
 
 
-@pytest.mark.parametrize("kind", BACKEND_KINDS)
-@pytest.mark.parametrize("update", ["write", "read"])
-@pytest.mark.parametrize("visibility", ["never_expired", "until_cleaned"])
-@pytest.mark.parametrize("cleanup_entries", [0, 3])
+@pytest.mark.parametrize(
+    ("kind", "update", "visibility", "cleanup_entries"),
+    crossed(BACKEND_KINDS, ["write", "read"], ["never_expired", "until_cleaned"], [0, 3], every=2),
+)
 def test_state_with_a_ttl_behaves_like_its_model(
     kind: BackendKind, update: TtlUpdate, visibility: TtlVisibility, cleanup_entries: int
 ) -> None:
