@@ -237,6 +237,7 @@ def run(seed: int, outside: Outside, place: Place) -> tuple[int, str]:
     finally:
         coordinator.stop()
         in_postgres(outside, f"DROP SCHEMA {outside.name} CASCADE")
+        feeder.delete_topic()
     counts = f"records={records} windows={delta.num_rows} dead_letters={len(topic.unreadable)}"
     seconds = time.monotonic() - began
     return drill.kills, f"{counts} kills={drill.kills} in_commits={drill.kills_in_commits} seconds={seconds:.0f} exact=true"
@@ -269,7 +270,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="what is killed when; drawn, and printed, when not given")
     parser.add_argument("--seeds", type=int, default=1, help="so many runs, from --seed (1) on, one after another")
     parser.add_argument("--without-spark", action="store_true", help="workers in plain processes")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker of your own")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker of your own: each run has a topic, which it deletes")
     parser.add_argument("--postgres", metavar="DSN", help="a server of your own: each run has a schema, which it drops")
     parser.add_argument("--keep", metavar="FOLDER", help="keep state, the Delta table and logs here")
     return parser.parse_args()

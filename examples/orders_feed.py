@@ -77,6 +77,11 @@ class Feeder:
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
         admin.create_topics([NewTopic(self._topic, PARTITIONS, 1)])[self._topic].result(30)
 
+    def delete_topic(self) -> None:
+        """Raises KafkaException."""
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        admin.delete_topics([self._topic])[self._topic].result(30)
+
     def __enter__(self) -> Feeder:
         self._thread.start()
         return self
