@@ -28,7 +28,7 @@ PERIOD_S = 0.25
 """Between two checkpoints: rows come at such a pace that each has about `CHECKPOINT_ROWS`."""
 NATS_PERIOD_S = 1.0
 """A stream takes no more than some 20,000 messages a second: rows must not wait for those before them."""
-CHECKPOINTS = 40
+CHECKPOINTS = 30
 SEEN_S = 30.0
 POLL_S = 0.001
 SECONDS_MAX = 0.3
