@@ -28,7 +28,7 @@ PERIOD_S = 0.25
 """Between two checkpoints: rows come at such a pace that each has about `CHECKPOINT_ROWS`."""
 NATS_PERIOD_S = 1.0
 """A stream takes no more than some 20,000 messages a second: rows must not wait for those before them."""
-CHECKPOINTS = 40
+CHECKPOINTS = 30
 SEEN_S = 30.0
 POLL_S = 0.001
 SECONDS_MAX = 0.3
@@ -140,16 +140,16 @@ def _kafka(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
         settings = {**CONSUMER, "bootstrap.servers": server.bootstrap, "group.id": "sees", "enable.partition.eof": False}
         consumer = confluent_kafka.Consumer(settings)
         consumer.assign([confluent_kafka.TopicPartition("out", number, 0) for number in range(kafka.PARTITIONS)])
-        read = 0
+        seen, drains = 0, False
 
         def probe() -> object:
-            """The first records that come: a transaction's are visible at one time, and its others within the pause."""
-            nonlocal read
-            first = consumer.poll(0.002)
-            read += first is not None
-            while first is not None:
-                first = None if not consumer.consume(CHECKPOINT_ROWS, 0.1) else first
-            return read
+            """Transactions of which a record was seen; its others, which are visible with it, are read behind that."""
+            nonlocal seen, drains
+            while drains:
+                drains = bool(consumer.consume(CHECKPOINT_ROWS, 0.05))
+            drains = consumer.poll(0.002) is not None
+            seen += drains
+            return seen
 
         try:
             yield hf.KafkaSink(server.bootstrap, "out", sink_id="out", value="value"), probe

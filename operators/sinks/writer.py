@@ -46,14 +46,22 @@ class _StagedWrite:
     it, and the next one only if that failed."""
 
     def __init__(
-        self, path: str, batches: list[pa.RecordBatch], schema: pa.Schema, format: FileFormat, *, marker: str | None = None
+        self,
+        path: str,
+        batches: list[pa.RecordBatch],
+        schema: pa.Schema,
+        format: FileFormat,
+        *,
+        marker: str | None = None,
+        is_output: bool = True,
     ) -> None:
-        """`marker`: path of a file that is written first."""
+        """`marker`: path of a file that is written first. is_output=False: a committer alone reads the file, once."""
         self._path = path
         self._marker = marker
         self._batches = batches
         self._schema = schema
         self._format = format
+        self._is_output = is_output
         self._turn = threading.Lock()
         """Of the flow that writes."""
         self.durable = False
@@ -68,7 +76,7 @@ class _StagedWrite:
                 return
             if self._marker is not None:
                 yield WriteFile(self._marker, [])
-            yield WriteFile(self._path, encode(self._format, self._batches, self._schema))
+            yield WriteFile(self._path, encode(self._format, self._batches, self._schema, dictionaries=self._is_output))
             self.durable = True
             self._batches = []
         finally:
@@ -144,7 +152,7 @@ class ParquetSinkWriter(Operator):
         paths, format = self._paths, self._settings.format
         if isinstance(paths, SinkPaths) and paths.in_place:
             return _StagedWrite(paths.data(name), batches, schema, format, marker=paths.marker(name))
-        return _StagedWrite(paths.staged(name), batches, schema, format)
+        return _StagedWrite(paths.staged(name), batches, schema, format, is_output=isinstance(paths, SinkPaths))
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         if self._held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -224,6 +225,8 @@ class PartitionReader(SplitReader[KafkaPartition]):
         self._commits = commits
         self._event_time = event_time
         self._splits: dict[tuple[str, int], KafkaPartition] = {}
+        self._topics: set[str] = set()
+        """Of all splits so far: of one that has ended there may still be records."""
         self._next: dict[str, int] = {}
         """Split -> offset behind what was given of it."""
         self._due: list[SplitRecords] = []
@@ -250,6 +253,7 @@ class PartitionReader(SplitReader[KafkaPartition]):
                 self._due.append(SplitRecords(split.split_id, position=(begin,), finished=True))
                 continue
             self._splits[split.topic, split.partition] = split
+            self._topics.add(split.topic)
             places.append(client.package.TopicPartition(split.topic, split.partition, begin))
         if places:
             client.made.incremental_assign(places)
@@ -279,20 +283,22 @@ class PartitionReader(SplitReader[KafkaPartition]):
         if self._opened.news.refusal is not None:
             raise self._opened.error(self._opened.news.refusal, "reading")
         found = []
-        for place, some in _by_partition(messages).items():
+        news = [message for message in messages if message.error() is not None]
+        topic = next(iter(self._topics)) if len(self._topics) == 1 and not news else None
+        for place, some in _by_partition(messages, topic).items():
             split = self._splits.get(place)
             if split is not None:
-                found += self._given(split, some)
-        for message in messages:
-            if message.error() is not None and (message.topic() is None or message.partition() < 0):
+                found += self._given(split, some, has_news=bool(news))
+        for message in news:
+            if message.topic() is None or message.partition() < 0:
                 self._judge(None, message.error())
         return found
 
-    def _given(self, split: KafkaPartition, messages: list[Any]) -> list[SplitRecords]:
-        """What the messages of one partition are, news of it among them."""
+    def _given(self, split: KafkaPartition, messages: list[Any], *, has_news: bool) -> list[SplitRecords]:
+        """What the messages of one partition are, news of it among them where there are any of some partition."""
         records = messages
         reached: int | None = None
-        if any(message.error() is not None for message in messages):
+        if has_news:
             records = [message for message in messages if message.error() is None]
             for message in messages:
                 if message.error() is not None:
@@ -405,17 +411,20 @@ class PartitionReader(SplitReader[KafkaPartition]):
             self._client = None
 
 
-def _by_partition(messages: list[Any]) -> dict[tuple[str, int], list[Any]]:
-    """Messages of each (topic, partition), in their order."""
+def _by_partition(messages: list[Any], topic: str | None) -> dict[tuple[str, int], list[Any]]:
+    """Messages of each (topic, partition), in their order. topic: of all of them; None: each says its own."""
     if not messages:
         return {}
-    numbers = [message.partition() for message in messages]
-    topics = [message.topic() for message in messages]
-    if numbers.count(numbers[0]) == len(numbers) and topics.count(topics[0]) == len(topics):
-        return {(topics[0], numbers[0]): messages}
+    numbers = np.array([message.partition() for message in messages])
+    names = [message.topic() for message in messages] if topic is None else [topic]
+    changes = numbers[1:] != numbers[:-1]
+    if topic is None:
+        several = np.array(names, object)
+        changes |= several[1:] != several[:-1]
     found: dict[tuple[str, int], list[Any]] = {}
-    for topic, number, message in zip(topics, numbers, messages, strict=True):
-        found.setdefault((topic, number), []).append(message)
+    for start, stop in itertools.pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(messages)]):
+        place = names[0 if topic is not None else start], int(numbers[start])
+        found.setdefault(place, []).extend(messages[start:stop])
     return found
 
 

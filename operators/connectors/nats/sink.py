@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.operators.connectors.json_rows import check_json, is_bytes, is_text, json_objects
 from holdfast.operators.connectors.nats.connection import (
     JETSTREAM_NOT_FOUND,
     REQUEST_TIMEOUT_S,
@@ -27,6 +26,7 @@ from holdfast.operators.connectors.nats.connection import (
     answer_of,
     covers,
 )
+from holdfast.operators.sinks.json_rows import check_json, is_bytes, is_text, json_objects
 from holdfast.operators.sinks.parquet import FILE_SIZE_MAX
 from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.staged import StagedSink

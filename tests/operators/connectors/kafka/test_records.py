@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.operators.connectors.json_rows import json_objects
 from holdfast.operators.connectors.kafka.records import RecordFormat
 from holdfast.operators.connectors.kafka.target import records_of
+from holdfast.operators.sinks.json_rows import json_lines, json_objects
 
 PLAIN: dict[str, Any] = {
     "sink": "KafkaSink to orders",
@@ -141,3 +141,18 @@ def test_the_first_row_that_kafka_would_not_take_is_named(reason: str) -> None:
 def test_no_row_goes_to_the_topic_of_positions() -> None:
     with pytest.raises(hf.InvalidRowError, match=r"topic b\.c has the positions of sinks, and no rows"):
         records(topic="", topic_column="to", value="name", reserved="b.c")
+
+
+def test_lines_are_the_same_objects_of_any_part_of_a_batch() -> None:
+    rows = [{"n": number, "text": f'"{number}\n'} for number in range(5)]
+    batch = pa.RecordBatch.from_pylist([{"n": -1, "text": None}, *rows]).slice(1)
+    lines = bytes(json_lines(batch)).splitlines(keepends=True)
+    assert [json.loads(line) for line in lines] == rows
+    assert b"".join(lines) == b"".join(text + b"\n" for text in json_objects(batch).to_pylist())
+    assert bytes(json_lines(batch.slice(0, 0))) == b""
+
+
+def test_a_floating_point_number_is_told_from_an_integer() -> None:
+    column = pa.array([1.0, -2.0, 0.5, 1e300, None])
+    assert json_objects(pa.record_batch([column], ["x"])).to_pylist()[:3] == [b'{"x":1.0}', b'{"x":-2.0}', b'{"x":0.5}']
+    assert [json.loads(text)["x"] for text in json_objects(pa.record_batch([column], ["x"])).to_pylist()] == column.to_pylist()
