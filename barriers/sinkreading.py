@@ -39,8 +39,8 @@ class Place(NamedTuple):
 
 
 def read_log_flow(paths: SinkPaths, sequence: int = 0, root: str = "") -> Flow[list[LogEntry]]:
-    """All entries from `sequence` on, without listing: numbers have no gaps. root: the sink's path, with a `/` behind it, on a storage
-    that is not the sink's own."""
+    """All entries from `sequence` on, without listing: numbers have no gaps. root: the sink's path, with a `/` behind it, on a
+    storage that is not the sink's own."""
     entries: list[LogEntry] = []
     singles, looked = 0, -1
     while True:
@@ -81,7 +81,7 @@ def replaced_in(entries: Iterable[LogEntry]) -> dict[str, Place]:
 
 
 def current_files(entries: Sequence[LogEntry]) -> list[StagedFile]:
-    """Files that hold the committed rows, each row once: in the order of commits, one that replaced others in place of the first."""
+    """Files that hold the committed rows, each row once, in the order of commits; a merged one in place of the first."""
     merged = {file.name: entry.file for entry in entries if isinstance(entry, MergeEntry) for file in entry.replaced}
     found: dict[str, StagedFile] = {}
     for entry in entries:
@@ -92,8 +92,8 @@ def current_files(entries: Sequence[LogEntry]) -> list[StagedFile]:
 
 
 def find_replaced(entries: Sequence[str]) -> Flow[frozenset[str]]:
-    """Of a snapshot's external files that are gone, those that need not be there: staged files that were committed, and whose rows a
-    later file of the sink has. On a storage that reaches their sinks. A log that can't be read says nothing."""
+    """Of a snapshot's external files that are gone, those that need not be there: staged files that were committed, and whose rows
+    a later file of the sink has. On a storage that reaches their sinks. A log that can't be read says nothing."""
     logs: dict[str, dict[str, Place]] = {}
     found = set()
     for entry in entries:

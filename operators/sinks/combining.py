@@ -1,7 +1,7 @@
 """The bytes of one file made of several: the same rows, in the same order.
 
-Text is joined as it is. Parquet is read and written again, a row group at a time, since many small row groups would cost readers what
-many small files do."""
+Text is joined as it is. Parquet is read and written again, a row group at a time, since many small row groups would cost readers
+what many small files do."""
 
 from __future__ import annotations
 

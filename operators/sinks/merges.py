@@ -1,7 +1,7 @@
 """The merges of one attempt, beside its commits: one step at a time on the pool, in the pauses of the committer.
 
-What a step does, and why it may, is in merging.py. A step that fails is tried again later, and fails nothing; an entry, which competes
-with commits, is put by the committer."""
+What a step does, and why it may, is in merging.py. A step that fails is tried again later, and fails nothing; an entry, which
+competes with commits, is put by the committer."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ Order of a merge, and what a crash after each step leaves:
 5. once their time is over, delete the old files, and their published names again, which a late commit may have linked.
 6. delete the plan.
 
-The entry is only put at the number behind all that its writer has read, and only if no entry of another writer came since the merge
-began. So whoever finds a plan, puts an entry of its own, and finds no entry of the merge in front of that, knows that there will never
-be one: its file can go."""
+The entry is only put at the number behind all that its writer has read, and only if no entry of another writer came since the
+merge began. So whoever finds a plan, puts an entry of its own, and finds no entry of the merge in front of that, knows that there
+will never be one: its file can go."""
 
 from __future__ import annotations
 
@@ -117,17 +117,20 @@ class Runs:
             self.drop(file.name for file in entry.replaced)
         elif isinstance(entry, CommitEntry):
             for file in entry.files:
-                runs = self._runs.setdefault(_kind(file.name), [])
-                size = sizes.get(file.name)
-                if size is None or 2 * size >= self._settings.target_file_size:
-                    if runs:
-                        runs[-1].is_over = True
-                    continue
-                if not runs or runs[-1].is_over:
-                    runs.append(_Run())
-                runs[-1].add(SmallFile(file, size, entry.checkpoint_id, entry.written_ms))
-                self._count += 1
+                self._add(SmallFile(file, sizes.get(file.name) or 0, entry.checkpoint_id, entry.written_ms))
             self._bound()
+
+    def _add(self, file: SmallFile) -> None:
+        kind = _kind(file.file.name)
+        if file.size == 0 or 2 * file.size >= self._settings.target_file_size:
+            for run in self._runs.get(kind, ())[-1:]:
+                run.is_over = True
+            return
+        runs = self._runs.setdefault(kind, [])
+        if not runs or runs[-1].is_over:
+            runs.append(_Run())
+        runs[-1].add(file)
+        self._count += 1
 
     def _bound(self) -> None:
         while self._count > FILES_TRACKED_MAX:
