@@ -53,6 +53,8 @@ class Merges:
         self._retry_ms = 0
         self._read_to: int | None = None
         """Number of the next entry to read; None: the plans of earlier attempts are not known yet."""
+        self._listed_at = 0
+        """Number of the next entry when plans were listed."""
         self._plans: dict[str, int | None] = {}
         """Merged file of a plan whose entry is not found -> number from which on an entry of ours says that there is none."""
         self._dead: list[str] = []
@@ -108,6 +110,7 @@ class Merges:
             self._prepare(self._runs.due(now_ms), next_sequence)
 
     def _listed(self, plans: list[MergePlan], next_sequence: int) -> None:
+        self._listed_at = next_sequence
         self._plans = dict.fromkeys((plan.name for plan in plans), None)
         back = next_sequence - ENTRIES_BACK if self._runs is not None else next_sequence
         self._read_to = max(0, min([back, *(plan.first_sequence for plan in plans)]))
@@ -115,10 +118,13 @@ class Merges:
     def _take(self, entries: list[LogEntry], sizes: dict[str, int | None]) -> None:
         """Take in entries of the log."""
         for entry in entries:
-            if isinstance(entry, MergeEntry) and entry.file.name in self._plans:
-                del self._plans[entry.file.name]
-                self._unpublished[entry.file.name] = self._kept[entry.file.name] = entry
-            if self._is_mine(entry):
+            mine = self._is_mine(entry)
+            name = entry.file.name if isinstance(entry, MergeEntry) else ""
+            # Another attempt may have put its plan behind the listing, and won: it may be gone by now, too.
+            if isinstance(entry, MergeEntry) and (name in self._plans or (not mine and entry.sequence >= self._listed_at)):
+                self._plans.pop(name, None)
+                self._unpublished[name] = self._kept[name] = entry
+            if mine:
                 gone = [name for name, asked in self._plans.items() if asked is not None and asked <= entry.sequence]
                 self._dead += gone
                 for name in gone:

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers import sinkreading
-from holdfast.barriers.sinklog import CommitEntry, MergeEntry, OwnerEntry, SinkPaths, StagedFile
+from holdfast.barriers.sinklog import CommitEntry, LogEntry, MergeEntry, OwnerEntry, SinkPaths, StagedFile
 from holdfast.barriers.sinkreading import current_files, find_replaced, replaced_in
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.operators.sinks.combining import combiner_of
@@ -137,7 +137,7 @@ def commit(sequence: int, *files: StagedFile) -> CommitEntry:
 def test_a_merged_file_is_one_piece_in_place_of_its_first() -> None:
     a, b, c, d = (StagedFile(name, number + 1) for number, name in enumerate("abcd"))
     owner, last = OwnerEntry(1, 0, 1, "n", "job", 1, 0, "", 9), commit(4, StagedFile("e", 9))
-    log = [owner, commit(1, a, b), commit(2, c, d), merge(3, "m", a, c), last]
+    log: list[LogEntry] = [owner, commit(1, a, b), commit(2, c, d), merge(3, "m", a, c), last]
     assert [file.name for file in current_files(log)] == ["m", "b", "d", "e"]
     assert rows_of(log, replaced_in(log)) == [FileRows("m", 0, 4), FileRows("b", 0, 2), FileRows("d", 0, 4), FileRows("e", 0, 9)]
     assert rows_of(log[2:3], replaced_in(log)) == [FileRows("m", 1, 4), FileRows("d", 0, 4)]
