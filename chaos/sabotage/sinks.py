@@ -6,9 +6,11 @@ from typing import Any
 
 import holdfast.operators.sinks.committer as committer_module
 import holdfast.operators.sinks.log as log_module
+import holdfast.operators.sinks.merges as merges_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
+from holdfast.statebackends.storage.flows import delete_files
 
 
 def _commits_notified_only(original: Any) -> Any:
@@ -62,7 +64,46 @@ def _sweeps_always(original: Any) -> Any:
     return sweep_once
 
 
+def _merges_at_any_number(original: Any) -> Any:
+    """Whoever finds the number taken takes the next one."""
+
+    def append_merge_flow(paths: Any, log: Any, merged: Any, settings: Any, claimant: Any) -> Any:
+        while True:
+            outcome = yield from original(paths, log, merged, settings, claimant)
+            if not outcome.is_lost:
+                return outcome
+            log = outcome.log
+
+    return append_merge_flow
+
+
+def _deletes_in_front_of_the_entry(original: Any) -> Any:
+    def prepare_flow(paths: Any, plan: Any, sources: Any) -> Any:
+        prepared = yield from original(paths, plan, sources)
+        if prepared.merged is not None:
+            yield from delete_files(paths.data(each.file.name) for each in prepared.merged.sources)
+        return prepared
+
+    return prepare_flow
+
+
 SABOTAGES = (
+    Sabotage(
+        "merge_without_compare",
+        "a merge whose number is taken is put at the next one, whatever was put there",
+        ("I43",),
+        (Mutant(committer_module, "append_merge_flow", _merges_at_any_number),),
+        workloads=("merging",),
+        kinds=("pause_worker", "kill_worker", "store_slow", "cut_link"),
+        seeds_max=400,
+    ),
+    Sabotage(
+        "merged_files_deleted_early",
+        "files are deleted before the log has the entry of the merge",
+        ("I19", "I43"),
+        (Mutant(merges_module, "prepare_flow", _deletes_in_front_of_the_entry),),
+        workloads=("merging",),
+    ),
     Sabotage(
         "exact_commit",
         "a sink commits the notified checkpoint alone, and none below it",

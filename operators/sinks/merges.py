@@ -80,6 +80,9 @@ class Merges:
         assert self._plan is not None
         name, entry = self._plan.name, outcome.entry
         self._plan = self._merged = None
+        if outcome.is_lost:
+            self._dead.append(name)
+            return
         if entry is None:
             self._plans[name] = None  # perhaps it was put, and the answer was lost
             return

@@ -280,6 +280,8 @@ class Appended:
     log: OpenLog
     entry: MergeEntry | None
     """None: there is none, or it is not known whether there is one."""
+    is_lost: bool = False
+    """Another one has the number: there is none, and will be none."""
 
 
 def append_merge_flow(
@@ -292,7 +294,7 @@ def append_merge_flow(
     except (StorageUnavailableError, AmbiguousWriteError):
         return Appended(log, None)  # a later entry, of a commit or a merge, finds what became of it
     if not won:
-        return Appended((yield from follow_flow(paths, log, claimant)), None)
+        return Appended((yield from follow_flow(paths, log, claimant)), None, is_lost=True)
     position = msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1)
     replaced = log.replaced | {file.name for file in entry.replaced}
     return Appended(OpenLog(position, log.committed, replaced), entry)
