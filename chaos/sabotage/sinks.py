@@ -7,9 +7,11 @@ from typing import Any
 import holdfast.operators.sinks.committer as committer_module
 import holdfast.operators.sinks.log as log_module
 import holdfast.operators.sinks.merges as merges_module
+from holdfast.barriers.sinklog import LogEntry, MergeEntry
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
+from holdfast.operators.sinks.merging import Runs
 from holdfast.statebackends.storage.flows import delete_files
 
 
@@ -64,17 +66,12 @@ def _sweeps_always(original: Any) -> Any:
     return sweep_once
 
 
-def _merges_at_any_number(original: Any) -> Any:
-    """Whoever finds the number taken takes the next one."""
+def _forgets_merges(original: Any) -> Any:
+    def follow(self: Runs, entry: LogEntry, sizes: Any) -> None:
+        if not isinstance(entry, MergeEntry):
+            original(self, entry, sizes)
 
-    def append_merge_flow(paths: Any, log: Any, merged: Any, settings: Any, claimant: Any) -> Any:
-        while True:
-            outcome = yield from original(paths, log, merged, settings, claimant)
-            if not outcome.is_lost:
-                return outcome
-            log = outcome.log
-
-    return append_merge_flow
+    return follow
 
 
 def _deletes_in_front_of_the_entry(original: Any) -> Any:
@@ -89,18 +86,16 @@ def _deletes_in_front_of_the_entry(original: Any) -> Any:
 
 SABOTAGES = (
     Sabotage(
-        "merge_without_compare",
-        "a merge whose number is taken is put at the next one, whatever was put there",
+        "merged_again",
+        "a merge is put without a look at what the log has replaced already",
         ("I43",),
-        (Mutant(committer_module, "append_merge_flow", _merges_at_any_number),),
+        (Mutant(Runs, "follow", _forgets_merges),),
         workloads=("merging",),
-        kinds=("pause_worker", "kill_worker", "store_slow", "cut_link"),
-        seeds_max=400,
     ),
     Sabotage(
         "merged_files_deleted_early",
         "files are deleted before the log has the entry of the merge",
-        ("I19", "I43"),
+        ("I20", "I19", "I43"),
         (Mutant(merges_module, "prepare_flow", _deletes_in_front_of_the_entry),),
         workloads=("merging",),
     ),
