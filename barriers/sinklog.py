@@ -1,8 +1,9 @@
 """The log of a file sink and what its committer keeps in state: records and paths that committers and coordinator share.
 
-`<sink's path>/_holdfast/<sink id>/log/<sequence>.json` is one sequence of put-if-absent files, of two kinds: a job takes the sink
-over, or one checkpoint's files are committed. Both compete for the next number, so that a takeover and the commits of the
-owner before it are in one order: after it that owner's next commit fails, without a lock or a lease. Who commits is for
+`<sink's path>/_holdfast/<sink id>/log/<sequence>.json` is one sequence of put-if-absent files, of three kinds: a job takes the
+sink over, one checkpoint's files are committed, or a file replaces committed ones that have the same rows. All compete for the next
+number, so that a takeover and the commits of the owner before it are in one order: after it that owner's next commit fails, without
+a lock or a lease; and a merge is of files that are current where it stands. Who commits is for
 `holdfast.operators.sinks`; where a restored sink's log is, for `holdfast.coordinator.restore.sink_forks`."""
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.layout import folder_name
 
 LOG_VERSION = 1
+MERGE_VERSION = 2
+"""Version of entries that replace files: a Holdfast that knows nothing of them refuses a log that has one, by its version."""
 
 SUMMARY_VERSION = 1
 SUMMARY_ENTRIES = 1_000
@@ -134,13 +137,55 @@ class CommitEntry(msgspec.Struct, frozen=True, tag="commit"):
     written_ms: int
 
 
-LogEntry: TypeAlias = OwnerEntry | CommitEntry
+class MergeEntry(msgspec.Struct, frozen=True, tag="merge"):
+    """One file takes the place of committed ones. It adds no rows and takes none away."""
+
+    version: int
+    sequence: int
+    owner: int
+    owner_nonce: str
+    job_id: str
+    attempt: int
+    checkpoint_id: int
+    """Highest one whose files are replaced."""
+    file: StagedFile
+    """The one to read from here on, at its place before this entry is."""
+    size: int
+    """Bytes of it."""
+    checksum: str
+    """`xxh3_128:<hex>` of them."""
+    replaced: tuple[StagedFile, ...]
+    """In the order of their rows in the new file: those of each are rows [n, n + rows) of it, n those in front. All of one folder,
+    one format, one schema; each is current in front of this entry."""
+    kept_until_ms: int
+    """Wall clock up to which the replaced files stay, for readers that have listed them."""
+    writer_nonce: str
+    written_ms: int
+
+
+LogEntry: TypeAlias = OwnerEntry | CommitEntry | MergeEntry
 
 
 def decode_entry(data: bytes, path: str) -> LogEntry:
     """Raises CorruptStateError, UnsupportedVersionError."""
-    entry: LogEntry = decode_versioned(data, cast(Any, LogEntry), path, supported=LOG_VERSION, what="an entry of a sink's log")
+    supported = (LOG_VERSION, MERGE_VERSION)
+    entry: LogEntry = decode_versioned(data, cast(Any, LogEntry), path, supported=supported, what="an entry of a sink's log")
     return entry
+
+
+class MergePlan(msgspec.Struct, frozen=True):
+    """Written in front of a merged file, and deleted behind the files that it replaces: so both are found again."""
+
+    version: int
+    name: str
+    """Of the merged file."""
+    first_sequence: int
+    """Number from which on its entry may be, if there is one."""
+
+
+def decode_plan(data: bytes, path: str) -> MergePlan:
+    """Raises CorruptStateError, UnsupportedVersionError."""
+    return decode_versioned(data, MergePlan, path, supported=MERGE_VERSION, what="a plan of a merge")
 
 
 class SummaryHeader(msgspec.Struct, frozen=True):
@@ -157,8 +202,8 @@ class SummaryHeader(msgspec.Struct, frozen=True):
 _ENTRIES: msgspec.json.Decoder[list[LogEntry]] = msgspec.json.Decoder(list[LogEntry])
 
 
-def _checksum(lines: bytes) -> str:
-    return f"xxh3_128:{xxhash.xxh3_128_hexdigest(lines)}"
+def _checksum(content: bytes) -> str:
+    return f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
 
 
 def encode_summary(first: int, entries: Sequence[bytes]) -> bytes | None:
@@ -181,13 +226,14 @@ def decode_summary(content: bytes, first: int) -> list[LogEntry] | None:
     except UNDECODABLE:
         return None
     sequences = range(first, first + SUMMARY_ENTRIES)
-    is_whole = [entry.sequence for entry in entries] == [*sequences] and all(entry.version == LOG_VERSION for entry in entries)
+    is_known = all(entry.version in (LOG_VERSION, MERGE_VERSION) for entry in entries)
+    is_whole = is_known and [entry.sequence for entry in entries] == [*sequences]
     return entries if is_whole else None
 
 
 MARKER_SUFFIX = ".in-data"
 
-_STAGED = re.compile(rf"(.*/{ROOT_FOLDER}/[^/]+)/staged/(?:[^/=]+=[^/]*/)*[^/]+", re.DOTALL)
+_STAGED = re.compile(rf"(.*/{ROOT_FOLDER}/[^/]+)/staged/((?:[^/=]+=[^/]*/)*[^/]+)", re.DOTALL)
 """Location of a staged file, also of one in the folders of a partition."""
 
 
@@ -230,6 +276,15 @@ class SinkPaths:
         """Where readers find a committed file, for good: it is linked before the commit, and never moves."""
         return f"{self.folder}/data/{name}"
 
+    @property
+    def merges_folder(self) -> str:
+        """Plans of merges that are not over."""
+        return f"{self.folder}/merges"
+
+    def merge(self, name: str) -> str:
+        """Plan of a merged file."""
+        return f"{self.merges_folder}/{name.rpartition('/')[2]}.json"
+
     def published(self, name: str) -> str:
         """The name for readers that know nothing of us."""
         return name
@@ -250,3 +305,9 @@ def place_of_staged(location: str) -> str:
     """The place that a staged file at a location is of; empty for any other file."""
     found = _STAGED.fullmatch(location)
     return found[1] if found is not None else ""
+
+
+def split_staged(location: str) -> tuple[str, str] | None:
+    """(place, name) of a staged file at a location; None for any other file."""
+    found = _STAGED.fullmatch(location)
+    return (found[1], found[2]) if found is not None else None

@@ -43,18 +43,20 @@ def decode_msgpack(content: bytes | bytearray | memoryview, kind: type[T]) -> T:
     return value
 
 
-def decode_versioned(content: bytes, kind: type[T], path: str, *, supported: int, what: str) -> T:
+def decode_versioned(content: bytes, kind: type[T], path: str, *, supported: int | tuple[int, ...], what: str) -> T:
     """A value of a type with a `version`, from the JSON of the file at `path`. `what` names it in errors: `an input manifest`.
 
-    Raises UnsupportedVersionError for another version than the supported one, CorruptStateError for malformed content."""
+    `supported`: its version, or several, ascending. Raises UnsupportedVersionError for another version, CorruptStateError for
+    malformed content."""
+    versions = (supported,) if isinstance(supported, int) else supported
     try:
         version = decode_json(content, dict[str, object]).get("version")
-        if version != supported:
+        if version not in versions:
             raise UnsupportedVersionError(
-                f"{path}: {what} of version {version}, this Holdfast reads {supported}",
+                f"{path}: {what} of version {version}, this Holdfast reads {versions[-1]}",
                 path=path,
                 version=version,
-                supported=supported,
+                supported=versions[-1],
             )
         return decode_json(content, kind)
     except UNDECODABLE as error:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from holdfast.api.snapshots.frames import change_of
 from holdfast.api.snapshots.rows import Row, rows_of
+from holdfast.barriers.sinkreading import find_replaced
 from holdfast.coordinator.ha.recorded_job import decode_decision
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -213,7 +214,7 @@ class Snapshot:
         """Check length and checksum of every file; a damaged file is in the report, and never raises.
 
         Files outside its folder are read from the storage that their path names."""
-        return run_flow(verify_files(self._stored), RoutedStorage(self._stored.storage))
+        return run_flow(verify_files(self._stored, find_replaced=find_replaced), RoutedStorage(self._stored.storage))
 
     def diff(self, other: Snapshot, *, uid: str | None = None, state: str | None = None, keys_max: int = 10) -> SnapshotDiff:
         """Compare this snapshot with another, at any parallelism and backend.

@@ -1,4 +1,4 @@
-"""The checkers of the invariants I1 to I42 (docs/invariants.md). Each observes stores, the wire and ports of workers,
+"""The checkers of the invariants I1 to I43 (docs/invariants.md). Each observes stores, the wire and ports of workers,
 from outside the job."""
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ INVARIANTS: dict[str, str] = {
     "I40": "a split is with its enumerator or with one reader, in every snapshot, and is read from its start once",
     "I41": "nothing is outside before a checkpoint that covers it is complete",
     "I42": "no staged file is lost before its rows are outside, and none is left when they are",
+    "I43": "a merge replaces committed files that are current, by one with their rows, and nothing else changes",
 }
 """Invariant -> its meaning in one line."""
 

@@ -35,6 +35,7 @@ from holdfast.chaos.checkers.observations import (
     Stored,
     WorldView,
 )
+from holdfast.chaos.checkers.oracle import is_replaced
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
 from holdfast.statebackends.layout import METADATA_NAME, SHARED_FOLDER
@@ -139,10 +140,15 @@ class CompletionChecker(Checker):
             if problem:
                 self.report("I11", f"checkpoint {snapshot.checkpoint_id}: {handle.path} {problem}")
         for entry in snapshot.metadata.external:
-            if not any(self.ledger.exists(place) for place in external_places(entry)):
+            if not self._is_there(entry):
                 self.report("I11", f"checkpoint {snapshot.checkpoint_id}: the external file {entry} is missing")
 
     # ------------------------------------------------------------------------------------------------------------ files
+
+    def _is_there(self, entry: str) -> bool:
+        """Whether an external file is at one of its places, or needs to be at none: a committed one that was merged."""
+        places = external_places(entry)
+        return any(self.ledger.exists(place) for place in places) or is_replaced(self.world.store, places)
 
     def _keep(self, snapshot: Snapshot) -> None:
         number = snapshot.checkpoint_id
@@ -173,7 +179,7 @@ class CompletionChecker(Checker):
             invariant = "I25" if self.ledger.completed[number].kind.is_savepoint else "I23" if is_shared else "I11"
             self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {number} needs")
         for holder, entry in self._external.get(location, {}).items():
-            if not any(self.ledger.exists(place) for place in external_places(entry)):
+            if not self._is_there(entry):
                 invariant = "I25" if self.ledger.completed[holder].kind.is_savepoint else "I20"
                 self.report(invariant, f"{fact.actor} deleted {location}, which checkpoint {holder} needs from outside")
 

@@ -39,13 +39,15 @@ class _Sink:
     attempt: int = 0
     """Attempt that owns the sink."""
     names: set[str] = field(default_factory=set)
-    """Names of committed files."""
+    """Names of committed files, and of those that replaced some."""
+    replaced: set[str] = field(default_factory=set)
+    """Names of those that a merge has replaced: they may go."""
 
 
 class EffectsChecker(Checker):
     """Checks every change in a sink's folder."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I15", "I18", "I19", "I20", "I21", "I22")
+    invariants: ClassVar[tuple[str, ...]] = ("I15", "I18", "I19", "I20", "I21", "I22", "I43")
     hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
@@ -99,8 +101,23 @@ class EffectsChecker(Checker):
         entry: dict[str, Any] = msgspec.json.decode(content or b"{}")
         if entry.get("type") == "commit":
             self._commit(sink, entry)
+        elif entry.get("type") == "merge":
+            self._merge(sink, entry)
         elif entry.get("type") == "owner":
             sink.attempt = max(sink.attempt, entry["attempt"])
+
+    def _merge(self, sink: _Sink, entry: dict[str, Any]) -> None:
+        merged, replaced = entry["file"]["name"], [file["name"] for file in entry["replaced"]]
+        where = f"sink {sink.sink_id}: {merged}, merged by attempt {entry['attempt']},"
+        old = [name for name in replaced if name not in sink.names or name in sink.replaced]
+        if old:
+            self.report("I43", f"{where} replaces {old[0]}, which is not current")
+        if merged in sink.names:
+            self.report("I43", f"{where} is there already")
+        if not self.ledger.exists(f"{sink.folder}/data/{merged}"):
+            self.report("I43", f"{where} is not in its place")
+        sink.names.add(merged)
+        sink.replaced.update(replaced)
 
     def _commit(self, sink: _Sink, entry: dict[str, Any]) -> None:
         checkpoint, where = entry["checkpoint_id"], f"sink {sink.sink_id}: checkpoint {entry['checkpoint_id']}"
@@ -139,6 +156,8 @@ class EffectsChecker(Checker):
                 self.report("I19", f"{fact.actor} deleted an entry of the log of sink {sink.sink_id}: {location}")
             elif folder == f"{sink.folder}/staged" and name not in sink.names:
                 self._swept(name, fact)
+            elif name in sink.replaced:
+                continue
             elif name in sink.names and folder in (f"{sink.folder}/data", sink.root):
                 self.report("I19", f"{fact.actor} deleted {location}, which is committed")
 
@@ -164,7 +183,9 @@ class EffectsChecker(Checker):
             sink.entries = len(contents)
             sink.commits = [(entry["checkpoint_id"], _first_name(entry)) for entry in commits]
             sink.attempt = max((entry["attempt"] for entry in contents if entry["type"] == "owner"), default=0)
-            sink.names = {file["name"] for entry in commits for file in entry["files"]}
+            merges = [entry for entry in contents if entry["type"] == "merge"]
+            sink.replaced = {file["name"] for entry in merges for file in entry["replaced"]}
+            sink.names = {file["name"] for entry in commits for file in entry["files"]} | {each["file"]["name"] for each in merges}
         self._find_newest()
 
     def _find_newest(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -27,6 +27,14 @@ SHOWN_MAX = 5
 
 class OutputDamagedError(Exception):
     """A committed file, or the log that names it, is unreadable or has changed."""
+
+    invariant = "I19"
+
+
+class MergeWrongError(OutputDamagedError):
+    """A file that replaced committed ones does not have their rows."""
+
+    invariant = "I43"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +57,43 @@ class CommittedOutput:
         self._sink_id = sink_id
         self._entries: list[bytes] = []
         self._names: set[str] = set()
+        self._replaced: dict[str, tuple[str, int]] = {}
+        """Replaced file -> (the one that has its rows, number of its first row there)."""
+        self._merged: dict[str, bytes] = {}
+        """File that replaced others -> digest of its content."""
         self.files: list[CommittedFile] = []
+        """As they were committed, whatever replaced them."""
 
     def refresh(self) -> list[CommittedFile]:
         """Read the entries committed since the last call; returns their files. Raises OutputDamagedError."""
         known = len(self.files)
+        entries: list[dict[str, Any]] = []
         while (content := self._view.peek(self._log(len(self._entries)))) is not None:
             self._entries.append(content)
-            entry = msgspec.json.decode(content)
+            entries.append(msgspec.json.decode(content))
+        merges = [entry for entry in entries if entry["type"] == "merge"]
+        for entry in merges:
+            start = 0
+            for file in entry["replaced"]:
+                self._replaced[file["name"]] = entry["file"]["name"], start
+                start += file["rows"]
+        for entry in entries:
             if entry["type"] == "commit":
                 self.files += [self._read(entry["checkpoint_id"], file["name"], file["rows"]) for file in entry["files"]]
+        for entry in merges:
+            self._check_merge(entry)
         return self.files[known:]
+
+    def _check_merge(self, entry: dict[str, Any]) -> None:
+        """A merged file has the rows of those that it replaced, in their order."""
+        name, rows = entry["file"]["name"], {file.name: file.rows for file in self.files}
+        content = self._view.peek(self._data(name))
+        if content is None:
+            raise MergeWrongError(f"sink {self._sink_id}: {name} has replaced committed files and does not exist")
+        wanted = [row for file in entry["replaced"] for row in rows.get(file["name"], ())]
+        if parquet_rows(content) != wanted or len(wanted) != entry["file"]["rows"]:
+            raise MergeWrongError(f"sink {self._sink_id}: {name} has not the rows of the files that it replaced")
+        self._merged[name] = _digest(content)
 
     def _log(self, sequence: int) -> str:
         return f"{self._folder}/log/{sequence:012d}.json"
@@ -72,11 +106,13 @@ class CommittedOutput:
         if name in self._names:
             raise OutputDamagedError(f"{where} is committed twice")
         self._names.add(name)
-        content = self._view.peek(self._data(name))
+        merged, start = self._replaced.get(name, ("", 0))
+        content = self._view.peek(self._data(merged or name))
         if content is None:
             raise OutputDamagedError(f"{where} is committed and does not exist")
         try:
             found = parquet_rows(content)
+            found = found[start : start + rows] if merged else found
         except (pa.ArrowException, OSError) as error:
             raise OutputDamagedError(f"{where} is committed and can't be read: {error}") from error
         if len(found) != rows:
@@ -88,10 +124,11 @@ class CommittedOutput:
         for sequence, content in enumerate(self._entries):
             if self._view.peek(self._log(sequence)) != content:
                 raise OutputDamagedError(f"sink {self._sink_id}: entry {sequence} of its log has changed or is gone")
-        for file in self.files:
-            content_now = self._view.peek(self._data(file.name))
-            if content_now is None or _digest(content_now) != file.digest:
-                raise OutputDamagedError(f"sink {self._sink_id}: {file.name} was committed and has changed or is gone")
+        current = {file.name: file.digest for file in self.files if file.name not in self._replaced} | self._merged
+        for name, digest in current.items():
+            content_now = self._view.peek(self._data(name))
+            if content_now is None or _digest(content_now) != digest:
+                raise OutputDamagedError(f"sink {self._sink_id}: {name} was committed and has changed or is gone")
 
 
 def committed(view: StoreView, sink_id: str) -> list[CommittedFile]:
@@ -99,6 +136,22 @@ def committed(view: StoreView, sink_id: str) -> list[CommittedFile]:
     output = CommittedOutput(view, sink_id)
     output.refresh()
     return output.files
+
+
+def is_replaced(store: Callable[[str], StoreView], places: Iterable[str]) -> bool:
+    """Whether a file that a snapshot names was committed, and another one has its rows by now."""
+    for place in places:
+        root, folder, rest = place.partition("/_holdfast/")
+        if not folder:
+            continue
+        sink, _, name = rest.partition("/")
+        view, sequence = store(root), 0
+        while (content := view.peek(f"_holdfast/{sink}/log/{sequence:012d}.json")) is not None:
+            sequence += 1
+            entry = msgspec.json.decode(content)
+            if entry["type"] == "merge" and name.partition("/")[2] in {file["name"] for file in entry["replaced"]}:
+                return True
+    return False
 
 
 def parquet_rows(content: bytes) -> list[Row]:

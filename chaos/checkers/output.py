@@ -58,7 +58,7 @@ class _Sink:
 class OutputChecker(Checker):
     """Follows the logs of the scenario's sinks."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I1", "I2", "I3", "I4", "I5", "I7", "I19")
+    invariants: ClassVar[tuple[str, ...]] = ("I1", "I2", "I3", "I4", "I5", "I7", "I19", "I43")
     hears: ClassVar[tuple[type, ...]] = (Stored, Lifecycle)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
@@ -156,7 +156,7 @@ class OutputChecker(Checker):
         try:
             files = sink.output.refresh()
         except OutputDamagedError as error:
-            self.report("I19", str(error))
+            self.report(error.invariant, str(error))
             return
         for file in files:
             if not self._descent.holds_file(file.checkpoint_id, file.name):
@@ -180,7 +180,7 @@ class OutputChecker(Checker):
             try:
                 sink.output.recheck()
             except OutputDamagedError as error:
-                self.report("I19", str(error))
+                self.report(error.invariant, str(error))
                 continue
             if sink.expected.rows is not None and finished:
                 self._compare(sink)

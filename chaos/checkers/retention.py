@@ -320,13 +320,15 @@ class RetentionChecker(Checker):
             return
         view, sink_id = self.world.store(sink.expected.path), sink.expected.sink_id
         holder = sink.folder.removesuffix("/staged")
-        committed = _committed(view, f"{holder}/log")
-        names = set(committed)
-        stray = sorted({path.rpartition("/")[2] for path in view.paths(f"{holder}/data")} - names)
+        committed, replaced = _committed(view, f"{holder}/log")
+        names = set(committed) | replaced
+        planned = {path.rpartition("/")[2].removesuffix(".json") for path in view.paths(f"{holder}/merges")}
+        stray = sorted({path.rpartition("/")[2] for path in view.paths(f"{holder}/data")} - names - planned)
         if stray and self._descent.is_straight:  # a commit under way when its user went back is never finished
             self.report("I24", f"sink {sink_id}: {stray[0]} is in data/ and not committed")
         # Links of output behind a snapshot that the user went back to are not made: no state holds it any more.
-        hidden = sorted(name for name in names if view.size(name) is None and self._descent.holds_file(committed[name], name))
+        unseen = (name for name in committed if name not in planned and view.size(name) is None)
+        hidden = sorted(name for name in unseen if self._descent.holds_file(committed[name], name))
         if hidden:
             self.report("I19", f"sink {sink_id}: {hidden[0]} is committed and plain readers don't see it")
         for path in view.paths(sink.folder):
@@ -361,12 +363,16 @@ class RetentionChecker(Checker):
         return any(at_ms >= begun_ms for at_ms in self._worker_trouble_ms)
 
 
-def _committed(view: StoreView, folder: str) -> dict[str, int]:
-    """Files named in a sink's log, and the id that each was committed with."""
+def _committed(view: StoreView, folder: str) -> tuple[dict[str, int], set[str]]:
+    """Current files of a sink's log, and the id that each was committed with; those that others have replaced."""
     names: dict[str, int] = {}
+    replaced: set[str] = set()
     sequence = 0
     while (content := view.peek(f"{folder}/{sequence:012d}.json")) is not None:
         entry = msgspec.json.decode(content)
         names.update((file["name"], entry["checkpoint_id"]) for file in entry.get("files", ()))
+        if entry["type"] == "merge":
+            replaced.update(file["name"] for file in entry["replaced"])
+            names[entry["file"]["name"]] = entry["checkpoint_id"]
         sequence += 1
-    return names
+    return {name: number for name, number in names.items() if name not in replaced}, replaced

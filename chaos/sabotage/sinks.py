@@ -6,9 +6,13 @@ from typing import Any
 
 import holdfast.operators.sinks.committer as committer_module
 import holdfast.operators.sinks.log as log_module
+import holdfast.operators.sinks.merges as merges_module
+from holdfast.barriers.sinklog import LogEntry, MergeEntry
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
+from holdfast.operators.sinks.merging import Runs
+from holdfast.statebackends.storage.flows import delete_files
 
 
 def _commits_notified_only(original: Any) -> Any:
@@ -62,7 +66,39 @@ def _sweeps_always(original: Any) -> Any:
     return sweep_once
 
 
+def _forgets_merges(original: Any) -> Any:
+    def follow(self: Runs, entry: LogEntry, sizes: Any) -> None:
+        if not isinstance(entry, MergeEntry):
+            original(self, entry, sizes)
+
+    return follow
+
+
+def _deletes_in_front_of_the_entry(original: Any) -> Any:
+    def prepare_flow(paths: Any, plan: Any, sources: Any) -> Any:
+        prepared = yield from original(paths, plan, sources)
+        if prepared.merged is not None:
+            yield from delete_files(paths.data(each.file.name) for each in prepared.merged.sources)
+        return prepared
+
+    return prepare_flow
+
+
 SABOTAGES = (
+    Sabotage(
+        "merged_again",
+        "a merge is put without a look at what the log has replaced already",
+        ("I43",),
+        (Mutant(Runs, "follow", _forgets_merges),),
+        workloads=("merging",),
+    ),
+    Sabotage(
+        "merged_files_deleted_early",
+        "files are deleted before the log has the entry of the merge",
+        ("I20", "I19", "I43"),
+        (Mutant(merges_module, "prepare_flow", _deletes_in_front_of_the_entry),),
+        workloads=("merging",),
+    ),
     Sabotage(
         "exact_commit",
         "a sink commits the notified checkpoint alone, and none below it",

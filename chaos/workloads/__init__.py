@@ -22,6 +22,7 @@ from holdfast.chaos.workloads import (
     late_windows,
     latecomers,
     long,
+    merging,
     nexmark,
     outside,
     random_graphs,
@@ -48,6 +49,7 @@ WORKLOADS: dict[str, Workload] = {
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn, window_top),
         *(joins, latecomers, sessions, column_sessions, window_joins, count_windows, outside, splits),
+        merging,
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }

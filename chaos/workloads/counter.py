@@ -32,12 +32,19 @@ def make(rng: random.Random) -> Scenario:
 
 
 def counted_into_ledger(
-    feed: Feed, parallelism: int, rows_per_second: int, step_rows: int, settings: dict[str, Any], *, duration_ms: int = 2_000
+    feed: Feed,
+    parallelism: int,
+    rows_per_second: int,
+    step_rows: int,
+    settings: dict[str, Any],
+    *,
+    duration_ms: int = 2_000,
+    sink: dict[str, Any] | None = None,
 ) -> Scenario:
-    """The job and its expectations. `settings`: of its JobConfig."""
+    """The job and its expectations. `settings`: of its JobConfig; `sink`: of its sink."""
     ledger = _Ledger(feed)
     return Scenario(
-        plan=partial(_plan, feed, parallelism, rows_per_second, step_rows, settings),
+        plan=partial(_plan, feed, parallelism, rows_per_second, step_rows, settings, sink or {}),
         records=feed.rows,
         sinks=(
             SinkExpectation(
@@ -57,11 +64,17 @@ def counted_into_ledger(
 
 
 def _plan(
-    feed: Feed, drawn: int, rows_per_second: float, step_rows: int, settings: dict[str, Any], parallelism: int | None
+    feed: Feed,
+    drawn: int,
+    rows_per_second: float,
+    step_rows: int,
+    settings: dict[str, Any],
+    sink: dict[str, Any],
+    parallelism: int | None,
 ) -> JobPlan:
     environment = Environment("counter", parallelism=parallelism or drawn, **settings)
     numbers = environment.from_source(feed.source(rows_per_second, step_rows)).uid(feed.uid)
-    numbers.key_by("key").process(Count()).uid("count").sink_to(ParquetSink(LEDGER), uid="ledger")
+    numbers.key_by("key").process(Count()).uid("count").sink_to(ParquetSink(LEDGER, **sink), uid="ledger")
     return environment.build()
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.barriers.sinkreading import find_replaced
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
 from holdfast.statebackends.handles import OperatorState
@@ -139,7 +140,7 @@ def find_missing_external(entries: Iterable[str]) -> Flow[list[SnapshotProblem]]
     """A snapshot's external files that are missing at all of their places, or have no allowed place; their content is not read.
 
     Raises the storage's error if it can't tell."""
-    report = yield from check_external(entries, contents=False)
+    report = yield from check_external(entries, contents=False, find_replaced=find_replaced)
     for file in report.unchecked:
         if file.error is not None:
             raise file.error

@@ -42,7 +42,7 @@ from holdfast.statebackends.storage.port import FileFacts
 SMALL_FILE_BYTES = 128 << 10
 """Object stores' cheaper classes bill smaller files as if they had this size, and every file costs a request."""
 
-_SINK_FOLDER = re.compile(rf"(?:^|(?P<root>.*)/){ROOT_FOLDER}/[^/]+/(staged|data|log)/[^/]+")
+_SINK_FOLDER = re.compile(rf"(?:^|(?P<root>.*)/){ROOT_FOLDER}/[^/]+/(staged|data|log|summaries|merges)/[^/]+")
 _SINK_FILE = re.compile(r"part-.+\.(parquet|jsonl|csv)")
 _PARTITIONS = re.compile(r"(?:(?:^|/)[^/=]+=[^/]*)+$")
 """Folders of a sink's partitions, at the end of a path."""

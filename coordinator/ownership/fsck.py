@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from holdfast.barriers.sinkreading import find_replaced
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob
 from holdfast.coordinator.ha.records import is_job_id
@@ -335,7 +336,8 @@ def _check_external(evidence: JobEvidence) -> Flow[ExternalReport]:
     paths = JobPaths(evidence.job_id)
     named = {number: metadata.external for number, metadata in evidence.snapshots.items() if metadata.external}
     while True:
-        report = yield from check_external(entry for number in sorted(named) for entry in named[number])
+        entries = (entry for number in sorted(named) for entry in named[number])
+        report = yield from check_external(entries, find_replaced=find_replaced)
         if not report.problems:
             return report
         claims: list[int | None] = yield from _together([_size(paths.claim(number)) for number in named])

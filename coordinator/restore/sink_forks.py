@@ -361,7 +361,7 @@ def _why_not_begun(restore: Restore, moved: MovedSink) -> Flow[list[HoldfastErro
             sink=moved.sink_id,
             sinks=[moved.sink_id],
             restored=restore.base.checkpoint_id,
-            committed=last.checkpoint_id if isinstance(last, CommitEntry) else 0,
+            committed=0 if isinstance(last, OwnerEntry) else last.checkpoint_id,
         )
     ]
 
@@ -400,7 +400,7 @@ def _read_log(place: str, log: _Log, owner: str) -> Flow[_LogContent]:
             break
         if isinstance(entry, OwnerEntry):
             heir = entry.job_id if entry.job_id != owner else ""
-        else:
+        elif isinstance(entry, CommitEntry):
             committed = {file.name for file in entry.files}
             if not committed <= log.names:
                 return _LogContent(frozenset(found), heir=heir)

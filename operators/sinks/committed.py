@@ -1,11 +1,12 @@
 """CORE: which rows a file sink's log commits, entry by entry, and how readers share them. Pure.
 
 A position in the log is the number of the next entry. A reader that keeps one gets each row once: the rows of an entry stay, and
-what comes later has a later number."""
+what comes later has a later number. An entry that replaces files has no rows of its own: it says in which file those of earlier
+entries are from there on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import msgspec
 import xxhash
 
 from holdfast.barriers.sinklog import CommitEntry, LogEntry
+from holdfast.barriers.sinkreading import Place
 
 TASKS_MAX = 64
 ROWS_PER_TASK_MAX = 1_000_000
@@ -30,10 +32,28 @@ class FileRows(NamedTuple):
         return self.stop - self.start
 
 
-def rows_of(entries: Iterable[LogEntry]) -> list[FileRows]:
-    """The rows that these entries commit, in order."""
+_NOWHERE: Mapping[str, Place] = {}
+
+
+def rows_of(entries: Iterable[LogEntry], replaced: Mapping[str, Place] = _NOWHERE) -> list[FileRows]:
+    """The rows that these entries commit, in order; `replaced`: files whose rows are in others. Neighbours in one of those are one
+    piece, in place of the first."""
     commits = (entry for entry in entries if isinstance(entry, CommitEntry))
-    return [FileRows(file.name, 0, file.rows) for entry in commits for file in entry.files if file.rows]
+    pieces: list[FileRows] = []
+    ends: dict[str, int] = {}
+    """Merged file -> index of the last piece of it."""
+    for file in (file for entry in commits for file in entry.files if file.rows):
+        place = replaced.get(file.name)
+        if place is None:
+            pieces.append(FileRows(file.name, 0, file.rows))
+            continue
+        last = ends.get(place.name)
+        if last is not None and pieces[last].stop == place.start:
+            pieces[last] = FileRows(place.name, pieces[last].start, place.start + file.rows)
+        else:
+            ends[place.name] = len(pieces)
+            pieces.append(FileRows(place.name, place.start, place.start + file.rows))
+    return pieces
 
 
 def admit(entries: Sequence[LogEntry], *, files_max: int | None = None, rows_max: int | None = None) -> int:

@@ -31,6 +31,7 @@ from holdfast.barriers.sinklog import (
     StagedFile,
     decode_committer_state,
 )
+from holdfast.barriers.sinkreading import read_log_flow
 from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
 from holdfast.operators.sinks.log import (
@@ -46,7 +47,9 @@ from holdfast.operators.sinks.log import (
     open_log_flow,
     parse_name,
 )
-from holdfast.operators.sinks.summaries import Summaries, read_log_flow
+from holdfast.operators.sinks.merges import Merges
+from holdfast.operators.sinks.merging import Appended, append_merge_flow
+from holdfast.operators.sinks.summaries import Summaries
 from holdfast.operators.sinks.writer import StagedFolder
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError, UnsupportedVersionError
@@ -104,6 +107,7 @@ class FileCommitter(TwoPhaseCommitter[StagedFile]):
         """Place -> commits due there before our own log begins; they stay in state until they are done."""
         self._log: OpenLog | None = None
         self._summaries = Summaries(context, self._paths, self._storage)
+        self._merges = Merges(context, self._settings.merging, self._paths, self._storage, self._commit_next)
 
     @property
     def _is_open(self) -> bool:
@@ -185,6 +189,21 @@ class FileCommitter(TwoPhaseCommitter[StagedFile]):
 
         self._start(commit_flow(self._paths, self._log, checkpoint, self._claimant()), self._storage, committed)
 
+    def _commit_next(self) -> None:
+        super()._commit_next()
+        if self._busy or self._log is None or self._closed:
+            return
+        merging, merged = self._settings.merging, self._merges.ready(self._log.position.next_sequence)
+        if merged is not None and merging is not None:
+            flow = append_merge_flow(self._paths, self._log, merged, merging, self._claimant())
+            self._start(flow, self._storage, self._merge_appended)
+        else:
+            self._merges.follow(self._log.position.next_sequence)
+
+    def _merge_appended(self, outcome: Appended) -> None:
+        self._merges.appended(outcome)
+        self._log_changed(outcome.log)
+
     def _log_changed(self, log: OpenLog) -> None:
         self._log = log
         pending = {file.name for file in _files(self._pending_checkpoints())}
@@ -225,7 +244,7 @@ class FileCommitter(TwoPhaseCommitter[StagedFile]):
         return tuple(found)
 
     def has_pending_work(self) -> bool:
-        return bool(self._endings) or super().has_pending_work()
+        return bool(self._endings) or self._merges.is_busy or super().has_pending_work()
 
 
 def _checkpoints(files: Mapping[int, list[StagedFile]]) -> tuple[PendingCheckpoint, ...]:
@@ -259,6 +278,7 @@ def decode_committable(encoded: bytes, operator: str) -> Committable:
 
 
 R = TypeVar("R")
+
 
 class Orphans:
     """One sweep: three flows, on the sink's storage, on the state directory, and on the sink's storage again."""

@@ -19,7 +19,7 @@ FileFormat = Literal["parquet", "json", "csv"]
 SUFFIXES: dict[FileFormat, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv"}
 """Format -> ending of a file's name."""
 
-_COMPRESSED_BYTES_MIN = 8 * 1024
+COMPRESSED_BYTES_MIN = 8 * 1024
 """Bytes of a file's rows in memory from which it is compressed. For a smaller file the compressor alone takes as long as everything
 else, when writing and when reading."""
 _ROWS_AT_ONCE = 10_000
@@ -77,7 +77,7 @@ def encode(
     target = pa.BufferOutputStream()
     match format:
         case "parquet":
-            compression = "zstd" if table.get_total_buffer_size() >= _COMPRESSED_BYTES_MIN else "none"
+            compression = "zstd" if table.get_total_buffer_size() >= COMPRESSED_BYTES_MIN else "none"
             rows = max(1, table.num_rows)
             settings = {"compression": compression, "use_dictionary": dictionaries, "row_group_size": rows}
             pq.write_table(table, target, write_page_checksum=True, **settings)

@@ -27,6 +27,7 @@ from holdfast.barriers.sinklog import (
     CommitEntry,
     LogEntry,
     LogPosition,
+    MergeEntry,
     OwnerEntry,
     PendingCheckpoint,
     SinkPaths,
@@ -35,8 +36,8 @@ from holdfast.barriers.sinklog import (
     place_of,
     split_place,
 )
+from holdfast.barriers.sinkreading import read_log_flow
 from holdfast.operators.sinks.formats import FileFormat
-from holdfast.operators.sinks.summaries import read_log_flow
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,
@@ -59,6 +60,18 @@ class Committable(msgspec.Struct, frozen=True):
     files: tuple[StagedFile, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MergeSettings:
+    """When committed small files are merged."""
+
+    target_file_size: int
+    """Bytes. A file is small below half of it; merged ones have up to one and a half."""
+    roll_interval_ms: int | None
+    """Age of the oldest small file at which it is merged with those there are; None: only size counts."""
+    kept_ms: int
+    """Time that replaced files stay."""
+
+
 @dataclass(slots=True)
 class SinkSettings:
     """Settings that a sink's operators share. The sink id may be set after they were made, until the plan is shipped."""
@@ -73,6 +86,8 @@ class SinkSettings:
     format: FileFormat = "parquet"
     partition_by: tuple[str, ...] = ()
     """Columns whose values are the folders of files."""
+    merging: MergeSettings | None = None
+    """None: committed files stay as they are."""
 
     def storage(self, beside: Storage | None = None) -> Storage:
         """Open the sink's storage. `beside`: the storage whose reach it shares; None: any storage that the path names."""
@@ -162,9 +177,11 @@ class OpenLog:
     position: LogPosition
     committed: frozenset[str]
     """Files of pending checkpoints that an earlier attempt committed without living to forget them."""
+    replaced: frozenset[str] = frozenset()
+    """Files that a later one has replaced, as far as that was read: they are not published any more."""
 
 
-def _append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
+def append_flow(paths: SinkPaths, entry: LogEntry) -> Flow[bool]:
     """Put one entry at its sequence; False if another writer has that number. Reads back before it trusts an answer."""
     path, data = paths.log(entry.sequence), msgspec.json.encode(entry)
     for _ in range(APPEND_TRIES_MAX):
@@ -194,10 +211,11 @@ def open_log_flow(
         entries = yield from _durable_entries(paths, start)
         position = _advance(known, entries)
         if position is not None and not _must_claim(paths, position, known, entries, pending, claimant):
-            return OpenLog(position, _committed(entries))
+            return OpenLog(position, _committed(entries), _replaced(entries))
         sequence, owner = start + len(entries), 1 if position is None else position.owner + 1
-        if (yield from _append_flow(paths, _owner_entry(sequence, owner, claimant))):
-            return OpenLog(LogPosition(LOG_VERSION, sequence + 1, owner, claimant.nonce, claimant.job_id), _committed(entries))
+        if (yield from append_flow(paths, _owner_entry(sequence, owner, claimant))):
+            taken = LogPosition(LOG_VERSION, sequence + 1, owner, claimant.nonce, claimant.job_id)
+            return OpenLog(taken, _committed(entries), _replaced(entries))
 
 
 def _owner_entry(sequence: int, owner: int, claimant: Claimant) -> OwnerEntry:
@@ -289,6 +307,10 @@ def _committed(entries: Iterable[LogEntry]) -> frozenset[str]:
     return frozenset(file.name for entry in entries if isinstance(entry, CommitEntry) for file in entry.files)
 
 
+def _replaced(entries: Iterable[LogEntry]) -> frozenset[str]:
+    return frozenset(file.name for entry in entries if isinstance(entry, MergeEntry) for file in entry.replaced)
+
+
 def _names(files: Iterable[StagedFile]) -> frozenset[str]:
     return frozenset(file.name for file in files)
 
@@ -302,8 +324,9 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
         missing = yield from _link_data(paths, checkpoint)
         while not names <= log.committed:
             entry = _commit_entry(log.position, checkpoint, claimant)
-            if missing is None and (yield from _append_flow(paths, entry)):
-                log = OpenLog(msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1), log.committed | names)
+            if missing is None and (yield from append_flow(paths, entry)):
+                position = msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1)
+                log = OpenLog(position, log.committed | names, log.replaced)
                 break
             # The number is taken or a file is gone: another writer appended since, perhaps an earlier try of this very commit.
             entries = yield from _durable_entries(paths, log.position.next_sequence)
@@ -316,7 +339,7 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
                     checkpoint=checkpoint.checkpoint_id,
                 )
             _check_attempt(paths, names - log.committed, entries, claimant)
-    yield from _publish(paths, checkpoint)
+    yield from _publish(paths, checkpoint, log.replaced)
     return replace(log, committed=log.committed - names)
 
 
@@ -375,7 +398,12 @@ def _follow(paths: SinkPaths, log: OpenLog, entries: list[LogEntry], claimant: C
                 job_id=claimant.job_id,
             )
     committed = log.committed | _committed(entries)
-    return OpenLog(_advance(log.position, entries) or log.position, committed)
+    return OpenLog(_advance(log.position, entries) or log.position, committed, log.replaced | _replaced(entries))
+
+
+def follow_flow(paths: SinkPaths, log: OpenLog, claimant: Claimant) -> Flow[OpenLog]:
+    """Read, and make durable, what others have appended. Raises FencedError as a commit does."""
+    return _follow(paths, log, (yield from _durable_entries(paths, log.position.next_sequence)), claimant)
 
 
 def _check_attempt(paths: SinkPaths, left: frozenset[str], entries: list[LogEntry], claimant: Claimant) -> None:
@@ -400,9 +428,11 @@ def _link_data(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[str | No
     return None
 
 
-def _publish(paths: SinkPaths, checkpoint: PendingCheckpoint) -> Flow[None]:
+def _publish(paths: SinkPaths, checkpoint: PendingCheckpoint, replaced: frozenset[str]) -> Flow[None]:
     """Steps 3 and 4 of a commit."""
     for file in checkpoint.files:
+        if file.name in replaced:
+            continue  # plain readers have its rows in another file
         try:
             yield LinkFile(paths.data(file.name), paths.published(file.name))
         except ObjectMissingError:

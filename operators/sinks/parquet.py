@@ -12,17 +12,17 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from holdfast.barriers.messages import has_control_characters
-from holdfast.barriers.sinklog import ROOT_FOLDER, CommitEntry, LogEntry, OwnerEntry, SinkPaths
+from holdfast.barriers.sinklog import ROOT_FOLDER, LogEntry, OwnerEntry, SinkPaths
+from holdfast.barriers.sinkreading import current_files, read_log_flow
 from holdfast.operators.base import Operator
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.formats import check_columns, checked_format, decode, format_of
-from holdfast.operators.sinks.log import SinkSettings
+from holdfast.operators.sinks.log import MergeSettings, SinkSettings
 from holdfast.operators.sinks.partitions import check_partitions
-from holdfast.operators.sinks.summaries import read_log_flow
 from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.operators.sources.hive import values_of, with_partition
 from holdfast.operators.sources.materialised import schema_from_text, schema_text
-from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, ReadFile, Storage, run_flow
 
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 FILE_SIZE_MAX = 128 * 1024 * 1024
 """Bytes of rows in memory at which a writer closes a file between two checkpoints."""
+
+
+TARGET_SIZE_MIN, TARGET_SIZE_MAX = 64 << 10, 1 << 30
+"""Bytes: files below are not worth a merge, and a merge holds its file in memory."""
+MERGED_KEPT_MS = 600_000
+DURATION_MS_MAX = 366 * 24 * 3_600_000
 
 
 class FileSink:
@@ -43,6 +49,13 @@ class FileSink:
     partition_by: columns whose values are the folders of the files, `<column>=<value>/...`, and are not in the files: text,
     integers, booleans, dates. An empty text is written as null.
     file_size_max: bytes of rows in memory at which a writer closes its files between two checkpoints.
+    target_file_size: bytes, 64 KiB to 1 GiB. Committed files of less than half of it are merged with their neighbours, in the order
+    of their rows, as soon as they have so many together: into files of up to one and a half times that, which are not merged again.
+    Readers of the log see the one in place of the others in one step. None: committed files stay as they are. A merge holds its
+    file in the committer's memory.
+    roll_interval_ms: age of the oldest file that waits, at which it is merged whatever the size; None: it waits. Looked at when a
+    checkpoint is complete.
+    merged_files_kept_ms: time that replaced files stay, for readers that have listed them, 10 minutes.
 
     The rows must have a declared schema without nanoseconds; text files hold no binary columns and no durations, and CSV no lists.
     Raises InvalidConfigError on a setting out of bounds."""
@@ -57,6 +70,9 @@ class FileSink:
         *,
         partition_by: Sequence[str] = (),
         file_size_max: int = FILE_SIZE_MAX,
+        target_file_size: int | None = None,
+        roll_interval_ms: int | None = None,
+        merged_files_kept_ms: int | None = None,
         name: str = "",
         open_storage: Callable[[str], Storage] | None = None,
     ) -> None:
@@ -73,8 +89,9 @@ class FileSink:
             # Staged files below such a path would be refused when a checkpoint names them.
             raise InvalidConfigError(f"a sink's path has no control characters, and no `..` in a URL: {text!r}", setting="path")
         self.name = name or checked
+        merging = merge_settings(text, target_file_size, roll_interval_ms, merged_files_kept_ms)
         place = text if "://" in text else os.path.abspath(text)
-        self._settings = SinkSettings(place, sink_id, file_size_max, open_storage, checked, columns)
+        self._settings = SinkSettings(place, sink_id, file_size_max, open_storage, checked, columns, merging)
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
@@ -141,9 +158,7 @@ class FileSink:
         entries = read_log(storage, sink_id)
         schema = declared_schema(entries) or self._schema
         if schema is None:
-            raise NotFoundError(
-                f"sink {sink_id} at {self.path} has written nothing, and its columns are unknown", sink=sink_id
-            )
+            raise NotFoundError(f"sink {sink_id} at {self.path} has written nothing, and its columns are unknown", sink=sink_id)
         spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         files = _files_of(entries, storage, sink_id)
         if not files:
@@ -157,7 +172,8 @@ class ParquetSink(FileSink):
     """Writes rows to Parquet files, exactly once: all rows of a checkpoint become visible together when it is complete.
 
     sink_id: identity of the output over restarts, restores and renamed jobs; "" takes the operator's uid. Two sinks may share a
-    path if their ids differ. The rows must have a declared schema without nanoseconds."""
+    path if their ids differ. The rows must have a declared schema without nanoseconds. target_file_size, roll_interval_ms,
+    merged_files_kept_ms: as of `FileSink`."""
 
     def __init__(
         self,
@@ -165,10 +181,43 @@ class ParquetSink(FileSink):
         sink_id: str = "",
         *,
         file_size_max: int = FILE_SIZE_MAX,
+        target_file_size: int | None = None,
+        roll_interval_ms: int | None = None,
+        merged_files_kept_ms: int | None = None,
         name: str = "parquet",
         open_storage: Callable[[str], Storage] | None = None,
     ) -> None:
-        super().__init__(path, "parquet", sink_id, file_size_max=file_size_max, name=name, open_storage=open_storage)
+        super().__init__(
+            path,
+            "parquet",
+            sink_id,
+            file_size_max=file_size_max,
+            target_file_size=target_file_size,
+            roll_interval_ms=roll_interval_ms,
+            merged_files_kept_ms=merged_files_kept_ms,
+            name=name,
+            open_storage=open_storage,
+        )
+
+
+def merge_settings(path: str, size: int | None, roll_ms: int | None, kept_ms: int | None) -> MergeSettings | None:
+    """Raises InvalidConfigError naming the sink and the setting."""
+
+    def check(setting: str, value: int | None, least: int, most: int) -> None:
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            message = f"sink at {path}: {setting} is a number from {least:,} to {most:,}, not {value!r}"
+            raise InvalidConfigError(message, setting=setting)
+
+    check("target_file_size", size, TARGET_SIZE_MIN, TARGET_SIZE_MAX)
+    check("roll_interval_ms", roll_ms, 1, DURATION_MS_MAX)
+    check("merged_files_kept_ms", kept_ms, 0, DURATION_MS_MAX)
+    if size is not None:
+        return MergeSettings(size, roll_ms, MERGED_KEPT_MS if kept_ms is None else kept_ms)
+    for setting, value in (("roll_interval_ms", roll_ms), ("merged_files_kept_ms", kept_ms)):
+        if value is not None:
+            message = f"sink at {path}: {setting} says when committed files are merged, and target_file_size is missing: how large"
+            raise InvalidConfigError(message, setting=setting)
+    return None
 
 
 _SPARK_CSV = {"header": "true", "multiLine": "true", "escape": '"', "positiveInf": "inf", "negativeInf": "-inf", "nanValue": "nan"}
@@ -230,12 +279,16 @@ def read_committed(
     schema = declared_schema(entries)
     if schema is None:
         raise NotFoundError(f"sink {sink_id} has written nothing to {text}", path=text)
-    tables = []
-    for entry in entries:
-        for file in entry.files if isinstance(entry, CommitEntry) else ():
-            data = storage.execute(ReadFile(paths.data(file.name)))
-            tables.append(read_file(file.name, data, schema))
-    return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
+    while True:
+        files = current_files(entries)
+        try:
+            tables = [read_file(file.name, storage.execute(ReadFile(paths.data(file.name))), schema) for file in files]
+        except ObjectMissingError:
+            entries = read_log(storage, sink_id)
+            if current_files(entries) == files:
+                raise
+            continue  # replaced meanwhile by a merge
+        return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
 
 
 def read_file(name: str, data: bytes, schema: pa.Schema) -> pa.Table:
@@ -253,4 +306,4 @@ def declared_schema(entries: list[LogEntry]) -> pa.Schema | None:
 
 def _files_of(entries: list[LogEntry], storage: Storage, sink_id: str) -> list[str]:
     paths, root = SinkPaths(sink_id), storage.root.rstrip("/")
-    return [f"{root}/{paths.data(file.name)}" for entry in entries if isinstance(entry, CommitEntry) for file in entry.files]
+    return [f"{root}/{paths.data(file.name)}" for file in current_files(entries)]

@@ -1,4 +1,4 @@
-"""Reading a sink's log, and the summaries by which a long one is read in few reads.
+"""Writing the summaries by which a long log is read in few reads (`holdfast.barriers.sinkreading`).
 
 A summary repeats a thousand entries in one file. It decides nothing: entries are the log, stay where they are, and are read where a
 summary is missing or can't be believed. An entry never changes, so that all writers of a summary write the same bytes: a committer
@@ -12,53 +12,16 @@ from collections.abc import Sequence
 from holdfast.barriers.sinklog import (
     SUMMARY_BYTES_MAX,
     SUMMARY_ENTRIES,
-    LogEntry,
     SinkPaths,
-    decode_entry,
     decode_summary,
     encode_summary,
 )
 from holdfast.operators.base import OperatorContext
-from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, InParallel, ListFolder, PutIfAbsent, Storage
 
-SINGLES_MIN = 8
-"""Entries that a reader takes one by one before it looks for a summary: a short log costs no read more."""
-
 _AT_ONCE = 8
 """Entries read at one time for a summary."""
-
-HEADER_BYTES_MAX = 1_000
-
-
-def read_log_flow(paths: SinkPaths, sequence: int = 0) -> Flow[list[LogEntry]]:
-    """All entries from `sequence` on, without listing: numbers have no gaps."""
-    entries: list[LogEntry] = []
-    singles, looked = 0, -1
-    while True:
-        at = sequence + len(entries)
-        first = at - at % SUMMARY_ENTRIES
-        if singles >= SINGLES_MIN and looked != first:
-            looked = first
-            summary = yield from _read_summary(paths, first)
-            if summary is not None:
-                entries += summary[at - first :]
-                continue
-        path = paths.log(at)
-        try:
-            entries.append(decode_entry((yield from read_whole(path)), path))
-        except ObjectMissingError:
-            return entries
-        singles += 1
-
-
-def _read_summary(paths: SinkPaths, first: int) -> Flow[list[LogEntry] | None]:
-    try:
-        content = yield from read_whole(paths.summary(first), SUMMARY_BYTES_MAX + HEADER_BYTES_MAX)
-    except (ObjectMissingError, CorruptStateError):
-        return None
-    return decode_summary(content, first)
 
 
 def summarise_flow(paths: SinkPaths, stop: int, done: frozenset[int] | None) -> Flow[frozenset[int]]:

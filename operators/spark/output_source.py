@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from holdfast.barriers.sinklog import LogEntry, SinkPaths
+from holdfast.barriers.sinkreading import replaced_in
 from holdfast.operators.sinks.committed import FileRows, rows_of, shared
 from holdfast.operators.sinks.formats import format_of
 from holdfast.operators.sinks.parquet import declared_schema, only_sink, read_file, read_log
@@ -144,9 +145,10 @@ class CommittedFiles(InputPartition):  # type: ignore[misc]
         self.pieces = tuple(pieces)
 
 
-def partitions_of(entries: Sequence[LogEntry], sink_id: str, tasks: int) -> list[InputPartition]:
-    """A partition for each task. Empty if the entries commit no row."""
-    return [CommittedFiles(sink_id, some) for some in shared(rows_of(entries), tasks)]
+def partitions_of(entries: Sequence[LogEntry], sink_id: str, tasks: int, behind: Sequence[LogEntry] = ()) -> list[InputPartition]:
+    """A partition for each task. Empty if the entries commit no row. `behind`: entries that follow them, and may replace files."""
+    replaced = replaced_in([*entries, *behind])
+    return [CommittedFiles(sink_id, some) for some in shared(rows_of(entries, replaced), tasks)]
 
 
 def read_rows(options: OutputOptions, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -155,19 +157,28 @@ def read_rows(options: OutputOptions, partition: InputPartition, schema: pa.Sche
     Raises SourceDataLostError when a committed file is gone, SchemaMismatchError for values that a column can't hold."""
     assert isinstance(partition, CommittedFiles)
     storage, paths = open_storage(options.path), SinkPaths(partition.sink_id)
-    for name, start, stop in partition.pieces:
-        try:
-            content = storage.execute(ReadFile(paths.data(name)))
-        except ObjectMissingError as error:
-            raise SourceDataLostError(
-                f"sink {partition.sink_id}: {name} is committed, and is not in {options.path}/{paths.folder}/data any more",
-                connector=FORMAT,
-                split=partition.sink_id,
-                position=(),
-                reason="missing file",
-            ) from error
+    for piece in partition.pieces:
+        (name, start, stop), content = _content(storage, paths, piece)
         for batch in _batches(name, content, start, stop, schema):
             yield _fitted(batch, schema, partition.sink_id, name)
+
+
+def _content(storage: Storage, paths: SinkPaths, piece: FileRows) -> tuple[FileRows, bytes]:
+    """A file and the rows of it that are wanted: those of a merged one, where the file was merged behind the plan, and is gone."""
+    name, start, stop = piece
+    try:
+        return piece, storage.execute(ReadFile(paths.data(name)))
+    except ObjectMissingError as error:
+        place = replaced_in(read_log(storage, paths.sink_id)).get(name)
+        if place is not None:
+            return _content(storage, paths, FileRows(place.name, place.start + start, place.start + stop))
+        raise SourceDataLostError(
+            f"sink {paths.sink_id}: {name} is committed, and is not in {storage.root.rstrip('/')}/{paths.folder}/data any more",
+            connector=FORMAT,
+            split=paths.sink_id,
+            position=(),
+            reason="missing file",
+        ) from error
 
 
 def _batches(name: str, content: bytes, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

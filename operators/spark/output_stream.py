@@ -13,8 +13,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, ReadMaxRows, SupportsTriggerAvailableNow
 
 from holdfast.barriers.sinklog import LogEntry, SinkPaths
+from holdfast.barriers.sinkreading import read_log_flow
 from holdfast.operators.sinks.committed import admit, digest_of
-from holdfast.operators.sinks.summaries import read_log_flow
 from holdfast.operators.spark.output_source import FORMAT, Output, OutputOptions, partitions_of, read_rows
 from holdfast.statebackends.errors import InvalidConfigError, SourceDataLostError
 from holdfast.statebackends.storage.port import run_flow
@@ -142,7 +142,7 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
                 position=(_parsed(start)[0],),
                 reason="another log",
             )
-        return partitions_of(entries[:count], output.sink_id, self._options.partitions)
+        return partitions_of(entries[:count], output.sink_id, self._options.partitions, behind=entries[count:])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_rows(self._options, partition, self._schema)

@@ -6,7 +6,7 @@ absolute paths. A file that can't be checked is reported with the reason, and is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -89,13 +89,18 @@ class _Found:
     path: str
 
 
+FindReplaced: TypeAlias = Callable[[Sequence[str]], Flow[frozenset[str]]]
+"""Of entries whose file is missing, those that need none: the file was committed, and others have its rows."""
+
 _Look: TypeAlias = SnapshotProblem | UncheckedFile | _Found
 NO_DIRECTORY = "relative to the state directory of its job, which a savepoint does not name"
 
 
-def check_external(entries: Iterable[str], *, relative: bool = True, contents: bool = True) -> Flow[ExternalReport]:
+def check_external(
+    entries: Iterable[str], *, relative: bool = True, contents: bool = True, find_replaced: FindReplaced | None = None
+) -> Flow[ExternalReport]:
     """Check the entries, several at one time. `relative`: paths that are not absolute can be looked up in this storage. `contents`:
-    False checks only that files exist."""
+    False checks only that files exist. `find_replaced`: asked about files that are missing."""
     problems: list[SnapshotProblem] = []
     unchecked: list[UncheckedFile] = []
     for batch in batches(list(dict.fromkeys(entries))):
@@ -108,6 +113,10 @@ def check_external(entries: Iterable[str], *, relative: bool = True, contents: b
                 found = [look]
             problems += (each for each in found if isinstance(each, SnapshotProblem))
             unchecked += (each for each in found if isinstance(each, UncheckedFile))
+    missing = [each.path for each in problems if each.kind is ProblemKind.MISSING]
+    if missing and find_replaced is not None:
+        replaced = yield from find_replaced(missing)
+        problems = [each for each in problems if each.kind is not ProblemKind.MISSING or each.path not in replaced]
     return ExternalReport(tuple(problems), tuple(unchecked))
 
 

@@ -13,7 +13,7 @@ from holdfast.statebackends.handles import FileHandle
 from holdfast.statebackends.layout import part_path
 from holdfast.statebackends.snapshot.parts import ProblemKind, SnapshotProblem, file_problem, named_files, verify_snapshot
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
-from holdfast.statebackends.state_processor.external import UncheckedFile, check_external
+from holdfast.statebackends.state_processor.external import FindReplaced, UncheckedFile, check_external
 from holdfast.statebackends.state_processor.progress import note
 from holdfast.statebackends.storage.port import Flow
 
@@ -40,10 +40,13 @@ def _ignore(problem: SnapshotProblem) -> None:
     pass
 
 
-def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], None] = _ignore) -> Flow[VerifyReport]:
+def verify_files(
+    snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], None] = _ignore, find_replaced: FindReplaced | None = None
+) -> Flow[VerifyReport]:
     """`verify_snapshot`, external files included. `found` is called with each problem, in order, after each group of files.
 
-    Run it on the snapshot's storage; on one that also reaches absolute paths, external files at those are checked too."""
+    Run it on the snapshot's storage; on one that also reaches absolute paths, external files at those are checked too;
+    `find_replaced` is asked about those that are missing."""
 
     def look(handle: FileHandle, operator: str, subtask: int, table_format: str) -> Flow[SnapshotProblem | None]:
         try:
@@ -56,7 +59,7 @@ def verify_files(snapshot: StoredSnapshot, found: Callable[[SnapshotProblem], No
 
     metadata = snapshot.metadata
     problems = yield from verify_snapshot(metadata, snapshot.folder, look=look, found=found)
-    external = yield from check_external(metadata.external, relative=not snapshot.is_self_contained)
+    external = yield from check_external(metadata.external, relative=not snapshot.is_self_contained, find_replaced=find_replaced)
     for problem in external.problems:
         found(problem)
     handles = {handle for handle, *_ in named_files(metadata)}

@@ -36,7 +36,7 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.barriers.sinklog import CommitEntry, LogPosition, OwnerEntry, PendingCheckpoint, StagedFile
+from holdfast.barriers.sinklog import CommitEntry, LogPosition, MergeEntry, MergePlan, OwnerEntry, PendingCheckpoint, StagedFile
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
@@ -125,6 +125,8 @@ RECORDS: dict[str, msgspec.Struct] = {
     "result": ResultRecord(1, "FINISHED", 1, "n", 9, 8, "", 1, 5, totals=TOTALS),
     "sink-owner": OwnerEntry(1, 0, 1, "n", "j", 1, 0, "", 5),
     "sink-commit": CommitEntry(1, 1, 1, "n", "j", 3, 7, 5, (STAGED,), "w", 9),
+    "sink-merge": MergeEntry(2, 2, 1, "n", "j", 3, 7, StagedFile("part-n", 5), 99, "xxh3_128:0", (STAGED,), 20, "w", 9),
+    "sink-merge-plan": MergePlan(2, "part-n", 2),
     "sink-committable": Committable(1, 7, 0, (STAGED,)),
     "sink-position": LogPosition(1, 2, 1, "n", "j"),
     "sink-pending": PendingCheckpoint(7, (STAGED,)),

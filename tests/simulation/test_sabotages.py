@@ -132,6 +132,8 @@ SCENES = {
     "step_one_row_short": Scene("outside"),
     "staged_rows_left": Scene("outside"),
     "staged_again": drawn("staged_again", first=5),
+    "merged_again": Scene("merging"),
+    "merged_files_deleted_early": Scene("merging"),
     "uncounted_late": Scene("late"),
     "counted_again": Scene("late", (at(900, "user_error", "window"),), first=3),
     "forgotten_counts": Scene("late", (at(900, "user_error", "window"),), first=3),

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.sinks.committer import FileCommitter
+from holdfast.operators.sinks.log import MergeSettings
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.statebackends.storage import port as ops
@@ -67,6 +68,8 @@ class MiniJob:
         self.attempt = 0
         self.allow_output_repeat = False
         self.file_size_max = 128 << 20
+        self.merging: MergeSettings | None = None
+        self.time_ms = 0
         self.path = ROOT
         self.stores: dict[str, MortalStorage] = {}
         """Path -> storage of sinks that are elsewhere than in `storage`."""
@@ -80,6 +83,7 @@ class MiniJob:
         self.attempt += 1
         sink = ParquetSink(self.path, file_size_max=self.file_size_max, open_storage=lambda url: self.stores.get(url, self.storage))
         sink.sink_id = "out"
+        sink._settings.merging = self.merging
         writer, committer = sink.create_writer(SCHEMA), sink.create_committer()
         assert isinstance(writer, ParquetSinkWriter)
         assert isinstance(committer, FileCommitter)
@@ -109,7 +113,14 @@ class MiniJob:
             attempt=self.attempt,
             nonce=f"n{self.job_id[-1]}{self.attempt}",
             restored_checkpoint_id=self.completed.checkpoint_id,
+            time_ms=self.time_ms,
         )
+
+    def wait(self, duration_ms: int) -> None:
+        """Time passes."""
+        self.time_ms += duration_ms
+        for context in self.contexts:
+            context.time_ms = self.time_ms
 
     def run_pool(self) -> None:
         for context in self.contexts:

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers import sinklog
+from holdfast.barriers import sinklog, sinkreading
 from holdfast.barriers.sinklog import CommitEntry, LogEntry, OwnerEntry, SinkPaths, StagedFile, decode_summary, encode_summary
+from holdfast.barriers.sinkreading import read_log_flow
 from holdfast.operators.sinks import summaries
-from holdfast.operators.sinks.summaries import read_log_flow, summarise_flow
+from holdfast.operators.sinks.summaries import summarise_flow
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from tests.operators.ports import DictStorage
@@ -24,9 +25,9 @@ SOME = 4
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Summaries of four entries, looked for behind two."""
-    for module in (sinklog, summaries):
+    for module in (sinklog, sinkreading, summaries):
         monkeypatch.setattr(module, "SUMMARY_ENTRIES", SOME)
-    monkeypatch.setattr(summaries, "SINGLES_MIN", 2)
+    monkeypatch.setattr(sinkreading, "SINGLES_MIN", 2)
 
 
 def entry(sequence: int) -> LogEntry:
@@ -143,7 +144,7 @@ def test_entries_that_cannot_be_read_have_no_summary() -> None:
 
 
 def test_entries_too_long_for_one_summary_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sinklog, summaries):
+    for module in (sinklog, sinkreading, summaries):
         monkeypatch.setattr(module, "SUMMARY_BYTES_MAX", 100)
     storage = log_of(2 * SOME)
     summarise(storage, 2 * SOME)

@@ -55,6 +55,10 @@ class Written:
             self._committer.process_batch(batch, 0)
         self._out.batches.clear()
 
+    def wait(self, duration_ms: int) -> None:
+        """Time passes."""
+        self._context.time_ms += duration_ms
+
     def commit(self, columns: Mapping[str, Sequence[object]]) -> None:
         self.stage(columns)
         self._committer.notify_checkpoint_complete(self._checkpoint)

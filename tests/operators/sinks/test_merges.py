@@ -1,0 +1,242 @@
+"""Committed small files are merged exactly once: whatever dies or races, readers see each row once, at any moment."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.barriers.sinklog import LogEntry, MergeEntry, SinkPaths, decode_entry
+from holdfast.barriers.sinkreading import current_files
+from holdfast.operators.sinks.log import MergeSettings
+from holdfast.operators.sinks.parquet import read_log
+from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.storage import port as ops
+from tests.examples import examples
+from tests.operators.ports import DictStorage, ManualContext
+from tests.operators.sinks.minijob import Crash, MiniJob, MortalStorage
+
+ROWS, EPOCHS = 3, 6
+SINK = SinkPaths("out")
+
+
+def merging_job(storage: MortalStorage, *, size: int = 1 << 16, roll_ms: int | None = 20, kept_ms: int = 15) -> MiniJob:
+    job = MiniJob(storage, DictStorage())
+    job.merging = MergeSettings(size, roll_ms, kept_ms)
+    return job
+
+
+@cache
+def rows_of(content: bytes) -> list[int]:
+    found: list[int] = pq.read_table(pa.BufferReader(content)).column("i").to_pylist()
+    return found
+
+
+@cache
+def entry_of(content: bytes) -> LogEntry:
+    return decode_entry(content, "")
+
+
+def visible(storage: DictStorage) -> list[int]:
+    """Rows that a reader of the log sees now."""
+    entries = [entry_of(content) for path, content in sorted(storage.files.items()) if "/log/" in path]
+    return [row for file in current_files(entries) for row in rows_of(storage.files[SINK.data(file.name)])]
+
+
+def plainly(storage: DictStorage) -> list[int]:
+    """Rows that a reader of the folder sees."""
+    return [row for path, content in storage.files.items() if path.startswith("part-") for row in rows_of(content)]
+
+
+class Watched(MortalStorage):
+    """Storage whose log is read before and behind each change, as any reader may."""
+
+    def __init__(self, *, in_place: bool = False) -> None:
+        super().__init__({})
+        self.copies_links = in_place
+
+    def execute(self, operation: ops.Operation) -> Any:
+        try:
+            return super().execute(operation)
+        finally:
+            path = ops.path_of(operation)
+            if isinstance(operation, (ops.PutIfAbsent, ops.DeleteFile)) and ("/log/" in path or "/data/" in path):
+                rows = visible(self)
+                assert rows == list(range(len(rows))), operation
+
+
+def merges(storage: DictStorage) -> list[MergeEntry]:
+    return [entry for entry in read_log(storage, "out") if isinstance(entry, MergeEntry)]
+
+
+def run(job: MiniJob) -> None:
+    """Run to the end of the input; every epoch is a checkpoint, 10 ms after the one before."""
+    job.start()
+    while job.position < ROWS * EPOCHS:
+        job.emit(ROWS)
+        job.checkpoint()
+        job.wait(10)
+
+
+def settle(job: MiniJob) -> None:
+    """Time passes, and what is over is deleted, once the attempt has put an entry."""
+    job.emit(1)
+    job.checkpoint()
+    for _ in range(2):
+        job.wait(1_000)
+        job.checkpoint()
+
+
+def assert_settled(storage: DictStorage) -> None:
+    """There is what the log names, once, and nothing else."""
+    names = {path.rpartition("/data/")[2] for path in storage.files if "/data/" in path}
+    assert names == {file.name for file in current_files(read_log(storage, "out"))}
+    assert {path for path in storage.files if path.startswith("part-")} == names
+    assert [path for path in storage.files if "/merges/" in path or "/staged/" in path] == []
+    replaced = [file.name for entry in merges(storage) for file in entry.replaced]
+    assert len(replaced) == len(set(replaced))
+
+
+def recover(job: MiniJob, storage: MortalStorage, kills: list[tuple[int, bool]]) -> None:
+    for dies_at, after in kills:
+        storage.changes, storage.dies_at, storage.after = 0, dies_at, after
+        job.abort_undecided()
+        try:
+            run(job)
+            settle(job)
+        except Crash:
+            assert len(plainly(storage)) == len(set(plainly(storage)))
+            job.time_ms += 10
+    storage.dies_at = None
+    job.abort_undecided()
+    run(job)
+    settle(job)
+    assert job.committed() == list(range(job.position))
+    assert sorted(plainly(storage)) == job.committed()
+    assert_settled(storage)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_small_files_are_merged_and_deleted_later(in_place: bool) -> None:
+    storage = Watched(in_place=in_place)
+    job = merging_job(storage)
+    run(job)
+    assert [len(entry.replaced) for entry in merges(storage)] == [3, 3]
+    first = merges(storage)[0]
+    assert (first.file.rows, first.checkpoint_id) == (9, 3)
+    assert job.contexts[1].counters.named["merges"] == 2
+    settle(job)
+    assert job.committed() == sorted(plainly(storage)) == list(range(19))
+    assert_settled(storage)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_death_at_any_operation_is_recovered_exactly(after: bool, in_place: bool) -> None:
+    whole = Watched(in_place=in_place)
+    job = merging_job(whole)
+    run(job)
+    settle(job)
+    for dies_at in range(int(after), whole.changes + 1, 2 if in_place else 1):
+        storage = Watched(in_place=in_place)
+        recover(merging_job(storage), storage, [(dies_at, after)])
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    kills=st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=5),
+    in_place=st.booleans(),
+    kept_ms=st.sampled_from([0, 15, 10_000]),
+)
+def test_any_sequence_of_deaths_is_recovered_exactly(kills: list[tuple[int, bool]], in_place: bool, kept_ms: int) -> None:
+    storage = Watched(in_place=in_place)
+    job = merging_job(storage, kept_ms=min(kept_ms, 900))
+    recover(job, storage, kills)
+
+
+class Stepped(ManualContext):
+    """A pool whose flows go on one operation at a time."""
+
+    def submit_flow(self, flow: Any, storage: Any, done: Any) -> None:
+        plain = ops.one_by_one(flow)
+        answer: Any = None
+        error: BaseException | None = None
+
+        def step() -> None:
+            nonlocal answer, error
+            try:
+                operation = plain.send(answer) if error is None else plain.throw(error)
+            except StopIteration as end:
+                done(end.value, None)
+                return
+            except BaseException as failed:
+                done(None, failed)
+                return
+            answer = error = None
+            try:
+                answer = storage.execute(operation)
+            except Exception as failed:
+                error = failed
+            self.tasks.insert(0, step)
+
+        self.tasks.append(step)
+
+
+class SteppedJob(MiniJob):
+    def _context(self) -> ManualContext:
+        made = super()._context()
+        same = ("storage", "job_id", "attempt", "nonce", "restored_checkpoint_id", "time_ms")
+        return Stepped(**{name: getattr(made, name) for name in same})
+
+    def step(self) -> None:
+        if self.contexts[1].tasks and not self.contexts[1].failures:
+            self.contexts[1].tasks.pop(0)()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(before=st.integers(0, 60), turns=st.lists(st.integers(0, 12), max_size=30), kept_ms=st.sampled_from([0, 30]))
+def test_an_attempt_that_wakes_late_and_its_successor_merge_each_file_once(before: int, turns: list[int], kept_ms: int) -> None:
+    """The old one stands still anywhere within its steps, and goes on between those of the new one."""
+    storage = Watched()
+    old = SteppedJob(storage, DictStorage())
+    old.merging = MergeSettings(1 << 16, 20, kept_ms)
+    old.start()
+    for _ in range(EPOCHS // 2 - 1):
+        old.emit(ROWS)
+        old.checkpoint()
+        old.wait(10)
+    old.emit(ROWS)
+    old.decide(old.snapshot())
+    old.committer.notify_checkpoint_complete(old.checkpoint_id)
+    for _ in range(before):
+        old.step()
+    new = SteppedJob(storage, old.state, restored=old.completed)
+    new.merging, new.attempt, new.time_ms = old.merging, 1, old.time_ms
+    new.start(0)
+    for index, steps in enumerate(turns):
+        for _ in range(steps):
+            (old if index % 2 else new).step()
+        if index % 6 == 4 and new.position < ROWS * EPOCHS and not new.contexts[1].failures:
+            new.emit(ROWS)
+            new.decide(new.snapshot())
+            new.committer.notify_checkpoint_complete(new.checkpoint_id)
+            new.wait(10)
+    while old.contexts[1].tasks and not old.contexts[1].failures:
+        old.step()
+    assert all(isinstance(error, FencedError) for error in old.contexts[1].failures)
+    assert new.contexts[1].failures == []
+    new.run_pool()
+    while new.position < ROWS * EPOCHS:
+        new.emit(ROWS)
+        new.checkpoint()
+    settle(new)
+    assert new.committed() == list(range(new.position))
+    replaced = [file.name for entry in merges(storage) for file in entry.replaced]
+    assert len(replaced) == len(set(replaced))
+    if not old.contexts[1].failures:
+        assert_settled(storage)
