@@ -161,7 +161,8 @@ def _entry(row: Row, kind: str) -> tuple[Any, Any]:
         case "columnar":
             return (key, row[NAMESPACE]), {name: value for name, value in rest.items() if name not in fields}
         case "timers":
-            return (key, row[TIME]), None
+            namespace = row.get(NAMESPACE)  # of a window: two of one key may be due at one time
+            return ((key, row[TIME], namespace) if namespace else (key, row[TIME])), None
         case "row_table":
             ours = (*fields, KEY_GROUP, NAMESPACE, ORDER)
             return (key, row[NAMESPACE], row[ORDER]), {name: value for name, value in row.items() if name not in ours}
