@@ -127,6 +127,10 @@ class Drill:
         self._moments = moments
         self.kills = self.kills_in_commits = 0
 
+    def wait_for_start(self) -> None:
+        """Until the job's first checkpoint is complete."""
+        self._wait_for_checkpoint(0)
+
     def run(self) -> None:
         """All kills, in the order that the seed says: of each sink the process that commits, at two points."""
         points = self._moments.sample(list(POINTS), len(POINTS))
@@ -134,7 +138,6 @@ class Drill:
         for number, point in enumerate(points):
             steps.append(lambda sink=("postgres", "delta")[number % 2], point=point: self._kill_in_commit(sink, point))  # type: ignore[misc]
         self._moments.shuffle(steps)
-        self._wait_for_checkpoint(self._newest())
         for step in steps:
             chaos.pause(self._moments.uniform(0.1, 0.6))
             step()
@@ -215,17 +218,18 @@ def run(seed: int, outside: Outside, place: Place) -> tuple[int, str]:
     coordinator = chaos.Coordinator(state)
     try:
         coordinator.start()
-        with feeder:
-            job = place.launch(build(outside, coordinator.url))
-            try:
-                drill = Drill(job, place, outside, coordinator, random.Random(seed))
+        job = place.launch(build(outside, coordinator.url))
+        try:
+            drill = Drill(job, place, outside, coordinator, random.Random(seed))
+            drill.wait_for_start()
+            with feeder:
                 drill.run()
                 records = feeder.end()
-                say(f"the feeder has written {records:,} records; the job reads the rest, and stops with all windows fired")
-                chaos.wait_for("the end of the topic", lambda: not left_in(outside), WAIT_S, every_s=0.2)
-                job.stop(drain=True)
-            finally:
-                job.close()
+            say(f"the feeder has written {records:,} records; the job reads the rest, and stops with all windows fired")
+            chaos.wait_for("the end of the topic", lambda: not left_in(outside), WAIT_S, every_s=0.2)
+            job.stop(drain=True)
+        finally:
+            job.close()
         say("comparing with what DuckDB computes from the topic ...")
         topic = check.read_topic(outside.servers.bootstrap, outside.name)
         delta = deltalake.DeltaTable(outside.delta).to_pyarrow_table()

@@ -17,6 +17,8 @@ import holdfast as hf
 
 ROOT = Path(__file__).resolve().parents[1]
 DSN_VARIABLE = "ORDERS_DSN"
+LEAVE_S = 180.0
+"""Time in which a job that is stopped commits what is left."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class _ProcessJob:
 
     def stop(self, target: str | None = None, *, drain: bool = False) -> str:
         location: str = self.client.stop(self.job_id, target, drain=drain)
-        if not self.slots.wait(60):
+        if not self.slots.wait(LEAVE_S):
             raise chaos.DemoError(f"the job is {self.client.job_state(self.job_id)}, and its workers have not left")
         return location
 
