@@ -94,7 +94,7 @@ def check_sink(
     only: the one scenario to run, by its name in an earlier failure."""
     if points not in ("some", "all"):
         raise InvalidConfigError(f"points must be some or all, not {points!r}", setting="points")
-    with _started(server) as running, contextlib.ExitStack() as stack:
+    with started(server) as running, contextlib.ExitStack() as stack:
         proxy = None if running is None else stack.enter_context(Proxy(running.port))
         make = make_sink if proxy is None else lambda name: make_sink(name, proxy.port)
         check = _Check(make, read_rows, nothing_open, points, only)
@@ -105,7 +105,8 @@ def check_sink(
 
 
 @contextlib.contextmanager
-def _started(server: Server | Callable[[], AbstractContextManager[Server]] | None) -> Iterator[Server | None]:
+def started(server: Server | Callable[[], AbstractContextManager[Server]] | None) -> Iterator[Server | None]:
+    """A server that runs, as it is; one that is started here is ended behind it."""
     if server is None or (hasattr(server, "port") and not isinstance(server, type)):
         yield server  # type: ignore[misc]
     else:
