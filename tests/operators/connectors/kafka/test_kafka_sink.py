@@ -90,7 +90,8 @@ def test_the_kit_at_all_points(kafka: KafkaServer, new_topic: NewTopic) -> None:
 @pytest.mark.endurance
 @pytest.mark.timeout(1800)
 def test_the_broker_may_restart_anywhere(kafka: KafkaServer, new_topic: NewTopic) -> None:
-    assert "server restarts within call 2, apply" in kit(kafka, new_topic, points="some", server=kafka)
+    passed = kit(kafka, new_topic, points="some", server=kafka)
+    assert any(each.startswith("server restarts within") for each in passed)
 
 
 BROKEN = {

@@ -56,7 +56,7 @@ def test_the_whole_kit(nats_server: NatsServer) -> None:
 @pytest.mark.timeout(1800)
 def test_the_server_may_restart_and_connections_break_anywhere(nats_server: NatsServer) -> None:
     passed = kit(nats_server, "server", server=nats_server)
-    assert "server restarts within call 2, apply" in passed
+    assert any(each.startswith("server restarts within") for each in passed)
     assert any(each.startswith("connection swallowed") for each in passed)
 
 
