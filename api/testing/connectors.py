@@ -94,7 +94,7 @@ def check_sink(
     only: the one scenario to run, by its name in an earlier failure."""
     if points not in ("some", "all"):
         raise InvalidConfigError(f"points must be some or all, not {points!r}", setting="points")
-    with _started(server) as running, contextlib.ExitStack() as stack:
+    with started(server) as running, contextlib.ExitStack() as stack:
         proxy = None if running is None else stack.enter_context(Proxy(running.port))
         make = make_sink if proxy is None else lambda name: make_sink(name, proxy.port)
         check = _Check(make, read_rows, nothing_open, points, only)
@@ -105,7 +105,8 @@ def check_sink(
 
 
 @contextlib.contextmanager
-def _started(server: Server | Callable[[], AbstractContextManager[Server]] | None) -> Iterator[Server | None]:
+def started(server: Server | Callable[[], AbstractContextManager[Server]] | None) -> Iterator[Server | None]:
+    """A server that runs, as it is; one that is started here is ended behind it."""
     if server is None or (hasattr(server, "port") and not isinstance(server, type)):
         yield server  # type: ignore[misc]
     else:
@@ -129,6 +130,8 @@ class _Check:
         self._points = points
         self._only = only
         self._numbers = itertools.count(1)
+        self._sink_id = ""
+        """Of the output that owners are tried on."""
         self.is_staged = False
         self.calls: list[str] = []
         """Of the run in which nothing fails."""
@@ -249,10 +252,18 @@ class _Check:
         self.is_staged = isinstance(sink, StagedSink)
         return watched(sink, name, rows_per_commit)
 
+    def _owner(self, attempt: int, known: CommitPosition | None, restored: int, *, job: str = "check") -> CommitOwner:
+        return CommitOwner(self._sink_id, job, attempt, f"{job}{attempt}", known, (), restored)
+
+    def _successor(self, known: CommitPosition, attempt: int = 2) -> CommitOwner:
+        """Restored from a snapshot that has the rows of checkpoint 2: whether they are committed it has to find out."""
+        return CommitOwner(self._sink_id, "check", attempt, f"check{attempt}", known, (CommitMark(2),), 2)
+
     def _targets(self, name: str, count: int) -> list[CommitTarget]:
         """Targets of one output, each as a worker gets it."""
         sink = self._make_sink(name)
         assert isinstance(sink, StagedSink)
+        self._sink_id = sink.sink_id or "checked"  # some keep the positions of all outputs in one place
         sink.target.check(CHECKED_COLUMNS)
         return [pickle.loads(pickle.dumps(sink.target)) for _ in range(count)]
 
@@ -304,24 +315,24 @@ class _Check:
             return
         rows = _rows(0, 5)
         with self._scenario(scenario) as name, _closing(*self._targets(name, 3)) as (old, new, foreign):
-            first = old.open(_owner(1, None, 0))
+            first = old.open(self._owner(1, None, 0))
             batches = partial(_batches, old)
             old.apply(batches(rows[:2]), first, first.moved(1))
             expected = first.moved(1)
-            second = new.open(_owner(2, expected, 1))
+            second = new.open(self._owner(2, expected, 1))
             assert second.owner > expected.owner, "open() returned a position that owner.take() has not"
             assert (second.checkpoint_id, second.row) == (1, -1), f"open() forgot the position: {second}"
             late = "apply() of an owner that was replaced"
             _refused(FencedError, late, old.apply, batches(rows[2:]), expected, expected.moved(2))
-            _refused(FencedError, "open() of an older attempt", old.open, _owner(1, expected, 2))
-            _refused(FencedError, "open() of another job", foreign.open, _owner(1, None, 0, job="other"))
-            _refused(OutputMayRepeatError, "open() from before the output", foreign.open, _owner(3, None, 0))
+            _refused(FencedError, "open() of an older attempt", old.open, self._owner(1, expected, 2))
+            _refused(FencedError, "open() of another job", foreign.open, self._owner(1, None, 0, job="other"))
+            _refused(OutputMayRepeatError, "open() from before the output", foreign.open, self._owner(3, None, 0))
             assert self._read(name) == rows[:2], "what was refused left rows behind"
             new.apply(batches(rows[2:4]), second, second.moved(2, 2))
             _refused(FencedError, "apply() repeated", new.apply, batches(rows[2:4]), second, second.moved(2, 2))
             new.apply(batches(rows[4:]), second.moved(2, 2), second.moved(2))
             assert self._read(name) == rows
-            third = new.open(_owner(2, second.moved(2), 2))
+            third = new.open(self._owner(2, second.moved(2), 2))
             assert (third.checkpoint_id, third.row) == (2, -1), f"open() by the same owner forgot the position: {third}"
             _refused(FencedError, "apply() behind a second open()", new.apply, batches(rows), second.moved(2), second.moved(3))
             assert self._read(name) == rows
@@ -336,7 +347,7 @@ class _Check:
     def _overlap(self, scenario: str, point: int) -> None:
         rows = _rows(0, 4)
         with self._scenario(scenario) as name, _closing(*self._targets(name, 2)) as (old, new):
-            first = old.open(_owner(1, None, 0))
+            first = old.open(self._owner(1, None, 0))
             old.apply(_batches(old, rows[:1]), first, first.moved(1))
             expected = first.moved(1)
             reached, goes_on = threading.Event(), threading.Event()
@@ -352,7 +363,7 @@ class _Check:
             late = _Call(lambda: old.apply(held(), expected, expected.moved(2)))
             while not reached.wait(0.01):
                 assert late.is_running, f"apply() ended before it took its rows: {late.error!r}"
-            opened = _Call(lambda: new.open(_successor(expected)))
+            opened = _Call(lambda: new.open(self._successor(expected)))
             opened.wait(OPEN_WAITS_S)
             goes_on.set()
             late.wait(CALL_TIMEOUT_S)
@@ -380,12 +391,12 @@ class _Check:
     def _process(self, scenario: str, number: signal.Signals, point: int) -> None:
         rows = _rows(0, 4)
         with self._scenario(scenario) as name, _closing(*self._targets(name, 3)) as (before, child, new):
-            first = before.open(_owner(1, None, 0))
+            first = before.open(self._owner(1, None, 0))
             before.apply(_batches(before, rows[:1]), first, first.moved(1))
-            order = Order(child, _successor(first.moved(1)), tuple(_batches(before, rows[1:])), 2, point, number)
+            order = Order(child, self._successor(first.moved(1)), tuple(_batches(before, rows[1:])), 2, point, number)
             with CommittingProcess(order) as process:
                 process.wait_for_signal()
-                opened = _Call(lambda: new.open(_successor(first.moved(1), attempt=3)))
+                opened = _Call(lambda: new.open(self._successor(first.moved(1), attempt=3)))
                 opened.wait(OPEN_WAITS_S)
                 refused = True
                 if number == signal.SIGSTOP and opened.is_running:  # it waits for what is in flight
@@ -584,15 +595,6 @@ def _batches(target: CommitTarget, rows: Sequence[Row]) -> Iterator[pa.RecordBat
     """As its writers stage them."""
     for number, text in rows:
         yield target.stage(pa.RecordBatch.from_pydict({"id": [number], "text": [text]}, schema=CHECKED_COLUMNS))
-
-
-def _owner(attempt: int, known: CommitPosition | None, restored: int, *, job: str = "check") -> CommitOwner:
-    return CommitOwner("checked", job, attempt, f"{job}{attempt}", known, (), restored)
-
-
-def _successor(known: CommitPosition, attempt: int = 2) -> CommitOwner:
-    """Restored from a snapshot that has the rows of checkpoint 2: whether they are committed it has to find out."""
-    return CommitOwner("checked", "check", attempt, f"check{attempt}", known, (CommitMark(2),), 2)
 
 
 @contextlib.contextmanager

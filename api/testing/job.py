@@ -61,7 +61,7 @@ ROWS_MAX = 2_000_000
 _SILENT_MS = 1 << 52
 """Heartbeats are for workers that may hang: none is due in any test."""
 
-_RESTART = RestartStrategy("fixed_delay", delay_ms=0)
+RESTART_SOON = RestartStrategy("fixed_delay", delay_ms=0)
 """Of jobs whose test says nothing of it: `fail` recovers at once. What fails by itself is raised instead."""
 
 
@@ -116,7 +116,7 @@ class Job:
             "heartbeat_interval_ms": _SILENT_MS,
             "heartbeat_timeout_ms": 2 * _SILENT_MS,
             "retain_on_finish": True,
-            "restart": _RESTART,
+            "restart": RESTART_SOON,
             "batch_rows_max": batch_rows,
         }
         _check_clock(at_ms, "at_ms")

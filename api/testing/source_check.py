@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from holdfast.api.testing.job import Job
+from holdfast.api.testing.connectors import Server, started
+from holdfast.api.testing.job import RESTART_SOON, Job
 from holdfast.api.testing.output import Output
+from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.sources.fetching import make_reader
 from holdfast.operators.sources.splits import (
     AssignedSplit,
@@ -22,6 +26,7 @@ from holdfast.operators.sources.splits import (
     SplitEnumerator,
     SplitRecords,
 )
+from holdfast.statebackends.errors import CheckpointFailedError
 
 SHUT_MS = 20
 """How long a reader whose gate is shut says that it has nothing."""
@@ -133,6 +138,7 @@ class _Case:
     then: int
     """Parallelism behind the event."""
     batch_rows: int
+    server: Server | None = None
 
     def __str__(self) -> str:
         where = f"{self.event} behind {self.point} reads" if self.event else "read without a failure"
@@ -143,23 +149,37 @@ class _Case:
 EVENTS = ("checkpoint and restart", "restart without a checkpoint", "savepoint and restart", "stop", "stop with a drain")
 
 
+RESTART, RESTART_BEHIND = "the server restarts", "the server restarts behind a checkpoint"
+SERVER_EVENTS = (RESTART, RESTART_BEHIND)
+"""Behind these nobody restarts the job: it has to go on by itself."""
+
+
 def check_source(
-    make_source: Callable[[], Source[Any]], expected: Iterable[Any], *, row: RowOf | None = None, points_max: int = POINTS_MAX
+    make_source: Callable[[], Source[Any]],
+    expected: Iterable[Any],
+    *,
+    row: RowOf | None = None,
+    points_max: int = POINTS_MAX,
+    server: Server | Callable[[], AbstractContextManager[Server]] | None = None,
 ) -> None:
     """Read a source in many ways, each time to its end, or until all rows have come: each row must come once.
 
     make_source: gives the source, with the same records every time. expected: all rows, in any order, as `row` gives them; they
     must be hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values. points_max: reads
-    behind which the job is restarted, rescaled and stopped, at most. Raises AssertionError, naming the run."""
+    behind which the job is restarted, rescaled and stopped, at most. server: a server that runs (`port`, `restart()`), or what
+    starts one: a class of a context manager; it is also killed and started again at these points, with its data, and the job has to
+    go on by itself. Raises AssertionError, naming the run."""
     wanted = Counter(expected)
     compared = row or _values
-    reads = 0
-    for parallelism, batch_rows in ((1, 65_536), (3, 7), (2, 1)):
-        reads = max(reads, _run(make_source, _Case("", 0, parallelism, parallelism, batch_rows), wanted, compared))
-    for point in _points(reads, points_max):
-        for number, event in enumerate(EVENTS):
-            parallelism = 1 + (point + number) % 3
-            _run(make_source, _Case(event, point, parallelism, 1 + (parallelism % 3), 7), wanted, compared)
+    with started(server) as running:
+        reads = 0
+        for parallelism, batch_rows in ((1, 65_536), (3, 7), (2, 1)):
+            reads = max(reads, _run(make_source, _Case("", 0, parallelism, parallelism, batch_rows), wanted, compared))
+        for point in _points(reads, points_max):
+            for number, event in enumerate(EVENTS if running is None else EVENTS + SERVER_EVENTS):
+                parallelism = 1 + (point + number) % 3
+                then = parallelism if event in SERVER_EVENTS else 1 + (parallelism % 3)
+                _run(make_source, _Case(event, point, parallelism, then, 7, running), wanted, compared)
 
 
 def _values(row: dict[str, Any]) -> Any:
@@ -177,14 +197,15 @@ def _run(make_source: Callable[[], Source[Any]], case: _Case, wanted: Counter[An
     key, gate = next(_keys), _Gate()
     _gates[key] = gate
     try:
-        with Job(parallelism=case.parallelism, batch_rows=case.batch_rows) as job:
+        settings: Settings = {"restart": RESTART_SOON} if case.event in SERVER_EVENTS else {}
+        with Job(parallelism=case.parallelism, batch_rows=case.batch_rows, **settings) as job:
             out = job.output(job.environment.from_source(_Gated(make_source(), key)).uid("source"))
             if case.event:
                 gate.left = case.point
             job.start()
             if case.event:
                 _happen(job, gate, case)
-            _read_all(job, out, wanted.total())
+            _read_all(job, out, wanted.total(), CheckpointFailedError if settings else ())
             _compare(case, wanted, Counter(row(found) for found, _ in out.committed()))
     finally:
         del _gates[key]
@@ -193,6 +214,9 @@ def _run(make_source: Callable[[], Source[Any]], case: _Case, wanted: Counter[An
 
 def _happen(job: Job, gate: _Gate, case: _Case) -> None:
     """The event, and what the reader gave behind it, which a restart takes back. Afterwards nothing holds it up."""
+    if case.event in SERVER_EVENTS:
+        _restart_server(job, gate, case)
+        return
     if job.status == "RUNNING":
         job.advance(by_ms=STEP_MS)
     if job.status == "RUNNING":
@@ -202,6 +226,16 @@ def _happen(job: Job, gate: _Gate, case: _Case) -> None:
         job.advance(by_ms=STEP_MS)
     gate.left = float("inf")
     job.restart(parallelism=case.then)
+
+
+def _restart_server(job: Job, gate: _Gate, case: _Case) -> None:
+    assert case.server is not None
+    if job.status == "RUNNING":
+        job.advance(by_ms=STEP_MS)
+    if job.status == "RUNNING" and case.event == RESTART_BEHIND:
+        job.checkpoint()
+    case.server.restart()
+    gate.left = float("inf")
 
 
 def _order(job: Job, event: str) -> None:
@@ -214,14 +248,15 @@ def _order(job: Job, event: str) -> None:
             job.stop(drain=event != "stop")
 
 
-def _read_all(job: Job, out: Output, rows: int) -> None:
-    """To the end, or to a checkpoint behind the last row."""
+def _read_all(job: Job, out: Output, rows: int, passing: type[Exception] | tuple[()]) -> None:
+    """To the end, or to a checkpoint behind the last row. passing: what a checkpoint may raise, as the job recovers meanwhile."""
     waited_ms = 0
     while job.status == "RUNNING" and waited_ms < WAIT_MS_MAX:
         job.advance(by_ms=STEP_MS)
         waited_ms += STEP_MS
         if job.status == "RUNNING":
-            job.checkpoint()
+            with contextlib.suppress(passing):  # type: ignore[arg-type]
+                job.checkpoint()
             if len(out.committed()) >= rows and waited_ms >= 5 * STEP_MS:
                 return
 

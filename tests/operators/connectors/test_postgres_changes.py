@@ -163,11 +163,11 @@ class Table:
 
     def drop_slot(self) -> None:
         self.server.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", self.slot)
-        wait_until(lambda: not self.server.execute(_ACTIVE, self.slot), what="the slot is free")
+        wait_until(lambda: not self.server.execute(ACTIVE, self.slot), what="the slot is free")
         self.server.execute("SELECT pg_drop_replication_slot(%s)", self.slot)
 
 
-_ACTIVE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
+ACTIVE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def rows_of(out: hf.testing.Output, *names: str) -> list[tuple[Any, ...]]:
 def until_it_reads(job: hf.testing.Job, table: Table) -> None:
     def is_read() -> bool:
         job.advance(by_ms=100)
-        return bool(table.server.execute(_ACTIVE, table.slot))
+        return bool(table.server.execute(ACTIVE, table.slot))
 
     wait_until(is_read, what="the slot is read")
 
@@ -268,7 +268,7 @@ def test_a_slot_that_is_gone_or_was_moved_is_told(table: Table) -> None:
         table.run("INSERT INTO {} VALUES (1, 'a')")
         until(job, out, 1)
         location = job.stop()
-        wait_until(lambda: not table.server.execute(_ACTIVE, table.slot), what="the slot is free")
+        wait_until(lambda: not table.server.execute(ACTIVE, table.slot), what="the slot is free")
         table.run("INSERT INTO {} VALUES (2, 'b')")
         table.server.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", table.slot)
 
@@ -363,7 +363,7 @@ def test_all_that_a_source_promises(version: int) -> None:
         def make_source() -> hf.PostgresChanges:
             for (name,) in server.execute("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'copy%%'"):
                 server.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", name)
-                wait_until(lambda name=name: not server.execute(_ACTIVE, name), what="the slot is free")  # type: ignore[misc]
+                wait_until(lambda name=name: not server.execute(ACTIVE, name), what="the slot is free")  # type: ignore[misc]
                 server.execute("SELECT pg_drop_replication_slot(%s)", name)
             copy = f"copy{next(copies)}"
             server.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", table.slot, copy)

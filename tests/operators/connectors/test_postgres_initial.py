@@ -4,6 +4,7 @@ between. A row that came twice, or a change of one that did not come, fails."""
 from __future__ import annotations
 
 import datetime
+import itertools
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from holdfast.operators.connectors.postgres.slot import (
     timeline_problem,
 )
 from holdfast.operators.sources.splits import ReaderContext, SourceReader, SplitRecords
-from tests.operators.connectors.test_postgres_changes import Table, rows_of, until
+from tests.operators.connectors.test_postgres_changes import ACTIVE, Table, rows_of, until
 from tests.servers.postgres import VERSIONS, PostgresServer
 from tests.servers.process import wait_until
 
@@ -188,6 +189,26 @@ def test_a_job_that_is_restarted_anywhere_has_the_table_while_others_write(versi
             finally:
                 over.set()
             table.drop_slot()
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("small_chunks")
+def test_all_that_a_source_promises() -> None:
+    """Each run reads the tables by a slot of its own; the server is restarted, too."""
+    with PostgresServer() as server:
+        table, number = Table(server, "id int8 PRIMARY KEY, v text"), itertools.count()
+        table.run("INSERT INTO {} SELECT n, 'v' || n FROM generate_series(1, 30) n")
+
+        def make_source() -> hf.PostgresChanges:
+            for (name,) in server.execute("SELECT slot_name FROM pg_replication_slots"):
+                server.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", name)
+                wait_until(lambda name=name: not server.execute(ACTIVE, name), what="the slot is free")  # type: ignore[misc]
+                server.execute("SELECT pg_drop_replication_slot(%s)", name)
+            return table.source(snapshot="initial", slot=f"run{next(number)}")
+
+        expected = [(each, f"v{each}") for each in range(1, 31)]
+        hf.testing.check_source(make_source, expected, row=lambda row: (row["id"], row["v"]), points_max=4, server=server)
 
 
 def test_rows_are_read_as_their_changes_are(postgres: PostgresServer) -> None:

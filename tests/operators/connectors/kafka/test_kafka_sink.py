@@ -59,10 +59,11 @@ def test_an_output_is_the_same_behind_other_brokers() -> None:
 # --------------------------------------------------------------------------------------------------------------- exactly once
 
 
-def kit(kafka: KafkaServer, new_topic: NewTopic, only: str | None = None) -> list[str]:
+def kit(kafka: KafkaServer, new_topic: NewTopic, only: str | None = None, **options: Any) -> list[str]:
     topics: dict[str, str] = {}
 
-    def make_sink(name: str) -> hf.KafkaSink:
+    def make_sink(name: str, port: int = 0) -> hf.KafkaSink:
+        """The port is not used: clients connect to what brokers say of themselves. Their faults stand for broken connections."""
         topic = topics.setdefault(name, "") or new_topic()
         topics[name] = topic
         return hf.KafkaSink(kafka.bootstrap, topic, f"sink-{topic}", key="id")
@@ -70,7 +71,8 @@ def kit(kafka: KafkaServer, new_topic: NewTopic, only: str | None = None) -> lis
     def read_rows(name: str) -> list[tuple[int, str | None]]:
         return [(row["id"], row["text"]) for row in objects(kafka, topics[name])] if name in topics else []
 
-    passed = hf.testing.check_sink(make_sink, read_rows, only=only, points="some" if only else "all")
+    options.setdefault("points", "some" if only else "all")
+    passed = hf.testing.check_sink(make_sink, read_rows, only=only, **options)
     assert kafka.open_transactions() == {}
     return passed
 
@@ -83,6 +85,13 @@ def test_the_kit_at_some_points(only: str, kafka: KafkaServer, new_topic: NewTop
 @pytest.mark.endurance
 def test_the_kit_at_all_points(kafka: KafkaServer, new_topic: NewTopic) -> None:
     assert len(kit(kafka, new_topic)) > 30
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(1800)
+def test_the_broker_may_restart_anywhere(kafka: KafkaServer, new_topic: NewTopic) -> None:
+    passed = kit(kafka, new_topic, points="some", server=kafka)
+    assert any(each.startswith("server restarts within") for each in passed)
 
 
 BROKEN = {

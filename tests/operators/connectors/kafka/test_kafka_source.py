@@ -222,6 +222,21 @@ def test_the_kit(kafka: KafkaServer, new_topic: NewTopic) -> None:
     )
 
 
+@pytest.mark.endurance
+@pytest.mark.timeout(1800)
+def test_the_broker_may_restart_anywhere(kafka: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic(3)
+    for number in range(30):
+        send(kafka, topic, *orders(number), partition=number % 3)
+    hf.testing.check_source(
+        lambda: hf.KafkaSource(kafka.bootstrap, topic, schema=ORDERS, stop="latest"),
+        range(30),
+        row=lambda row: row["id"],
+        points_max=2,
+        server=kafka,
+    )
+
+
 # --------------------------------------------------------------------------------------------------------- what can be gone
 
 

@@ -22,20 +22,21 @@ from tests.operators.connectors.nats.test_nats_source import count
 from tests.servers.nats import NatsServer
 
 
-def kit(server: NatsServer, label: str, **options: Any) -> list[str]:
+def kit(nats: NatsServer, label: str, **options: Any) -> list[str]:
     """check_sink with a stream for each run."""
     created: set[str] = set()
 
-    def make(name: str) -> NatsSink:
+    def make(name: str, port: int = 0) -> NatsSink:
         if stream_of(name) not in created:
-            created.add(create_stream(server.url, stream_of(name)))
-        return NatsSink(server.url, stream_of(name), subject=f"{stream_of(name).lower()}.rows")
+            created.add(create_stream(nats.url, stream_of(name)))
+        url = nats.url_behind(port) if port else nats.url
+        return NatsSink(url, stream_of(name), subject=f"{stream_of(name).lower()}.rows")
 
     def stream_of(name: str) -> str:
         return f"{label}-{name}"
 
     def read(name: str) -> list[tuple[int, str | None]]:
-        rows = [json.loads(data) for data in messages_of(server.url, stream_of(name), f"{stream_of(name).lower()}.rows")]
+        rows = [json.loads(data) for data in messages_of(nats.url, stream_of(name), f"{stream_of(name).lower()}.rows")]
         return [(row["id"], row["text"]) for row in rows]
 
     return hf.testing.check_sink(make, read, **options)
@@ -49,6 +50,14 @@ def test_the_kit(nats_server: NatsServer, scenario: str) -> None:
 @pytest.mark.endurance
 def test_the_whole_kit(nats_server: NatsServer) -> None:
     kit(nats_server, "all", points="all")
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(1800)
+def test_the_server_may_restart_and_connections_break_anywhere(nats_server: NatsServer) -> None:
+    passed = kit(nats_server, "server", server=nats_server)
+    assert any(each.startswith("server restarts within") for each in passed)
+    assert any(each.startswith("connection swallowed") for each in passed)
 
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string()), pa.field("to", pa.string())])

@@ -83,6 +83,18 @@ def test_each_message_is_read_once_at_any_cut(nats_server: NatsServer, stream: s
     hf.testing.check_source(make, expected, row=as_read)
 
 
+@pytest.mark.endurance
+@pytest.mark.timeout(1800)
+def test_the_server_may_restart_anywhere(nats_server: NatsServer, stream: str) -> None:
+    expected = [*filled(nats_server, stream, range(8), "a"), *filled(nats_server, stream, range(5), "b")]
+    low = stream.lower()
+
+    def make() -> hf.NatsSource:
+        return hf.NatsSource(nats_server.url, stream, subjects=[f"{low}.a", f"{low}.b"], stop="latest")
+
+    hf.testing.check_source(make, expected, row=as_read, points_max=3, server=nats_server)
+
+
 def test_json_becomes_columns_and_what_does_not_fit_leaves_by_the_dead_letters(nats_server: NatsServer, stream: str) -> None:
     low = stream.lower()
     good = [b'{"id": %d, "item": "i%d"}' % (number, number) for number in range(4)]
