@@ -63,7 +63,7 @@ class Session:
 
 
 def access(session: Session) -> ConnectAccess:
-    return ConnectAccess(session)  # type: ignore[arg-type]
+    return ConnectAccess(session)
 
 
 def test_slots_are_the_parts_of_a_plan_by_the_cpus_of_a_task() -> None:
@@ -92,7 +92,7 @@ def test_settings_of_the_server_are_checked_and_from_stream_is_refused_by_name()
 def test_a_worker_is_a_query_whose_tag_ends_it_and_no_other() -> None:
     session, ended = Session(), dict[int, tuple[WorkerEnd, str]]()
     over = {slot: threading.Event() for slot in (0, 1)}
-    backend = ConnectBackend(session, TEMPLATE, "job")  # type: ignore[arg-type]
+    backend = ConnectBackend(session, TEMPLATE, "job")
 
     def start(slot: int, spawn: int) -> None:
         def end(end: WorkerEnd, reason: str) -> None:
