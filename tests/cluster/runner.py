@@ -66,7 +66,8 @@ class Runner:
         self._credentials = {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": f"http://{network.address(STORAGE)}:{PORT}"}
         self.processes = Processes(network, self._credentials)
         self._output = f"s3://{BUCKET}/out"
-        lasts_s = sum(cut.duration_ms / 1000 + BETWEEN_CUTS_S for cut in cuts)
+        # of a long cut the job repeats most, from its last checkpoint before it
+        lasts_s = sum(cut.duration_ms / (2_000 if cut.is_long else 1_000) + BETWEEN_CUTS_S for cut in cuts)
         self._rows = int(ROWS_PER_SECOND * lasts_s)
 
     def run(self) -> tuple[list[Observed], dict[str, Any]]:
