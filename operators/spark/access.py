@@ -80,6 +80,14 @@ def is_connect(session: Any) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
+def need_classic(session: Any, what: str) -> None:
+    """Raise InvalidConfigError where `what` was given a session, or a DataFrame, of Spark Connect."""
+    if is_connect(session):
+        raise InvalidConfigError(
+            f"{what} needs a classic session: Python of the driver does not run in Spark Connect", setting="spark"
+        )
+
+
 def access_of(session: SparkSession) -> SparkAccess:
     return ConnectAccess(session) if is_connect(session) else ClassicAccess(session)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import holdfast as hf
 from holdfast.operators.spark.access import ConnectAccess, ConnectBackend
 from holdfast.operators.spark.slots import WorkerTemplate
 from holdfast.operators.spark.supervisor import WorkerEnd
@@ -87,6 +88,12 @@ def test_settings_of_the_server_are_checked_and_from_stream_is_refused_by_name()
     with pytest.raises(InvalidConfigError, match="source clicks: from_stream needs a classic session"):
         access(Session()).prepare({"clicks": StreamSource.__new__(StreamSource)})
     assert access(Session()).prepare({}) == []
+
+
+def test_what_runs_python_in_the_driver_is_refused_by_name() -> None:
+    of_connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(InvalidConfigError, match="register_formats needs a classic session"):
+        hf.register_formats(of_connect)
 
 
 def test_a_worker_is_a_query_whose_tag_ends_it_and_no_other() -> None:
