@@ -146,18 +146,19 @@ def _session_of(plan: JobPlan) -> SparkSession:
 
 
 _launchers: weakref.WeakKeyDictionary[Any, SparkLauncher] = weakref.WeakKeyDictionary()
-"""One for each SparkContext: a launcher counts the slots of its own jobs."""
+"""One for each SparkContext, or session of Spark Connect: a launcher counts the slots of its own jobs."""
 _making_launchers = threading.Lock()
 
 
 def _launcher_of(session: SparkSession) -> SparkLauncher:
+    from holdfast.operators.spark.access import access_of
     from holdfast.operators.spark.launcher import SparkLauncher
 
-    context = session.sparkContext
+    access = access_of(session)
     with _making_launchers:
-        if context not in _launchers:
-            _launchers[context] = SparkLauncher(session, Connector(_exposure(context)))
-        return _launchers[context]
+        if access.identity not in _launchers:
+            _launchers[access.identity] = SparkLauncher(session, Connector(Exposure(*access.coordinator_host)))
+        return _launchers[access.identity]
 
 
 # ------------------------------------------------------------------------------------------------------- coordinators
@@ -169,13 +170,6 @@ class Exposure:
 
     host: str
     advertised_host: str | None
-
-
-def _exposure(context: Any) -> Exposure:
-    """Executors of a local master are on this machine; others reach the driver under the name that Spark gave them."""
-    if str(context.master).startswith("local"):
-        return Exposure("127.0.0.1", None)
-    return Exposure("0.0.0.0", context.getConf().get("spark.driver.host"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,11 @@ def write_chunks(dataframe: DataFrame, schema: pa.Schema, storage_root: str, fol
 
 
 def map_in_arrow(dataframe: DataFrame, function: Callable[[Any], Any], schema: Any) -> DataFrame:
-    """DataFrame.mapInArrow without its check for pandas, which is not needed, and with support for dots in column names."""
+    """DataFrame.mapInArrow without its check for pandas, which is not needed, and with support for dots in column names.
+
+    Of Spark Connect it is its own, which needs pandas anyhow."""
+    if not hasattr(dataframe, "_jdf"):
+        return dataframe.mapInArrow(function, schema)
     from pyspark.sql import DataFrame as ClassicDataFrame
     from pyspark.sql.udf import UserDefinedFunction
     from pyspark.util import PythonEvalType

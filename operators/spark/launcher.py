@@ -9,14 +9,10 @@ import atexit
 import contextlib
 import functools
 import logging
-import os
-import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -30,20 +26,18 @@ from holdfast.operators.sources.dataframe import DataFrameSource
 from holdfast.operators.sources.stream import StreamSource
 from holdfast.operators.sources.stream_query import StreamQuery
 from holdfast.operators.sources.stream_savepoint import begin_stream, check_saved_queries
+from holdfast.operators.spark.access import access_of
 from holdfast.operators.spark.handle import SparkJobHandle
-from holdfast.operators.spark.interrupts import spare_workers
 from holdfast.operators.spark.messages import describe_replaced
-from holdfast.operators.spark.packaging import modules_by_value, user_modules, write_package
+from holdfast.operators.spark.packaging import modules_by_value, user_modules
 from holdfast.operators.spark.progress import ProgressLine
 from holdfast.operators.spark.running_jobs import Execution, RunningJob, RunningJobs, checkpoint_before_takeover
-from holdfast.operators.spark.settings import apply_settings, await_slots, hide_progress_bar
-from holdfast.operators.spark.slots import RddBackend, SlotRunner, WorkerTemplate
+from holdfast.operators.spark.shipping import ship_package as ship_package
+from holdfast.operators.spark.slots import SlotRunner, WorkerTemplate
 from holdfast.operators.spark.supervisor import SlotSupervisor
 from holdfast.operators.worker.main import pickle_plan
-from holdfast.operators.worker.working_folders import PACKAGE_FOLDER, FolderSweep, OwnedFolder
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("holdfast.spark")
@@ -54,8 +48,6 @@ WORKERS_START_S = 120.0
 
 _shipping = threading.Lock()
 """Held while `sys.path`, which the whole process shares, is changed for a moment."""
-
-DAEMON_SETTING = "spark.python.daemon.module"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +113,12 @@ class _WatchedJob:
 
 
 class SparkLauncher:
-    """Implements Launcher on a classic SparkSession. `advertised_host`: address of the workers' data ports, where the address of
-    the route to the coordinator is wrong."""
+    """Implements Launcher on a SparkSession, classic or of Spark Connect. `advertised_host`: address of the workers' data ports,
+    where the address of the route to the coordinator is wrong."""
 
     def __init__(self, spark: SparkSession, connect: Connect, *, advertised_host: str | None = None) -> None:
         self._spark = spark
+        self._access = access_of(spark)
         self._connect = connect
         self._advertised_host = advertised_host
         self._jobs = RunningJobs()
@@ -136,11 +129,8 @@ class SparkLauncher:
         handle is returned, or, if the plan is a different one, the new plan takes over (running_jobs.py).
 
         Raises InvalidConfigError, NotEnoughSlotsError, JobExistsError, RestoreError, JobFailedError, TimeoutError."""
-        context = self._spark.sparkContext
-        hide_progress_bar(context)
-        for warning in apply_settings(context):
+        for warning in self._access.prepare(plan.sources):
             log.warning("%s", warning)
-        spare_workers(context)
         execution = Execution.of(plan, options)
         with self._jobs.turn(execution.name):
             running = self._jobs.find(execution, lambda: self._connect(options))
@@ -155,15 +145,14 @@ class SparkLauncher:
     ) -> SparkJobHandle:
         """`running`: the same job in this driver, which ends when the new plan is submitted; `difference`: how the new plan
         differs."""
-        context = self._spark.sparkContext
-        _say_start(plan, options, context.master)
+        _say_start(plan, options, self._access.master)
         with modules_by_value(user_modules()):
             check_picklable(plan)
         _prepare_sinks(plan, options)
         check_saved_queries(plan.sources, options.restore)
         slots = plan.graph.slots_required
         leaving = None if running is None else running.handle
-        await_slots(context, slots, lambda room: self._slots.take(slots, room, leaving=leaving))
+        self._access.await_slots(slots, lambda room: self._slots.take(slots, room, leaving=leaving))
         try:
             if running is not None:
                 running.handle.say(describe_replaced(execution.name, difference or ""))
@@ -214,9 +203,8 @@ class SparkLauncher:
     def _start(
         self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle, launch_key: str
     ) -> None:
-        context = self._spark.sparkContext
         with _shipping:
-            ship_package(context)
+            self._access.ship_package()
         for uid, source in plan.sources.items():
             if isinstance(source, DataFrameSource):
                 source.materialise(
@@ -246,7 +234,7 @@ class SparkLauncher:
             advertised_host=self._advertised_host,
             directory_nonce=accepted.directory_nonce,
         )
-        backend = RddBackend(context, template, plan.graph.name, launch_key=launch_key)
+        backend = self._access.backend(template, plan.graph.name, launch_key=launch_key)
         handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, handle.give_up))
         _at_exit(functools.partial(_leave_at_exit, weakref.ref(handle)))
 
@@ -302,50 +290,3 @@ def _leave_at_exit(handle: weakref.ref[SparkJobHandle]) -> None:
         # pressed again: the workers were asked to leave, and the exit does not wait for them
         with contextlib.suppress(KeyboardInterrupt):
             alive.close()
-
-
-def ship_package(context: SparkContext) -> None:
-    """Give the executors our packages, once per SparkContext: the driver's own code, whatever is installed there."""
-    folder = _package_folder(os.getpid())
-    if not folder.is_dir():  # removed by a cleaner of temporary folders
-        _package_folder.cache_clear()
-        folder = _package_folder(os.getpid())
-    path = write_package(folder)
-    if path.name in context._python_includes:
-        return
-    before = list(sys.path)
-    context.addPyFile(str(path))
-    # Spark puts the zip on the driver's path, too, where it would shadow modules that are not imported yet.
-    sys.path[:] = [entry for entry in sys.path if entry in before]
-    if preload_workers(context, path):
-        log.debug("Spark's Python daemon imports Holdfast once, for all workers")
-
-
-@functools.cache
-def _package_folder(process: int) -> Path:
-    """Folder in which this process keeps what it ships: Spark's executors fetch it from there as long as the process lives. Deletes
-    the folders of drivers that were killed."""
-    root = tempfile.gettempdir()
-    folder = OwnedFolder(root, f"holdfast-package-{uuid4().hex[:16]}")
-    atexit.register(_delete_package, folder, process)
-    sweep = FolderSweep(root, PACKAGE_FOLDER)
-    while sweep.step():
-        pass
-    return Path(folder.path)
-
-
-def _delete_package(folder: OwnedFolder, process: int) -> None:
-    if os.getpid() == process:  # not in a child that it forked
-        folder.delete()
-
-
-def preload_workers(context: SparkContext, package: Path) -> bool:
-    """On local[N], where the daemon finds the zip, let it import our packages before it forks workers.
-
-    Elsewhere the user may set spark.python.daemon.module, if Holdfast is installed on the nodes; an existing setting is kept."""
-    live = context._jsc.sc().conf()
-    if not context.master.startswith("local") or context.master.startswith("local-cluster") or live.contains(DAEMON_SETTING):
-        return False
-    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), context.environment.get("PYTHONPATH"))))
-    live.set(DAEMON_SETTING, "holdfast.operators.spark.daemon")
-    return True

@@ -97,9 +97,22 @@ def await_slots(
     `take` gets the number of slots that workers may use in all, takes ours if they are free, and returns how many the workers of
     this driver's other jobs hold. On local[N] the number never changes: no wait."""
     local = context.master.startswith("local") and not context.master.startswith("local-cluster")
-    deadline = time.monotonic() + (0.0 if local else timeout_s)
+    await_slots_of(lambda: concurrent_tasks(context), context.master, workers, take, is_fixed=local, timeout_s=timeout_s)
+
+
+def await_slots_of(
+    count: Callable[[], int],
+    master: str,
+    workers: int,
+    take: Callable[[int], int],
+    *,
+    is_fixed: bool,
+    timeout_s: float = SLOTS_WAIT_S,
+) -> None:
+    """`await_slots` of what `count` counts. `is_fixed`: the number never changes, so that there is no wait."""
+    deadline = time.monotonic() + (0.0 if is_fixed else timeout_s)
     while True:
-        available = concurrent_tasks(context)
+        available = count()
         occupied = take(available - 1)
         required = workers + occupied + 1
         if available >= required:
@@ -108,7 +121,7 @@ def await_slots(
             raise NotEnoughSlotsError(
                 f"the job needs {required} slots ({workers} workers"
                 + (f", {occupied} of other jobs" if occupied else "")
-                + f", 1 for Spark SQL beside them), {context.master} has {available}: "
+                + f", 1 for Spark SQL beside them), {master} has {available}: "
                 + "lower the parallelism or give Spark more cores",
                 required=required,
                 available=available,

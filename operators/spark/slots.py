@@ -60,6 +60,11 @@ class WorkerTemplate:
     spawn: int = 0
     launch_token: str = ""
 
+    def launched(self, launch_key: str, slot: int, spawn: int) -> WorkerTemplate:
+        """Template of one worker, with the proof that it was started by who has the key."""
+        token = launch_token(launch_key, job_id=self.job_id, submission=self.submission, slot=slot, spawn=spawn)
+        return replace(self, spawn=spawn, launch_token=token)
+
 
 @dataclass(frozen=True)
 class WorkerReport:
@@ -75,29 +80,34 @@ def worker_task(template: WorkerTemplate, slot: int) -> Callable[[Iterator[int]]
     """The function of a one-partition Spark job. The slot travels in the closure: the partition's number is always 0."""
 
     def run(_: Iterator[int]) -> Iterator[WorkerReport]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        spec = WorkerSpec(
-            job_id=template.job_id,
-            slot=slot,
-            submission=template.submission,
-            task_attempt=0 if context is None else int(context.taskAttemptId()),
-            coordinator_url=template.coordinator_url,
-            token=template.token,
-            state_directory=template.state_directory,
-            plan=template.plan,
-            local_directory=local_directory(),
-            cancellation_timeout_ms=template.cancellation_timeout_ms,
-            advertised_host=template.advertised_host,
-            directory_nonce=template.directory_nonce,
-            spawn=template.spawn,
-            launch_token=template.launch_token,
-        )
-        left = run_worker(spec)
-        yield WorkerReport(left.reason, left.respawn, left.superseded)
+        yield run_in_task(template, slot)
 
     return run
+
+
+def run_in_task(template: WorkerTemplate, slot: int) -> WorkerReport:
+    """The worker of a slot, in this Spark task, until it leaves."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    spec = WorkerSpec(
+        job_id=template.job_id,
+        slot=slot,
+        submission=template.submission,
+        task_attempt=0 if context is None else int(context.taskAttemptId()),
+        coordinator_url=template.coordinator_url,
+        token=template.token,
+        state_directory=template.state_directory,
+        plan=template.plan,
+        local_directory=local_directory(),
+        cancellation_timeout_ms=template.cancellation_timeout_ms,
+        advertised_host=template.advertised_host,
+        directory_nonce=template.directory_nonce,
+        spawn=template.spawn,
+        launch_token=template.launch_token,
+    )
+    left = run_worker(spec)
+    return WorkerReport(left.reason, left.respawn, left.superseded)
 
 
 def local_directory() -> str:
@@ -150,17 +160,15 @@ class RddBackend:
                 mark_worker(self._context)
                 reports = collect(self._context.parallelize([slot], 1).mapPartitions(self._task(template, slot)))
             except BaseException as error:
-                ended(*_why(error))
+                ended(*why(error))
             else:
-                ended(*_outcome(reports))
+                ended(*outcome_of(reports[0]))
 
         InheritableThread(target=run, name=f"holdfast-worker-{slot}-{spawn}", daemon=True).start()
 
     def _launched(self, slot: int, spawn: int) -> WorkerTemplate:
         """Template of one worker, with the proof that it was started here."""
-        job_id, submission = self._template.job_id, self._template.submission
-        token = launch_token(self._launch_key, job_id=job_id, submission=submission, slot=slot, spawn=spawn)
-        return replace(self._template, spawn=spawn, launch_token=token)
+        return self._template.launched(self._launch_key, slot, spawn)
 
     def cancel(self, slot: int, spawn: int) -> None:
         self._context.cancelJobGroup(self._group(slot, spawn))
@@ -169,12 +177,12 @@ class RddBackend:
         return f"holdfast-{self._template.job_id}-{self._template.submission}-{slot}-{spawn}"
 
 
-def _outcome(reports: list[WorkerReport]) -> tuple[WorkerEnd, str]:
-    report = reports[0]
+def outcome_of(report: WorkerReport) -> tuple[WorkerEnd, str]:
+    """End of a worker that left by itself, and why."""
     return derive_end(respawn=report.respawn, superseded=report.superseded), report.reason
 
 
-def _why(error: BaseException) -> tuple[WorkerEnd, str]:
+def why(error: BaseException) -> tuple[WorkerEnd, str]:
     """Distinguish a task that raised in Python from one whose process or executor was lost: only Spark's text says which."""
     text = str(error)
     if "Traceback (most recent call last)" in text:

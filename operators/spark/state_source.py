@@ -277,8 +277,10 @@ class MetadataReader(DataSourceReader):  # type: ignore[misc]
 def register_state_source(spark: SparkSession) -> None:
     """Register the formats "holdfast-state" and "holdfast-metadata" in a session, and ship our packages to its executors.
     Idempotent."""
+    from holdfast.operators.spark.access import need_classic
     from holdfast.operators.spark.launcher import ship_package
 
+    need_classic(spark, "register_formats")
     ship_package(spark.sparkContext)
     spark.dataSource.register(StateDataSource)
     spark.dataSource.register(MetadataDataSource)

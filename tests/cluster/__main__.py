@@ -24,7 +24,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="which links, when, and for how long")
     parser.add_argument("--cuts", type=int, default=3, choices=range(1, CUTS_MAX + 1), metavar=f"1..{CUTS_MAX}")
     parser.add_argument("--without-spark", action="store_true", help="workers are plain processes: quicker")
+    parser.add_argument("--connect", action="store_true", help="the driver is a client of Spark Connect")
     options = parser.parse_args(arguments)
+    if options.connect and options.without_spark:
+        parser.error("--connect is a way to Spark, and --without-spark has none")
     try:
         check_supported()
     except UnsupportedError as error:
@@ -44,7 +47,7 @@ def main(arguments: list[str]) -> int:
     exact = keep = False
     try:
         with Network(folder) as network:
-            runner = Runner(network, cuts, say, with_spark=not options.without_spark)
+            runner = Runner(network, cuts, say, with_spark=not options.without_spark, connect=options.connect)
             try:
                 _, told = runner.run()
             finally:

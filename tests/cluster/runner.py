@@ -24,14 +24,15 @@ from tests.s3_server import CREDENTIALS
 
 COORDINATOR_PORT = 8080
 MASTER_PORT = 7077
+CONNECT_PORT = 15002
 CORES = 2
 """Of each worker's host: two hold three workers of the job, and one is free for a successor."""
 PARALLELISM = 3
-ROWS_PER_SECOND = 1_500
+ROWS_PER_SECOND = 600
 START_S = 120.0
 RECOVER_S = 150.0
 """After a cut was healed a checkpoint completes within this time."""
-BETWEEN_CUTS_S = 12
+BETWEEN_CUTS_S = 10
 """Time that the job's rows last for, beside the cuts themselves, for each of them."""
 END_S = 240.0
 QUIET: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -65,7 +66,8 @@ class Runner:
         self._credentials = {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": f"http://{network.address(STORAGE)}:{PORT}"}
         self.processes = Processes(network, self._credentials)
         self._output = f"s3://{BUCKET}/out"
-        lasts_s = sum(cut.duration_ms / 1000 + BETWEEN_CUTS_S for cut in cuts)
+        # of a long cut the job repeats most, from its last checkpoint before it
+        lasts_s = sum(cut.duration_ms / (2_000 if cut.is_long else 1_000) + BETWEEN_CUTS_S for cut in cuts)
         self._rows = int(ROWS_PER_SECOND * lasts_s)
 
     def run(self) -> tuple[list[Observed], dict[str, Any]]:
@@ -91,6 +93,8 @@ class Runner:
         self.processes.start(DRIVER, "coordinator", *command, variables={"HOLDFAST_TOKEN": self._token})
         if self._with_spark:
             self._start_spark()
+        if self._connect:
+            self._start_connect()
         self._await_port(DRIVER, COORDINATOR_PORT)
 
     def _start_spark(self) -> None:
@@ -113,6 +117,15 @@ class Runner:
                 variables={**common, "SPARK_LOCAL_DIRS": str(disk / "spark")},
             )
 
+    def _start_connect(self) -> None:
+        """The server of Spark Connect, which is the application's driver; on our driver's host."""
+        settings = {**self._settings(), "spark.connect.grpc.binding.port": str(CONNECT_PORT)}
+        words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        command = (str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.SparkSubmit", *words, "--class")
+        server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+        self.processes.start(DRIVER, "connect", *command, server, "spark-internal", variables={"SPARK_HOME": str(spark_home())})
+        self._await_port(DRIVER, CONNECT_PORT)
+
     def _job_options(self) -> str:
         network = self._network
         specs = network.folder / "workers"
@@ -124,7 +137,8 @@ class Runner:
             coordinator=f"http://{network.address(DRIVER)}:{COORDINATOR_PORT}",
             token=self._token,
             output=self._output,
-            spark=self._settings() if self._with_spark else None,
+            spark={} if self._connect else self._settings() if self._with_spark else None,
+            remote=f"sc://{network.address(DRIVER)}:{CONNECT_PORT}" if self._connect else None,
             workers=tuple(tuple(network.inside(host)) for host in WORKERS),
             folder=str(specs),
         )

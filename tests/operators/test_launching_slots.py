@@ -12,6 +12,7 @@ import pytest
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.operators.datastream.plan_digest import PlanDigest
+from holdfast.operators.spark import access
 from holdfast.operators.spark import launcher as spark
 from holdfast.operators.spark import running_jobs as runningjobs
 from holdfast.operators.spark import settings as spark_settings
@@ -69,13 +70,11 @@ class Cluster:
         patch.setattr(spark_settings, "concurrent_tasks", self._concurrent_tasks)
         patch.setattr(spark, "_at_exit", lambda _: self.on_started())
         patch.setattr(spark, "SparkJobHandle", Handle)
-        patch.setattr(spark, "apply_settings", lambda _: [])
-        patch.setattr(spark, "hide_progress_bar", lambda _: None)
-        patch.setattr(spark, "ship_package", lambda _: None)
+        for name in ("apply_settings", "hide_progress_bar", "spare_workers", "ship_package", "RddBackend"):
+            patch.setattr(access, name, lambda *_, **__: [])
         patch.setattr(spark, "pickle_plan", lambda _: b"")
         patch.setattr(spark, "_submission", lambda plan, _: SimpleNamespace(graph=plan.graph, launch_key=""))
-        for name in ("RddBackend", "SlotRunner"):
-            patch.setattr(spark, name, lambda *_, **__: None)
+        patch.setattr(spark, "SlotRunner", lambda *_, **__: None)
         patch.setattr(SlotSupervisor, "of", lambda *_: None)
         connection = SimpleNamespace(client=SimpleNamespace(url="", token=None, submit=self._submit), close=lambda: None)
         self._launcher = SparkLauncher(SimpleNamespace(sparkContext=context), lambda _: connection)  # type: ignore[arg-type,return-value]

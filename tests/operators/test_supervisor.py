@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.operators.spark.slots import WorkerReport, _outcome
+from holdfast.operators.spark.slots import WorkerReport, outcome_of
 from holdfast.operators.spark.supervisor import (
     ABSENCE_FIRST_MS,
     ABSENCE_MARGIN_MS,
@@ -271,9 +271,9 @@ def test_a_superseded_driver_starts_nothing_again() -> None:
 
 def test_only_the_order_says_how_a_worker_left() -> None:
     report = WorkerReport("superseded by a newer process in the same slot", False)
-    assert _outcome([report]) == (WorkerEnd.LEFT, report.reason)
-    assert _outcome([WorkerReport("x", True)]) == (WorkerEnd.RESPAWN, "x")
-    assert _outcome([WorkerReport("x", False, superseded=True)]) == (WorkerEnd.SUPERSEDED, "x")
+    assert outcome_of(report) == (WorkerEnd.LEFT, report.reason)
+    assert outcome_of(WorkerReport("x", True)) == (WorkerEnd.RESPAWN, "x")
+    assert outcome_of(WorkerReport("x", False, superseded=True)) == (WorkerEnd.SUPERSEDED, "x")
 
 
 def test_a_slot_that_others_take_again_and_again_is_tried_ever_more_slowly() -> None:

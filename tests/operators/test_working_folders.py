@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.operators.spark import launcher as spark
+from holdfast.operators.spark import shipping
 from holdfast.operators.spark import slots as spark_task
 from holdfast.operators.worker.working_folders import BEGUN_AGE_S, BEGUN_SUFFIX, WORKER_FOLDER, FolderSweep, OwnedFolder
 from tests.harness.disks import NOBODY, needs_root
@@ -235,12 +235,12 @@ def test_a_driver_has_one_package_folder_and_deletes_those_of_killed_ones(
         killed.wait()
         with owner_process(tmp_path, "holdfast-package-0000000000000002"):
             (tmp_path / "holdfast-package-mine").mkdir()  # no name of ours
-            spark._package_folder.cache_clear()
-            folders = {spark._package_folder(os.getpid()) for _ in range(3)}
+            shipping._package_folder.cache_clear()
+            folders = {shipping._package_folder(os.getpid()) for _ in range(3)}
             assert len(folders) == 1, "submissions of one process share it"
             assert {path.name for path in tmp_path.iterdir()} == {
                 "holdfast-package-0000000000000002",
                 "holdfast-package-mine",
                 *(path.name for path in folders),
             }
-    spark._package_folder.cache_clear()
+    shipping._package_folder.cache_clear()
