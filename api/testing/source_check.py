@@ -212,8 +212,8 @@ def check_source(
     make_source: gives the source, with the same records every time. expected: all rows, in any order, as `row` gives them; they
     must be hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values. points_max: reads
     behind which a fetch fails and the job is restarted, rescaled and stopped, at most. only: the one run to make behind those
-    without an event, by its name in an earlier failure. Raises AssertionError, naming the run, or what the source raised, with a note
-    that names it; InvalidConfigError where no run has the name of `only`."""
+    without an event, by its name in an earlier failure. Raises AssertionError, naming the run, or what the source raised, with a
+    note that names it; InvalidConfigError where no run has the name of `only`."""
     wanted = Counter(expected)
     compared = row or _values
     reads, names = 0, set()
