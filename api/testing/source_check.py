@@ -1,4 +1,5 @@
-"""`hf.testing.check_source`: a connector's source in a whole job, stopped, failed and rescaled at many points: rows exact."""
+"""`hf.testing.check_source`: a connector's source in a whole job, stopped, failed and rescaled at many points, some of its fetches
+without an answer: rows exact."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ import pyarrow as pa
 from holdfast.api.testing.connectors import Server, started
 from holdfast.api.testing.job import RESTART_SOON, Job
 from holdfast.api.testing.output import Output
+from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.operators.datastream.settings import Settings
-from holdfast.operators.sources.fetching import make_reader
+from holdfast.operators.sources.fetching import FetchingReader
 from holdfast.operators.sources.splits import (
     AssignedSplit,
     Position,
@@ -24,9 +26,10 @@ from holdfast.operators.sources.splits import (
     Source,
     SourceReader,
     SplitEnumerator,
+    SplitReader,
     SplitRecords,
 )
-from holdfast.statebackends.errors import CheckpointFailedError
+from holdfast.statebackends.errors import CheckpointFailedError, HoldfastError, InvalidConfigError
 
 SHUT_MS = 20
 """How long a reader whose gate is shut says that it has nothing."""
@@ -40,23 +43,64 @@ RowOf: TypeAlias = Callable[[dict[str, Any]], Any]
 
 
 class _Gate:
-    """Lets so many reads through, over all readers."""
+    """Lets so many reads through, over all readers, and has a fetch fail."""
 
     def __init__(self) -> None:
         self.left: float = float("inf")
         self.passed = 0
+        self.next_fails = False
+
+    def check_fetched(self) -> None:
+        """Behind each fetch. Raises ConnectionError, once, where the next one is to fail."""
+        if self.next_fails:
+            self.next_fails = False
+            raise ConnectionError("check_source: this fetch fails, once")
 
 
 _gates: dict[int, _Gate] = {}
 _keys = itertools.count()
 
 
+class _FailingReader(SplitReader[Any]):
+    """A client whose answer is lost at times: it has gone on behind records that nobody got."""
+
+    def __init__(self, reader: SplitReader[Any], gate: _Gate) -> None:
+        self._reader = reader
+        self._gate = gate
+
+    def open(self) -> None:
+        self._reader.open()
+
+    def add_splits(self, splits: Sequence[AssignedSplit[Any]]) -> None:
+        self._reader.add_splits(splits)
+
+    def fetch(self) -> Sequence[SplitRecords]:
+        found = self._reader.fetch()
+        if found:
+            self._gate.check_fetched()
+        return found
+
+    def pause_or_resume_splits(self, to_pause: Sequence[str], to_resume: Sequence[str]) -> None:
+        self._reader.pause_or_resume_splits(to_pause, to_resume)
+
+    def notify_checkpoint_complete(self, positions: Mapping[str, Position]) -> None:
+        self._reader.notify_checkpoint_complete(positions)
+
+    def wake_up(self) -> None:
+        self._reader.wake_up()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
 class _GatedReader(SourceReader[Any]):
     """A reader whose records pass a gate, each fetch in two halves: what is behind a cut may be the rest of a batch."""
 
-    def __init__(self, reader: SourceReader[Any], gate: _Gate) -> None:
+    def __init__(self, reader: SourceReader[Any], gate: _Gate, *, fails_here: bool) -> None:
+        """fails_here: it makes no fetches, which could fail: its polls do."""
         self._reader = reader
         self._gate = gate
+        self._fails_here = fails_here
         self.splits_max = reader.splits_max
         self._rest: SplitRecords | None = None
 
@@ -76,6 +120,8 @@ class _GatedReader(SourceReader[Any]):
         polled = self._reader.poll(rows_max) if rest is None else rest
         if not isinstance(polled, SplitRecords):
             return polled
+        if self._fails_here and rest is None:
+            self._gate.check_fetched()
         self._gate.left -= 1
         self._gate.passed += 1
         return polled if rest is not None else self._first_half(polled)
@@ -125,7 +171,12 @@ class _Gated(Source[Any]):
         return self.source.create_enumerator()
 
     def create_reader(self, context: ReaderContext) -> SourceReader[Any]:
-        return _GatedReader(make_reader(self.source, context), _gates[self.key])
+        source, gate = self.source, _gates[self.key]
+        polled = source.create_reader(context)
+        if polled is not None:
+            return _GatedReader(polled, gate, fails_here=True)
+        fetched = _FailingReader(source.create_split_reader(context), gate)
+        return _GatedReader(FetchingReader(fetched, splits_max=source.splits_per_reader), gate, fails_here=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +193,15 @@ class _Case:
 
     def __str__(self) -> str:
         where = f"{self.event} behind {self.point} reads" if self.event else "read without a failure"
-        after = f", then at parallelism {self.then}" if self.event else ""
+        after = f", then at parallelism {self.then}" if self.then != self.parallelism else ""
         return f"{where}, parallelism {self.parallelism}{after}, batch_rows {self.batch_rows}"
 
 
-EVENTS = ("checkpoint and restart", "restart without a checkpoint", "savepoint and restart", "stop", "stop with a drain")
+RESTARTS = ("checkpoint and restart", "restart without a checkpoint", "savepoint and restart", "stop", "stop with a drain")
+FAILURES = ("a failed fetch", "checkpoint and a failed fetch")
+"""The job goes on by itself, at the same parallelism."""
+ONCE = RestartStrategy("fixed_delay", delay_ms=0, attempts_max=1)
+"""What fails beside the fetch is raised."""
 
 
 RESTART, RESTART_BEHIND = "the server restarts", "the server restarts behind a checkpoint"
@@ -161,25 +216,39 @@ def check_source(
     row: RowOf | None = None,
     points_max: int = POINTS_MAX,
     server: Server | Callable[[], AbstractContextManager[Server]] | None = None,
+    only: str | None = None,
 ) -> None:
     """Read a source in many ways, each time to its end, or until all rows have come: each row must come once.
 
     make_source: gives the source, with the same records every time. expected: all rows, in any order, as `row` gives them; they
     must be hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values. points_max: reads
-    behind which the job is restarted, rescaled and stopped, at most. server: a server that runs (`port`, `restart()`), or what
-    starts one: a class of a context manager; it is also killed and started again at these points, with its data, and the job has to
-    go on by itself. Raises AssertionError, naming the run."""
+    behind which a fetch fails and the job is restarted, rescaled and stopped, at most. server: a server that runs (`port`,
+    `restart()`), or what starts one: a class of a context manager; it is also killed and started again at these points, with its
+    data, and the job has to go on by itself. only: the one run to make behind those without an event, by its name in an earlier
+    failure. Raises AssertionError, naming the run, or what the source raised, with a note that names it; InvalidConfigError where
+    no run has the name of `only`."""
     wanted = Counter(expected)
     compared = row or _values
     with started(server) as running:
-        reads = 0
-        for parallelism, batch_rows in ((1, 65_536), (3, 7), (2, 1)):
-            reads = max(reads, _run(make_source, _Case("", 0, parallelism, parallelism, batch_rows), wanted, compared))
-        for point in _points(reads, points_max):
-            for number, event in enumerate(EVENTS if running is None else EVENTS + SERVER_EVENTS):
-                parallelism = 1 + (point + number) % 3
-                then = parallelism if event in SERVER_EVENTS else 1 + (parallelism % 3)
-                _run(make_source, _Case(event, point, parallelism, then, 7, running), wanted, compared)
+        reads, names = 0, set()
+        for parallelism, batch_rows in ((1, 65_536), (3, 7), (2, 1)):  # always: they say how many reads there are
+            case = _Case("", 0, parallelism, parallelism, batch_rows)
+            reads = max(reads, _run(make_source, case, wanted, compared))
+            names.add(str(case))
+        for case in _cases(reads, points_max, running):
+            names.add(str(case))
+            if only is None or only == str(case):
+                _run(make_source, case, wanted, compared)
+    if only is not None and only not in names:
+        raise InvalidConfigError(f"check_source has no run {only!r} for this source", setting="only")
+
+
+def _cases(reads: int, points_max: int, server: Server | None) -> Iterator[_Case]:
+    for point in _points(reads, points_max):
+        for number, event in enumerate((*RESTARTS, *FAILURES, *(() if server is None else SERVER_EVENTS))):
+            parallelism = 1 + (point + number) % 3
+            then = 1 + (parallelism % 3) if event in RESTARTS else parallelism
+            yield _Case(event, point, parallelism, then, 7, server)
 
 
 def _values(row: dict[str, Any]) -> Any:
@@ -197,7 +266,9 @@ def _run(make_source: Callable[[], Source[Any]], case: _Case, wanted: Counter[An
     key, gate = next(_keys), _Gate()
     _gates[key] = gate
     try:
-        settings: Settings = {"restart": RESTART_SOON} if case.event in SERVER_EVENTS else {}
+        settings: Settings = {}
+        if case.event in (*FAILURES, *SERVER_EVENTS):
+            settings = {"restart": ONCE if case.event in FAILURES else RESTART_SOON}
         with Job(parallelism=case.parallelism, batch_rows=case.batch_rows, **settings) as job:
             out = job.output(job.environment.from_source(_Gated(make_source(), key)).uid("source"))
             if case.event:
@@ -207,6 +278,9 @@ def _run(make_source: Callable[[], Source[Any]], case: _Case, wanted: Counter[An
                 _happen(job, gate, case)
             _read_all(job, out, wanted.total(), CheckpointFailedError if settings else ())
             _compare(case, wanted, Counter(row(found) for found, _ in out.committed()))
+    except HoldfastError as error:
+        error.add_note(_again(case))
+        raise
     finally:
         del _gates[key]
     return gate.passed
@@ -221,6 +295,10 @@ def _happen(job: Job, gate: _Gate, case: _Case) -> None:
         job.advance(by_ms=STEP_MS)
     if job.status == "RUNNING":
         _order(job, case.event)
+    if case.event in FAILURES:
+        gate.next_fails = True
+        gate.left = float("inf")
+        return
     gate.left = 1
     if job.status == "RUNNING":
         job.advance(by_ms=STEP_MS)
@@ -240,7 +318,7 @@ def _restart_server(job: Job, gate: _Gate, case: _Case) -> None:
 
 def _order(job: Job, event: str) -> None:
     match event:
-        case "checkpoint and restart":
+        case "checkpoint and restart" | "checkpoint and a failed fetch":
             job.checkpoint()
         case "savepoint and restart":
             job.savepoint()
@@ -266,4 +344,8 @@ def _compare(case: _Case, wanted: Counter[Any], found: Counter[Any]) -> None:
     wrong = {"missing": missing, "too many": more}
     told = [f"{rows.total()} rows {what}, such as {next(iter(rows))!r}" for what, rows in wrong.items() if rows]
     if told:
-        raise AssertionError(f"{case}: {' and '.join(told)}")
+        raise AssertionError(f"{case}: {' and '.join(told)}\n{_again(case)}")
+
+
+def _again(case: _Case) -> str:
+    return f"again: check_source(..., only={str(case)!r})"

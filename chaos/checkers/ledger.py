@@ -393,10 +393,12 @@ class JobLedger:
         """A deletion that was not durable is undone: the id is claimed, or decided, as before."""
         view = self._world.state
         for number in self.first_claims:
+            decision = view.peek(f"{self._prefix}chk-{number}/{METADATA_NAME}")
+            if number not in self._decisions and decision is not None:
+                self._decisions[number] = decision
+            if number in self.completed and decision is None:
+                continue  # a claim alone: of a request that came late, behind the deletion
             path = f"{self._prefix}chk-{number}/{CLAIM_NAME}"
             if number not in self.claims and (content := view.peek(path)) is not None:
                 with suppress(HoldfastError):
                     self.claims[number] = decode_record(ClaimRecord, content, path)
-            content = view.peek(f"{self._prefix}chk-{number}/{METADATA_NAME}")
-            if number not in self._decisions and content is not None:
-                self._decisions[number] = content

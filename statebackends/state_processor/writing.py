@@ -52,6 +52,9 @@ from holdfast.statebackends.storage.port import (
     run_flow,
 )
 
+CLEAR_TRIES_MAX = 6
+"""Unclear answers in a row before a writer gives up, and leaves what it wrote."""
+
 
 class ClaimedFolder:
     """A folder claimed by this writer; made by `claimed_folder`."""
@@ -134,11 +137,23 @@ class ClaimedFolder:
             self._unknown = isinstance(error, AmbiguousWriteError)
             if not self._holds(name, content):
                 raise
+            self._make_durable(path, content)
             created = True
         if not created and not self._holds(name, content):
             self._names.remove(name)
             raise InvalidConfigError(f"{self.location} was written into by somebody else: {name} exists", path=path)
         self._finished = True
+
+    def _make_durable(self, path: str, content: bytes) -> None:
+        """A file that is there behind an unclear answer may be taken away by a power loss: only a clear one says that it lasts."""
+        for attempt in range(1, CLEAR_TRIES_MAX + 1):
+            try:
+                self._storage.execute(PutIfAbsent(path, content))
+            except AmbiguousWriteError:
+                if attempt == CLEAR_TRIES_MAX:
+                    raise
+            else:
+                return
 
     def _enter(self) -> None:
         self._refuse_used(self._listed())

@@ -17,6 +17,10 @@ SIZES = (7, 0, 12, 3)
 ALL = [(100 * number + n,) for number, size in enumerate(SIZES) for n in range(size)]
 
 
+_CURSORS: dict[int, int] = {}
+"""Of a client that goes on where its last fetch ended, whatever was assigned."""
+
+
 class Part(hf.SourceSplit, frozen=True):
     number: int
 
@@ -41,14 +45,20 @@ class PartReader(hf.SplitReader[Part]):
     def __init__(self, wrong: str) -> None:
         self.wrong = wrong
         self.reading: list[tuple[Part, int]] = []
+        self.cursors: dict[int, int] = {}
 
     def add_splits(self, splits: Sequence[hf.AssignedSplit[Part]]) -> None:
         for each in splits:
             self.reading.append((each.split, each.position[0] if each.position and self.wrong != "from the start" else 0))
 
+    def open(self) -> None:
+        if self.wrong == "of the client":
+            self.cursors = _CURSORS
+
     def fetch(self) -> Sequence[hf.SplitRecords]:
         split, at = self.reading.pop(0)
-        stop = min(SIZES[split.number], at + 4)
+        at = self.cursors.get(split.number, at)
+        stop = self.cursors[split.number] = min(SIZES[split.number], at + 4)
         numbers = np.arange(at, stop, dtype=np.int64)
         if stop < SIZES[split.number]:
             self.reading.append((split, stop))
@@ -79,6 +89,20 @@ def test_a_source_that_is_right_passes() -> None:
 def test_what_is_wrong_is_found_and_the_run_named(wrong: str) -> None:
     with pytest.raises((AssertionError, hf.InvalidSplitError), match=r"parallelism|split"):
         hf.testing.check_source(lambda: PartSource(wrong), ALL)
+
+
+def test_a_client_that_goes_on_behind_a_lost_answer_is_found_and_its_run_can_be_made_again() -> None:
+    def make() -> PartSource:
+        _CURSORS.clear()
+        return PartSource("of the client")
+
+    with pytest.raises(AssertionError, match="missing") as found:
+        hf.testing.check_source(make, ALL, points_max=2, only="a failed fetch behind 0 reads, parallelism 3, batch_rows 7")
+    name = str(found.value).partition("only='")[2].partition("')")[0]
+    assert name in str(found.value).partition("again")[0]
+    hf.testing.check_source(PartSource, ALL, points_max=2, only=name)
+    with pytest.raises(hf.InvalidConfigError, match="no run 'of nothing'"):
+        hf.testing.check_source(PartSource, ALL, points_max=2, only="of nothing")
 
 
 def test_files_pass(tmp_path: Path) -> None:
