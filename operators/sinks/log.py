@@ -234,7 +234,9 @@ def _owner_entry(sequence: int, owner: int, claimant: Claimant) -> OwnerEntry:
     )
 
 
-def check_known_flow(paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...]) -> Flow[LogPosition | None]:
+def check_known_flow(
+    paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...]
+) -> Flow[LogPosition | None]:
     """The restored position, or None when the log at this path is a different one (the sink's path was changed)."""
     if known is None or known.next_sequence == 0:
         return None

@@ -1,7 +1,7 @@
 """CORE: batches of a stock Spark query, each committed to a sink once: what is stored beside its checkpoint, and the flows.
 
     <checkpoint>/holdfast/<query id>/sinks/<sink id>/attempts/<n>.json     each start of the query; the highest may commit
-                                                     /staged/<name>        rows that tasks wrote, unless the sink's files have a place
+                                                     /staged/<name>        rows that tasks wrote, for a target
                                                      /batches/<id>-<plan>-<attempt>.json   the staged files of a batch, sealed
                                                      /committed/<id>.json  position of the output behind a batch
 

@@ -1,6 +1,6 @@
 """CORE: where the batches of a stock query go: a `CommitTarget`, by the flows of a job's committer, or the log of a file sink.
 
-Records of the query lie in its checkpoint folder, files and log of a file sink elsewhere: what is for those is yielded as `OnSink`."""
+Records of the query lie in its checkpoint folder, files and log of a file sink elsewhere: what is for those, is `OnSink`."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def on_sink(flow: Flow[T]) -> Flow[T]:
 
 
 class LogOutput:
-    """Implements BatchOutput: rows are staged beside the output, and are committed by an entry of the sink's log. A position has the
-    tag of the files that the last entry names."""
+    """Implements BatchOutput: rows are staged beside the output, and are committed by an entry of the sink's log. A position has
+    the tag of the files that the last entry names."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""SHELL: the sink of a stock Spark query, as its driver and its tasks use it: shared by `hf.write_stream` and the format "holdfast"."""
+"""SHELL: the sink of a stock Spark query, as its driver and its tasks use it: for `hf.write_stream` and the format "holdfast"."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +23,11 @@ from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.operators.sinks.target_port import TargetPort
 from holdfast.operators.sources.materialised import schema_text
+from holdfast.operators.sources.spark_checkpoint import METADATA_BYTES_MAX, query_id_of
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Flow, ReadFile, Storage, copies_links, run_flow
 
-_METADATA_BYTES_MAX = 1 << 20
 _OFFSETS_BYTES_MAX = 64 << 20
 
 QuerySink: TypeAlias = StagedSink | FileSink
@@ -44,19 +43,6 @@ def check_sink(sink: object, what: str) -> QuerySink:
     if isinstance(sink, StagedSink) and sink.commit_interval_ms:
         raise InvalidConfigError("a query commits each batch: its trigger is the interval", setting="commit_interval_ms")
     return sink
-
-
-def query_id_of(content: bytes, path: str) -> str:
-    """The id in the file `metadata` of a checkpoint of Spark's. Raises CorruptStateError naming the file."""
-    try:
-        found = json.loads(content)["id"]
-    except (ValueError, TypeError, KeyError) as error:
-        found, reason = None, f"{type(error).__name__}: {error}"
-    else:
-        reason = f"its id is {found!r}"
-    if not isinstance(found, str) or not found or not found.replace("-", "").isalnum():
-        raise CorruptStateError(f"{path}: holds no id of a query: {reason}", path=path, reason=reason)
-    return found
 
 
 class QueryCheckpoint:
@@ -75,7 +61,7 @@ class QueryCheckpoint:
         """Spark stores it before the first batch; it stays the same over restarts. Raises CorruptStateError."""
         path = f"{self.place}/metadata"
         try:
-            return query_id_of(self._spark.execute(ReadFile("metadata", 0, _METADATA_BYTES_MAX)), path)
+            return query_id_of(self._spark.execute(ReadFile("metadata", 0, METADATA_BYTES_MAX)), path)
         except ObjectMissingError as error:
             raise CorruptStateError(f"{path} is missing: Spark keeps the query's id there", path=path, reason="missing") from error
 
