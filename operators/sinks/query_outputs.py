@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.barriers.sinklog import MARKER_SUFFIX, LogPosition, PendingCheckpoint, SinkPaths
+from holdfast.barriers.sinklog import MARKER_SUFFIX, SUMMARY_ENTRIES, LogPosition, PendingCheckpoint, SinkPaths
 from holdfast.barriers.stagedsink import POSITION_VERSION, CommitMark, CommitPosition
 from holdfast.operators.sinks.committer import candidates_flow, delete_flow
 from holdfast.operators.sinks.log import (
@@ -25,7 +25,7 @@ from holdfast.operators.sinks.log import (
 )
 from holdfast.operators.sinks.positions import CommitOwner
 from holdfast.operators.sinks.query_batches import BatchSeal, QueryPaths, QueryState, Start
-from holdfast.operators.sinks.summaries import SUMMARY_ENTRIES, summarise_flow
+from holdfast.operators.sinks.summaries import summarise_flow
 from holdfast.operators.sinks.target import FindMissing
 from holdfast.operators.sinks.target_committer import TargetFlows, begin_flow
 from holdfast.statebackends.errors import CommitPositionLostError, InvariantError, StorageUnavailableError

@@ -56,7 +56,7 @@ def _wrong(name: str, reason: str) -> InvalidConfigError:
 
 
 @dataclass
-class StagedRows(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):  # type: ignore[misc]
     """What one task has staged."""
 
     query_id: str
