@@ -48,6 +48,8 @@ class WriteOptions:
             raise _wrong("sink", f"{what}. Registered are: {names}; hf.register_formats(spark, sinks={{name: sink}}) registers")
         if not checkpoint:
             raise _wrong("checkpointLocation", "is missing: give the query's checkpoint folder as an option, a setting does not do")
+        if "://" not in checkpoint and not checkpoint.startswith(("/", "file:/")):
+            raise _wrong("checkpointLocation", f"is relative, which each process takes for another folder: {checkpoint!r}")
         return WriteOptions(sink, checkpoint)
 
 

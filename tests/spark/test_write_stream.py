@@ -116,7 +116,7 @@ def test_queries_write_to_registered_sinks_and_to_files_once(spark: SparkSession
     hf.register_formats(spark, sinks={"files": files})
 
     def run(sink: str, checkpoint: str, **options: str) -> None:
-        stream = spark.readStream.schema("i bigint").option("maxFilesPerTrigger", 1).json(str(given))
+        stream = spark.readStream.schema("i bigint").json(str(given))
         writer = stream.writeStream.format("holdfast").option("sink", sink).options(**options).trigger(availableNow=True)
         assert writer.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination(120)
 

@@ -22,6 +22,7 @@ GIVEN = {"sink": "orders", "checkpointLocation": "/c"}
         ({}, "sink", "is missing. Registered are: orders, other"),
         ({**GIVEN, "sink": "order"}, "sink", "names no sink of the session: 'order'"),
         ({"sink": "orders"}, "checkpointLocation", "is missing"),
+        ({**GIVEN, "checkpointLocation": "c"}, "checkpointLocation", "is relative"),
         ({**GIVEN, "path": "/out"}, "path", "is unknown"),
     ],
 )
