@@ -348,7 +348,7 @@ taken = StreamReader.snapshot
 )
 def test_broken_rules_are_seen(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, sabotage: Any) -> None:
     monkeypatch.setattr(owner, name, sabotage)
-    unshrunk = settings(TestFork.settings, max_examples=60, phases=[Phase.generate], database=None, report_multiple_bugs=False)
+    unshrunk = settings(TestFork.settings, max_examples=500, phases=[Phase.generate], database=None, report_multiple_bugs=False)
     with pytest.raises((AssertionError, CorruptStateError)):
         run_state_machine_as_test(Fork, settings=unshrunk)
 
