@@ -538,6 +538,8 @@ class SubmissionAccepted(msgspec.Struct, frozen=True):
     directory_nonce: str = ""
     notes: tuple[str, ...] = ()
     """Notes of the restore for the user: dropped state, rewritten values, output that may repeat."""
+    restored_savepoint: str = ""
+    """Location of the savepoint that the submission starts from, whether it was named now or by an earlier submission."""
 
 
 class DriverDeparture(msgspec.Struct, frozen=True):

@@ -163,6 +163,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import PartitionOutOfRangeError as PartitionOutOfRangeError
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from holdfast.statebackends.errors import ProtocolError as ProtocolError
+    from holdfast.statebackends.errors import QueryStoppedError as QueryStoppedError
     from holdfast.statebackends.errors import ReadOnlyStateError as ReadOnlyStateError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
     from holdfast.statebackends.errors import RestoreError as RestoreError
@@ -343,6 +344,7 @@ _EXPORTS = {
         "PartitionOutOfRangeError",
         "PermissionDeniedError",
         "ProtocolError",
+        "QueryStoppedError",
         "ReadOnlyStateError",
         "RecoveringError",
         "RestoreError",

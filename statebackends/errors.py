@@ -492,6 +492,14 @@ class InputChangedError(HoldfastError):
     reason: str
 
 
+class QueryStoppedError(HoldfastError):
+    """Somebody stopped the Spark query of a streaming input, which had not come to its end: `query.stop()`, or its Spark."""
+
+    operator: str
+    query: str
+    """Spark's id of the query."""
+
+
 class InvalidSplitError(HoldfastError):
     """What a source's connector gives does not fit its splits or its columns: a defect of the connector."""
 

@@ -93,7 +93,7 @@ _JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results)/\d+\.json|j
 STREAM_RECORD = "stream.json"
 """In the folder of a streaming input: what makes it one."""
 _BATCHES = "batches"
-_STREAM_NAMES = (STREAM_RECORD, f"{_BATCHES}/", "owners/", "starts/", "ends/", "query/")
+_STREAM_NAMES = (STREAM_RECORD, f"{_BATCHES}/", "owners/", "starts/", "ends/", "dropped/", "query/")
 _INPUT_PATH = re.compile(rf"[^/]+/{SOURCES_FOLDER}/[^/]+/[^/]+/({_BATCHES}/[0-9]+/)?{re.escape(INPUT_MANIFEST)}")
 
 
@@ -185,6 +185,14 @@ class StreamPaths(msgspec.Struct, frozen=True):
 
     def end(self, job_id: str, submission: int) -> str:
         return f"{self.folder}/ends/{folder_name(job_id)}-{submission:06d}.json"
+
+    @property
+    def dropped(self) -> str:
+        return f"{self.folder}/dropped"
+
+    def dropped_before(self, batch_id: int) -> str:
+        """Says that batches with lower ids were dropped."""
+        return f"{self.dropped}/{batch_id:012d}.json"
 
     @property
     def query(self) -> str:

@@ -447,6 +447,7 @@ class Dispatcher:
             directory=self.root,
             directory_nonce=self.directory_nonce,
             notes=notes,
+            restored_savepoint=base.folder if base is not None and base.is_savepoint else "",
         )
 
     # ------------------------------------------------------------------------------------------------------- leading

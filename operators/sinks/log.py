@@ -168,6 +168,8 @@ class Claimant:
     allow_output_repeat: bool
     arrow_schema: str
     now_ms: int
+    takes_over: bool = False
+    """Make sure that no earlier attempt commits from here on, whatever it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ def open_log_flow(
 
     Raises FencedError when another job owns the sink, OutputMayRepeatError when output beyond the restored checkpoint is already
     committed (unless allowed), CommittableLostError when the log at this path is not the one recorded in the state."""
-    known = yield from _check_known(paths, known, pending)
+    known = yield from check_known_flow(paths, known, pending)
     while True:
         start = known.next_sequence if known is not None else 0
         entries = yield from _durable_entries(paths, start)
@@ -232,7 +234,9 @@ def _owner_entry(sequence: int, owner: int, claimant: Claimant) -> OwnerEntry:
     )
 
 
-def _check_known(paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...]) -> Flow[LogPosition | None]:
+def check_known_flow(
+    paths: SinkPaths, known: LogPosition | None, pending: tuple[PendingCheckpoint, ...]
+) -> Flow[LogPosition | None]:
     """The restored position, or None when the log at this path is a different one (the sink's path was changed)."""
     if known is None or known.next_sequence == 0:
         return None
@@ -300,7 +304,7 @@ def _must_claim(
             committed=max(beyond),
         )
     # A job without state of this log begins a new run: an older attempt of it that still lives must no longer commit.
-    return foreign or bool(beyond) or known is None
+    return foreign or bool(beyond) or known is None or claimant.takes_over
 
 
 def _committed(entries: Iterable[LogEntry]) -> frozenset[str]:

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -120,6 +121,18 @@ class FileSink:
     @sink_id.setter
     def sink_id(self, value: str) -> None:
         self._settings.sink_id = value
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """Columns whose values are the folders of files."""
+        return self._settings.partition_by
+
+    def renamed(self, sink_id: str) -> Self:
+        """The same sink under another id, with settings of its own."""
+        sink = copy.copy(self)
+        sink._settings = copy.copy(self._settings)
+        sink.sink_id = sink_id
+        return sink
 
     def create_writer(self, schema: pa.Schema | None) -> Operator:
         """Raises GraphError without a schema, or with one that the files do not preserve."""

@@ -1,32 +1,34 @@
-"""CORE: batches of a stock Spark query, each committed to a target once: what is stored beside its checkpoint, and the flows.
+"""CORE: batches of a stock Spark query, each committed to a sink once: what is stored beside its checkpoint, and the flows.
 
     <checkpoint>/holdfast/<query id>/sinks/<sink id>/attempts/<n>.json     each start of the query; the highest may commit
-                                                     /staged/<name>        rows that tasks wrote
+                                                     /staged/<name>        rows that tasks wrote, for a target
                                                      /batches/<id>-<plan>-<attempt>.json   the staged files of a batch, sealed
-                                                     /committed/<id>.json  position of the target behind a batch
+                                                     /committed/<id>.json  position of the output behind a batch
 
 Spark runs a batch again until it has stored that the batch is done: with the same records, but in other tasks, so that rows are in
 other files and in another order. A batch of which a row is committed is therefore what its seal says: the position has the seal's
 tag. What an attempt seals late, behind the start of its successor, is another file, and is never committed. Batch n is checkpoint
-n + 1 of a job whose id is the query's."""
+n + 1 of a job whose id is the query's. Where the rows go is in `query_outputs`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.barriers.sinklog import StagedFile
-from holdfast.barriers.stagedsink import CommitMark, CommitPosition, StagedCheckpoint
-from holdfast.operators.sinks.log import parse_name
-from holdfast.operators.sinks.positions import CommitOwner
+from holdfast.barriers.sinklog import LogPosition, StagedFile
+from holdfast.barriers.stagedsink import CommitPosition, StagedCheckpoint
 from holdfast.operators.sinks.staging import StagingPaths
-from holdfast.operators.sinks.target import FindMissing
-from holdfast.operators.sinks.target_committer import TargetFlows, begin_flow
 from holdfast.statebackends.decoding import decode_versioned
-from holdfast.statebackends.errors import AmbiguousWriteError, InvariantError, OutputMayRepeatError, StorageUnavailableError
+from holdfast.statebackends.errors import (
+    AmbiguousWriteError,
+    FencedError,
+    InvariantError,
+    OutputMayRepeatError,
+    StorageUnavailableError,
+)
 from holdfast.statebackends.storage.flows import delete_files, read_whole
 from holdfast.statebackends.storage.port import Flow, ListFolder, PutIfAbsent
 
@@ -46,13 +48,24 @@ class BatchSeal(msgspec.Struct, frozen=True):
     """Digest of the offsets that Spark had stored for the batch, in hex: those of another batch with this id differ."""
     files: tuple[StagedFile, ...]
 
+    def staged(self, folder: str) -> StagedCheckpoint:
+        """`folder`: location of the files."""
+        return StagedCheckpoint(self.batch_id + 1, folder, self.files)
 
-class BatchCommitted(msgspec.Struct, frozen=True):
+    @property
+    def tag(self) -> str:
+        """As `CommitMark.tag`."""
+        return self.staged("").tag
+
+
+class BatchCommitted(msgspec.Struct, frozen=True, omit_defaults=True):
     """A batch whose rows are committed, and how far the output had then got."""
 
     version: int
     batch_id: int
     position: CommitPosition
+    log: LogPosition | None = None
+    """Of a file sink: how far its log was known."""
 
 
 S = TypeVar("S", BatchSeal, BatchCommitted)
@@ -115,10 +128,23 @@ def _sealed_flow(paths: QueryPaths) -> Flow[list[SealName]]:
     return sorted(found, key=lambda name: (name.batch_id, name.attempt))
 
 
-def claim_attempt_flow(paths: QueryPaths, nonce: str) -> Flow[int]:
-    """Number this start of the query: 1, 2, 3 ..., each given once."""
+def claim_attempt_flow(paths: QueryPaths, nonce: str, *, again: bool = False) -> Flow[int]:
+    """Number this start of the query: 1, 2, 3 ..., each given once. again: it may have a number, which is its own if no later start
+    has one: else FencedError."""
     content = msgspec.json.encode({"version": BATCH_VERSION, "nonce": nonce})
     numbers = yield from _numbers_flow(f"{paths.folder}/attempts")
+    for number in reversed(numbers if again else []):
+        if (yield from read_whole(paths.attempt(number))) == content:
+            if number == numbers[-1]:
+                return number
+            raise FencedError(
+                f"sink {paths.sink_id}: start {number} of query {paths.job_id} was replaced by start {numbers[-1]}",
+                sink=paths.sink_id,
+                owner=paths.job_id,
+                job_id=paths.job_id,
+                held=number,
+                newer=numbers[-1],
+            )
     number = max(numbers, default=0) + 1
     while (yield from _put_flow(paths.attempt(number), content)) != content:
         number += 1
@@ -132,32 +158,73 @@ def _read_flow(path: str, kind: type[S]) -> Flow[S]:
 
 @dataclass(slots=True)
 class QueryState:
-    """What is stored of a query's sink, and is known of its target."""
+    """What is stored of a query's sink, and is known of its output."""
 
     seals: dict[SealName, BatchSeal]
     """Of batches that may have to be committed, and of the last one that was."""
     known: CommitPosition | None
+    log: LogPosition | None = None
+
+    @property
+    def sealed(self) -> list[BatchSeal]:
+        """By batch and attempt."""
+        return [self.seals[name] for name in sorted(self.seals, key=lambda name: (name.batch_id, name.attempt))]
 
 
 def read_state_flow(paths: QueryPaths) -> Flow[QueryState]:
     """What earlier attempts stored. Raises CorruptStateError, UnsupportedVersionError."""
-    committed = yield from _numbers_flow(paths.commits)
-    known = (yield from _read_flow(paths.commit(committed[-1]), BatchCommitted)).position if committed else None
+    last = yield from _last_committed_flow(paths)
     seals = {}
     for name in (yield from _sealed_flow(paths)):
         seals[name] = yield from _read_flow(paths.seal(name), BatchSeal)
-    return QueryState(seals, known)
+    return QueryState(seals, None, None) if last is None else QueryState(seals, last.position, last.log)
+
+
+def _last_committed_flow(paths: QueryPaths) -> Flow[BatchCommitted | None]:
+    committed = yield from _numbers_flow(paths.commits)
+    return (yield from _read_flow(paths.commit(committed[-1]), BatchCommitted)) if committed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a query."""
+
+    attempt: int
+    nonce: str
+
+
+class BatchOutput(Protocol):
+    """Where the rows of a query's batches go. Its flows run on a port of its own."""
+
+    def begin(self, start: Start, state: QueryState) -> Flow[CommitPosition]:
+        """Take the output over from earlier starts; how far it is committed. Raises FencedError, OutputMayRepeatError,
+        CommitPositionLostError."""
+
+    def commit(self, start: Start, state: QueryState, position: CommitPosition, seal: BatchSeal) -> Flow[CommitPosition]:
+        """Commit all rows of a batch that are not committed, once, however often it is called; the position then."""
+
+    def has_lost(self, seal: BatchSeal) -> Flow[bool]:
+        """Whether a staged file of a batch that is not committed is gone."""
+
+    def clear(self, start: Start, kept: frozenset[str], last: int | None) -> Flow[None]:
+        """Delete files that this start and earlier ones of the query staged, except for these, and, with `last`, those of higher
+        checkpoints."""
+
+    @property
+    def log(self) -> LogPosition | None:
+        """How far the log of a file sink is known."""
 
 
 class QueryBatches:
-    """One attempt of one query at one sink. Its flows run one at a time, on a port of the target."""
+    """One attempt of one query at one sink. Its flows run one at a time, on a port of the output."""
 
-    def __init__(self, paths: QueryPaths, folder: str, nonce: str, place: str, rows_max: int | None) -> None:
+    def __init__(self, paths: QueryPaths, nonce: str, output: BatchOutput, *, is_run: bool = False) -> None:
+        """is_run: the nonce is Spark's id of the run, which may have begun in another process; tasks stage rows without knowing the
+        number of their start."""
         self.paths = paths
-        self._folder = folder
         self._nonce = nonce
-        self._place = place
-        self._rows_max = rows_max
+        self._output = output
+        self._is_run = is_run
         self._state = QueryState({}, None)
         self._position: CommitPosition | None = None
         self._at_hand: SealName | None = None
@@ -166,29 +233,16 @@ class QueryBatches:
         """0: it has not begun."""
 
     def begin(self) -> Flow[None]:
-        """Take the target over from earlier attempts. Raises what `CommitOwner.take` does."""
-        attempt = yield from claim_attempt_flow(self.paths, self._nonce)
+        """Take the output over from earlier attempts. Raises what `BatchOutput.begin` does."""
+        attempt = yield from claim_attempt_flow(self.paths, self._nonce, again=self._is_run)
         state = yield from read_state_flow(self.paths)
-        flows = self._flows(attempt, state)
-        self._position = yield from begin_flow(self.paths, flows, state.known)
+        self._position = yield from self._output.begin(Start(attempt, self._nonce), state)
         self._state, self.attempt = state, attempt
 
-    def _flows(self, attempt: int, state: QueryState) -> TargetFlows:
-        owner = CommitOwner(
-            sink_id=self.paths.sink_id,
-            job_id=self.paths.job_id,
-            attempt=attempt,
-            nonce=self._nonce,
-            known=state.known,
-            pending=tuple(_mark(self._staged(seal)) for _, seal in sorted(state.seals.items())),
-            restored_checkpoint_id=max((name.batch_id + 1 for name in state.seals), default=0),
-            place=self._place,
-            line="" if self._position is None else self._position.line,
-        )
-        return TargetFlows(self.paths.target, owner)
-
-    def _staged(self, seal: BatchSeal) -> StagedCheckpoint:
-        return StagedCheckpoint(seal.batch_id + 1, self._folder, seal.files)
+    def is_current(self) -> Flow[bool]:
+        """Whether no other process has committed a batch since."""
+        last = yield from _last_committed_flow(self.paths)
+        return (None if last is None else last.position) == self._state.known
 
     def look_up(self, batch_id: int, plan: str) -> Flow[bool]:
         """Whether the batch has its rows already: they are committed, or sealed, and not to be staged once more.
@@ -199,15 +253,13 @@ class QueryBatches:
         self._at_hand = None
         named = [name for name in self._state.seals if (name.batch_id, name.plan) == (batch_id, plan)]
         if position.checkpoint_id >= number:
-            began = [name for name in named if self._staged(self._state.seals[name]).tag == position.tag]
+            began = [name for name in named if self._state.seals[name].tag == position.tag]
             if position.checkpoint_id > number or not began:
                 raise self._may_repeat(batch_id, position)
             self._at_hand = began[0]
             return True
         for name in named:  # a seal whose rows are gone was put late: they were cleared away, and its attempt is fenced
-            files = tuple(file.name for file in self._state.seals[name].files)
-            missing: Any = FindMissing(self.paths.target, self._folder, files)
-            if not (yield missing):
+            if not (yield from self._output.has_lost(self._state.seals[name])):
                 self._at_hand = name
                 return True
         return False
@@ -237,20 +289,19 @@ class QueryBatches:
         """Commit the rows of the batch that was looked up, if any; then forget what is not needed any more."""
         if self._at_hand is not None:
             assert self._position is not None
-            flows, staged = self._flows(self.attempt, self._state), self._staged(self._state.seals[self._at_hand])
-            self._position = yield from flows.commit(self._position, [staged], self._rows_max)
-            self._state.known = self._position
-            content = msgspec.json.encode(BatchCommitted(BATCH_VERSION, batch_id, self._position))
+            seal = self._state.seals[self._at_hand]
+            self._position = yield from self._output.commit(self._start, self._state, self._position, seal)
+            self._state.known, self._state.log = self._position, self._output.log
+            content = msgspec.json.encode(BatchCommitted(BATCH_VERSION, batch_id, self._position, self._state.log))
             yield from _put_flow(self.paths.commit(batch_id), content)
         yield from self._forget(batch_id)
 
     def _forget(self, batch_id: int) -> Flow[None]:
         """Delete staged files of this attempt and of earlier ones, and records before the last that committed rows. What can't be
         deleted now is deleted behind a later batch."""
-        later = {file.name for name, seal in self._state.seals.items() if name.batch_id > batch_id for file in seal.files}
+        later = frozenset(file.name for name, seal in self._state.seals.items() if name.batch_id > batch_id for file in seal.files)
         try:
-            files: list[str] = yield ListFolder(self.paths.staged_folder)
-            yield from delete_files(self.paths.staged(file) for file in files if self._is_over(file) and file not in later)
+            yield from self._output.clear(self._start, later, batch_id + 1 if self._is_run else None)
             old = self._old((yield from _sealed_flow(self.paths)), batch_id)
             yield from delete_files(self.paths.seal(name) for name in old)
             committed = (yield from _numbers_flow(self.paths.commits))[:-1]
@@ -266,10 +317,6 @@ class QueryBatches:
         last = max((name.batch_id for name in seals if name.batch_id < batch_id or name == self._at_hand), default=batch_id)
         return [name for name in seals if name.batch_id < last or (name.batch_id == batch_id and name != self._at_hand)]
 
-    def _is_over(self, text: str) -> bool:
-        name = parse_name(text)
-        return name is not None and name.attempt <= self.attempt
-
-
-def _mark(staged: StagedCheckpoint) -> CommitMark:
-    return CommitMark(staged.checkpoint_id, tag=staged.tag)
+    @property
+    def _start(self) -> Start:
+        return Start(self.attempt, self._nonce)

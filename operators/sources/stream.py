@@ -6,7 +6,7 @@ DataFrame: records keep their order at any parallelism."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -176,6 +176,8 @@ class StreamReader:
         self._chunks: deque[_Chunk] = deque()
         self._first_batch = NO_BATCH
         """What the restored positions name."""
+        self._goes_over: StreamBase | None = None
+        """The input is this one's, up to there, and then another one."""
         self._is_looking = False
         self._look_at_ms = 0
         self._look_ms = LOOK_MS
@@ -193,23 +195,31 @@ class StreamReader:
             if positions:
                 self._stripe_count, self._input = positions[0].stripe_count, positions[0].input
                 self._first_batch = min(position.batch_id for position in positions)
-                self._follow_base(min(starts.values()), context.uid)
+                self._follow_base(starts, context.uid)
         self._cursor = StripeCursor(self._stripe_count, self._owned, _UNKNOWN_TOTAL, next_indices=starts)
         read = sum((row - stripe) // self._stripe_count for stripe, row in self._cursor.positions())
-        start = StartRecord(1, self._input, read, self._parallelism)
+        start = StartRecord(1, self._source.folder if self._goes_over else self._input, read, self._parallelism)
         flow = say_start_flow(self._source.folder, self._source.submission, context.subtask, start)
         context.submit_flow(flow, context.storage, self._said)
 
-    def _follow_base(self, first_row: int, operator: str) -> None:
-        """Rows behind those of the input before are in another one, where a copy of its query goes on."""
+    def _follow_base(self, starts: Mapping[int, int], operator: str) -> None:
+        """Rows behind those of the input before are in another one, where a copy of its query goes on. The savepoint may be of an
+        earlier row than the copy, where the job had failed over in between: the rows up to there are read where they were."""
         base = self._source.base
         if base is None or self._input != base.input:
             return
-        if first_row == base.rows:
+        if all(base.rows <= row < base.rows + self._stripe_count for row in starts.values()):
             self._input, self._first_batch = self._source.folder, NO_BATCH
+        elif self._parallelism == 1 and min(starts.values()) < base.rows:
+            self._goes_over = base
         elif self._source.follows_base:
+            first_row = min(starts.values())
             reason = f"the savepoint is of row {first_row}, its copy of the query's checkpoint of row {base.rows}"
             raise CorruptStateError(f"source {operator}: {reason}", path=base.input, operator=operator, reason=reason)
+
+    def _folder(self, batch_id: int) -> str:
+        """Of the input that has a batch."""
+        return self._source.folder if self._goes_over is not None and batch_id > self._goes_over.batch_id else self._input
 
     def _said(self, result: None, error: BaseException | None) -> None:
         self._error = self._error or error
@@ -278,8 +288,11 @@ class StreamReader:
         self._is_looking = True
         is_known = not self._batches and self._first_batch != NO_BATCH
         next_id = self._batches[-1].batch_id + 1 if self._batches else None if self._first_batch == NO_BATCH else self._first_batch
-        end_path = StreamPaths(self._input).end(self._context.job_id, self._source.submission)
-        flow = look_flow(self._input, next_id, end_path, self._context.uid, is_known=is_known)
+        folder, last_id = self._input if next_id is None else self._folder(next_id), None
+        if self._goes_over is not None and folder != self._source.folder:
+            last_id = self._goes_over.batch_id
+        end_path = StreamPaths(folder).end(self._context.job_id, self._source.submission)
+        flow = look_flow(folder, next_id, end_path, self._context.uid, is_known=is_known, last_id=last_id)
         self._context.submit_flow(flow, self._context.storage, self._looked)
 
     def _looked(self, look: Look | None, error: BaseException | None) -> None:
@@ -300,7 +313,7 @@ class StreamReader:
     def _add(self, manifest: BatchManifest) -> None:
         if self._error is not None:
             return
-        folder = StreamPaths(self._input).batch(manifest.batch_id)
+        folder = StreamPaths(self._folder(manifest.batch_id)).batch(manifest.batch_id)
         schema = manifest.schema
         if not schema.equals(self._source.full_schema):
             reason = f"its columns are {', '.join(schema.names)}, of other names or types than the query's now"
@@ -334,7 +347,8 @@ class StreamReader:
 
     def snapshot(self) -> list[bytes]:
         count, batch_id = self._stripe_count, self._batch_id()
-        positions = (StreamPosition(1, count, stripe, row, self._input, batch_id) for stripe, row in self._cursor.positions())
+        folder = self._folder(batch_id)
+        positions = (StreamPosition(1, count, stripe, row, folder, batch_id) for stripe, row in self._cursor.positions())
         return [msgspec.msgpack.encode(position) for position in positions]
 
     def _batch_id(self) -> int:
@@ -343,7 +357,8 @@ class StreamReader:
     def external_files(self) -> tuple[str, ...]:
         if not self._input:
             return ()
-        paths, batch_id = StreamPaths(self._input), self._batch_id()
+        batch_id = self._batch_id()
+        paths = StreamPaths(self._folder(batch_id))
         return (paths.record if batch_id == NO_BATCH else paths.manifest(batch_id),)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

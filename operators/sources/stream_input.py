@@ -97,6 +97,13 @@ class StartRecord(msgspec.Struct, frozen=True):
     """Readers."""
 
 
+class DroppedRecord(msgspec.Struct, frozen=True):
+    """Batches before this one were dropped: a manifest of one that is there was put late, and does not count."""
+
+    version: int
+    first_kept: int
+
+
 class EndRecord(msgspec.Struct, frozen=True):
     """A submission's query has ended behind this many batches and rows."""
 
@@ -230,25 +237,27 @@ class Look:
     """The query has ended, and there is no further batch."""
 
 
-def look_flow(folder: str, next_id: int | None, end_path: str, operator: str, *, is_known: bool) -> Flow[Look]:
-    """Read the manifests of the next batches. `next_id`: None for the first one of the input. `is_known`: a snapshot says that it
-    is there.
+def look_flow(
+    folder: str, next_id: int | None, end_path: str, operator: str, *, is_known: bool, last_id: int | None = None
+) -> Flow[Look]:
+    """Read the manifests of the next batches, up to `last_id`. `next_id`: None for the first one of the input. `is_known`: a
+    snapshot says that it is there.
 
     Raises CorruptStateError if it is not, and if what comes first was dropped."""
     is_first = next_id is None
     if next_id is None:
         base = (yield from read_stream_flow(folder)).base
         next_id = 0 if base is None else base.batch_id + 1
-    manifests = yield from _sealed_from_flow(folder, next_id)
+    if (is_first or is_known) and next_id < (yield from first_kept_flow(folder)):
+        raise _dropped(folder, next_id, operator)
+    manifests = yield from _sealed_from_flow(folder, next_id, last_id)
     if not manifests and is_first and any(found > next_id for found in (yield from batch_ids_flow(folder))):
         # a batch behind it was begun, and the first one sealed before that
-        manifests, is_known = (yield from _sealed_from_flow(folder, next_id)), True
+        manifests, is_known = (yield from _sealed_from_flow(folder, next_id, last_id)), True
     if manifests:
         return Look(next_id, tuple(manifests))
     if is_known:
-        path = StreamPaths(folder).manifest(next_id)
-        reason = "missing: batches that no snapshot of the job needs are dropped"
-        raise CorruptStateError(f"source {operator}: {path} is {reason}", path=path, operator=operator, reason=reason)
+        raise _dropped(folder, next_id, operator)
     try:
         content = yield from read_whole(end_path)
     except ObjectMissingError:
@@ -257,9 +266,21 @@ def look_flow(folder: str, next_id: int | None, end_path: str, operator: str, *,
     return Look(next_id, end=end if end.batches == next_id else None)
 
 
-def _sealed_from_flow(folder: str, next_id: int) -> Flow[list[BatchManifest]]:
+def _dropped(folder: str, batch_id: int, operator: str) -> CorruptStateError:
+    path = StreamPaths(folder).manifest(batch_id)
+    reason = "missing: batches that no snapshot of the job needs are dropped"
+    return CorruptStateError(f"source {operator}: {path} is {reason}", path=path, operator=operator, reason=reason)
+
+
+def first_kept_flow(folder: str) -> Flow[int]:
+    """Id before which batches were dropped; 0: none were."""
+    names: list[str] = yield ListFolder(StreamPaths(folder).dropped)
+    return max((int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()), default=0)
+
+
+def _sealed_from_flow(folder: str, next_id: int, last_id: int | None) -> Flow[list[BatchManifest]]:
     manifests: list[BatchManifest] = []
-    while len(manifests) < BATCHES_AHEAD_MAX:
+    while len(manifests) < BATCHES_AHEAD_MAX and (last_id is None or next_id + len(manifests) <= last_id):
         found = yield from batch_flow(folder, next_id + len(manifests))
         if found is None:
             break
@@ -373,10 +394,14 @@ def drop_batches_flow(folder: str) -> Flow[int]:
         raise CorruptStateError(f"{folder}: a decision can't be read: {error}", path=folder, reason=str(error)) from error
     if needed is None:
         return 0
-    paths, dropped = StreamPaths(folder), 0
-    for batch_id in (yield from batch_ids_flow(folder)):
-        if batch_id < needed:
-            yield DeleteFile(paths.manifest(batch_id))
-            yield DeleteFolder(paths.batch(batch_id))
-            dropped += 1
-    return dropped
+    paths = StreamPaths(folder)
+    kept = yield from first_kept_flow(folder)
+    over = [batch_id for batch_id in (yield from batch_ids_flow(folder)) if batch_id < max(needed, kept)]
+    if over and needed > kept:  # said first: a driver that wakes late may still put a manifest
+        yield from _put(paths.dropped_before(needed), DroppedRecord(VERSION, needed))
+        if kept:
+            yield DeleteFile(paths.dropped_before(kept))
+    for batch_id in over:
+        yield DeleteFile(paths.manifest(batch_id))
+        yield DeleteFolder(paths.batch(batch_id))
+    return len(over)

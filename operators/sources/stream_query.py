@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from holdfast.operators.sources.dataframe_write import write_chunks
 from holdfast.operators.sources.materialised import seal_flow
+from holdfast.operators.sources.spark_checkpoint import METADATA_BYTES_MAX, query_id_of
 from holdfast.operators.sources.stream import StreamSource
 from holdfast.operators.sources.stream_input import (
     BatchManifest,
@@ -37,6 +38,7 @@ from holdfast.statebackends.errors import (
     InputChangedError,
     InvalidConfigError,
     InvariantError,
+    QueryStoppedError,
 )
 from holdfast.statebackends.layout import StreamPaths
 from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
@@ -63,7 +65,7 @@ BATCH_ENDS_S = 5.0
 """Time that a query has to end its batch, when it is to stop."""
 STOPPED_S = 10.0
 """Time that `stop` waits for the query to end."""
-_FINAL = (CorruptStateError, FencedError, InputChangedError, InvalidConfigError, InvariantError)
+_FINAL = (CorruptStateError, FencedError, InputChangedError, InvalidConfigError, InvariantError, QueryStoppedError)
 """Errors that another start of the query would meet again."""
 
 T = TypeVar("T")
@@ -215,11 +217,14 @@ class StreamQuery:
         return context._jsc is not None and not context._jsc.sc().isStopped()
 
     def _run_query(self) -> BaseException | None:
-        """Run the query to its end; returns what it failed with. A query that was told to stop has not failed."""
+        """Run the query to its end; returns what it failed with. A query that was told to stop has not failed.
+
+        Raises CorruptStateError for a checkpoint without an id."""
         from pyspark.errors import PySparkException
 
         self._failed = None
         self._has_id.clear()
+        self._check_metadata()
         query = self._start_query()
         self._query_id = query.id
         self._has_id.set()
@@ -237,7 +242,33 @@ class StreamQuery:
         except PySparkException as error:
             failed: BaseException = self._failed or error
             return None if isinstance(failed, _StopQuery) else failed
-        return None
+        return self._stopped(query) if self._goes_on and self._has_spark else None
+
+    def _stopped(self, query: StreamingQuery) -> QueryStoppedError | None:
+        """What became of a query that ended without an error, and not because it was told to; None: it took all that was there.
+
+        Spark ends one alone that takes what is available, and only behind a whole batch."""
+        if self._source.available_now and self._failed is None and not self._is_in_batch:
+            return None
+        who = f"query {query.id}" + (f" ({query.name})" if query.name else "")
+        return QueryStoppedError(
+            f"source {self._uid}: its {who} was stopped by a call of stop(): the job waits, and goes on when it is started again; "
+            "stop or cancel the job to end it",
+            operator=self._uid,
+            query=query.id,
+        )
+
+    def _check_metadata(self) -> None:
+        """Spark names no file where it can't read the id of a checkpoint."""
+        local = self.checkpoint
+        if local is None:
+            return
+        try:
+            with open(f"{local}/metadata", "rb") as file:
+                content = file.read(METADATA_BYTES_MAX)
+        except FileNotFoundError:
+            return
+        query_id_of(content, f"{local}/metadata")
 
     def _start_query(self) -> StreamingQuery:
         source, paths = self._source, StreamPaths(self._folder)

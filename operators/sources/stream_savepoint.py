@@ -15,11 +15,12 @@ from uuid import uuid4
 
 import msgspec
 
+from holdfast.operators.sources.spark_checkpoint import frozen_settings
 from holdfast.operators.sources.stream import StreamSource
 from holdfast.operators.sources.stream_input import StreamBase, find_stream_flow, make_stream_flow, read_stream_flow
 from holdfast.operators.sources.stream_query import StreamQuery
-from holdfast.statebackends.decoding import UNDECODABLE, decode_json, decode_versioned
-from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
+from holdfast.statebackends.decoding import decode_versioned
+from holdfast.statebackends.errors import InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import JobPaths, StreamPaths, file_name, folder_of_snapshot
 from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
 from holdfast.statebackends.storage.flows import read_whole
@@ -44,15 +45,27 @@ class GroupRecord(msgspec.Struct, frozen=True):
 
 
 def begin_stream(
-    source: StreamSource, storage_root: str, job_id: str, uid: str, submission: int, *, fresh: bool, restore: str | None = None
+    source: StreamSource,
+    storage_root: str,
+    job_id: str,
+    uid: str,
+    submission: int,
+    *,
+    fresh: bool,
+    restore: str | None = None,
+    goes_on_from: str = "",
 ) -> None:
     """Find or make the input that a submission begins with, unless it restores positions in another one. Where the savepoint that
-    it restores has a copy of the query's checkpoint, the input is a new one that goes on from there.
+    it restores has a copy of the query's checkpoint, the input is a new one that goes on from there. goes_on_from: the savepoint
+    that an earlier submission named, whose driver may have died before it made that input.
 
     Raises InputChangedError if its batches have other columns, and as `saved_query`."""
     storage = open_storage(storage_root)
+    newest = None if fresh else run_flow(find_stream_flow(job_id, uid), storage)
+    if restore is None and not fresh and _is_left(newest, uid, goes_on_from, storage):
+        restore = goes_on_from
     base = saved_query(source, uid, restore, storage)
-    folder = None if fresh or base is not None else run_flow(find_stream_flow(job_id, uid), storage)
+    folder = None if base is not None else newest
     source.folder = folder or JobPaths(job_id).input_folder(uid, submission)
     source.submission, source.follows_base = submission, base is not None
     if base is not None:
@@ -60,6 +73,16 @@ def begin_stream(
         _restore_query(uid, restore, storage, source.folder, base.query_id)
     run_flow(make_stream_flow(source.folder, source.full_schema, uid, base), storage)
     source.base = run_flow(read_stream_flow(source.folder), storage).base
+
+
+def _is_left(newest: str | None, uid: str, savepoint: str, storage: Storage) -> bool:
+    """Whether a submission named a savepoint with a copy of the query, and no input goes on from there. `newest`: input of the
+    source; that of which the savepoint is goes on itself."""
+    found = _saved(uid, savepoint or None, storage)
+    if found is None or newest == found[0].input:
+        return False
+    made = None if newest is None else run_flow(read_stream_flow(newest), storage).base
+    return made is None or (made.input, made.batch_id) != (found[0].input, found[0].batch_id)
 
 
 def check_saved_queries(sources: Mapping[str, object], restore: str | None) -> None:
@@ -170,16 +193,3 @@ def _check_settings(uid: str, session: SparkSession, place: Storage, copy: str) 
         if now != kept:
             message = f"source {uid}: its query has {setting}={kept} since its first batch, the session has {now}"
             raise InvalidConfigError(message, setting=setting)
-
-
-class _OffsetMetadata(msgspec.Struct):
-    conf: dict[str, str] = {}
-
-
-def frozen_settings(content: bytes, path: str, operator: str) -> dict[str, str]:
-    """Settings that Spark keeps in an entry of its offset log: its second line is JSON with them. Raises CorruptStateError."""
-    try:
-        return decode_json(content.split(b"\n")[1], _OffsetMetadata).conf
-    except (IndexError, *UNDECODABLE) as error:
-        reason = f"no entry of Spark's offset log: {error}"
-        raise CorruptStateError(f"source {operator}: {path}: {reason}", path=path, operator=operator, reason=reason) from error

@@ -219,6 +219,7 @@ class SparkLauncher:
                     accepted.submission,
                     fresh=options.fresh,
                     restore=options.restore,
+                    goes_on_from=accepted.restored_savepoint,
                 )
                 handle.add_input(StreamQuery(source, accepted.directory, accepted.job_id, uid, _WatchedJob(handle)))
         with modules_by_value(user_modules()):

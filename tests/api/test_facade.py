@@ -53,6 +53,7 @@ ERRORS_SINCE = {
     "ObjectMissingError",
     "PartitionOutOfRangeError",
     "ProtocolError",
+    "QueryStoppedError",
     "ReadOnlyStateError",
     "SchemaMismatchError",
     "SnapshotTooLargeError",

@@ -478,6 +478,19 @@ def test_restoring_a_savepoint_that_lacks_an_operator_is_refused_before_anything
         service.job(submission(changed).graph.name)
 
 
+def test_a_submission_says_which_savepoint_it_goes_on_from_also_where_an_earlier_one_named_it(
+    open_service: Open, tmp_path: Path
+) -> None:
+    service = open_service()
+    crew = running(service)
+    trigger = service.stop(crew.job_id, str(tmp_path / "savepoints"))
+    crew.until_state("FINISHED")
+    location = service.trigger_status(crew.job_id, trigger).location
+    graph = word_count(name="another name")
+    for restore in (location, None):  # the driver of the first one died
+        assert service.submit(submission(graph, restore=restore)).restored_savepoint == location
+
+
 def test_older_checkpoint_needs_a_flag_because_output_may_repeat(open_service: Open) -> None:
     service = open_service()
     crew = running(service, checkpoint_interval_ms=20, retained_checkpoints=3, retention_on_cancel="retain")

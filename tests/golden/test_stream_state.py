@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers.sinklog import StagedFile
+from holdfast.barriers.sinklog import LogPosition, StagedFile
 from holdfast.barriers.stagedsink import CommitPosition
 from holdfast.operators.sinks.query_batches import BatchCommitted, BatchSeal
 from holdfast.operators.sources.materialised import ChunkFile
@@ -18,6 +18,7 @@ from holdfast.operators.sources.stream import StreamPosition, decode_stream_posi
 from holdfast.operators.sources.stream_input import (
     NO_BATCH,
     BatchManifest,
+    DroppedRecord,
     EndRecord,
     OwnerRecord,
     StartRecord,
@@ -55,6 +56,8 @@ RECORDS: dict[str, msgspec.Struct] = {
     "group.json": GroupRecord(1, {"orders": BASE, "totals": StreamBase(INPUT, NO_BATCH, 0, "")}),
     "seal": BatchSeal(1, 42, "00112233445566778899aabbccddeeff", FILES),
     "committed": BatchCommitted(1, 42, POSITION),
+    "committed to a log": BatchCommitted(1, 42, POSITION, LogPosition(1, 1_044, 3, "4f1c0a9be2d3", BASE.query_id)),
+    "dropped": DroppedRecord(1, 40),
 }
 
 

@@ -157,7 +157,7 @@ def test_a_query_with_another_checkpoint_is_refused(
     assert (first.last, fresh.last) == (2, -1)
 
 
-def test_the_query_waits_while_much_is_unread(
+def test_the_query_waits_while_much_is_unread_and_one_that_is_stopped_is_named(
     spark: SparkSession, files: Files, tmp_path: Path, run: Callable[..., Running]
 ) -> None:
     running = run(files.stream(spark), tmp_path / "state", backlog_batches_max=2)
@@ -167,6 +167,11 @@ def test_the_query_waits_while_much_is_unread(
     assert running.last == 1
     running.job.read = 10
     wait_for(lambda: running.last == 2)
+    (query,) = (each for each in spark.streams.active if each.id == running.query._query_id)
+    query.stop()
+    wait_for(lambda: running.job.error)
+    assert f"QueryStoppedError: source src: its query {query.id} was stopped" in running.job.error
+    assert not list((tmp_path / "state").rglob("ends/*")), "its rows have no end"
 
 
 def test_a_query_that_fails_is_tried_again_and_then_given_up(

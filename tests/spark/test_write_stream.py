@@ -1,4 +1,5 @@
-"""`hf.write_stream` on a real session: a query that stops, goes on, fails behind a commit and runs its batch again."""
+"""`hf.write_stream` and `writeStream.format("holdfast")` on a real session: queries that stop, go on, fail behind a commit and run
+their batches again."""
 
 from __future__ import annotations
 
@@ -49,13 +50,27 @@ class JsonTarget(hf.CommitTarget):
             raise OSError("the answer was lost")
 
 
+def forget_last_batch(checkpoint: Path) -> None:
+    """As if the driver had died between the sink's commit and Spark's own."""
+    commits = checkpoint / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
+    for path in commits.iterdir():
+        if str(last) in path.name:
+            path.unlink()
+
+
+def give(folder: Path, *rows: int) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{rows[0]}.json").write_text("".join(f'{{"i": {row}}}\n' for row in rows))
+
+
 def test_each_row_is_in_the_target_once(spark: SparkSession, tmp_path: Path) -> None:
     given, out, checkpoint = tmp_path / "in", tmp_path / "out.json", str(tmp_path / "checkpoint")
     given.mkdir()
 
     def run(*rows: int) -> None:
         if rows:
-            (given / f"{rows[0]}.json").write_text("".join(f'{{"i": {row}}}\n' for row in rows))
+            give(given, *rows)
         stream = spark.readStream.schema("i bigint").json(str(given))
         sink = hf.StagedSink(JsonTarget(out), "out", rows_per_commit=2)
         query = hf.write_stream(stream, sink, checkpoint, trigger={"availableNow": True})
@@ -72,10 +87,7 @@ def test_each_row_is_in_the_target_once(spark: SparkSession, tmp_path: Path) -> 
     (tmp_path / "out.json.fail").unlink()
     run()
     assert rows() == [1, 2, 3, 4]
-    last = max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").iterdir() if path.name.isdecimal())
-    for path in (tmp_path / "checkpoint" / "commits").iterdir():  # as if the driver had died before Spark's own commit
-        if str(last) in path.name:
-            path.unlink()
+    forget_last_batch(tmp_path / "checkpoint")
     run()
     run(5)
     assert rows() == [1, 2, 3, 4, 5]
@@ -87,9 +99,42 @@ def test_what_cannot_be_written_is_refused(spark: SparkSession, tmp_path: Path) 
     target = JsonTarget(tmp_path / "out")
     with pytest.raises(hf.InvalidConfigError, match="this one is a batch"):
         hf.write_stream(spark.range(3), hf.StagedSink(target), str(tmp_path / "c"))
-    with pytest.raises(hf.InvalidConfigError, match="not to a ParquetSink"):
-        hf.write_stream(stream, hf.ParquetSink(tmp_path), str(tmp_path / "c"))  # type: ignore[arg-type]
+    with pytest.raises(hf.InvalidConfigError, match="not to a Blackhole"):
+        hf.write_stream(stream, hf.Blackhole(), str(tmp_path / "c"))  # type: ignore[arg-type]
+    with pytest.raises(hf.InvalidConfigError, match="not to a Blackhole"):
+        hf.register_formats(spark, sinks={"out": hf.Blackhole()})  # type: ignore[dict-item]
     with pytest.raises(hf.InvalidConfigError, match="trigger"):
         hf.write_stream(stream, hf.StagedSink(target, commit_interval_ms=5), str(tmp_path / "c"))
     with pytest.raises(hf.InvalidConfigError, match="checkpoint"):
         hf.write_stream(stream, hf.StagedSink(target), "")
+
+
+@pytest.mark.timeout(180)
+def test_queries_write_to_registered_sinks_and_to_files_once(spark: SparkSession, tmp_path: Path) -> None:
+    given, out, files = tmp_path / "in", tmp_path / "out.json", hf.FileSink(tmp_path / "files", "json")
+    hf.register_formats(spark, sinks={"json": hf.StagedSink(JsonTarget(out), rows_per_commit=2)})
+    hf.register_formats(spark, sinks={"files": files})
+
+    def run(sink: str, checkpoint: str, **options: str) -> None:
+        stream = spark.readStream.schema("i bigint").json(str(given))
+        writer = stream.writeStream.format("holdfast").option("sink", sink).options(**options).trigger(availableNow=True)
+        assert writer.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination(120)
+
+    give(given, 1, 2, 3)
+    give(given, 4)
+    run("json", "json")
+    run("files", "files")
+    for sink in ("json", "files"):
+        forget_last_batch(tmp_path / sink)
+    give(given, 5)
+    run("json", "json")
+    run("files", "files")
+    assert sorted(json.loads(out.read_text())["rows"]) == [1, 2, 3, 4, 5]
+    assert not [*tmp_path.rglob("staged/*part-*")]
+    with pytest.raises(Exception, match=r"FencedError: sink json .*is owned by job"):
+        run("json", "other")
+    stream = spark.readStream.schema("i bigint").json(str(given))
+    query = hf.write_stream(stream, hf.FileSink(files.path, "json", "files"), str(tmp_path / "another"))
+    with pytest.raises(Exception, match="owned by job"):
+        query.awaitTermination(60)
+    assert sorted(row.i for row in spark.read.format("holdfast").load(files.path).collect()) == [1, 2, 3, 4, 5]

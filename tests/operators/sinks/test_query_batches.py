@@ -11,17 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import StagedFile
+from holdfast.barriers.sinklog import SinkPaths, StagedFile
 from holdfast.barriers.stagedsink import CommitPosition
 from holdfast.operators.sinks import query_batches
 from holdfast.operators.sinks.calls import Pause
 from holdfast.operators.sinks.committer import decode_committable
+from holdfast.operators.sinks.parquet import FileSink, read_committed
 from holdfast.operators.sinks.positions import CommitOwner
-from holdfast.operators.sinks.query_batches import QueryBatches, QueryPaths, SealName
+from holdfast.operators.sinks.query_batches import BatchOutput, QueryBatches, QueryPaths, SealName
+from holdfast.operators.sinks.query_outputs import LogOutput, SinkPort, TargetOutput
 from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.operators.sinks.target_port import TargetPort
-from holdfast.operators.spark.write_stream import _Task, stage_rows
+from holdfast.operators.sources.materialised import schema_text
+from holdfast.operators.spark.query_output import _Task, stage_rows
 from holdfast.statebackends.errors import CommitPositionLostError, FencedError, HoldfastError, OutputMayRepeatError
 from holdfast.statebackends.storage import port as ops
 from tests.examples import examples
@@ -54,6 +57,20 @@ class Outside(CommitTarget):
         self.position = position
 
 
+class Files:
+    """A folder of a file sink."""
+
+    def __init__(self) -> None:
+        self.disk = DictStorage()
+
+    @property
+    def rows(self) -> list[int]:
+        if not self.disk.files:
+            return []
+        found: list[int] = read_committed("memory://", "out", open_storage=lambda path: self.disk).column("i").to_pylist()
+        return found
+
+
 class Disk(DictStorage):
     """A disk; its folders are reached by location, too."""
 
@@ -75,15 +92,31 @@ class Driver:
     """One start of the query; dies before or behind the k-th operation of its flows."""
 
     def __init__(
-        self, disk: Disk, outside: Outside, dies_at: int | None = None, *, after: bool = False, rows_max: int | None = None
+        self,
+        disk: Disk,
+        outside: Outside | Files,
+        dies_at: int | None = None,
+        *,
+        after: bool = False,
+        rows_max: int | None = None,
+        run: str = "",
     ) -> None:
+        """run: of a process that commits one batch of this run of Spark's."""
         self.disk = disk
         self.paths = QueryPaths(QUERY, "out")
-        self.port = TargetPort(outside, disk)
         self.dies_at, self.after, self.operations = dies_at, after, 0
-        self.sink = StagedSink(outside, "out", rows_per_commit=rows_max)
-        self.nonce = f"n{len(disk.files)}x{id(self)}"
-        self.core = QueryBatches(self.paths, f"{disk.root}/{self.paths.staged_folder}", self.nonce, "table", rows_max)
+        self.nonce = run or f"n{len(disk.files)}x{id(self)}"
+        self.run_id = run
+        if isinstance(outside, Files):
+            folder = outside.disk
+            self.sink: StagedSink | FileSink = FileSink("memory://", "json", "out", open_storage=lambda path: folder)
+            self.port: Any = SinkPort(disk, folder)
+            output: BatchOutput = LogOutput(self.paths, SinkPaths("out"), "memory://", schema_text(SCHEMA), lambda: 0)
+        else:
+            self.sink = StagedSink(outside, "out", rows_per_commit=rows_max)
+            self.port = TargetPort(outside, disk)
+            output = TargetOutput(self.paths, f"{disk.root}/{self.paths.staged_folder}", "table", rows_max)
+        self.core = QueryBatches(self.paths, self.nonce, output, is_run=bool(run))
 
     def run(self, flow: ops.Flow[Any]) -> Any:
         def perform(wanted: Any) -> Any:
@@ -109,17 +142,13 @@ class Driver:
         return ops.drive(flow, perform)
 
     def batch(self, number: int, *rows: int, plan: str = "") -> None:
-        """As `foreachBatch` does; the tasks' files differ from run to run."""
+        """As `foreachBatch` does, or the format's writer; the tasks' files differ from run to run."""
         plan = plan or f"plan {number}"
+        files = staged(self, number, *rows) if self.run_id else None
         if not self.core.attempt:
             self.run(self.core.begin())
         if not self.run(self.core.look_up(number, plan)):
-            writer = self.sink.create_writer(SCHEMA)
-            task = _Task(self.disk, QUERY, self.core.attempt, 0, number + 1)
-            batches = iter([pa.RecordBatch.from_pydict({"i": list(rows)}, schema=SCHEMA)])
-            stage_rows(writer, task, batches, number + 1)
-            files = tuple(file for each in task.committables for file in decode_committable(each, "out").files)
-            self.run(self.core.seal(number, plan, files))
+            self.run(self.core.seal(number, plan, staged(self, number, *rows) if files is None else files))
         self.run(self.core.commit(number))
 
 
@@ -133,11 +162,11 @@ def run_query(driver: Driver, start: int) -> None:
         driver.disk.files["spark"] = str(number + 1).encode()  # Spark's own commit
 
 
-def left(disk: Disk) -> list[str]:
+def left(disk: DictStorage) -> list[str]:
     return [path for path in disk.files if "/staged/" in path]
 
 
-def recover(disk: Disk, outside: Outside, kills: list[tuple[int, bool]], rows_max: int | None = None) -> None:
+def recover(disk: Disk, outside: Outside | Files, kills: list[tuple[int, bool]], rows_max: int | None = None) -> None:
     for dies_at, after in kills:
         try:
             run_query(Driver(disk, outside, dies_at, after=after, rows_max=rows_max), int(disk.files.get("spark", b"0")))
@@ -145,24 +174,32 @@ def recover(disk: Disk, outside: Outside, kills: list[tuple[int, bool]], rows_ma
             assert outside.rows == ALL[: len(outside.rows)]
     run_query(Driver(disk, outside, rows_max=rows_max), int(disk.files.get("spark", b"0")))
     assert outside.rows == ALL
-    assert left(disk) == []
+    assert left(outside.disk if isinstance(outside, Files) else disk) == []
 
 
-@pytest.mark.parametrize("rows_max", [None, 2])
+@pytest.mark.parametrize(("make", "rows_max"), [(Outside, None), (Outside, 2), (Files, None)])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_death_at_any_operation_repeats_and_loses_nothing(after: bool, rows_max: int | None) -> None:
-    disk, outside = Disk(), Outside()
+def test_a_death_at_any_operation_repeats_and_loses_nothing(
+    after: bool, make: type[Outside | Files], rows_max: int | None
+) -> None:
+    disk, outside = Disk(), make()
     driver = Driver(disk, outside, rows_max=rows_max)
     run_query(driver, 0)
     assert outside.rows == ALL
     for dies_at in range(driver.operations):
-        recover(Disk(), Outside(), [(dies_at, after)], rows_max)
+        recover(Disk(), make(), [(dies_at, after)], rows_max)
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(kills=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=5), rows_max=st.sampled_from([None, 1, 2]))
-def test_any_sequence_of_deaths_repeats_and_loses_nothing(kills: list[tuple[int, bool]], rows_max: int | None) -> None:
-    recover(Disk(), Outside(), kills, rows_max)
+@given(
+    make=st.sampled_from([Outside, Files]),
+    kills=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=5),
+    rows_max=st.sampled_from([None, 1, 2]),
+)
+def test_any_sequence_of_deaths_repeats_and_loses_nothing(
+    make: type[Outside | Files], kills: list[tuple[int, bool]], rows_max: int | None
+) -> None:
+    recover(Disk(), make(), kills, rows_max)
 
 
 def test_a_batch_that_spark_runs_again_is_committed_once_as_it_was_sealed() -> None:
@@ -234,7 +271,7 @@ def test_another_query_at_the_same_sink_is_refused() -> None:
     Driver(Disk(), outside).batch(0, 1)
     other = Driver(Disk(), outside)
     other.paths = QueryPaths("other", "out")
-    other.core = QueryBatches(other.paths, "x", "m", "table", None)
+    other.core = QueryBatches(other.paths, "m", TargetOutput(other.paths, "x", "table", None))
     with pytest.raises(FencedError, match=f"owned by job {QUERY}"):
         other.batch(0, 1)
 
@@ -251,7 +288,8 @@ def test_records_and_files_do_not_pile_up() -> None:
 def staged(driver: Driver, number: int, *rows: int) -> tuple[StagedFile, ...]:
     """What tasks stage for a batch."""
     writer = driver.sink.create_writer(SCHEMA)
-    task = _Task(driver.disk, QUERY, driver.core.attempt, 0, number + 1)
+    attempt = 0 if driver.run_id else driver.core.attempt
+    task = _Task(driver.disk, QUERY, attempt, 0, number + 1)
     stage_rows(writer, task, iter([pa.RecordBatch.from_pydict({"i": list(rows)}, schema=SCHEMA)]), number + 1)
     return tuple(file for each in task.committables for file in decode_committable(each, "out").files)
 
@@ -370,3 +408,86 @@ def test_broken_rules_are_seen(
         monkeypatch.setattr(owner, name, sabotage)
     with pytest.raises((AssertionError, HoldfastError)):
         check()
+
+
+# ---------------------------------------------------------------------------- a process for each batch: the format's writer
+
+
+def test_processes_of_one_run_follow_each_other_and_an_older_run_is_fenced() -> None:
+    for outside in (Outside(), Files()):
+        disk = Disk()
+        for number in range(3):
+            Driver(disk, outside, run="a").batch(number, number)
+        assert disk.execute(ops.ListFolder(f"{QueryPaths(QUERY, 'out').folder}/attempts")) == ["000000000001.json"]
+        late = Driver(disk, outside, run="a")
+        late.run(late.core.begin())
+        late.run(late.core.look_up(3, "plan 3"))
+        late.run(late.core.seal(3, "plan 3", staged(late, 3, 3)))
+        Driver(disk, outside, run="b").batch(3, 3)
+        with pytest.raises(FencedError):
+            late.run(late.core.commit(3))
+        with pytest.raises(FencedError, match="start 1 of query 7a3c was replaced by start 2"):
+            Driver(disk, outside, run="a").batch(4, 4)
+        Driver(disk, outside, run="b").batch(4, 4)
+        assert outside.rows == [0, 1, 2, 3, 4]
+
+
+def test_a_process_that_commits_knows_that_another_one_did_meanwhile() -> None:
+    disk, outside = Disk(), Outside()
+    one, two = Driver(disk, outside, run="a"), Driver(disk, outside, run="a")
+    one.batch(0, 0)
+    assert one.run(one.core.is_current())
+    two.batch(1, 1)
+    assert not one.run(one.core.is_current())
+
+
+def test_an_older_run_clears_no_rows_away_that_its_successor_stages() -> None:
+    for outside in (Outside(), Files()):
+        disk = Disk()
+        old, new = Driver(disk, outside, run="a"), Driver(disk, outside, run="b")
+        old.run(old.core.begin())
+        old.run(old.core.look_up(0, "plan 0"))
+        old.run(old.core.seal(0, "plan 0", staged(old, 0, 0)))
+        files = staged(new, 1, 1)  # of a batch that Spark has begun there, before `old` comes to its end
+        old.run(old.core.commit(0))
+        new.run(new.core.begin())
+        assert not new.run(new.core.look_up(1, "plan 1"))
+        new.run(new.core.seal(1, "plan 1", files))
+        new.run(new.core.commit(1))
+        assert outside.rows == [0, 1]
+
+
+# ------------------------------------------------------------------------------------------------------------- file sinks
+
+
+def test_a_late_driver_s_files_are_never_in_the_log_behind_its_successor_s_takeover() -> None:
+    disk, outside = Disk(), Files()
+    old, new = Driver(disk, outside), Driver(disk, outside)
+    old.batch(0, 1)
+    assert not old.run(old.core.look_up(1, "plan 1"))
+    files = staged(old, 1, 2)
+    new.run(new.core.begin())
+    old.run(old.core.seal(1, "plan 1", files))
+    with pytest.raises(FencedError, match="attempt 2"):
+        old.run(old.core.commit(1))
+    new.batch(1, 2)
+    assert outside.rows == [1, 2]
+
+
+def test_a_log_of_another_owner_and_one_that_is_gone_are_refused() -> None:
+    disk, outside = Disk(), Files()
+    Driver(disk, outside).batch(0, 1)
+    other = Driver(Disk(), outside)
+    other.paths = QueryPaths("other", "out")
+    log = LogOutput(other.paths, SinkPaths("out"), "memory://", schema_text(SCHEMA), lambda: 0)
+    other.core = QueryBatches(other.paths, "m", log)
+    with pytest.raises(FencedError, match=f"owned by job {QUERY}"):
+        other.batch(0, 1)
+    copy = Disk(dict(disk.files))
+    Driver(disk, outside).batch(1, 2)
+    with pytest.raises(OutputMayRepeatError):
+        Driver(copy, outside).batch(1, 2)
+    assert outside.rows == [1, 2]
+    outside.disk.files.clear()
+    with pytest.raises(CommitPositionLostError, match="its log there is another one, or gone"):
+        Driver(disk, outside).batch(2, 3)

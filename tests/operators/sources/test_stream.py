@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from holdfast.operators.sources import stream_input as si
 from holdfast.operators.sources.dataframe_write import _encode
 from holdfast.operators.sources.materialised import ChunkFile, checksum_of, seal_flow
+from holdfast.operators.sources.spark_checkpoint import frozen_settings, query_id_of
 from holdfast.operators.sources.stream import StreamReader, StreamSource, decode_stream_positions
-from holdfast.operators.sources.stream_savepoint import frozen_settings
 from holdfast.statebackends.errors import CorruptStateError, InputChangedError, UnsupportedVersionError
 from holdfast.statebackends.handles import OperatorState
 from holdfast.statebackends.layout import StreamPaths, batch_of_manifest, is_input_manifest
@@ -282,16 +282,18 @@ class Fork(RuleBasedStateMachine):
         self.attempt()
 
     @precondition(lambda self: len(self.folders) < 4)
-    @rule()
-    def go_on_elsewhere(self) -> None:
-        """With the query held, all was read: the copy of its checkpoint is of the same row as the savepoint."""
-        for _ in range(60):
-            self.reading.step(100)
-        for _ in range(2):  # the second time it is idle: it holds up no barrier, and is in the checkpoint
-            assert self.reading.reader.may_cut
-            self.checkpoint()
-        self.attempt()
-        assert self.committed == list(range(self.ends[-1]))
+    @rule(failed_over=st.booleans())
+    def go_on_elsewhere(self, failed_over: bool) -> None:
+        """With the query held, all was read: the copy of its checkpoint is of the same row as the savepoint; or of a later one,
+        where the job had failed over in between."""
+        if not (failed_over and self.entries is not None):
+            for _ in range(60):
+                self.reading.step(100)
+            for _ in range(2):  # the second time it is idle: it holds up no barrier, and is in the checkpoint
+                assert self.reading.reader.may_cut
+                self.checkpoint()
+            self.attempt()
+            assert self.committed == list(range(self.ends[-1]))
         self.base = si.StreamBase(self.folders[-1], self.next_id - 1, self.ends[-1], "q")
         self.folders.append(f"{COPY}{len(self.folders)}")
         run_flow(si.make_stream_flow(self.folders[-1], SCHEMA, "src", self.base), self.storage)
@@ -330,7 +332,8 @@ taken = StreamReader.snapshot
         (StreamReader, "may_cut", property(cuts_behind_new_rows)),
         (StreamReader, "snapshot", left_out_when_idle),
         (sys.modules[__name__], "stream_seal", overwriting_flow),
-        (StreamReader, "_follow_base", lambda self, first_row, operator: None),
+        (StreamReader, "_follow_base", lambda self, starts, operator: None),
+        (StreamReader, "_folder", lambda self, batch_id: self._source.folder),
         (StreamReader, "external_files", lambda self: (StreamPaths(self._input).manifest(self._batch_id() + 1),)),
     ],
     ids=[
@@ -339,23 +342,24 @@ taken = StreamReader.snapshot
         "an idle query is skipped",
         "a seal is overwritten",
         "a copy is not gone on with",
+        "rows before the copy are left out",
         "another batch is named",
     ],
 )
 def test_broken_rules_are_seen(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, sabotage: Any) -> None:
     monkeypatch.setattr(owner, name, sabotage)
-    unshrunk = settings(TestFork.settings, max_examples=60, phases=[Phase.generate], database=None, report_multiple_bugs=False)
+    unshrunk = settings(TestFork.settings, max_examples=500, phases=[Phase.generate], database=None, report_multiple_bugs=False)
     with pytest.raises((AssertionError, CorruptStateError)):
         run_state_machine_as_test(Fork, settings=unshrunk)
 
 
-def test_a_copy_that_is_not_of_the_savepoints_row_is_refused() -> None:
+def test_a_copy_that_is_behind_the_savepoints_row_is_refused() -> None:
     given = Input()
     given.seal(4)
     reading = given.reader()
     reading.read(4)
     of = source()
-    of.__dict__ |= {"folder": COPY, "base": si.StreamBase(FOLDER, 1, 8, "q")}
+    of.__dict__ |= {"folder": COPY, "base": si.StreamBase(FOLDER, 0, 2, "q")}
     with pytest.raises(CorruptStateError, match="row 4"):
         Reading(given.storage, of, 0, 1, reading.reader.snapshot())
 
@@ -458,6 +462,19 @@ def test_a_drop_that_was_cut_off_is_done_again(full: Input) -> None:
         answer = full.storage.execute(operation)
     assert PATHS.manifest(0) not in full.storage.files
     assert drop(full) == [3, 4, 5]
+
+
+def test_a_manifest_that_comes_late_does_not_bring_a_dropped_batch_back(full: Input) -> None:
+    late = full.write(4, batch_id=0, first_row=0, writer="late")
+    full.storage.files["job-a/chk-8/_metadata"] = metadata(8, (PATHS.manifest(3),))
+    assert drop(full) == [3, 4, 5]
+    assert [path for path in full.storage.files if "/dropped/" in path] == [PATHS.dropped_before(3)]
+    full.storage.files[f"{PATHS.batch(0)}/late/0.arrow"] = b""
+    run_flow(seal_flow(PATHS.manifest(0), late), full.storage)
+    assert error_of(full.reader()).path == PATHS.manifest(0)
+    full.storage.files["job-a/chk-8/_metadata"] = metadata(8, (PATHS.manifest(4),))
+    assert drop(full) == [4, 5]
+    assert [path for path in full.storage.files if "/dropped/" in path] == [PATHS.dropped_before(4)]
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
@@ -565,3 +582,11 @@ def test_the_newest_input_of_a_source_is_found() -> None:
     given.storage.files["job-a/sources/src/000003/stream.json"] = b""
     assert run_flow(si.find_stream_flow("job-a", "src"), given.storage) == "job-a/sources/src/000003"
     assert run_flow(si.find_stream_flow("job-b", "src"), given.storage) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id":3}', b'{"id":""}', b'{"id":"../x"}', b"\xff"])
+def test_a_checkpoint_without_an_id_is_named(content: bytes) -> None:
+    assert query_id_of(b'{"id":"7a3c-1"}', "c/metadata") == "7a3c-1"
+    with pytest.raises(CorruptStateError, match="c/metadata") as caught:
+        query_id_of(content, "c/metadata")
+    assert caught.value.path == "c/metadata"
