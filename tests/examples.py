@@ -16,9 +16,9 @@ FEW = 5
 
 
 def examples(count: int) -> int:
-    """How many examples a property test tries: half of `count` with `make test`, and `count` as many times as another run was
+    """How many examples a property test tries: a third of `count` with `make test`, and `count` as many times as another run was
     told."""
-    return min(count, max(FEW, count // 2)) if FACTOR == 1 else count * FACTOR
+    return min(count, max(FEW, count // 3)) if FACTOR == 1 else count * FACTOR
 
 
 def crossed(*axes: Sequence[Any], every: int = 3) -> list[Any]:
