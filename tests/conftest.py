@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.examples import FACTOR
+from tests.examples import FACTOR, examples
 
 # How long an example takes says how busy the machine is, not whether the code is right; two processes and Spark share it.
 # `make test` tries the same examples at each run, so that a commit passes or it does not; `make chaos` looks for new ones.
-settings.register_profile("holdfast", deadline=None, derandomize=FACTOR == 1, max_examples=50 if FACTOR == 1 else 100)
+settings.register_profile("holdfast", deadline=None, derandomize=FACTOR == 1, max_examples=examples(100) if FACTOR == 1 else 100)
 settings.load_profile("holdfast")
 
 _SPARK = "tests/spark"

@@ -16,9 +16,9 @@ FEW = 5
 
 
 def examples(count: int) -> int:
-    """How many examples a property test tries: half of `count` with `make test`, and `count` as many times as another run was
+    """How many examples a property test tries: a third of `count` with `make test`, and `count` as many times as another run was
     told."""
-    return min(count, max(FEW, count // 2)) if FACTOR == 1 else count * FACTOR
+    return min(count, max(FEW, count // 3)) if FACTOR == 1 else count * FACTOR
 
 
 def crossed(*axes: Sequence[Any], every: int = 3) -> list[Any]:
@@ -28,3 +28,8 @@ def crossed(*axes: Sequence[Any], every: int = 3) -> list[Any]:
         pytest.param(*values, marks=pytest.mark.endurance if sum(places) % every else ())
         for places, values in zip(itertools.product(*(range(len(axis)) for axis in axes)), itertools.product(*axes), strict=True)
     ]
+
+
+def seeds(count: int) -> list[Any]:
+    """So many seeds, for `parametrize`: the first half of them with `make test`, the others with `make chaos`."""
+    return [pytest.param(seed, marks=pytest.mark.endurance if 2 * seed >= count else ()) for seed in range(count)]

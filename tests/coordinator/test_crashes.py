@@ -9,8 +9,9 @@ from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.statebackends.layout import JobPaths
 from tests.coordinator.world import JOB, Leader, Steps, World
+from tests.examples import seeds
 
-SEEDS = range(60)
+SEEDS = seeds(60)
 
 
 def live(world: World, leader: Leader, steps: int) -> None:

@@ -15,9 +15,10 @@ from holdfast.statebackends.snapshot.metadata import decode_metadata
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.world import JOB, DictStorage, Steps, World
+from tests.examples import seeds
 
 HOUR = 3_600_000
-SEEDS = range(24)
+SEEDS = seeds(24)
 
 
 def needed(storage: DictStorage) -> set[str]:

@@ -13,8 +13,9 @@ from holdfast.statebackends.layout import JobPaths, writer_of
 from tests.coordinator.shared_world import SharedWorld
 from tests.coordinator.test_crashes import live, settle
 from tests.coordinator.world import JOB, Steps
+from tests.examples import seeds
 
-SEEDS = range(40)
+SEEDS = seeds(40)
 
 
 def world_of(seed: int, **settings: Any) -> SharedWorld:

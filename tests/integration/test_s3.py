@@ -88,6 +88,7 @@ def test_count_is_exact_through_kill_9_and_a_move_to_another_prefix(cluster: Clu
     assert not any(path.is_dir() for path in cluster.state.iterdir()), "no state on the local disk"
 
 
+@pytest.mark.endurance
 def test_the_command_line_takes_a_state_directory_on_s3(
     storage: S3Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

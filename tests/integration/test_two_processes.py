@@ -250,6 +250,7 @@ def test_workers_beyond_loopback_talk_encrypted(cluster: Cluster, tmp_path: Path
     assert committed(tmp_path / "out") == expected(rows)
 
 
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_workers_that_are_killed_again_and_again_leave_no_more_than_one_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Of each slot: the living worker's, and at most its predecessor's, which might not have been dead when the sweep came by."""

@@ -16,6 +16,7 @@ from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.storage.port import Storage
 from tests.cookbook import COOKBOOK, RECIPES, load
+from tests.examples import crossed
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
 
@@ -63,8 +64,7 @@ def run(plan: JobPlan, folder: Path, seed: int) -> int:
     return restored
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("name", "parallelism"), crossed(list(RECIPES), [1, 2, 3]))
 def test_a_recipe_gives_the_rows_of_sql_in_spite_of_crashes(name: str, parallelism: int, tmp_path: Path) -> None:
     recipe = load(name)
     tables = recipe.tables()

@@ -15,6 +15,7 @@ from holdfast.chaos.sim.wire import SimS3
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.port import Operation, Storage
+from tests.examples import seeds
 from tests.statebackends.storage_contract import DATA, PATH, StorageContract
 
 
@@ -78,7 +79,7 @@ def store_behind_a_wire() -> SimObjectStore:
 
 
 @pytest.mark.parametrize("make", [SimObjectStore, store_behind_a_wire], ids=["alone", "through the S3 shell"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_object_store_and_directory_answer_alike(tmp_path: Path, seed: int, make: Callable[[], SimObjectStore]) -> None:
     rng = random.Random(seed)
     disk, store = SimDisk(), make()

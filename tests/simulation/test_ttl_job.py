@@ -13,6 +13,7 @@ from holdfast.chaos.checkers.oracle import counted
 from holdfast.chaos.cluster.world import RunRequest
 from holdfast.chaos.workloads import find_workload
 from holdfast.statebackends.factory import BACKEND_KINDS, BackendKind
+from tests.examples import crossed
 from tests.simulation.workload_runs import Run
 
 PIPELINE = '''
@@ -102,8 +103,7 @@ def test_state_expires_by_the_clock_of_the_simulation_also_over_a_crash(tmp_path
     assert all(5 <= count <= 16 for count in emitted.values()), emitted
 
 
-@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("backend", "seed"), crossed(["filesystem", "rocksdb"], range(3)))
 def test_state_with_a_ttl_is_exact_under_faults(tmp_path: Path, backend: str, seed: int) -> None:
     pipeline = tmp_path / "lasting_pipeline.py"
     pipeline.write_text(PIPELINE + LASTING)

@@ -117,6 +117,7 @@ def test_where_batches_end_is_no_violation_even_if_no_order_without_faults_shows
 RESCALED = (Fault("rescale", at_ms=600, amount=4),)
 
 
+@pytest.mark.endurance
 def test_a_difference_that_only_another_parallelism_shows_is_no_violation(pipelines: Path) -> None:
     assert run(pipelines, "parted", 1, KILLED).dependences == ()
     result = run(pipelines, "parted", 1, RESCALED)
@@ -257,6 +258,7 @@ def test_a_seed_gives_the_same_run_whatever_ran_before(pipelines: Path) -> None:
     assert first.trace.lines() == again.trace.lines() == afresh.trace.lines()
 
 
+@pytest.mark.endurance
 def test_a_campaign_shows_the_events_around_the_cause(pipelines: Path) -> None:
     campaign = Campaign(seeds=1, start=1, workloads=(f"{pipelines}:in_class",), plan=(*KILLED, Fault("checkpoint", at_ms=700)))
     found = run_campaign(campaign, Settings(jobs=1, stop_after=1), Unwatched())

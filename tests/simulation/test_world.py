@@ -12,6 +12,7 @@ from holdfast.chaos.faults.faults import KINDS, Fault, check_plan, decode_plan, 
 from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
 from holdfast.chaos.workloads import find_workload
 from holdfast.statebackends.errors import InvalidConfigError
+from tests.examples import crossed
 
 MOMENTS: dict[str, Fault] = {
     "kill_worker": Fault("kill_worker", "workers", on="worker.process.", nth=20),
@@ -76,7 +77,7 @@ def test_every_kind_of_fault_is_written_down_here() -> None:
     check_plan(tuple(MOMENTS.values()))
 
 
-@pytest.mark.parametrize("kind", sorted(MOMENTS))
+@pytest.mark.parametrize("kind", crossed(sorted(MOMENTS), every=2))
 def test_fault_hits_and_the_job_survives_it(kind: str) -> None:
     run = run_seed(RunRequest(seed_of_two_workers(), "counter", plan=(MOMENTS[kind],), backend="memory"))
     assert run.result.violations == (), "\n".join(run.trace.lines(30))

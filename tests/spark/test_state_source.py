@@ -116,25 +116,31 @@ def test_a_savepoint_is_found_through_its_pointer(registered: SparkSession, tmp_
     assert read(registered, tmp_path / "state" / "job" / "chk-7", "count").count() == 3
 
 
+def fails(spark: SparkSession, path: Path | str, state: str, match: str, **options: Any) -> None:
+    with pytest.raises(PySparkException, match=match):
+        read(spark, path, state, **options).collect()
+
+
 def test_what_cant_be_read_is_named(registered: SparkSession, tmp_path: Path) -> None:
     source = write(tmp_path, "savepoint-7", SOME, kind="filesystem", canonical=True)
 
-    def fails(path: Path | str, state: str, match: str, **options: Any) -> None:
-        with pytest.raises(PySparkException, match=match):
-            read(registered, path, state, **options).collect()
-
-    fails(tmp_path / "none", "count", "NotFoundError: .*none holds no snapshot")
-    fails(source.location, "cuont", "NotFoundError: operator 'totals' has no state 'cuont'; it has: ")
-    fails(source.location, "count", "InvalidConfigError: .*option 'colour' is unknown", colour="red")
-    fails(source.location, "count", "InvalidConfigError: .*no column 'colour'", columns="key,colour")
-    fails(source.location, "count", "InvalidConfigError: .*'9:3' is not a range", key_groups="9:3")
-    fails(source.location, "count", "InvalidConfigError: .*is not a number of at most 9 digits", partitions="9" * 5000)
-    fails(source.location, "rules", "InvalidConfigError: .*'rules' is", key_groups="0:3")
+    fails(registered, source.location, "cuont", "NotFoundError: operator 'totals' has no state 'cuont'; it has: ")
+    fails(registered, source.location, "count", "InvalidConfigError: .*'9:3' is not a range", key_groups="9:3")
     part = next(Path(source.location).glob("*count*"))
     part.write_bytes(part.read_bytes()[:-1])
-    fails(source.location, "count", "CorruptStateError: operator 'totals' subtask 0: .*count.*bytes instead of")
+    fails(registered, source.location, "count", "CorruptStateError: operator 'totals' subtask 0: .*count.*bytes instead of")
+
+
+@pytest.mark.endurance  # Spark starts a process for each
+def test_what_else_cant_be_read_is_named_too(registered: SparkSession, tmp_path: Path) -> None:
+    source = write(tmp_path, "savepoint-7", SOME, kind="filesystem", canonical=True)
+    fails(registered, tmp_path / "none", "count", "NotFoundError: .*none holds no snapshot")
+    fails(registered, source.location, "count", "InvalidConfigError: .*option 'colour' is unknown", colour="red")
+    fails(registered, source.location, "count", "InvalidConfigError: .*no column 'colour'", columns="key,colour")
+    fails(registered, source.location, "count", "InvalidConfigError: .*is not a number of at most 9 digits", partitions="9" * 5000)
+    fails(registered, source.location, "rules", "InvalidConfigError: .*'rules' is", key_groups="0:3")
     (Path(source.location) / "_metadata").write_bytes(b"{")
-    fails(source.location, "count", "CorruptStateError")
+    fails(registered, source.location, "count", "CorruptStateError")
 
 
 def test_a_dataframe_becomes_the_state_of_a_new_savepoint(registered: SparkSession, tmp_path: Path) -> None:
