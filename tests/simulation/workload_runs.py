@@ -154,7 +154,9 @@ class Run:
 
     def _cut_problem(self, cut: CutExpectation, completed: Completed, metadata: SnapshotMetadata) -> str | None:
         view = SnapshotView(self.state_view, completed.folder, metadata)
-        return compare_states(cut.expected(view.positions(cut.source_uids)), view.keyed_state(cut.operator_uid))
+        expected = cut.expected(view.positions(cut.source_uids))
+        # Others, such as timers of sessions, may have a key in several namespaces.
+        return compare_states(expected, view.keyed_state(cut.operator_uid, expected))
 
 
 def metadata_of(plan: JobPlan, completed: Completed) -> SnapshotMetadata:
