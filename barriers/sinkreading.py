@@ -83,12 +83,17 @@ def replaced_in(entries: Iterable[LogEntry]) -> dict[str, Place]:
 def current_files(entries: Sequence[LogEntry]) -> list[StagedFile]:
     """Files that hold the committed rows, each row once, in the order of commits; a merged one in place of the first."""
     merged = {file.name: entry.file for entry in entries if isinstance(entry, MergeEntry) for file in entry.replaced}
-    found: dict[str, StagedFile] = {}
+    found: list[StagedFile] = []
+    given: set[str] = set()
     for entry in entries:
         for file in entry.files if isinstance(entry, CommitEntry) else ():
-            now = merged.get(file.name, file)
-            found.setdefault(now.name, now)
-    return list(found.values())
+            now = merged.get(file.name)
+            if now is None:
+                found.append(file)  # a file that two commits name comes twice: a reader does not hide what a log should not have
+            elif now.name not in given:
+                given.add(now.name)
+                found.append(now)
+    return found
 
 
 def find_replaced(entries: Sequence[str]) -> Flow[frozenset[str]]:
