@@ -1,7 +1,7 @@
 """CORE: changes of tables as rows: messages in, columns of Arrow out, with the position behind each row. Pure.
 
-A position is (LSN, index): inside a transaction the LSN of its commit and the number of rows of its publication that are behind
-us, between two the end of the last one, and 0. A transaction is sent again as a whole; rows that were passed on are then skipped."""
+A position is (LSN, index): inside a transaction the LSN of its commit and the number of the publication's rows behind us, between
+two the end of the last one, and 0. A transaction is sent again as a whole; rows that were passed on are then skipped."""
 
 from __future__ import annotations
 
