@@ -102,9 +102,14 @@ def _bisect(
 
 
 def _compact(value: bytes) -> bytes | str:
-    """One line of it; a text that says what is wrong if it is no JSON."""
+    """One line of it; a text that says what is wrong if it is no JSON.
+
+    One that is nested too deeply to be made a line stays as it is: Arrow reads it all the same if it is one line, and what it is
+    must not depend on the values beside it."""
     try:
         return msgspec.json.format(value, indent=-1)
+    except RecursionError:
+        return value if b"\n" not in value else "it is nested too deeply"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return str(error)
 

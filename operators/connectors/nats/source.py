@@ -25,6 +25,7 @@ import xxhash
 
 from holdfast.operators.connectors.json_columns import declared_columns, json_records
 from holdfast.operators.connectors.nats.connection import (
+    JETSTREAM_NOT_FOUND,
     REQUEST_TIMEOUT_S,
     JetStreamError,
     NatsConnection,
@@ -56,6 +57,9 @@ BATCH_BYTES = 16 * 1024 * 1024
 
 EXPIRES_S = 0.4
 """Time that a request for messages waits at the server."""
+
+LOOK_S = 30.0
+"""Time between two looks at how far a stream has no messages of a quiet subject."""
 
 CONSUMER_IDLE_S = 600
 """Time after which a server forgets the consumer of a reader that is gone."""
@@ -270,6 +274,8 @@ class _Progress:
     consumer: str = ""
     """Its name at the server; empty: it has none yet."""
     is_work_queue: bool = False
+    look_at_s: float = 0.0
+    """Monotonic time of the next look at the stream, while nothing comes."""
 
 
 @dataclass(slots=True)
@@ -360,6 +366,9 @@ class NatsReader(SplitReader[NatsSplit]):
         if not progress.consumer:
             self._create_consumer(progress)
         came = self._connection.run(self._next(progress, wait_s), wait_s + REQUEST_TIMEOUT_S)
+        if not came.found and "exceeds maxbytes" in came.description.lower():
+            # One message is longer than a batch may be: it comes alone, or nothing would come any more.
+            came = self._connection.run(self._next(progress, wait_s, alone=True), wait_s + REQUEST_TIMEOUT_S)
         if came.status == "503" or (came.status == "409" and "max" not in came.description.lower()):
             progress.consumer = ""  # deleted, or forgotten by the server: it is made again, from where we are
         if not came.found:
@@ -367,11 +376,37 @@ class NatsReader(SplitReader[NatsSplit]):
         return self._records(progress, came.found)
 
     def _at_end(self, progress: _Progress) -> SplitRecords | None:
-        """Nothing came: is it the end?"""
-        if progress.split.stop is None:
+        """Nothing came: is it the end? Where only other subjects get messages the position follows them, so that a message of
+        theirs that expires is not taken for one of ours.
+
+        The stream is asked before and behind the look for our next message: what was in it before is seen by the look, and what
+        was removed meanwhile behind it."""
+        split, now_s = progress.split, time.monotonic()
+        if split.stop is None and (progress.is_work_queue or not split.subject or now_s < progress.look_at_s):
             return None
-        info = self._connection.stream_info(progress.split.stream)
-        return self._finish(progress) if info.last + 1 >= progress.split.stop else None
+        last = self._connection.stream_info(split.stream).last
+        if split.stop is not None and last + 1 < split.stop and now_s < progress.look_at_s:
+            return None
+        progress.look_at_s = now_s + LOOK_S
+        following = self._following(progress)
+        self._check_first(progress, self._connection.stream_info(split.stream))
+        behind = last + 1 if following is None else following
+        if split.stop is not None and behind >= split.stop:
+            return self._finish(progress)
+        if behind <= progress.wanted:
+            return None
+        progress.wanted = behind
+        return SplitRecords(split.split_id, position=(behind,))
+
+    def _following(self, progress: _Progress) -> int | None:
+        """Sequence of the next message of a split, as the leader of the stream knows it: a consumer's replica may be behind."""
+        content = {"seq": progress.wanted, "next_by_subj": progress.split.subject or ">"}
+        try:
+            return int(self._connection.request(f"STREAM.MSG.GET.{progress.split.stream}", content)["message"]["seq"])
+        except JetStreamError as error:
+            if error.code == JETSTREAM_NOT_FOUND:
+                return None
+            raise
 
     def _finish(self, progress: _Progress) -> SplitRecords:
         self._splits.pop(progress.split.split_id)
@@ -410,16 +445,16 @@ class NatsReader(SplitReader[NatsSplit]):
                 with contextlib.suppress(JetStreamError):  # somebody else was faster
                     self._connection.request(f"CONSUMER.DELETE.{stream}.{name}", {})
 
-    async def _next(self, progress: _Progress, wait_s: float) -> _Messages:
-        """One batch."""
-        client = self._connection.client
+    async def _next(self, progress: _Progress, wait_s: float, *, alone: bool = False) -> _Messages:
+        """One batch, or the next message alone, of any length."""
+        client, count = self._connection.client, 1 if alone else BATCH_MESSAGES
         came, ended = _Messages(), asyncio.get_running_loop().create_future()
 
         async def take(message: Any) -> None:
             status = (message.headers or {}).get("Status") if message.headers else None
             if status is None:
                 came.found.append(message)
-                if len(came.found) < BATCH_MESSAGES:
+                if len(came.found) < count:
                     return
             else:
                 came.status, came.description = str(status), str(message.headers.get("Description", ""))
@@ -431,7 +466,7 @@ class NatsReader(SplitReader[NatsSplit]):
         inbox = client.new_inbox()
         subscription = await client.subscribe(inbox, cb=take, pending_msgs_limit=-1, pending_bytes_limit=-1)
         try:
-            request: dict[str, Any] = {"batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES}
+            request: dict[str, Any] = {"batch": count} if alone else {"batch": count, "max_bytes": BATCH_BYTES}
             request |= {"expires": int(wait_s * _NANOSECONDS)} if wait_s else {"no_wait": True}
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{progress.split.stream}.{progress.consumer}"
             await client.publish(subject, json.dumps(request).encode(), reply=inbox)

@@ -1,7 +1,7 @@
 """CORE: changes of tables as rows: messages in, columns of Arrow out, with the position behind each row. Pure.
 
-A position is (LSN, index): inside a transaction the LSN of its commit and the number of its rows that are behind us, between two
-the end of the last one, and 0. A transaction is sent again as a whole; rows that were passed on are then skipped."""
+A position is (LSN, index): inside a transaction the LSN of its commit and the number of the publication's rows behind us, between
+two the end of the last one, and 0. A transaction is sent again as a whole; rows that were passed on are then skipped."""
 
 from __future__ import annotations
 
@@ -96,9 +96,13 @@ class Coverage(Protocol):
 class ChangeRows:
     """The changes of some tables, from one position on."""
 
-    def __init__(self, tables: Sequence[str], columns: pa.Schema, position: Position) -> None:
-        """tables: `schema.table` each; columns: of the rows, behind those of `META`."""
+    def __init__(
+        self, tables: Sequence[str], columns: pa.Schema, position: Position, keys: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """tables: `schema.table` each; columns: of the rows, behind those of `META`; keys: names of the key's columns, by table:
+        where a server sends whole old rows it does not say which of them are the key."""
         self._tables = frozenset(tables)
+        self._keys = keys or {}
         self._columns = columns
         self._from = position or (0, 0)
         self._relations: dict[int, tuple[str, tuple[str, ...]]] = {}
@@ -164,18 +168,28 @@ class ChangeRows:
         new = message.new
         if message.old is not None:
             new = tuple(old if value is UNCHANGED else value for value, old in zip(new, message.old, strict=True))
-        if message.key is not None:
-            self._add(DELETE, message.relation, message.key)
-        self._add(INSERT if message.key is not None else UPDATE, message.relation, new, message.old)
+        key = message.old if self._has_moved(message.relation, message.old, new) else message.key
+        if key is not None:
+            self._add(DELETE, message.relation, key)
+        self._add(INSERT if key is not None else UPDATE, message.relation, new, None if key is not None else message.old)
+
+    def _has_moved(self, relation_oid: int, old: Values | None, new: Values) -> bool:
+        """Whether an update whose whole old row was sent has changed the key."""
+        relation = self._relations.get(relation_oid)
+        if old is None or relation is None:
+            return False
+        table, names = relation
+        key = self._keys.get(table, ())
+        return any(was != now for name, was, now in zip(names, old, new, strict=False) if name in key)
 
     def _add(self, op: str, relation_oid: int, values: Values, old: Values | None = None) -> None:
         relation, begin = self._relations.get(relation_oid), self._begin
         if relation is None or begin is None:
             raise UnknownRelationError(f"a change of relation {relation_oid}, which was not described, or outside of a transaction")
         table, names = relation
+        self._index += 1  # of other tables, too: a position means the same row when the source reads more tables, or fewer
         if table not in self._tables:
             return
-        self._index += 1
         position = (begin.commit_lsn, self._index)
         if position <= self._from:
             return

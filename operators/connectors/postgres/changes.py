@@ -21,7 +21,7 @@ import xxhash
 
 from holdfast.operators.connectors.postgres.catalog import quote, read_table, split_name
 from holdfast.operators.connectors.postgres.change_rows import META, ChangeRows, UnknownRelationError, read_type
-from holdfast.operators.connectors.postgres.initial import MESSAGE, OUTPUT, InitialSnapshot, read_key
+from holdfast.operators.connectors.postgres.initial import HEARTBEAT, MESSAGE, OUTPUT, InitialSnapshot, key_names, read_key
 from holdfast.operators.connectors.postgres.login import Login, client
 from holdfast.operators.connectors.postgres.pgoutput import Begin, MalformedMessageError, Message, decode
 from holdfast.operators.connectors.postgres.slot import (
@@ -143,10 +143,12 @@ class PostgresChanges(Source[SlotSplit]):
         if snapshot not in ("initial", "never"):
             raise InvalidConfigError(f'snapshot is "initial" or "never", not {snapshot!r}', setting="snapshot")
         self.slot, self.publication, self.snapshot = slot, publication, snapshot
+        self.keys: dict[str, tuple[str, ...]] = {}
+        """Columns of the key, by table; of one without a key none."""
         self.tables, self._columns = self._read_tables(given)
 
     def _read_tables(self, given: Sequence[str]) -> tuple[tuple[str, ...], pa.Schema]:
-        """Names in full, and all columns. Raises InvalidConfigError."""
+        """Names in full, and all columns; the keys are kept. Raises InvalidConfigError."""
         for each in given:
             split_name(each)
         names, columns = [], {each.name: each for each in META}
@@ -161,6 +163,7 @@ class PostgresChanges(Source[SlotSplit]):
                 names.append(f"{table.schema}.{table.name}")
                 if self.snapshot == "initial":
                     read_key(query, table, self.login.place)
+                self.keys[names[-1]] = key_names(query, table)
                 for column in table.columns:
                     wanted = pa.field(column.name, read_type(column))
                     if columns.setdefault(column.name, wanted) != wanted:
@@ -265,7 +268,7 @@ class SlotReader(SplitReader[SlotSplit]):
         for assigned in splits:
             source, split, position = self._source, assigned.split, assigned.position
             self._split = split.split_id
-            self._rows = ChangeRows(source.tables, source.columns, position)
+            self._rows = ChangeRows(source.tables, source.columns, position, source.keys)
             try:
                 self._connection = replication(source.login, f"{self._application} {self._attempt}")
                 server = self._check_server(split, position)
@@ -354,12 +357,12 @@ class SlotReader(SplitReader[SlotSplit]):
         options = {"proto_version": "1", "publication_names": quote(source.publication), "messages": "true"}
         self._cursor.start_replication(slot_name=source.slot, decode=False, options=options)
         if self._snapshot is not None:
-            self._send("holdfast snapshot")  # something comes behind it, and shows that all in front of it has
+            self._send("holdfast snapshot", MESSAGE)  # something comes behind it, and shows that all in front of it has
 
-    def _send(self, application_name: str) -> None:
+    def _send(self, application_name: str, statement: str) -> None:
         """A message of our own into the log."""
         with cursor_of(self._source.login, application_name) as cursor:
-            cursor.execute(MESSAGE)
+            cursor.execute(statement)
 
     def _failed(self, error: Exception) -> Exception:
         text = self._source.login.hidden(str(error)).strip()
@@ -452,7 +455,7 @@ class SlotReader(SplitReader[SlotSplit]):
         last, end = self._rows.last_commit_lsn, self._cursor.wal_end
         if end > max(last, self._heartbeat_at) + HEARTBEAT_BYTES:
             self._heartbeat_at = end
-            self._send("holdfast heartbeat")
+            self._send("holdfast heartbeat", HEARTBEAT)
 
     def notify_checkpoint_complete(self, positions: Mapping[str, Position]) -> None:
         self._told = max(self._told, *(position[0] for position in positions.values()))

@@ -51,6 +51,9 @@ _SETTINGS = {
 MESSAGE = "SELECT pg_logical_emit_message(true, 'holdfast', '')"
 """A transaction in the log that changes nothing."""
 
+HEARTBEAT = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_logical_emit_message(true, 'holdfast', '') END"
+"""The same; nothing on a standby, which can't write: there the slot moves with the next change."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
@@ -74,6 +77,11 @@ def read_key(query: Query, table: Table, place: str) -> tuple[KeyColumn, ...]:
             setting="snapshot",
         )
     return found
+
+
+def key_names(query: Query, table: Table) -> tuple[str, ...]:
+    """Names of a table's key; empty: it has none."""
+    return tuple(row[0] for row in query(_KEY % table.oid))
 
 
 @dataclass(frozen=True, slots=True)

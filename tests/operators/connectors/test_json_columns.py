@@ -34,6 +34,14 @@ def test_times_and_dates_are_read_as_text() -> None:
     ]
 
 
+@pytest.mark.parametrize("beside", [b'{"a":2}', b'{"a":"x"}'])
+def test_a_value_that_is_nested_without_bound_fails_no_other_one_and_is_the_same_beside_any(beside: bytes) -> None:
+    deep = b'{"c":' * 10_000 + b"1" + b"}" * 10_000
+    found = read_json_columns([b'{"a":1}', b'{"a":2,"c":' + deep + b"}", b"\n" + deep, beside], SCHEMA)
+    assert found.columns.to_pylist()[:2] == [{"a": 1, "b": None}, {"a": 2, "b": None}]
+    assert found.errors[0] == (2, "it is nested too deeply")
+
+
 BAD: dict[str, bytes | None] = {
     "null": None,
     "nothing": b"",

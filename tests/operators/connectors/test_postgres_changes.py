@@ -107,6 +107,26 @@ def test_rows_that_were_passed_on_are_skipped_when_their_transaction_comes_again
     assert read((150, 1)) == []
 
 
+def test_a_position_is_the_same_row_when_the_source_reads_other_tables() -> None:
+    tables = [Relation(oid, "public", name, (RelationColumn("id", 20, -1, True),)) for oid, name in ((7, "a"), (8, "b"))]
+    messages: list[Any] = [Begin(100, 0, 1), *tables]
+    for number in range(3):
+        messages += [Insert(7, (b"%d" % number,)), Insert(8, (b"%d" % number,))]
+
+    def read(names: list[str], position: tuple[int, ...]) -> tuple[list[tuple[str, int]], list[list[int]]]:
+        rows = ChangeRows(names, pa.schema([("id", pa.int64())]), position)
+        for message in messages:
+            rows.take(message)
+        batch, positions, _ = rows.drain()
+        assert batch is not None
+        assert positions is not None
+        return list(zip(batch.column("table").to_pylist(), batch.column("id").to_pylist(), strict=True)), positions.tolist()
+
+    found, positions = read(["public.a"], ())
+    assert found == [("public.a", 0), ("public.a", 1), ("public.a", 2)]
+    assert read(["public.a", "public.b"], tuple(positions[1]))[0] == [("public.b", 1), ("public.a", 2), ("public.b", 2)]
+
+
 def test_values_are_read_as_their_types() -> None:
     cases: list[tuple[str, dict[str, Any], str, Any]] = [
         ("bool", {}, "t", True),
@@ -247,6 +267,25 @@ def test_large_values_that_did_not_change_are_named(table: Table) -> None:
         until(job, out, 3)
         large = "x" * 10_000
         assert rows_of(out, "n", "v", "unchanged") == [(1, large, None), (2, None, ["v"]), (3, large, None)]
+
+
+def test_an_update_of_the_key_deletes_the_old_one_where_whole_rows_are_sent_too(table: Table) -> None:
+    table.run("ALTER TABLE {} REPLICA IDENTITY FULL")
+    source = table.source()
+    source.create_enumerator().discover()
+    reader = SlotReader(source, job_id="job", attempt=1)
+    reader.add_splits([AssignedSplit(SlotSplit(table.slot))])
+    table.run("INSERT INTO {} VALUES (1, 'a')", "UPDATE {} SET v = 'b'", "UPDATE {} SET id = 2")
+    found: list[tuple[Any, ...]] = []
+
+    def come() -> bool:
+        for each in reader.fetch():
+            found.extend(tuple(row[name] for name in ("op", "id", "v")) for row in (each.columns or pa.table({})).to_pylist())
+        return len(found) >= 4
+
+    wait_until(come, what="the changes")
+    assert found == [("insert", 1, "a"), ("update", 1, "b"), ("delete", 1, "b"), ("insert", 2, "b")]
+    reader.close()
 
 
 def test_a_column_that_comes_and_one_that_goes(table: Table) -> None:

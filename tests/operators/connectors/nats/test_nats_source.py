@@ -296,6 +296,57 @@ def test_a_stream_that_ends_in_front_of_the_position_is_not_read_again(nats_serv
         reader.close()
 
 
+def test_a_quiet_subject_has_lost_nothing_when_messages_of_others_expire(nats_server: NatsServer, stream: str) -> None:
+    low = stream.lower()
+    filled(nats_server, stream, range(1), "quiet")
+    messages = hf.NatsSource(nats_server.url, stream, subjects=[f"{low}.quiet"])
+    (split,) = messages.create_enumerator().discover()
+    reader = reader_of(messages)
+    reader.open()
+    try:
+        reader.add_splits([hf.AssignedSplit(split)])
+        assert fetched(reader, 1) == [b"message 0"]
+        filled(nats_server, stream, range(9), "busy")
+        (news,) = reader.fetch()
+        assert (news.num_rows, news.position) == (0, (11,))
+        administer(nats_server.url, lambda jetstream: jetstream.purge_stream(stream, seq=8))
+        filled(nats_server, stream, range(1, 2), "quiet")
+        assert fetched(reader, 1) == [b"message 1"]
+    finally:
+        reader.close()
+
+
+def test_what_comes_behind_an_empty_batch_is_in_front_of_the_end(
+    nats_server: NatsServer, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = hf.NatsSource(nats_server.url, stream, stop=4)
+    (split,) = messages.create_enumerator().discover()
+    reader = reader_of(messages)
+    reader.open()
+    ask = reader._connection.stream_info
+
+    def publish_first(name: str) -> Any:
+        if reader._splits[split.split_id].consumer and count(nats_server.url, stream) == 0:
+            filled(nats_server, stream, range(3))
+        return ask(name)
+
+    try:
+        reader.add_splits([hf.AssignedSplit(split)])
+        monkeypatch.setattr(reader._connection, "stream_info", publish_first)
+        assert fetched(reader, 3) == [b"message 0", b"message 1", b"message 2"]
+    finally:
+        reader.close()
+
+
+def test_a_message_that_is_longer_than_a_batch_comes_alone(
+    nats_server: NatsServer, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "BATCH_BYTES", 2_000)
+    payloads = [b"first", b"x" * 5_000, b"last"]
+    publish(nats_server.url, f"{stream.lower()}.rows", payloads)
+    assert read_all(hf.NatsSource(nats_server.url, stream, stop="latest")) == payloads
+
+
 @pytest.mark.parametrize(
     ("first", "second", "both"),
     [("a.*", "a.b", True), ("a.>", "a.b.c", True), ("*.b", "a.*", True), (">", "a", True),
