@@ -124,7 +124,7 @@ def test_the_connectors_that_are_shown_can_be_made() -> None:
     shown = [code for code in blocks(ROOT / "docs/connectors.md") if "PostgresChanges" not in code]
     made = [executed(code, environment=env, orders=rows, stock=rows) for code in shown]
     assert len(made) >= 8
-    assert sum(isinstance(space.get("sink"), hf.DeltaSink | hf.FileSink | hf.IcebergSink | hf.NatsSink) for space in made) == 4
+    assert sum(isinstance(space.get("sink"), hf.DeltaSink | hf.FileSink | hf.IcebergSink | hf.NatsSink) for space in made) == 5
 
 
 def test_the_other_examples_of_functions_build_a_job() -> None:
