@@ -98,7 +98,7 @@ def decode(format: FileFormat, data: bytes, schema: pa.Schema) -> pa.Table:
             rows = pacsv.read_csv(
                 source,
                 pacsv.ReadOptions(block_size=_READ_BYTES_MAX, use_threads=False),
-                pacsv.ParseOptions(newlines_in_values=True),
+                pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # null in the only column is one
                 csv_conversion(schema, include_missing_columns=True),
             )
             return rows.cast(schema) if schema.names else rows

@@ -10,10 +10,12 @@ from typing import Any
 
 from holdfast.barriers.sinklog import MERGE_VERSION, LogEntry, MergeEntry, MergePlan, OwnerEntry, SinkPaths
 from holdfast.operators.base import OperatorContext
+from holdfast.operators.sinks.calls import log
 from holdfast.operators.sinks.formats import SUFFIXES, format_of
 from holdfast.operators.sinks.log import FileName, MergeSettings, job_tag, nonce_tag
 from holdfast.operators.sinks.merging import (
     ENTRIES_BACK,
+    MERGED,
     Appended,
     Merged,
     Prepared,
@@ -26,10 +28,15 @@ from holdfast.operators.sinks.merging import (
     publish_flow,
     read_entries_flow,
 )
+from holdfast.statebackends.secrets import hide_resolved
 from holdfast.statebackends.storage.port import Flow, Storage
 
 RETRY_MS = 10_000
 """Pause behind a step that failed."""
+
+
+def _words(error: BaseException) -> str:
+    return hide_resolved(f"{type(error).__name__}: {error}")
 
 
 class Merges:
@@ -85,6 +92,7 @@ class Merges:
             return
         if entry is None:
             self._plans[name] = None  # perhaps it was put, and the answer was lost
+            self._retry_ms = self._context.now_ms() + RETRY_MS
             return
         self._unpublished[name] = self._kept[name] = entry
         named = self._context.counters.named
@@ -169,7 +177,7 @@ class Merges:
             attempt=self._context.attempt,
             subtask=0,
             first_checkpoint=due[0].checkpoint_id,
-            nonce=f"m{nonce_tag(self._context.nonce)}",  # writers have no such names
+            nonce=f"{MERGED}{nonce_tag(self._context.nonce)}",
             sequence=self._sequence,
             suffix=SUFFIXES[format],
             folder=folder,
@@ -194,6 +202,7 @@ class Merges:
                 ended(result)
             else:
                 self._retry_ms = self._context.now_ms() + RETRY_MS
+                log.warning("sink %s: a step of a merge failed, and is tried again: %s", self._paths.sink_id, _words(error))
                 if self._plan is not None:
                     self._give_up()
             self._then()

@@ -17,6 +17,7 @@ will never be one: its file can go."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -42,8 +43,9 @@ from holdfast.operators.sinks.log import (
     OpenLog,
     append_flow,
     follow_flow,
+    parse_name,
 )
-from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError, StorageUnavailableError
+from holdfast.statebackends.errors import AmbiguousWriteError, CorruptStateError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.flows import delete_files, read_whole
 from holdfast.statebackends.storage.port import (
@@ -58,12 +60,18 @@ from holdfast.statebackends.storage.port import (
     WriteFile,
 )
 
+_logger = logging.getLogger("holdfast.sinks")
+
 ENTRIES_BACK = 10_000
 """Entries of the log that an attempt reads back to find small files; those in front of them stay as they are."""
 FILES_PER_MERGE_MAX = 2_000
 """An entry names all of them; so many are merged whatever their size."""
 FILES_TRACKED_MAX = 100_000
 """Small files that wait, of all partitions; beyond, those that have waited longest stay as they are."""
+FILES_LEFT = FILES_TRACKED_MAX * 9 // 10
+"""Those that still wait then."""
+MERGED = "m"
+"""In front of the nonce in a merged file's name, beside which a writer has no such names."""
 _AT_ONCE = 8
 
 
@@ -133,9 +141,13 @@ class Runs:
         self._count += 1
 
     def _bound(self) -> None:
-        while self._count > FILES_TRACKED_MAX:
-            kind = min(self._runs, key=lambda kind: _age(self._runs[kind]))
-            self._drop_run(kind, self._runs[kind][0])
+        if self._count <= FILES_TRACKED_MAX:
+            return
+        runs = [(next(iter(run.files.values())).written_ms, kind, run) for kind, some in self._runs.items() for run in some]
+        for _, kind, run in sorted(runs, key=lambda each: each[0]):
+            if self._count <= FILES_LEFT:  # fewer than may be: not at each commit once more, of so many partitions
+                break
+            self._drop_run(kind, run)
 
     def drop(self, names: Iterable[str]) -> None:
         """Leave files as they are."""
@@ -296,8 +308,8 @@ def append_merge_flow(
     if not won:
         return Appended((yield from follow_flow(paths, log, claimant)), None, is_lost=True)
     position = msgspec.structs.replace(log.position, next_sequence=entry.sequence + 1)
-    replaced = log.replaced | {file.name for file in entry.replaced}
-    return Appended(OpenLog(position, log.committed, replaced), entry)
+    # `replaced` stays: what is merged here was published before, and the names of a job's life are too many to keep.
+    return Appended(OpenLog(position, log.committed, log.replaced), entry)
 
 
 def _merge_entry(log: OpenLog, merged: Merged, settings: MergeSettings, claimant: Claimant) -> MergeEntry:
@@ -322,7 +334,10 @@ def _merge_entry(log: OpenLog, merged: Merged, settings: MergeSettings, claimant
 def publish_flow(paths: SinkPaths, entry: MergeEntry) -> Flow[None]:
     """Step 4."""
     yield from delete_files(paths.published(file.name) for file in entry.replaced)
-    yield LinkFile(paths.data(entry.file.name), paths.published(entry.file.name))
+    try:
+        yield LinkFile(paths.data(entry.file.name), paths.published(entry.file.name))
+    except ObjectMissingError:
+        return  # deleted since by the owner of the output: nothing to publish
 
 
 def end_flow(paths: SinkPaths, entry: MergeEntry) -> Flow[None]:
@@ -340,12 +355,25 @@ def give_up_flow(paths: SinkPaths, names: Iterable[str]) -> Flow[None]:
 
 
 def plans_flow(paths: SinkPaths) -> Flow[list[MergePlan]]:
-    """Plans of merges that are not over, of any attempt."""
+    """Plans of merges that are not over, of any attempt. What is none says nothing: at worst, a file that no reader knows stays."""
     plans = []
     for name in (yield ListFolder(paths.merges_folder)):
         path = f"{paths.merges_folder}/{name}"
         try:
-            plans.append(decode_plan((yield from read_whole(path)), path))
+            plan = decode_plan((yield from read_whole(path)), path)
         except ObjectMissingError:
             continue  # ended meanwhile
+        except CorruptStateError as error:
+            _logger.warning("sink %s: a plan of a merge can't be read, and is passed over: %s", paths.sink_id, error)
+            continue
+        if paths.merge(plan.name) == path and is_merged_name(plan.name):
+            plans.append(plan)
+        else:  # what it names might be deleted
+            _logger.warning("sink %s: %s names %r, which is no file of a merge: it is passed over", paths.sink_id, path, plan.name)
     return plans
+
+
+def is_merged_name(text: str) -> bool:
+    """Whether a file's name is one of a merge: a writer's is not."""
+    name = parse_name(text)
+    return name is not None and name.nonce.startswith(MERGED)

@@ -209,3 +209,9 @@ def _others_agree(path: Path, format: str, by: tuple[str, ...], found: pa.Table)
     if format == "parquet":
         table = ds.dataset(path, partitioning="hive").to_table(columns=["i"])
         assert sorted(table.column("i").to_pylist()) == [i for i, _ in rows]
+
+
+def test_null_in_the_only_column_of_csv_is_a_row() -> None:
+    schema = pa.schema([("text", pa.string())])
+    table = pa.table({"text": ["a", None, "", "x\n\ny", None]}, schema)
+    assert decode("csv", b"".join(encode("csv", table.to_batches(), schema)), schema).equals(table)

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import LogEntry, MergeEntry, SinkPaths, decode_entry
+from holdfast.barriers.sinklog import CommitEntry, LogEntry, MergeEntry, SinkPaths, StagedFile, decode_entry
 from holdfast.barriers.sinkreading import current_files
+from holdfast.operators.sinks import merging
 from holdfast.operators.sinks.log import MergeSettings
+from holdfast.operators.sinks.merging import Runs
 from holdfast.operators.sinks.parquet import read_log
-from holdfast.statebackends.errors import FencedError
+from holdfast.statebackends.errors import AmbiguousWriteError, FencedError
 from holdfast.statebackends.storage import port as ops
 from tests.examples import examples
 from tests.operators.ports import DictStorage, ManualContext
@@ -240,3 +242,93 @@ def test_an_attempt_that_wakes_late_and_its_successor_merge_each_file_once(befor
     assert len(replaced) == len(set(replaced))
     if not old.contexts[1].failures:
         assert_settled(storage)
+
+
+def test_a_broken_plan_and_one_of_another_file_neither_stop_merges_nor_delete_rows() -> None:
+    storage = Watched()
+    job = merging_job(storage)
+    run(job)
+    victim = current_files(read_log(storage, "out"))[-1].name
+    storage.files[f"{SINK.merges_folder}/stray"] = b"x"
+    storage.files[SINK.merge(victim)] = b'{"version":2,"name":"%s","first_sequence":0}' % victim.encode()
+    done = len(merges(storage))
+    job.start()
+    for _ in range(7):
+        job.emit(ROWS)
+        job.checkpoint()
+        job.wait(10)
+    assert job.committed() == list(range(job.position))
+    assert len(merges(storage)) >= done + 2
+
+
+def test_a_merged_file_that_its_owner_deleted_does_not_stop_later_merges() -> None:
+    storage = MortalStorage({})
+    job = merging_job(storage, kept_ms=900)
+    run(job)
+    for entry in merges(storage):
+        del storage.files[SINK.data(entry.file.name)]
+        storage.files.pop(entry.file.name, None)
+    done = len(merges(storage))
+    job.start()  # finds their plans, and publishes once more
+    for _ in range(7):
+        job.emit(ROWS)
+        job.checkpoint()
+        job.wait(10)
+    assert len(merges(storage)) > done
+
+
+class Silent(Watched):
+    """The log does not say whether it took a merge."""
+
+    merged = 0
+
+    def execute(self, operation: ops.Operation) -> Any:
+        if isinstance(operation, ops.PutIfAbsent) and "/log/" in operation.path and b'"merge"' in operation.data:
+            raise AmbiguousWriteError(operation.path, path=operation.path)
+        if isinstance(operation, ops.WriteFile) and "/data/" in operation.path:
+            self.merged += 1
+            assert self.merged == 1
+        return super().execute(operation)
+
+
+def test_an_entry_without_an_answer_is_tried_again_later() -> None:
+    storage = Silent()
+    job = merging_job(storage)
+    job.start()
+    for _ in range(3):
+        job.emit(ROWS)
+        job.checkpoint()
+        job.wait(10)
+    assert storage.merged == 1
+    assert job.committed() == list(range(3 * ROWS))
+
+
+def test_memory_does_not_grow_with_the_files_that_were_merged() -> None:
+    storage = Watched()
+    job = merging_job(storage)
+    run(job)
+    assert merges(storage)
+    assert job.committer._log is not None
+    assert job.committer._log.replaced == job.committer._log.committed == frozenset()
+
+
+def test_small_files_of_many_partitions_are_bounded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "FILES_TRACKED_MAX", 1_000)
+    monkeypatch.setattr(merging, "FILES_LEFT", 900)
+    looked = 0
+    real = merging._age
+
+    def age(runs: Any) -> int:
+        nonlocal looked
+        looked += 1
+        return real(runs)
+
+    monkeypatch.setattr(merging, "_age", age)
+    runs = Runs(MergeSettings(1 << 20, None, 0))
+    for number in range(30):
+        files = tuple(StagedFile(f"k={number}-{each}/a.parquet", 1) for each in range(100))
+        entry = CommitEntry(1, number, 1, "n", "job", 1, number, 100, files, "w", number)
+        runs.follow(entry, {file.name: 10 for file in files})
+        assert runs.count <= 1_000
+    assert runs.count >= 900
+    assert looked < 30_000
