@@ -1,20 +1,20 @@
 """Scenario group Z, continued: splits, of an enumerator and readers of one source, as data.
 
-A split is a letter, its rows are numbered 0, 1, 2 ... Outside: `+a3` split a has three further rows (and is there, if it was not),
-`end:a` the last of its rows is there, `lose:a2` its two oldest rows are gone. `break` the next fetch takes its rows and fails, `fail`
-the next discovery fails, `fail9` the next nine; `twice` the connector forgets what it has found.
-The job: `find` one discovery; `ask` the requests of the readers reach the enumerator, `hand` splits leave it into the channels, `get`
-the readers take them from there, `read` all that is there is read; `go` these four, until nothing moves. A barrier is passed by none
-of them.
-`cut` the enumerator takes the next checkpoint, and its barrier follows the splits; `ack` the readers take it, `ack0` reader 0 alone;
-`done1` checkpoint 1 is complete, `abort1` it never will be. `ck` is cut, ack and done; `save` a plain savepoint: cut and ack.
-`crash` the attempt ends, and the job goes on from its newest complete checkpoint, `crash*3` with three readers; `from2` from
-checkpoint or savepoint 2, also `from2*3`; `mix1-2` with the enumerator's state of 1 and the readers' of 2.
-`@y` another job with the same source; `from-x2` it starts from snapshot 2 of job x, which goes on; `@x` x again.
-`|` parts steps. `where`: where each split is after each part: `E` with the enumerator, `>0` on its way to reader 0, `0` with that
-reader, which with `-` has said that it is idle, and with `.` that it is at its end; behind it the error by which the part ended.
-`kept`: the same of snapshots, with the positions. `rows`, at the end, as something behind the source counts them that is restored
-with it. `told`: positions that the outside was told last."""
+A split is a letter, its rows are numbered 0, 1, 2 ... Outside: `+a3` split a has three further rows (and is there, if it was
+not), `end:a` the last of its rows is there, `lose:a2` its two oldest rows are gone. `break` the next fetch takes its rows and
+fails, `fail` the next discovery fails, `fail9` the next nine; `twice` the connector forgets what it has found. The job:
+`find` one discovery; `ask` the requests of the readers reach the enumerator, `hand` splits leave it into the channels, `get`
+the readers take them from there, `read` all that is there is read; `go` these four, until nothing moves. A barrier is passed
+by none of them. `cut` the enumerator takes the next checkpoint, and its barrier follows the splits; `ack` the readers take
+it, `ack0` reader 0 alone; `done1` checkpoint 1 is complete, `abort1` it never will be. `ck` is cut, ack and done; `save` a
+plain savepoint: cut and ack. `crash` the attempt ends, and the job goes on from its newest complete checkpoint, `crash*3`
+with three readers; `from2` from checkpoint or savepoint 2, also `from2*3`; `mix1-2` with the enumerator's state of 1 and the
+readers' of 2. `@y` another job with the same source; `from-x2` it starts from snapshot 2 of job x, which goes on; `@x` x
+again.
+`|` parts steps. `where`: where each split is after each part: `E` with the enumerator, `>0` on its way to reader 0,
+`0` with that reader, which with `-` has said that it is idle, and with `.` that it is at its end; behind it the error by
+which the part ended. `kept`: the same of snapshots, with the positions. `rows`, at the end, as something behind the source
+counts them that is restored with it. `told`: positions that the outside was told last."""
 
 from __future__ import annotations
 

@@ -169,10 +169,10 @@ class Reading:
         moved = False
         while self.channel and not isinstance(self.channel[0], int):
             moved, entry = True, self.channel.popleft()
-            if entry is None:
-                self.reader.no_more_splits()
-            else:
+            if isinstance(entry, bytes):
                 self.reader.add_splits([entry])
+            else:
+                self.reader.no_more_splits()
         self.context.run_pool()
         return moved
 
@@ -291,16 +291,19 @@ class SplitJob:
         return polled.batch is not None
 
     def get(self) -> bool:
-        return any([each.get() for each in self.readings])
+        moved = [each.get() for each in self.readings]
+        return any(moved)
 
     def read(self) -> bool:
         self.pass_time(50)  # behind the pause of a client that had nothing
-        return any([each.read() for each in self.readings])
+        moved = [each.read() for each in self.readings]
+        return any(moved)
 
     def go(self) -> None:
         moves: list[Callable[[], Any]] = [self.ask, self.hand, self.get, self.read]
-        while any([move() for move in moves]):
-            pass
+        moved = [True]
+        while any(moved):
+            moved = [bool(move()) for move in moves]
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
 
