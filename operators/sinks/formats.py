@@ -47,6 +47,9 @@ def check_columns(format: FileFormat, schema: pa.Schema, sink: str) -> None:
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
             raise GraphError(f"sink {sink}: column {field.name} holds nanoseconds, use microseconds", column=field.name)
         if format == "parquet":
+            if pa.types.is_decimal(field.type) and field.type.scale < 0:
+                message = f"sink {sink}: column {field.name} is {field.type}: Parquet has no decimals of negative scale"
+                raise GraphError(message, column=field.name)
             continue
         if not (_is_text(field.type) or (format == "json" and _is_list_of_text(field.type))):
             message = f"sink {sink}: column {field.name} is {field.type}, which {format} files can't hold"
@@ -56,7 +59,8 @@ def check_columns(format: FileFormat, schema: pa.Schema, sink: str) -> None:
 def _is_text(kind: pa.DataType) -> bool:
     """Whether a value is one of a text file, that is read as it was written."""
     types = pa.types
-    known = types.is_boolean(kind), types.is_integer(kind), types.is_floating(kind), types.is_decimal(kind)
+    floating = types.is_float32(kind) or types.is_float64(kind)
+    known = types.is_boolean(kind), types.is_integer(kind), floating, types.is_decimal128(kind)
     is_time = types.is_date(kind) or types.is_timestamp(kind)
     return any(known) or is_time or types.is_string(kind) or types.is_large_string(kind)
 

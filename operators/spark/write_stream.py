@@ -16,6 +16,7 @@ import pyarrow as pa
 from holdfast.barriers.sinklog import StagedFile
 from holdfast.operators.base import Operator
 from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_arrow
+from holdfast.operators.spark.access import need_classic
 from holdfast.operators.spark.packaging import modules_by_value, user_modules
 from holdfast.operators.spark.query_output import QueryCheckpoint, QueryOutput, QuerySink, check_sink, files_of, stage_batch
 from holdfast.statebackends.errors import InvalidConfigError
@@ -47,6 +48,7 @@ def write_stream(
     Raises InvalidConfigError for what it can't write, and what the sink's check of columns does. The query fails with FencedError
     when a later start of it has taken the output, with OutputMayRepeatError when its checkpoint was put back behind what is
     committed."""
+    need_classic(df, "write_stream")
     _check(df, sink, checkpoint)
     schema = arrow_schema_of(df)
     batches = _Batches(sink.renamed(sink.sink_id or query_name), schema, checkpoint)
