@@ -175,7 +175,9 @@ class JobLedger:
         self.attempts: dict[int, AttemptRecord] = {}
         self.results: dict[int, ResultRecord] = {}
         self.claims: dict[int, ClaimRecord] = {}
-        """Claims that exist."""
+        """Claims that exist, but for those in `_alone`."""
+        self._alone: dict[int, ClaimRecord] = {}
+        """Claims of dropped ids that a stale leader created again: no checkpoint unless their decision is created again, too."""
         self.first_claims: dict[int, ClaimRecord] = {}
         """First claim of every id that was ever claimed."""
         self.completed: dict[int, Snapshot] = {}
@@ -286,6 +288,7 @@ class JobLedger:
             return
         if name == CLAIM_NAME:
             claim = self.claims.pop(number, None)
+            self._alone.pop(number, None)
             if claim is not None:
                 completed = self.completed.get(number) if number in self._decisions else None
                 changes.append(ClaimDropped(number, claim, completed))
@@ -327,18 +330,24 @@ class JobLedger:
 
     def _claimed(self, number: int, record: ClaimRecord, fact: Stored, changes: list[Change]) -> None:
         before = self.first_claims.get(number)
-        if before is not None and fact.fate == "late" and before.nonce == record.nonce:
-            if number not in self.claims:
-                return  # a late try of a leader that had given it up, landing after the id was dropped: an orphan
-            before = record
+        if before is not None and before.nonce == record.nonce:
+            is_late = fact.fate == "late"
+            if number not in self.claims and (is_late or (before == record and record.epoch < self.newest_epoch)):
+                if not is_late:  # of a leader that slept between reading the claim and making it durable
+                    self._alone[number] = record
+                return  # it lands after the id was dropped: an orphan
+            if is_late:
+                before = record
         self.first_claims.setdefault(number, record)
         self.claims[number] = record
         changes.append(Claimed(number, record, before))
 
     def _decided(self, number: int, content: bytes, changes: list[Change]) -> None:
-        claim = self.claims.get(number)
         self._decisions[number] = content
         decision = decision_in(content)
+        if number in self._alone and not isinstance(decision, AbortRecord):
+            self.claims[number] = self._alone.pop(number)
+        claim = self.claims.get(number)
         if isinstance(decision, AbortRecord) and number not in self.completed:
             self.aborted.add(number)  # else an orphan, in a register that was deleted
         if isinstance(decision, AbortRecord) or claim is None:
@@ -364,6 +373,7 @@ class JobLedger:
     def _power_lost(self) -> PowerLost:
         """Read every record again: names that were not durable may be gone."""
         view = self._world.state
+        self._alone.clear()
         for number in list(self.claims):
             if view.size(f"{self._prefix}chk-{number}/{CLAIM_NAME}") is None:
                 del self.claims[number]

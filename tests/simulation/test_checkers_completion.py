@@ -18,7 +18,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.chaos.checkers.observations import Answered
 from holdfast.statebackends.handles import InlineHandle, KeyGroupRange, OperatorListHandle, OperatorSubtaskState
-from tests.simulation.checker_world import JOB, POSITIONS, SAVEPOINTS, Story, graph
+from tests.simulation.checker_world import JOB, POSITIONS, SAVEPOINTS, STATE, Story, graph
 
 
 @pytest.fixture
@@ -267,3 +267,15 @@ def test_key_groups_of_a_snapshot_overlap() -> None:
     states["count"][1] = OperatorSubtaskState(keyed=(wider,))
     story.decide(1, story.snapshot(1, states))
     assert "I26" in story.broken
+
+
+def test_a_claim_alone_behind_its_deletion_is_no_checkpoint_until_its_decision_is_there_again(story: Story) -> None:
+    claim, decision = (story.files[f"{STATE}/{JOB}/chk-1/{name}"] for name in ("_claim", "_metadata"))
+    story.lead()
+    story.complete(2)
+    story.drop(1)
+    story.put(f"{JOB}/chk-1/_claim", claim)  # by a leader that had slept
+    story.end()
+    assert story.violations == []
+    story.put(f"{JOB}/chk-1/_metadata", decision)
+    assert "I11" in story.broken
