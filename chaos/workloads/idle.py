@@ -66,7 +66,10 @@ class RestingFeed(Feed):
 
 
 class RestingSource(PacedSource):
-    """Each subtask rests when it has given its share of the first `before` records, in each attempt."""
+    """Each subtask rests when it has given its share of the first `before` records, in each attempt that gives some of them.
+
+    Where an attempt begins behind them it returns at once: in a rest, event time may go on by the clock (`advance_when_idle`) from
+    where a record far ahead had brought it, and those of other subtasks would be late."""
 
     before: int = 0
     rest_ms: int = 0
@@ -81,9 +84,11 @@ class RestingReader(PacedReader):
         self._resting = source
         self._until_ms: int | None = None
         self._has_rested = False
+        self._is_restored = False
 
     def open(self, context: OperatorContext, entries: list[bytes] | None) -> None:
         super().open(context, entries)
+        self._is_restored = bool(entries)
         self._cursor.set_total(self._resting.before)
 
     def poll(self, rows_max: int, now_ms: int) -> Poll:
@@ -93,7 +98,8 @@ class RestingReader(PacedReader):
             polled = super().poll(rows_max, now_ms)
             if not polled.finished:
                 return polled
-            self._until_ms = now_ms + self._resting.rest_ms
+            returns = self._is_restored and self._given == 0 and self._resting.before < self._resting.rows
+            self._until_ms = now_ms if returns else now_ms + self._resting.rest_ms
         if now_ms < self._until_ms:
             return Poll(ready_at_ms=self._until_ms)
         self._has_rested = True
