@@ -54,7 +54,7 @@ class CommitOwner:
         self._check_owner(stored)
         if self.known is not None and stored.highest.progress < self.known.progress:
             raise self._lost(stored, f"it is at {stored}")
-        if self.reopens:
+        if self._is_own(stored):
             return self._owned(stored.owner + 1, stored.mark, stored.reached, stored.repeated)
         return self._judge(stored)
 
@@ -74,6 +74,11 @@ class CommitOwner:
             self._check_attempt(stored)
         elif not self._inherits(stored):
             self._check_foreign(stored)
+
+    def _is_own(self, stored: CommitPosition) -> bool:
+        """Whether this very committer has opened the target before. It may not know: its first request was taken for lost, and took
+        effect behind what it committed since. That was judged then, and to go back by it would be to go back twice."""
+        return self.reopens or (self._is_of_line(stored) and (stored.attempt, stored.nonce) == (self.attempt, self.nonce))
 
     def _is_of_line(self, stored: CommitPosition) -> bool:
         return (stored.job_id, stored.line) == (self.job_id, self.line)

@@ -202,6 +202,14 @@ def test_the_way_forward_is_open_until_rows_are_repeated() -> None:
         forward.take(repeated)
 
 
+def test_a_first_opening_that_takes_effect_late_does_not_go_back_twice() -> None:
+    """It was taken for lost, sent again and answered; meanwhile rows behind the old snapshot have come."""
+    first = owner(at(3), 3, **ALLOWED)
+    committed = first.take(at(10)).moved(4, 7, "again")
+    late = first.take(committed)
+    assert late == msgspec.structs.replace(committed, owner=committed.owner + 1)
+
+
 def test_the_highest_point_lasts_until_it_is_passed_again() -> None:
     """In another state directory ids go on behind 3: an id below 10 is of other rows than those that were committed."""
     marks = [BACK.moved(number).reached for number in (4, 9, 10, 11)]

@@ -262,6 +262,24 @@ def test_a_position_between_two_steps_is_a_target_that_is_not_atomic() -> None:
         drive(broken, fulfil)
 
 
+def test_a_first_opening_that_takes_effect_between_two_steps_repeats_no_row() -> None:
+    """A user went back behind all rows; the request that says so was taken for lost, and arrives behind the first step."""
+    fake = Fake()
+    fake.stored = at(6)
+    first = replace(flows(2, 0).owner, pending=(), allow_output_repeat=True)
+    opened = drive(TargetFlows("target", first).open(None), fake.fulfil)
+    late = [first]
+
+    def fulfil(operation: Any) -> Any:
+        if isinstance(operation, ApplyRows) and fake.rows and late:
+            fake.open(late.pop())
+        return fake.fulfil(operation)
+
+    drive(flows(2).commit(opened, DUE, 3), fulfil)
+    assert not late
+    assert fake.rows == ROWS
+
+
 def test_open_has_to_return_what_was_taken() -> None:
     class Wrong(Fake):
         def open(self, owner: CommitOwner) -> CommitPosition:
