@@ -156,7 +156,7 @@ def first_half(
     env = build(flights, folder, coordinator.url, parallelism=2)
     with env.execute() as handle:
         drill = chaos.Drill(handle, folder / "trace", say)
-        chaos.wait_for("the first checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, 120)
+        chaos.wait_for("the first checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, chaos.WAIT_S)
         say("the job runs at parallelism 2")
         chaos.pause(moments.uniform(0.5, 3))
         drill.kill_worker(moments.randrange(2), checkpoint_pending=True)
@@ -176,12 +176,12 @@ def second_half(
     env = build(flights, folder, coordinator.url, parallelism=3)
     with env.execute(restore=savepoint) as handle:
         drill = chaos.Drill(handle, folder / "trace", say)
-        chaos.wait_for("a checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, 120)
+        chaos.wait_for("a checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, chaos.WAIT_S)
         drill.note_restore()
         say(f"restored at parallelism 3 from checkpoint {drill.restored_ids[0]}")
         chaos.pause(moments.uniform(0.5, 3))
         drill.kill_worker(moments.randrange(3), checkpoint_pending=True)
-        state = handle.wait(timeout_s=180)
+        state = handle.wait(timeout_s=400)
         if state != "FINISHED":
             raise chaos.DemoError(f"the job ended {state}")
         drill.check_nothing_late()
@@ -193,7 +193,7 @@ def one_by_one(flights: Any, folder: Path, coordinator: chaos.Coordinator) -> tu
     env = build(flights, folder, coordinator.url, parallelism=3, each_worker=True)
     with env.execute() as handle:
         drill = chaos.Drill(handle, folder / "trace", say)
-        chaos.wait_for("the first checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, 120)
+        chaos.wait_for("the first checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, chaos.WAIT_S)
         say("the job runs at parallelism 3")
         for slot in range(3):
             drill.kill_worker(slot, checkpoint_pending=True)

@@ -20,6 +20,8 @@ import urllib3
 
 TRACE_EVERY_S = 0.02
 GAP_MAX_S = 1.0
+WAIT_S = 120.0
+"""Until what has to come: patience with a machine that is busy with other things, and no promise of how long anything takes."""
 
 
 class DemoError(Exception):
@@ -131,7 +133,7 @@ class Coordinator:
         with open(self.state.parent / "coordinator.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         http = urllib3.PoolManager()
-        self.url = wait_for("coordinator started", lambda: self._ready(http), 30)
+        self.url = wait_for("coordinator started", lambda: self._ready(http), WAIT_S)
 
     def _ready(self, http: urllib3.PoolManager) -> str | None:
         assert self.process is not None
@@ -198,16 +200,16 @@ class Drill:
     def kill_worker(self, slot: int, *, checkpoint_pending: bool) -> None:
         """kill -9 one worker between two of its records, and measure until its successor processes the next one."""
         pid = self.pids()[slot]
-        wait_for("records before the kill", lambda: self.flowing([pid], time.time() - 1), 20)
+        wait_for("records before the kill", lambda: self.flowing([pid], time.time() - 1), WAIT_S)
         pending: list[int] = []
         if checkpoint_pending:
-            pending = wait_for("a pending checkpoint", self.pending, 20, every_s=0.002)
+            pending = wait_for("a pending checkpoint", self.pending, WAIT_S, every_s=0.002)
         os.kill(pid, signal.SIGKILL)
         at = time.time()
         self.kills += 1
         self.say(f"kill -9 worker in slot {slot} (pid {pid})" + (f", checkpoint {pending[0]} pending" if pending else ""))
-        successor = wait_for("a successor", lambda: (new := self.pids().get(slot)) != pid and new, 60)
-        first = wait_for("a record after the kill", lambda: beats(self.trace, successor), 60)[0]
+        successor = wait_for("a successor", lambda: (new := self.pids().get(slot)) != pid and new, WAIT_S)
+        first = wait_for("a record after the kill", lambda: beats(self.trace, successor), WAIT_S)[0]
         self.recoveries.append(first.time - at)
         self.note_restore()
         self.say(f"    first record again after {first.time - at:.2f} s, from checkpoint {self.restored_ids[-1]}")
@@ -217,19 +219,19 @@ class Drill:
     def stop_worker(self, slot: int) -> None:
         """SIGSTOP one worker, which nobody wakes: measure from when the coordinator gives it up to its successor's first record."""
         pid = self.pids()[slot]
-        wait_for("records before the stop", lambda: self.flowing([pid], time.time() - 1), 20)
+        wait_for("records before the stop", lambda: self.flowing([pid], time.time() - 1), WAIT_S)
         os.kill(pid, signal.SIGSTOP)
         at = time.time()
         self.kills += 1
         self.say(f"SIGSTOP worker in slot {slot} (pid {pid})")
-        successor = wait_for("a successor", lambda: (new := self.pids().get(slot)) != pid and new, 120)
-        first = wait_for("a record after the stop", lambda: beats(self.trace, successor), 60)[0]
-        lost = wait_for("the loss on record", lambda: self.lost_at() > at and self.lost_at(), 10)
+        successor = wait_for("a successor", lambda: (new := self.pids().get(slot)) != pid and new, WAIT_S)
+        first = wait_for("a record after the stop", lambda: beats(self.trace, successor), WAIT_S)[0]
+        lost = wait_for("the loss on record", lambda: self.lost_at() > at and self.lost_at(), WAIT_S)
         self.replacements.append(first.time - lost)
         self.note_restore()
         given_up, again = f"given up after {lost - at:.1f} s", f"first record again {first.time - lost:.2f} s later"
         self.say(f"    {given_up}, {again}, from checkpoint {self.restored_ids[-1]}")
-        wait_for("the end of who stood still", lambda: not is_alive(pid), 20)
+        wait_for("the end of who stood still", lambda: not is_alive(pid), WAIT_S)
 
     def lost_at(self) -> float:
         """When the coordinator gave a worker up the last time, wall clock in seconds; 0 for never."""
@@ -253,17 +255,17 @@ class Drill:
         """kill -9 the coordinator; the workers must go on as if nothing had happened."""
         before, pids = self.workers(), self.pids()
         completed = self.checkpoints()["counts"]["completed"]
-        wait_for("records before the kill", lambda: self.flowing(list(pids.values()), time.time() - 1), 20)
+        wait_for("records before the kill", lambda: self.flowing(list(pids.values()), time.time() - 1), WAIT_S)
         coordinator.kill()
         at = time.time()
         self.kills += 1
         self.say(f"kill -9 coordinator, for {dead_for_s:.1f} s")
         pause(dead_for_s)
         coordinator.start()
-        wait_for("the workers to come back", lambda: self.pids().keys() == pids.keys() and self._running(), 30)
-        wait_for("a checkpoint after the restart", lambda: self.checkpoints()["counts"]["completed"] > 0, 30)
+        wait_for("the workers to come back", lambda: self.pids().keys() == pids.keys() and self._running(), WAIT_S)
+        wait_for("a checkpoint after the restart", lambda: self.checkpoints()["counts"]["completed"] > 0, WAIT_S)
         back = time.time()
-        wait_for("records after the restart", lambda: self.flowing(list(pids.values()), back), 20)
+        wait_for("records after the restart", lambda: self.flowing(list(pids.values()), back), WAIT_S)
         if self.pids() != pids or self.workers()["attempt"] != before["attempt"]:
             raise DemoError(f"the coordinator's death disturbed the workers: {before} became {self.workers()}")
         gaps = [beat.gap for pid in pids.values() for beat in beats(self.trace, pid) if at <= beat.time <= back + 1]

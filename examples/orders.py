@@ -55,7 +55,6 @@ TABLES = """
 """
 ROWS_PER_COMMIT = 40
 """Few, so that a checkpoint takes several commits."""
-WAIT_S = 120.0
 
 
 # ----------------------------------------------------------------------------------------------------------- the job
@@ -145,7 +144,7 @@ class Drill:
     def _kill_in_commit(self, sink: str, point: str) -> None:
         workers = self._pids()
         self._warrants.write(sink, point)
-        victim = chaos.wait_for(f"a commit of {sink}, to die {POINTS[point]}", lambda: self._warrants.victim(sink), WAIT_S)
+        victim = chaos.wait_for(f"a commit of {sink}, to die {POINTS[point]}", lambda: self._warrants.victim(sink), chaos.WAIT_S)
         if victim not in workers:
             raise chaos.DemoError(f"process {victim} has committed, and is none of the workers {workers}")
         self.kills_in_commits += 1
@@ -178,9 +177,9 @@ class Drill:
         """Wait for the death, for successors, and for a checkpoint of theirs."""
         began = time.monotonic()
         self.kills += 1
-        chaos.wait_for("the death of who was killed", lambda: not any(map(chaos.is_alive, victims)), WAIT_S)
+        chaos.wait_for("the death of who was killed", lambda: not any(map(chaos.is_alive, victims)), chaos.WAIT_S)
         newest = self._newest()
-        chaos.wait_for("all workers", lambda: self._is_whole(victims), WAIT_S)
+        chaos.wait_for("all workers", lambda: self._is_whole(victims), chaos.WAIT_S)
         self._wait_for_checkpoint(newest)
         say(f"{what} (pid {', '.join(map(str, victims))}): next checkpoint after {time.monotonic() - began:.1f} s")
 
@@ -204,7 +203,7 @@ class Drill:
                 raise chaos.DemoError(self._job.client.exceptions(self._job.job_id)["root-exception"])
             return self._newest() > behind
 
-        chaos.wait_for(f"a checkpoint behind {behind}", is_there, WAIT_S)
+        chaos.wait_for(f"a checkpoint behind {behind}", is_there, chaos.WAIT_S)
 
 
 def run(seed: int, outside: Outside, place: Place) -> tuple[int, str]:
@@ -226,7 +225,7 @@ def run(seed: int, outside: Outside, place: Place) -> tuple[int, str]:
                 drill.run()
                 records = feeder.end()
             say(f"the feeder has written {records:,} records; the job reads the rest, and stops with all windows fired")
-            chaos.wait_for("the end of the topic", lambda: not left_in(outside), WAIT_S, every_s=0.2)
+            chaos.wait_for("the end of the topic", lambda: not left_in(outside), chaos.WAIT_S, every_s=0.2)
             job.stop(drain=True)
         finally:
             job.close()

@@ -18,6 +18,8 @@ RECORDS_PER_S, RECORDS_PER_S_LATER = 600, 250
 QUICK_S = 20.0
 """Behind it orders come slower: a run that takes longer, on a busy machine, has not as much more to do."""
 TICK_S = 0.05
+ANSWER_S = 60.0
+"""Within it a broker answers, on a busy machine too."""
 SHOPS = 60
 DISORDER_MS = 5_000
 """How far orders of one partition are out of order, at most, but for those that are late."""
@@ -126,8 +128,8 @@ def unread(bootstrap: str, topic: str, group: str) -> int:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
     try:
         places = [confluent_kafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-        committed = {place.partition: max(place.offset, 0) for place in consumer.committed(places, timeout=30)}
-        ends = {place.partition: consumer.get_watermark_offsets(place, timeout=30)[1] for place in places}
+        committed = {place.partition: max(place.offset, 0) for place in consumer.committed(places, timeout=ANSWER_S)}
+        ends = {place.partition: consumer.get_watermark_offsets(place, timeout=ANSWER_S)[1] for place in places}
         return sum(ends[partition] - committed[partition] for partition in ends)
     finally:
         consumer.close()
