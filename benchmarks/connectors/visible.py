@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import holdfast as hf
 from benchmarks.connectors import kafka, nats, postgres
-from benchmarks.connectors.measuring import VALUE, Row, percentile, seconds_line, values
+from benchmarks.connectors.measuring import VALUE, Row, all_values, percentile, seconds_line, spread_of, values
 from benchmarks.harness import Bench, wait_until
 from benchmarks.jobs import environment
 from holdfast.barriers.stagedsink import ALL_ROWS, CommitPosition
@@ -36,8 +37,21 @@ DELTA_SECONDS_MAX = 0.5
 
 Probe = Callable[[], object]
 """What a reader sees: another value when it sees more rows."""
-Outside = Callable[[Bench, Path], AbstractContextManager[tuple[Any, Probe]]]
-"""Server, sink into it, and reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A server's sink, and its reader."""
+
+    sink: Any
+    probe: Probe
+    raw: Callable[[], object] | None = None
+    """The raw client writes the rows of a checkpoint; None: that is not measured."""
+    beside: str = ""
+    """What it is."""
+
+
+Outside = Callable[[Bench, Path], AbstractContextManager[Seen]]
 
 
 def measure(bench: Bench, scale: float) -> list[Row]:
@@ -49,11 +63,24 @@ def measure(bench: Bench, scale: float) -> list[Row]:
 def _line(bench: Bench, name: str, outside: Outside, count: int) -> Row:
     folder = bench.folder / f"visible-{name}"
     folder.mkdir()
-    with outside(bench, folder) as (sink, probe):
-        found = _seconds(bench, sink, probe, count, NATS_PERIOD_S if name == "NATS" else PERIOD_S)
+    with outside(bench, folder) as seen:
+        found = _seconds(bench, seen.sink, seen.probe, count, NATS_PERIOD_S if name == "NATS" else PERIOD_S)
+        raw = _raw_seconds(seen.raw, seen.probe, count) if seen.raw is not None else []
     most = DELTA_SECONDS_MAX if name == "Delta" else SECONDS_MAX
     judged = percentile(found, 0.99)
-    return seconds_line(f"visible after COMPLETED, {name}", found, judged, most, "p99; about 10,000 rows of 100 B a checkpoint")
+    row = seconds_line(f"visible after COMPLETED, {name}", found, judged, most, "p99; about 10,000 rows of 100 B a checkpoint")
+    return {**row, "beside": seen.beside, "beside_per_s": f"{spread_of(raw, 3)} s"} if raw else row
+
+
+def _raw_seconds(raw: Callable[[], object], probe: Probe, count: int) -> list[float]:
+    """Of the raw client, beside the same reader."""
+    found = []
+    with Watch(probe):
+        for _ in range(count):
+            began = time.perf_counter()
+            raw()
+            found.append(time.perf_counter() - began)
+    return found
 
 
 def _seconds(bench: Bench, sink: Any, probe: Probe, count: int, period_s: float) -> list[float]:
@@ -129,7 +156,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _kafka(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
+def _kafka(bench: Bench, folder: Path) -> Iterator[Seen]:
     import confluent_kafka
 
     from holdfast.operators.connectors.kafka.source import CONSUMER
@@ -152,16 +179,16 @@ def _kafka(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
             return seen
 
         try:
-            yield hf.KafkaSink(server.bootstrap, "out", sink_id="out", value="value"), probe
+            yield Seen(hf.KafkaSink(server.bootstrap, "out", sink_id="out", value="value"), probe)
         finally:
             consumer.close()
 
 
 @contextlib.contextmanager
-def _postgres(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
+def _postgres(bench: Bench, folder: Path) -> Iterator[Seen]:
     with postgres.started(bench) as server, postgres.cursor_of(server) as cursor:
         postgres.make_table(server, "visible_rows")
-        yield postgres.sink_of(server, "visible_rows"), lambda: _mark(postgres.committed(cursor))
+        yield Seen(postgres.sink_of(server, "visible_rows"), lambda: _mark(postgres.committed(cursor)))
 
 
 def _mark(position: Any) -> object:
@@ -170,10 +197,11 @@ def _mark(position: Any) -> object:
 
 
 @contextlib.contextmanager
-def _nats(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
+def _nats(bench: Bench, folder: Path) -> Iterator[Seen]:
     from holdfast.operators.connectors.nats.connection import JetStreamError, NatsConnection, NatsLogin
     from tests.servers.nats import NatsServer
 
+    content = all_values(CHECKPOINT_ROWS)
     with NatsServer() as server:
         nats.create_stream(server, "OUT")
         connection = NatsConnection(NatsLogin((server.url,)), "benchmark")
@@ -190,19 +218,26 @@ def _nats(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
             return seen
 
         try:
-            yield hf.NatsSink(server.url, "OUT", "out", subject="out.rows", value="value"), probe
+            sink = hf.NatsSink(server.url, "OUT", "out", subject="out.rows", value="value")
+            with nats.connected(server) as client:
+                yield Seen(sink, probe, lambda: client(nats.batches, "OUT", content), "nats-py, the same atomic batches")
         finally:
             connection.close()
 
 
 @contextlib.contextmanager
-def _parquet(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
+def _parquet(bench: Bench, folder: Path) -> Iterator[Seen]:
     out = folder / "rows"
-    yield hf.ParquetSink(str(out)), lambda: sum(name.startswith("part-") for name in os.listdir(out)) if out.exists() else 0
+
+
+    def probe() -> object:
+        return sum(name.startswith("part-") for name in os.listdir(out)) if out.exists() else 0
+
+    yield Seen(hf.ParquetSink(str(out)), probe)
 
 
 @contextlib.contextmanager
-def _delta(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
+def _delta(bench: Bench, folder: Path) -> Iterator[Seen]:
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
@@ -215,11 +250,11 @@ def _delta(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
         except TableNotFoundError:
             return None
 
-    yield hf.DeltaSink(out, "out"), probe
+    yield Seen(hf.DeltaSink(out, "out"), probe)
 
 
 @contextlib.contextmanager
-def _iceberg(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
+def _iceberg(bench: Bench, folder: Path) -> Iterator[Seen]:
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NoSuchTableError
 
@@ -236,7 +271,7 @@ def _iceberg(bench: Bench, folder: Path) -> Iterator[tuple[Any, Probe]]:
         rows = None if snapshot is None or snapshot.summary is None else snapshot.summary["total-records"]
         return None if rows == "0" else rows
 
-    yield hf.IcebergSink("shop.rows", "out", properties=properties), probe
+    yield Seen(hf.IcebergSink("shop.rows", "out", properties=properties), probe)
 
 
 _OUTSIDES = {"Kafka": _kafka, "PostgreSQL": _postgres, "NATS": _nats, "Parquet": _parquet, "Delta": _delta, "Iceberg": _iceberg}

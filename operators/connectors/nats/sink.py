@@ -1,21 +1,19 @@
 """`hf.NatsSink`: rows as messages of a JetStream stream, exactly once.
 
 Rows and position are one atomic batch: the server stores all of its messages, or none. The last one is the position, on a subject
-of its own in the same stream, and the server takes it only if the last message of that subject is still the one that was there.
-Source: NATS ADR-50, atomic batch publishing."""
+of its own in the same stream, and the server takes it only if the last message of that subject is still the one that was there."""
 
 from __future__ import annotations
 
 import base64
 import logging
 import re
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.operators.connectors.nats.batches import BATCH_MESSAGES, Message, publish_batch
 from holdfast.operators.connectors.nats.connection import (
     JETSTREAM_NOT_FOUND,
     REQUEST_TIMEOUT_S,
@@ -23,7 +21,6 @@ from holdfast.operators.connectors.nats.connection import (
     NatsConnection,
     NatsLogin,
     StreamInfo,
-    answer_of,
     covers,
 )
 from holdfast.operators.sinks.json_rows import check_json, is_bytes, is_text, json_objects
@@ -33,9 +30,6 @@ from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.statebackends.errors import FencedError, InvalidConfigError, InvalidRowError
 from holdfast.statebackends.secrets import Secret
-
-BATCH_MESSAGES = 1_000
-"""Of an atomic batch, at most: the server's limit."""
 
 log = logging.getLogger("holdfast.nats")
 
@@ -63,7 +57,8 @@ class NatsSink(StagedSink):
     stream: it has to be there, with `allow_atomic`, and with subjects that take those of the rows and of the positions.
     subject: of all messages; or subject_column: the column with each row's.
     value: a column of text or bytes as it is; a list of columns: a JSON object of them; None: of all but subject_column.
-    sink_id: identity of the output. positions: subject of its positions, `<stream>.holdfast.<sink id>` in lower case if not given.
+    sink_id: identity of the output. positions: subject of its positions; `<stream, in lower case>.holdfast.<sink id>` if not given,
+    with `%2F` for `/`, and so on.
     user, password, token, credentials, ca_file: login; password and token are `hf.Secret`, user may be.
     message_bytes_max: bytes of a message; a longer row is an InvalidRowError before its checkpoint. None: what the server and the
     stream take, which the driver asks when the job is built; 1,000,000 where it does not reach them.
@@ -155,6 +150,8 @@ class NatsTarget(CommitTarget):
         self._taken: tuple[str, ...] = ()
         """Subjects of the stream, as the driver has seen them; empty: it has not."""
         self._connection: NatsConnection | None = None
+        self._positions_at = ""
+        """Subject of the positions; empty: it was never opened."""
         self._position_headers: dict[str, str] = {}
         self._stored: tuple[int, CommitPosition] | None = None
         """Sequence of the last position, and the position, as far as this target knows."""
@@ -278,8 +275,8 @@ class NatsTarget(CommitTarget):
         self.close()
         connection = self._connection = NatsConnection(self._login, CONNECTOR)
         connection.open()
-        subject = self._position_subject(owner.sink_id)
         stream = connection.stream_info(self._stream)
+        subject = self._positions_at = self._find_positions(connection, owner.sink_id)
         self._check_stream(stream, subject)
         if (limit := self._limit(connection, stream)) < self._message_bytes_max:
             raise InvalidConfigError(
@@ -307,7 +304,7 @@ class NatsTarget(CommitTarget):
         assert connection is not None
         if self._stored is None or self._stored[1] != expected:
             self._stored = self._expect(connection, expected)
-        messages: list[tuple[str, bytes]] = []
+        messages: list[Message] = []
         for batch in batches:
             subjects = batch.column("subject").to_pylist() if self._subject_column else [self._subject] * batch.num_rows
             messages += zip(subjects, batch.column("data").to_pylist(), strict=True)
@@ -320,18 +317,24 @@ class NatsTarget(CommitTarget):
             raise
         self._commits += 1
         if self._commits % POSITIONS_KEPT == 0:
-            self._purge(connection, self._position_subject(position.sink_id))
+            self._purge(connection, self._positions_at)
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _position_subject(self, sink_id: str) -> str:
+    def _find_positions(self, connection: NatsConnection, sink_id: str) -> str:
+        """Subject of a sink's positions: its own. Where an earlier version has put them on one that other ids share, it stays: who
+        still holds it by that version is fenced there."""
         if self._positions:
             return self._positions
-        plain = "".join(character if character.isalnum() or character in "-_" else "_" for character in sink_id)
-        return _reserved(self._stream) + plain
+        subject, shared = position_subject(self._stream, sink_id), _shared_subject(self._stream, sink_id)
+        if shared != subject:
+            _, stored = self._read(connection, shared)
+            if stored is not None and stored.sink_id == sink_id:
+                return shared
+        return subject
 
     def _check_stream(self, stream: StreamInfo, positions: str) -> None:
         """Raises InvalidConfigError when the stream would not take the messages as a batch, or would forget the position."""
@@ -372,7 +375,7 @@ class NatsTarget(CommitTarget):
 
     def _expect(self, connection: NatsConnection, expected: CommitPosition) -> tuple[int, CommitPosition]:
         """Sequence of the stored position. Raises FencedError when it is another one."""
-        sequence, stored = self._read(connection, self._position_subject(expected.sink_id))
+        sequence, stored = self._read(connection, self._positions_at)
         if stored != expected:
             raise FencedError(
                 f"sink {expected.sink_id}: {self.place} is at {stored}, not at {expected}",
@@ -385,12 +388,11 @@ class NatsTarget(CommitTarget):
         return sequence, expected
 
     def _publish(
-        self, connection: NatsConnection, messages: Sequence[tuple[str, bytes]], expected: int, position: CommitPosition
+        self, connection: NatsConnection, messages: Sequence[Message], expected: int, position: CommitPosition
     ) -> int:
         """Store all messages and the position, or nothing; the position's sequence. Raises JetStreamError."""
-        subject = self._position_subject(position.sink_id)
         conditions = {"Nats-Expected-Last-Subject-Sequence": str(expected), **self._position_headers}
-        work = publish_batch(connection.client, messages, subject, position.encode(), conditions)
+        work = publish_batch(connection.client, messages, self._positions_at, position.encode(), conditions)
         return connection.run(work, REQUEST_TIMEOUT_S * 2)
 
     def _purge(self, connection: NatsConnection, subject: str) -> None:
@@ -401,25 +403,22 @@ class NatsTarget(CommitTarget):
             return
 
 
-async def publish_batch(
-    client: Any, messages: Sequence[tuple[str, bytes]], last_subject: str, last: bytes, conditions: Mapping[str, str]
-) -> int:
-    """One atomic batch; the sequence of its last message. The server answers to the first message, and to the last."""
-    if not messages:
-        reply = await client.request(last_subject, last, timeout=REQUEST_TIMEOUT_S, headers=dict(conditions))
-        return int(answer_of(reply.data)["seq"])
-    batch = secrets.token_hex(16)
-    for number, (subject, data) in enumerate(messages, 1):
-        headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
-        if number == 1:
-            reply = await client.request(subject, data, timeout=REQUEST_TIMEOUT_S, headers=headers)
-            if reply.data:
-                answer_of(reply.data)
-        else:
-            await client.publish(subject, data, headers=headers)
-    headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(len(messages) + 1), "Nats-Batch-Commit": "1", **conditions}
-    reply = await client.request(last_subject, last, timeout=REQUEST_TIMEOUT_S, headers=headers)
-    return int(answer_of(reply.data)["seq"])
+def position_subject(stream: str, sink_id: str) -> str:
+    """Subject of a sink's positions in a stream: no two ids have the same."""
+    return _reserved(stream) + "".join(each if _is_plain(each) else _escaped(each) for each in sink_id)
+
+
+def _shared_subject(stream: str, sink_id: str) -> str:
+    """Of earlier versions: `a.b` and `a_b` had the same."""
+    return _reserved(stream) + "".join(each if _is_plain(each) else "_" for each in sink_id)
+
+
+def _is_plain(character: str) -> bool:
+    return character.isalnum() or character in "-_"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode())
 
 
 def _reserved(stream: str) -> str:

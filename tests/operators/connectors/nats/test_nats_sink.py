@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.operators.connectors.nats.connection import NatsLogin
-from holdfast.operators.connectors.nats.sink import NatsSink
+from holdfast.operators.connectors.nats import batches
+from holdfast.operators.connectors.nats.connection import JetStreamError, NatsLogin
+from holdfast.operators.connectors.nats.sink import NatsSink, position_subject
 from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.target import CommitTarget
 from tests.operators.connectors.nats.conftest import create_stream, messages_of
-from tests.operators.connectors.nats.test_nats_source import count
+from tests.operators.connectors.nats.test_nats_source import administer, count, publish
 from tests.servers.nats import NatsServer
 
 
@@ -63,8 +64,8 @@ def test_the_server_may_restart_and_connections_break_anywhere(nats_server: Nats
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string()), pa.field("to", pa.string())])
 
 
-def owner(attempt: int = 1, known: CommitPosition | None = None, restored: int = 0) -> CommitOwner:
-    return CommitOwner("orders/eu", "job", attempt, f"nonce{attempt}", known, (), restored)
+def owner(attempt: int = 1, known: CommitPosition | None = None, restored: int = 0, *, name: str = "orders/eu") -> CommitOwner:
+    return CommitOwner(name, "job", attempt, f"nonce{attempt}", known, (), restored)
 
 
 def target(server: NatsServer, stream: str, **settings: Any) -> CommitTarget:
@@ -91,7 +92,57 @@ def test_rows_go_to_the_subject_of_their_column_and_as_the_bytes_of_another(nats
     made.close()
     assert messages_of(nats_server.url, stream, f"{low}.eu") == [b"plain", b"plain"]
     assert messages_of(nats_server.url, stream, f"{low}.us") == [b"more"]
-    assert len(messages_of(nats_server.url, stream, f"{low}.holdfast.orders_eu")) == 3
+    assert len(messages_of(nats_server.url, stream, f"{low}.holdfast.orders%2Feu")) == 3
+
+
+@pytest.mark.parametrize("way", ["one by one", "in pieces", "answered"])
+def test_a_batch_is_stored_in_order_however_it_is_sent(
+    nats_server: NatsServer, stream: str, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    if way == "one by one":
+        monkeypatch.setattr(batches, "WRITE", "a name that the client does not have")
+    monkeypatch.setattr(batches, "PIECE_BYTES", 100)
+    monkeypatch.setattr(batches, "UNANSWERED_BYTES_MAX", 500 if way == "answered" else 1_000_000)
+    made = target(nats_server, stream, value="text")
+    position = made.open(owner())
+    for size in (1, 2, 3, 100):
+        made.apply(staged(made, *range(size), text=f"{size} \r\n"), position, moved := position.moved(position.checkpoint_id + 1))
+        position = moved
+    made.close()
+    found = messages_of(nats_server.url, stream, f"{stream.lower()}.rows")
+    assert found == [b"%d \r\n" % size for size in (1, 2, 3, 100) for _ in range(size)]
+
+
+def test_why_a_batch_does_not_begin_is_told(nats_server: NatsServer, stream: str) -> None:
+    made = target(nats_server, stream)
+    position = made.open(owner())
+
+    async def forbid(jetstream: Any) -> None:
+        config = (await jetstream.stream_info(stream)).config
+        await jetstream.update_stream(config, allow_atomic=False)
+
+    administer(nats_server.url, forbid)
+    with pytest.raises(JetStreamError, match="atomic publish is disabled"):
+        made.apply(staged(made, 1, 2), position, position.moved(1))
+    made.close()
+
+
+def test_each_sink_of_a_stream_has_a_subject_of_its_own_and_finds_the_position_of_an_earlier_version(
+    nats_server: NatsServer, stream: str
+) -> None:
+    names = ["a.b", "a_b", "a/b", "a%2Eb", "a b", "a>", "ä*"]
+    assert len({position_subject(stream, name) for name in names}) == len(names)
+    shared = f"{stream.lower()}.holdfast.a_b"
+    old = owner(name="a.b").take(None).moved(7)
+    publish(nats_server.url, shared, [old.encode()])
+    made = {name: target(nats_server, stream) for name in ("a.b", "a/b")}
+    assert made["a.b"].open(owner(2, old, 7, name="a.b")).checkpoint_id == 7
+    position = made["a/b"].open(owner(name="a/b"))
+    made["a/b"].apply(staged(made["a/b"], 1), position, position.moved(1))
+    for each in made.values():
+        each.close()
+    assert len(messages_of(nats_server.url, stream, shared)) == 1
+    assert len(messages_of(nats_server.url, stream, f"{stream.lower()}.holdfast.a%2Fb")) == 2
 
 
 def test_older_positions_are_purged_and_the_last_one_outlives_the_age_of_messages(nats_server: NatsServer) -> None:
@@ -104,7 +155,7 @@ def test_older_positions_are_purged_and_the_last_one_outlives_the_age_of_message
     again = made.open(owner(2, position, 4))
     made.close()
     assert again.checkpoint_id == 4
-    assert len(messages_of(nats_server.url, stream, "aged.holdfast.orders_eu")) == 1
+    assert len(messages_of(nats_server.url, stream, "aged.holdfast.orders%2Feu")) == 1
 
 
 @pytest.mark.parametrize(
