@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ class KafkaPartition(SourceSplit, frozen=True):
     start: int
     """Offset of the first record."""
     stop: int | None = None
-    """Offset behind the last record; None: it has no end."""
+    """Offset behind the last record; None: it has no end, or it is not known yet."""
     topic_id: str = ""
     """Of the topic when the partition was found: one that was made anew has another. Empty where brokers have none."""
+    stop_ms: int | None = None
+    """Of a partition that ends in front of the first record of a time to come: that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,21 @@ class Bounds:
     group: str
     discovery_interval_ms: int | None
 
+    @property
+    def stop_ms(self) -> int | None:
+        """The time to stop; None: the source does not stop by time."""
+        is_time = isinstance(self.stop, int | dt.datetime)
+        return _milliseconds(self.stop) if is_time else None  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a discovery has found."""
+
+    partitions: Sequence[KafkaPartition]
+    is_last: bool
+    """It began behind the time to stop: what is found later has no record in front of that."""
+
 
 class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
     """Finds partitions. Those of a topic that grows are read from their beginning."""
@@ -48,12 +66,20 @@ class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
     def __init__(self, connection: Connection, bounds: Bounds) -> None:
         self._connection = connection
         self._bounds = bounds
-        self.discovery_interval_ms = bounds.discovery_interval_ms if bounds.stop is None else None
+        stops_by_word = bounds.stop is not None and bounds.stop_ms is None
+        self.discovery_interval_ms = None if stops_by_word else bounds.discovery_interval_ms
+        self._is_last = False
         self._found: dict[str, str] = {}
         """Id of each known split -> that of its topic."""
         self._admin: Client | None = None
 
-    def discover(self) -> list[KafkaPartition]:
+    @property
+    def finds_more(self) -> bool:
+        return self.discovery_interval_ms is not None and not self._is_last
+
+    def discover(self) -> Found:
+        stop_ms = self._bounds.stop_ms
+        is_to_come = stop_ms is not None and stop_ms > now_ms()
         if self._admin is None:
             self._admin = self._connection.open("AdminClient", {})
         admin = self._admin
@@ -66,16 +92,23 @@ class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
         new = [each for each in found if each.split_id not in self._found]
         starts = self._offsets(admin, new, "earliest" if self.has_discovered else self._bounds.start)
         stops: Mapping[str, int] = {}
-        if self._bounds.stop is not None:
+        if self._bounds.stop is not None and not is_to_come:
             stops = self._offsets(admin, new, self._bounds.stop)
+        awaited = stop_ms if is_to_come else None
         placed = {
-            each.split_id: msgspec.structs.replace(each, start=starts[each.split_id], stop=stops.get(each.split_id)) for each in new
+            each.split_id: msgspec.structs.replace(
+                each, start=starts[each.split_id], stop=stops.get(each.split_id), stop_ms=awaited
+            )
+            for each in new
         }
-        return [placed.get(each.split_id, each) for each in found]
+        return Found([placed.get(each.split_id, each) for each in found], stop_ms is not None and not is_to_come)
 
-    def handle_discovered(self, found: Sequence[KafkaPartition]) -> list[KafkaPartition]:
+    def handle_discovered(self, found: Found) -> list[KafkaPartition]:
+        self._is_last, stop_ms, interval_ms = found.is_last, self._bounds.stop_ms, self._bounds.discovery_interval_ms
+        if stop_ms is not None and interval_ms is not None:  # the last look is right behind the time to stop
+            self.discovery_interval_ms = min(interval_ms, max(1, stop_ms - now_ms() + 1))
         new = []
-        for each in found:
+        for each in found.partitions:
             known = self._found.get(each.split_id)
             if known is None:
                 self._found[each.split_id] = each.topic_id
@@ -103,21 +136,11 @@ class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
         if isinstance(wanted, Mapping):
             given = {each: wanted.get((each.topic, each.partition)) for each in splits}
             missing = [each for each, offset in given.items() if offset is None]
-            rest = self._listed(admin, missing, "earliest" if wanted is self._bounds.start else "latest") if missing else {}
+            rest = offsets_at(admin, missing, "earliest" if wanted is self._bounds.start else "latest") if missing else {}
             return {**{each.split_id: offset for each, offset in given.items() if offset is not None}, **rest}
         if wanted == "group":
             return self._committed(admin, splits)
-        return self._listed(admin, splits, wanted)
-
-    def _listed(self, admin: Client, splits: Sequence[KafkaPartition], wanted: str | int | dt.datetime) -> dict[str, int]:
-        spec = admin.package.admin.OffsetSpec
-        if isinstance(wanted, str):
-            asked = spec.earliest() if wanted == "earliest" else spec.latest()
-        else:
-            asked = spec.for_timestamp(int(wanted.timestamp() * 1000) if isinstance(wanted, dt.datetime) else wanted)
-        found = _list_offsets(admin, splits, asked)
-        behind = [each for each in splits if found[each.split_id] < 0]  # no record is so new
-        return {**found, **(_list_offsets(admin, behind, spec.latest()) if behind else {})}
+        return offsets_at(admin, splits, wanted)
 
     def _committed(self, admin: Client, splits: Sequence[KafkaPartition]) -> dict[str, int]:
         """The group's offsets; the beginning of partitions that it has none of."""
@@ -131,11 +154,32 @@ class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
             client.made.close()
         found = {split_id(place.topic, place.partition): place.offset for place in answers if place.offset >= 0}
         without = [each for each in splits if each.split_id not in found]
-        return {**found, **(self._listed(admin, without, "earliest") if without else {})}
+        return {**found, **(offsets_at(admin, without, "earliest") if without else {})}
 
 
 def split_id(topic: str, partition: int) -> str:
     return f"{topic}[{partition}]"
+
+
+def offsets_at(admin: Client, splits: Sequence[KafkaPartition], wanted: str | int | dt.datetime) -> dict[str, int]:
+    """Of the first record at or behind a time (the end, where none is so new), or of the "earliest" one, or the end."""
+    spec = admin.package.admin.OffsetSpec
+    if isinstance(wanted, str):
+        asked = spec.earliest() if wanted == "earliest" else spec.latest()
+    else:
+        asked = spec.for_timestamp(_milliseconds(wanted))
+    found = _list_offsets(admin, splits, asked)
+    behind = [each for each in splits if found[each.split_id] < 0]  # no record is so new
+    return {**found, **(_list_offsets(admin, behind, spec.latest()) if behind else {})}
+
+
+def _milliseconds(time_: int | dt.datetime) -> int:
+    return int(time_.timestamp() * 1000) if isinstance(time_, dt.datetime) else time_
+
+
+def now_ms() -> int:
+    """By the clock of this machine: brokers tell nobody theirs."""
+    return int(time.time() * 1000)
 
 
 def _list_offsets(admin: Client, splits: Sequence[KafkaPartition], spec: Any) -> dict[str, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -20,6 +22,8 @@ from holdfast.operators.connectors.kafka.partitions import (
     PartitionEnumerator,
     check_offsets,
     made_anew,
+    now_ms,
+    offsets_at,
     topic_ids,
 )
 from holdfast.operators.sources.splits import (
@@ -30,11 +34,12 @@ from holdfast.operators.sources.splits import (
     SplitReader,
     SplitRecords,
 )
-from holdfast.statebackends.errors import InvalidConfigError, SourceDataLostError
+from holdfast.statebackends.errors import InvalidConfigError, SourceDataLostError, StorageUnavailableError
 
 FETCH_ROWS = 10_000
 """Records of one fetch, at most."""
 WAIT_S = 0.2
+RETRY_S = 1.0
 DISCOVERY_INTERVAL_MS = 30_000
 
 RAW_COLUMNS = pa.schema([
@@ -68,7 +73,8 @@ class KafkaSource(Source[KafkaPartition]):
     `hf.DEAD_LETTERS`; skip_tombstones=True leaves out null values.
     start: "earliest", "latest", "group" (offsets of `group`, the beginning without), a time, or {(topic, partition): offset}, the
     beginning of others. It counts once: what a checkpoint says comes first, and partitions that are found later are read from their
-    beginning. stop: None; "latest" (when the job starts), a time, or offsets: the source then ends there.
+    beginning. stop: None; "latest" (when the job starts), a time, or offsets: the source then ends there. At a time to come it ends
+    when the workers' clocks have passed it, and what was committed before is read, of partitions that are found until then, too.
     group: its offsets are committed when a checkpoint is complete, for others to see; the job does not read them again.
     discovery_interval_ms: time between two looks for new partitions; None: one look.
     on_data_loss: "fail": records that are gone raise SourceDataLostError; "earliest" or "latest": it reads on from there.
@@ -231,6 +237,8 @@ class PartitionReader(SplitReader[KafkaPartition]):
         """Split -> offset behind what was given of it."""
         self._due: list[SplitRecords] = []
         """News of splits that need no message."""
+        self._stop_look_s = 0.0
+        """Monotonic time of the next try to learn where the time to stop is, once it has passed."""
         self._client: Client | None = None
 
     def open(self) -> None:
@@ -272,6 +280,7 @@ class PartitionReader(SplitReader[KafkaPartition]):
     # ------------------------------------------------------------------------------------------------------------- records
 
     def fetch(self) -> Sequence[SplitRecords]:
+        self._look_for_stops()
         if self._due:
             due, self._due = self._due, []
             return due
@@ -294,6 +303,31 @@ class PartitionReader(SplitReader[KafkaPartition]):
                 self._judge(None, message.error())
         return found
 
+    def _look_for_stops(self) -> None:
+        """Once the time to stop has passed, the offsets there are settled."""
+        now = now_ms()
+        passed = [each for each in self._splits.values() if _awaits_stop(each) and (each.stop_ms or 0) <= now]
+        if not passed or time.monotonic() < self._stop_look_s:
+            return
+        try:
+            admin = self._connection.open("AdminClient", {})
+            stops: dict[str, int] = {}
+            for stop_ms in sorted({each.stop_ms for each in passed if each.stop_ms is not None}):
+                stops |= offsets_at(admin, [each for each in passed if each.stop_ms == stop_ms], stop_ms)
+        except StorageUnavailableError as error:  # as reading, it waits for the brokers
+            log.warning("where to stop is not known yet: %s", error)
+            self._stop_look_s = time.monotonic() + RETRY_S
+            return
+        for split in passed:
+            split = self._end_at(split, stops[split.split_id])
+            if self._next[split.split_id] >= stops[split.split_id]:
+                self._due.append(SplitRecords(split.split_id, position=(self._next[split.split_id],), finished=True))
+                self._leave(split)
+
+    def _end_at(self, split: KafkaPartition, stop: int) -> KafkaPartition:
+        ending = self._splits[split.topic, split.partition] = msgspec.structs.replace(split, stop=stop)
+        return ending
+
     def _given(self, split: KafkaPartition, messages: list[Any], *, has_news: bool) -> list[SplitRecords]:
         """What the messages of one partition are, news of it among them where there are any of some partition."""
         records = messages
@@ -305,6 +339,9 @@ class PartitionReader(SplitReader[KafkaPartition]):
                     offset = self._judge(split, message.error(), message.offset())
                     reached = offset if offset is not None else reached
         found = []
+        if records and _awaits_stop(split):
+            behind = next((each.offset() for each in records if each.timestamp()[1] >= (split.stop_ms or 0)), None)
+            split = split if behind is None else self._end_at(split, behind)
         if records:
             made = self._decode(split.split_id, self._next[split.split_id], records)
             if self._event_time and made.columns is not None:
@@ -409,6 +446,11 @@ class PartitionReader(SplitReader[KafkaPartition]):
         if self._client is not None:
             self._client.made.close()
             self._client = None
+
+
+def _awaits_stop(split: KafkaPartition) -> bool:
+    """It ends at a time, and no record is known yet to be behind it."""
+    return split.stop is None and split.stop_ms is not None
 
 
 def _by_partition(messages: list[Any], topic: str | None) -> dict[tuple[str, int], list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import json
 import os
 import ssl
@@ -25,6 +26,8 @@ VERSION_MIN = (2, 12)
 CONNECT_TIMEOUT_S = 10.0
 
 REQUEST_TIMEOUT_S = 10.0
+
+LONG_AGO = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 JETSTREAM_NOT_FOUND = 404
 """Of an error of JetStream: no such stream, or no such message."""
@@ -99,6 +102,9 @@ class StreamInfo:
     config: dict[str, Any]
     state: dict[str, Any]
     subjects: list[str] = field(default_factory=list)
+    complete_until: datetime.datetime = LONG_AGO
+    """Server's time in front of which no further message will be: each has the time at which the leader stored it. Of a mirror,
+    whose messages have the time of their origin: when it last heard of that, if it has all that it heard of."""
 
     @property
     def first(self) -> int:
@@ -192,7 +198,8 @@ class NatsConnection:
             where = f"{self._connector} at {self._login.place}"
             raise InvalidConfigError(f"{where}: there is no stream {stream}", field="stream") from None
         config = found["config"]
-        return StreamInfo(stream, found.get("created", ""), config, found["state"], list(config.get("subjects") or ()))
+        subjects = list(config.get("subjects") or ())
+        return StreamInfo(stream, found.get("created", ""), config, found["state"], subjects, _complete_until(found))
 
     def close(self) -> None:
         """Waits a second for the server, at most."""
@@ -206,6 +213,17 @@ class NatsConnection:
         thread.join(1.0)
         if not thread.is_alive():
             loop.close()
+
+
+def _complete_until(info: Mapping[str, Any]) -> datetime.datetime:
+    """Of a stream, by the answer that describes it."""
+    if "ts" not in info:
+        return LONG_AGO
+    now, mirror = datetime.datetime.fromisoformat(info["ts"]), info.get("mirror")
+    if mirror is None:
+        return now
+    heard_ns = mirror.get("active", -1)
+    return LONG_AGO if heard_ns < 0 or mirror.get("lag", 0) else now - datetime.timedelta(microseconds=heard_ns / 1_000)
 
 
 async def _shut_down(client: Any) -> None:

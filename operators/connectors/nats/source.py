@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import datetime
 import itertools
 import json
 import secrets
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -90,7 +92,9 @@ class NatsSplit(SourceSplit, frozen=True):
     start: int
     """Sequence of the first message that is read."""
     stop: int | None = None
-    """Sequence in front of which the split ends; None: it doesn't."""
+    """Sequence in front of which the split ends; None: it doesn't, or it is not known yet."""
+    stop_time: str = ""
+    """Of a split that ends in front of the first message of a time to come: that time, ISO."""
 
 
 class NatsSource(Source[NatsSplit]):
@@ -102,7 +106,8 @@ class NatsSource(Source[NatsSplit]):
     subjects: with wildcards, that don't overlap; each is a split, read in order, and all are shared among the readers. Empty: one
     split with the whole stream.
     start: "earliest", "latest", a sequence, or a time (aware datetime): decided once, when the job starts empty.
-    stop: None, "latest" (as of the start), a sequence, or a time: the source ends in front of it.
+    stop: None, "latest" (as of the start), a sequence, or a time: the source ends in front of it. At a time to come it ends
+    when the server's clock has passed it, and what came before is read.
     on_data_loss: what to do when messages behind the position are gone: "fail" (SourceDataLostError), or "skip" to the oldest there
     is. A stream that was made anew fails the job in any case.
 
@@ -205,6 +210,8 @@ class NatsEnumerator(SplitEnumerator[NatsSplit]):
                 raise InvalidConfigError(
                     f"NatsSource: {source.stream} is a work queue: it has no start and no stop", setting="start"
                 )
+            stop_time = _time_to_come(info, source.stop)
+            has_sequence = source.stop is not None and not stop_time
             return [
                 NatsSplit(
                     f"{source.stream}/{subject}",
@@ -212,7 +219,8 @@ class NatsEnumerator(SplitEnumerator[NatsSplit]):
                     subject,
                     info.created,
                     _sequence(connection, info, subject, source.start),
-                    None if source.stop is None else _sequence(connection, info, subject, source.stop),
+                    _sequence(connection, info, subject, source.stop) if has_sequence else None,
+                    stop_time,
                 )
                 for subject in source.subjects
             ]
@@ -221,8 +229,21 @@ class NatsEnumerator(SplitEnumerator[NatsSplit]):
         return self._source.subjects.index(split.subject) % parallelism if split.subject in self._source.subjects else 0
 
 
-def _sequence(connection: NatsConnection, info: StreamInfo, subject: str, bound: str | int) -> int:
+def _time_to_come(info: StreamInfo, bound: str | int | None) -> str:
+    """The time of a bound in front of which there may be further messages; empty if it is another one."""
+    if not isinstance(bound, str) or not bound.startswith("at "):
+        return ""
+    return bound.removeprefix("at ") if _seconds_until(bound.removeprefix("at "), info) > 0 else ""
+
+
+def _seconds_until(time_: str, info: StreamInfo) -> float:
+    """Of the server's clock."""
+    return (datetime.datetime.fromisoformat(time_) - info.complete_until).total_seconds()
+
+
+def _sequence(connection: NatsConnection, info: StreamInfo, subject: str, bound: str | int | None) -> int:
     """Of the first message at or behind a bound."""
+    assert bound is not None
     if isinstance(bound, int):
         return bound
     if bound == "earliest":
@@ -248,6 +269,12 @@ def _sequence(connection: NatsConnection, info: StreamInfo, subject: str, bound:
     finally:
         with contextlib.suppress(JetStreamError):
             connection.request(f"CONSUMER.DELETE.{info.name}.{name}", {})
+
+
+def _nanoseconds(time_: str) -> int:
+    """Since the epoch."""
+    since = datetime.datetime.fromisoformat(time_) - datetime.datetime.fromtimestamp(0, datetime.UTC)
+    return since // datetime.timedelta(microseconds=1) * 1_000
 
 
 def is_work_queue(info: StreamInfo) -> bool:
@@ -276,6 +303,13 @@ class _Progress:
     is_work_queue: bool = False
     look_at_s: float = 0.0
     """Monotonic time of the next look at the stream, while nothing comes."""
+    stop_at_s: float = 0.0
+    """Monotonic time of the next look at the server's clock, while it is in front of the time to stop."""
+
+    @property
+    def awaits_stop(self) -> bool:
+        """The split ends at a time, and no message is known yet to be behind it."""
+        return bool(self.split.stop_time) and self.split.stop is None
 
 
 @dataclass(slots=True)
@@ -381,6 +415,8 @@ class NatsReader(SplitReader[NatsSplit]):
 
         The stream is asked before and behind the look for our next message: what was in it before is seen by the look, and what
         was removed meanwhile behind it."""
+        if progress.awaits_stop:
+            self._look_for_stop(progress)
         split, now_s = progress.split, time.monotonic()
         if split.stop is None and (progress.is_work_queue or not split.subject or now_s < progress.look_at_s):
             return None
@@ -397,6 +433,22 @@ class NatsReader(SplitReader[NatsSplit]):
             return None
         progress.wanted = behind
         return SplitRecords(split.split_id, position=(behind,))
+
+    def _look_for_stop(self, progress: _Progress) -> None:
+        """Once the server's clock has passed the time to stop, which message is behind it is settled."""
+        split, now_s = progress.split, time.monotonic()
+        if now_s < progress.stop_at_s:
+            return
+        info = self._connection.stream_info(split.stream)
+        left_s = _seconds_until(split.stop_time, info)
+        if left_s > 0:
+            progress.stop_at_s = now_s + min(left_s, LOOK_S)
+            return
+        self._end_at(progress, _sequence(self._connection, info, split.subject, "at " + split.stop_time))
+
+    @staticmethod
+    def _end_at(progress: _Progress, sequence: int) -> None:
+        progress.split = msgspec.structs.replace(progress.split, stop=sequence)
 
     def _following(self, progress: _Progress) -> int | None:
         """Sequence of the next message of a split, as the leader of the stream knows it: a consumer's replica may be behind."""
@@ -489,6 +541,10 @@ class NatsReader(SplitReader[NatsSplit]):
             return None
         if sequences[0] != progress.wanted or sequences[-1] - sequences[0] != len(sequences) - 1:
             self._check_first(progress, self._connection.stream_info(progress.split.stream))
+        if progress.awaits_stop:
+            behind = np.flatnonzero(nanoseconds >= _nanoseconds(progress.split.stop_time))
+            if len(behind):
+                self._end_at(progress, int(sequences[behind[0]]))
         progress.wanted = int(sequences[-1]) + 1
         records = self._columns(progress.split.split_id, messages, sequences, nanoseconds)
         if len(fields[-1]) > 8 + shift:

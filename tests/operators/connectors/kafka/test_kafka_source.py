@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import holdfast as hf
-from holdfast.operators.connectors.kafka import source
+from holdfast.operators.connectors.kafka import partitions, source
 from holdfast.operators.connectors.kafka.partitions import KafkaPartition
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_clients import _QUIET, TIMEOUT_S, Rdkafka
@@ -172,6 +172,40 @@ def test_a_bounded_part_of_a_topic(kafka: KafkaServer, new_topic: NewTopic) -> N
     assert ids(start=2_000, stop=dt.datetime(1970, 1, 1, 0, 0, 4, tzinfo=dt.UTC)) == [2, 3]
     assert ids(start=10_000, stop="latest") == []
     assert ids(start="latest", stop="latest") == []
+
+
+def test_a_time_to_stop_that_is_to_come_is_waited_for(
+    kafka: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partition 0 has a record behind it, 1 ends by the clock, 2 is found just in time."""
+    clock = [1_000]
+    for module in (source, partitions):
+        monkeypatch.setattr(module, "now_ms", lambda: clock[0])
+    topic = new_topic(2)
+    send(kafka, topic, *orders(0), timestamp=900)
+    orders_in = hf.KafkaSource(kafka.bootstrap, topic, schema=ORDERS, stop=5_000, discovery_interval_ms=60_000)
+    with reading(orders_in) as (job, out):
+        assert seen(job, out, 1) == [0]
+        send(kafka, topic, *orders(1), timestamp=4_999)
+        send(kafka, topic, *orders(2), timestamp=5_000)
+        send(kafka, topic, *orders(3), timestamp=4_000)
+        send(kafka, topic, *orders(4), timestamp=4_500, partition=1)
+        assert seen(job, out, 2) == [1, 4]
+        assert job.status == "RUNNING"
+        job.checkpoint()
+        admin = admin_of(kafka)
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(TIMEOUT_S)
+        send(kafka, topic, *orders(5), timestamp=4_600, partition=2)
+        send(kafka, topic, *orders(6), timestamp=5_600, partition=2)
+        clock[0] = 5_000
+        found: list[int] = []
+
+        def has_ended() -> bool:
+            found.extend(row["id"] for row in out.rows())
+            return job.status == "FINISHED"
+
+        advance_until(job, has_ended)
+        assert found == [5]
 
 
 def test_offsets_of_the_group_follow_complete_checkpoints(kafka: KafkaServer, new_topic: NewTopic) -> None:

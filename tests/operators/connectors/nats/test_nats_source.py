@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +126,50 @@ def test_bounds_are_decided_once(nats_server: NatsServer, stream: str) -> None:
     assert read_all(hf.NatsSource(url, stream, stop=between)) == [b"message %d" % number for number in range(5)]
     assert read_all(hf.NatsSource(url, stream, start=3, stop=5)) == [b"message 2", b"message 3"]
     assert read_all(hf.NatsSource(url, stream, start="latest", stop="latest")) == []
+
+
+def test_a_time_to_stop_that_is_to_come_is_waited_for_on_an_idle_stream_too(nats_server: NatsServer, stream: str) -> None:
+    filled(nats_server, stream, range(3), "busy")
+    stop = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=0.8)
+    low = stream.lower()
+    messages = hf.NatsSource(nats_server.url, stream, subjects=[f"{low}.busy", f"{low}.idle"], stop=stop)
+    with hf.testing.Job("read") as job:
+        output = job.output(job.environment.from_source(messages).uid("messages"))
+        job.start()
+        job.advance(by_ms=100)
+        job.checkpoint()
+        filled(nats_server, stream, range(3, 5), "busy")
+        job.fail()
+        until(lambda: job.status == "FINISHED", job)
+        assert datetime.datetime.now(datetime.UTC) >= stop
+        assert [row["data"] for row in output.rows()] == [b"message %d" % number for number in range(5)]
+
+
+def until(holds: Callable[[], bool], job: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        if job.status == "RUNNING":
+            job.advance(by_ms=100)
+
+
+def test_the_first_message_behind_a_time_to_stop_ends_the_split(nats_server: NatsServer, stream: str) -> None:
+    stop = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=0.3)
+    messages = hf.NatsSource(nats_server.url, stream, stop=stop)
+    (split,) = messages.create_enumerator().discover()
+    assert split.stop is None
+    filled(nats_server, stream, range(3))
+    while datetime.datetime.now(datetime.UTC) < stop:
+        administer(nats_server.url, lambda jetstream: jetstream.stream_info(stream))
+    filled(nats_server, stream, range(3, 6))
+    reader = reader_of(messages)
+    reader.open()
+    try:
+        reader.add_splits([hf.AssignedSplit(split)])
+        (records,) = reader.fetch()
+        assert (records.num_rows, records.finished, records.position) == (3, True, (4,))
+    finally:
+        reader.close()
 
 
 def test_messages_that_come_later_are_read_and_the_start_is_not_decided_again(nats_server: NatsServer, stream: str) -> None:
