@@ -24,6 +24,7 @@ from holdfast.api.testing.job import Job
 from holdfast.api.testing.mishaps import MISHAPS, RESTARTS, SCRIPTS, Died, LostAnswer, Script, watched
 from holdfast.api.testing.proxy import Break, Cut, Direction, Proxy
 from holdfast.operators.sinks.connector import Sink
+from holdfast.operators.sinks.parquet import FileSink
 from holdfast.operators.sinks.positions import CommitMark, CommitOwner, CommitPosition
 from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
@@ -34,6 +35,7 @@ from holdfast.statebackends.errors import (
     InvalidConfigError,
     JobFailedError,
     OutputMayRepeatError,
+    StorageUnavailableError,
 )
 
 CHECKED_COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -83,8 +85,8 @@ def check_sink(
 ) -> list[str]:
     """Raise AssertionError where a sink does not hold what exactly-once promises; else the names of the scenarios that it passed.
 
-    make_sink(name): a new sink whose output is that name's alone (a table, a topic, a file): a StagedSink, or a sink of a
-    SinkWriter with a Committer. It gets the columns `hf.testing.CHECKED_COLUMNS`. With a server: make_sink(name, port), and the
+    make_sink(name): a new sink whose output is that name's alone (a table, a topic, a file): a StagedSink, a FileSink, or a sink of
+    a SinkWriter with a Committer. It gets the columns `hf.testing.CHECKED_COLUMNS`. With a server: make_sink(name, port), and the
     sink connects to that port, behind which connections are cut.
     read_rows(name): (id, text) of each row that others see there, in the order of the output; none if there is no output yet.
     server: a server that runs (`port`, `restart()`), or what starts one: a class of a context manager. It is restarted at calls.
@@ -133,6 +135,9 @@ class _Check:
         self._sink_id = ""
         """Of the output that owners are tried on."""
         self.is_staged = False
+        """It has a target."""
+        self.has_owner = False
+        """Its output says how far it got, and whose it is."""
         self.calls: list[str] = []
         """Of the run in which nothing fails."""
         self.passed: list[str] = []
@@ -145,7 +150,9 @@ class _Check:
             self.ownership()
             self.overlaps()
             self.processes()
+        if self.has_owner:
             self.two_stores()
+            self.heirs()
         self.restores()
         self.stopped()
         self.mishaps(MISHAPS)
@@ -250,6 +257,7 @@ class _Check:
     def _sink(self, name: str, rows_per_commit: int | None = None) -> Sink:
         sink = self._make_sink(name)
         self.is_staged = isinstance(sink, StagedSink)
+        self.has_owner = isinstance(sink, StagedSink | FileSink)
         return watched(sink, name, rows_per_commit)
 
     def _owner(self, attempt: int, known: CommitPosition | None, restored: int, *, job: str = "check") -> CommitOwner:
@@ -424,11 +432,34 @@ class _Check:
             run = self._run_of(job, feed, name)
             run.epoch(2)
             other.input("rows", CHECKED_COLUMNS).stream.sink_to(copy.copy(sink), uid="checked")
-            _refused(FencedError, "a job of the same name in another state directory", other.start)
+            # The log of a file sink has the names of files, not state directories: it says what would come twice.
+            error = FencedError if self.is_staged else OutputMayRepeatError
+            _refused(error, "a job of the same name in another state directory", other.start)
             run.epoch(2)
 
+    def heirs(self) -> None:
+        """Another job, in another state directory, starts from a savepoint with rows that are staged: the owner ends there."""
+        scenario = "a savepoint of another job"
+        if self._skips(scenario):
+            return
+        with self._scenario(scenario) as name, Job("check") as job, Job("heir", seed=1) as heir:
+            feed, more = (each.input("rows", CHECKED_COLUMNS) for each in (job, heir))
+            sink = self._sink(name)
+            for given in (feed, more):
+                given.stream.sink_to(copy.copy(sink), uid="checked")
+            job.start()
+            run = self._run_of(job, feed, name)
+            run.epoch(2)
+            run.give(3)
+            location = job.savepoint()
+            heir.start(from_=location)
+            going_on = self._run_of(heir, more, name)
+            going_on.take_over(run)
+            _refused(FencedError, "a commit of a job from whose savepoint another one has started", job.checkpoint)
+            going_on.epoch(2)
+
     def restores(self) -> None:
-        """An older snapshot, and a savepoint by another job."""
+        """The same snapshot again, and an older one."""
         scenario = "older and foreign snapshots"
         if self._skips(scenario):
             return
@@ -438,9 +469,12 @@ class _Check:
             job.start()
             run = self._run_of(job, feed, name)
             older = run.epoch(2)
-            run.epoch(2)
+            newest = run.epoch(2)
+            for _ in range(2):
+                job.restart(from_=newest)
+                run.covered("behind a restore of the newest snapshot")
             before = self._read(name)
-            if not self.is_staged:
+            if not self.has_owner:
                 return  # what it has committed, such a sink has to find out by itself
             _refused(OutputMayRepeatError, "a restore from before the output", job.restart, from_=older)
             job.restart(from_=older, allow_output_repeat=True)
@@ -534,8 +568,8 @@ class _Run:
                 raise
             self._check()
             return None
-        except JobFailedError as error:
-            if self._retries or not isinstance(error.__cause__, LostAnswer | OSError):
+        except (JobFailedError, StorageUnavailableError) as error:
+            if self._retries or not isinstance(error.__cause__, LostAnswer | OSError | StorageUnavailableError):
                 raise
         self._check()
         self._job.restart()
@@ -554,6 +588,11 @@ class _Run:
             number = self._job.checkpoint()
         self.covered("behind a checkpoint")
         return number
+
+    def take_over(self, before: _Run) -> None:
+        """This job has started from a savepoint of another one, which has all that was given to that one."""
+        self._given = list(before._given)
+        self.covered("behind a start from another job's savepoint")
 
     def give(self, rows: int) -> None:
         new = _rows(len(self._given), rows)

@@ -5,15 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from holdfast.barriers.sinklog import ROOT_FOLDER
 from holdfast.operators.sinks.connector import CommitRequest, Committer, Sink, SinkWriter
+from holdfast.operators.sinks.parquet import FileSink
 from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import AmbiguousWriteError, InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.storage.port import (
+    DeleteFile,
+    LinkFile,
+    Operation,
+    PutIfAbsent,
+    Storage,
+    WriteFile,
+    copies_links,
+    path_of,
+)
 
 MISHAPS = ("dies before", "dies behind", "fails before", "fails behind", "dies within", "fails within")
 """What happens at a call: the process dies, or the call has no answer. Within: between two rows that a target takes."""
@@ -138,7 +151,8 @@ class WatchedSink(Sink):
 
 def _unchecked(sink: Sink) -> InvalidConfigError:
     return InvalidConfigError(
-        f"check_sink checks a StagedSink, or a sink of a SinkWriter with a Committer: {type(sink).__name__} is neither",
+        f"check_sink checks a StagedSink, a file sink, or a sink of a SinkWriter with a Committer: {type(sink).__name__} is none "
+        "of them",
         setting="make_sink",
     )
 
@@ -187,8 +201,46 @@ class _WatchedCommitter(Committer):
             self._committer.close()
 
 
+_CHANGES = (PutIfAbsent, WriteFile, LinkFile, DeleteFile)
+
+
+class WatchedStorage:
+    """Storage of a file sink's output, to whose changes the mishap happens."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+
+    @property
+    def root(self) -> str:
+        return self._storage.root
+
+    @property
+    def copies_links(self) -> bool:
+        return copies_links(self._storage)
+
+    def at(self, location: str) -> Storage:
+        return self._storage.at(location)
+
+    def execute(self, operation: Operation) -> Any:
+        if not isinstance(operation, _CHANGES):
+            return self._storage.execute(operation)
+        folders = path_of(operation).split("/")
+        call = f"{type(operation).__name__} in {folders[2] if folders[0] == ROOT_FOLDER else 'the folder'}"
+        done = False
+        try:
+            with SCRIPTS[self._name].around(call):
+                result = self._storage.execute(operation)
+                done = True
+            return result
+        except LostAnswer as lost:
+            raise (AmbiguousWriteError if done else StorageUnavailableError)(str(lost), path=path_of(operation)) from lost
+
+
 def watched(sink: Sink, name: str, rows_per_commit: int | None = None) -> Sink:
     """The sink, with the mishap of its script. Raises InvalidConfigError for one whose calls can't be watched."""
     if isinstance(sink, StagedSink):
         return sink.watched(lambda target: WatchedTarget(target, name), rows_per_commit)
+    if isinstance(sink, FileSink):
+        return sink.watched(partial(WatchedStorage, name=name))
     return WatchedSink(sink, name)

@@ -8,7 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -127,14 +127,11 @@ class _GatedReader(SourceReader[Any]):
         return polled if rest is not None else self._first_half(polled)
 
     def _first_half(self, records: SplitRecords) -> SplitRecords:
-        columns, positions, stamps = records.columns, records.positions, records.timestamps
-        half = records.num_rows // 2
-        if columns is None or positions is None or len(positions) != columns.num_rows or not half:
+        positions, half = records.positions, records.num_rows // 2
+        if positions is None or len(positions) != records.num_rows or not half:
             return records
-        behind = None if stamps is None else stamps[half:]
-        self._rest = replace(records, columns=columns.slice(half), positions=positions[half:], timestamps=behind)
-        stamps = None if stamps is None else stamps[:half]
-        return SplitRecords(records.split_id, columns.slice(0, half), positions[:half], stamps)
+        first, self._rest = records.cut(half)
+        return first
 
     def snapshot_state(self, checkpoint_id: int, splits: Sequence[AssignedSplit[Any]]) -> Sequence[AssignedSplit[Any]]:
         return self._reader.snapshot_state(checkpoint_id, splits)
@@ -162,6 +159,8 @@ class _Gated(Source[Any]):
     def __post_init__(self) -> None:
         self.name = self.source.name
         self.split_type = self.source.split_type  # type: ignore[misc]
+        self.gives_event_times = self.source.gives_event_times
+        self.reads_in_turn = self.source.reads_in_turn
 
     @property
     def schema(self) -> pa.Schema:

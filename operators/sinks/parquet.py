@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
@@ -134,6 +135,12 @@ class FileSink:
         sink.sink_id = sink_id
         return sink
 
+    def watched(self, wrap: Callable[[Storage], Storage]) -> Self:
+        """The same sink, the storage of its output wrapped: for tests. `wrap` is pickled into the job."""
+        sink = self.renamed(self.sink_id)
+        sink._settings.open_storage = partial(_open_watched, self._settings.open_storage or open_storage, wrap)
+        return sink
+
     def create_writer(self, schema: pa.Schema | None) -> Operator:
         """Raises GraphError without a schema, or with one that the files do not preserve."""
         if schema is None:
@@ -179,6 +186,10 @@ class FileSink:
         frame = _spark_reader(spark, storage, sink_id, files).schema(spark_schema).load([_uri(file) for file in files])
         # Spark puts the columns of partitions last
         return frame if frame.columns == schema.names else frame.select(*(f"`{name}`" for name in schema.names))
+
+
+def _open_watched(opens: Callable[[str], Storage], wrap: Callable[[Storage], Storage], path: str) -> Storage:
+    return wrap(opens(path))
 
 
 class ParquetSink(FileSink):

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.operators.sinks.parquet import read_committed
+from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.api.test_page_examples import block, executed
 
 PAGE = "docs/writing-a-connector.md"
@@ -297,6 +299,61 @@ def test_a_commit_that_can_not_be_repeated_does_not(tmp_path: Path) -> None:
         check_folder(tmp_path, Appends)
 
 
-def test_a_sink_whose_calls_can_not_be_watched_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(hf.InvalidConfigError, match="ParquetSink is neither"):
-        hf.testing.check_sink(lambda name: hf.ParquetSink(str(tmp_path / name)), lambda name: [])
+def test_a_sink_whose_calls_can_not_be_watched_is_refused() -> None:
+    with pytest.raises(hf.InvalidConfigError, match="Blackhole is none of them"):
+        hf.testing.check_sink(lambda name: hf.Blackhole(), lambda name: [])
+
+
+# ------------------------------------------------------------------------------------------------------------------- file sinks
+
+
+def read_files(folder: Path) -> Callable[[str], list[tuple[int, str | None]]]:
+    def read_rows(name: str) -> list[tuple[int, str | None]]:
+        try:
+            return [(row["id"], row["text"]) for row in read_committed(folder / name).to_pylist()]
+        except hf.NotFoundError:
+            return []
+
+    return read_rows
+
+
+def check_files(folder: Path, settings: dict[str, Any] | None = None, **how: Any) -> list[str]:
+    return hf.testing.check_sink(lambda name: hf.FileSink(folder / name, **(settings or {})), read_files(folder), **how)
+
+
+@pytest.mark.parametrize(
+    "scenario", ["a savepoint of another job", "two state directories, one name", "fails behind call 3, PutIfAbsent in log"]
+)
+def test_a_file_sink_passes(tmp_path: Path, scenario: str) -> None:
+    assert scenario in check_files(tmp_path, only=scenario)
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("settings", [{}, {"format": "json"}, {"format": "csv", "file_size_max": 1}], ids=repr)
+def test_file_sinks_pass_at_every_change_of_their_storage(tmp_path: Path, settings: dict[str, Any]) -> None:
+    passed = check_files(tmp_path, points="all", settings=settings)
+    changes = ("PutIfAbsent in log", "WriteFile in staged", "LinkFile in data", "LinkFile in the folder", "DeleteFile in staged")
+    for change in changes:
+        tried = {scenario.split(" call ")[0] for scenario in passed if scenario.endswith(f", {change}")}
+        assert tried == {"dies before", "dies behind", "fails before", "fails behind"}, change
+
+
+class LosesCommits:
+    """Storage that says of an entry of the log that it is there, and it is not."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.storage, name)
+
+    def execute(self, operation: Any) -> Any:
+        if isinstance(operation, PutIfAbsent) and "/log/" in operation.path and b'"commit"' in operation.data:
+            return True
+        return self.storage.execute(operation)
+
+
+def test_a_file_sink_whose_log_loses_an_entry_does_not(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"expected 3"):
+        hf.testing.check_sink(lambda name: hf.FileSink(tmp_path / name).watched(LosesCommits), read_files(tmp_path))

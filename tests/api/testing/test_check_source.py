@@ -105,6 +105,41 @@ def test_a_client_that_goes_on_behind_a_lost_answer_is_found_and_its_run_can_be_
         hf.testing.check_source(PartSource, ALL, points_max=2, only="of nothing")
 
 
+class DoubtfulReader(PartReader):
+    """Half of its records can't be read."""
+
+    def fetch(self) -> Sequence[hf.SplitRecords]:
+        (found,) = super().fetch()
+        if not found.num_rows:
+            return [found]
+        assert found.columns is not None
+        assert found.positions is not None
+        kept = np.arange(found.num_rows) % 2 == 0
+        letters = [
+            hf.DeadLetter((int(behind) - 1,), (int(behind),), "odd", row=1 + row // 2)
+            for row, behind in enumerate(found.positions)
+            if not kept[row]
+        ]
+        position = (int(found.positions[-1]),)
+        columns = found.columns.filter(pa.array(kept))
+        return [
+            hf.SplitRecords(
+                found.split_id, columns, found.positions[kept], position=position, finished=found.finished, dead_letters=letters
+            )
+        ]
+
+
+class DoubtfulSource(PartSource):
+    def create_split_reader(self, context: hf.ReaderContext) -> PartReader:
+        return DoubtfulReader(self.wrong)
+
+
+def test_records_that_cant_be_read_are_cut_with_the_others() -> None:
+    """Dead letters stand between the rows: a fetch that passes in two halves has those of each half."""
+    with pytest.raises(hf.InvalidRecordError, match="odd"):
+        hf.testing.check_source(DoubtfulSource, ALL)
+
+
 def test_files_pass(tmp_path: Path) -> None:
     wanted: list[Any] = []
     for number in range(3):
