@@ -205,8 +205,9 @@ def open_log_flow(
     """Find the end of the log and make sure that this job owns the sink. The owning job goes on; a job restored from the owner's
     newest state inherits it; any other job is refused.
 
-    Raises FencedError when another job owns the sink, OutputMayRepeatError when output beyond the restored checkpoint is already
-    committed (unless allowed), CommittableLostError when the log at this path is not the one recorded in the state."""
+    Raises FencedError when another job owns the sink, or, of a claimant that takes over, a later attempt of this one;
+    OutputMayRepeatError when output beyond the restored checkpoint is already committed (unless allowed), CommittableLostError when
+    the log at this path is not the one recorded in the state."""
     known = yield from check_known_flow(paths, known, pending)
     while True:
         start = known.next_sequence if known is not None else 0
@@ -293,6 +294,8 @@ def _must_claim(
             owner=position.owner_job,
             job_id=claimant.job_id,
         )
+    if claimant.takes_over:  # its files are not those of a later attempt, which would commit its own behind them
+        _check_attempt(paths, entries, claimant)
     mine = {file.name for checkpoint in pending for file in checkpoint.files}
     beyond = [entry.checkpoint_id for entry in entries if isinstance(entry, CommitEntry) and not _committed([entry]) <= mine]
     if beyond and not claimant.allow_output_repeat:
@@ -342,7 +345,8 @@ def commit_flow(paths: SinkPaths, log: OpenLog, checkpoint: PendingCheckpoint, c
                     path=missing,
                     checkpoint=checkpoint.checkpoint_id,
                 )
-            _check_attempt(paths, names - log.committed, entries, claimant)
+            if names - log.committed:
+                _check_attempt(paths, entries, claimant)
     yield from _publish(paths, checkpoint, log.replaced)
     return replace(log, committed=log.committed - names)
 
@@ -410,10 +414,10 @@ def follow_flow(paths: SinkPaths, log: OpenLog, claimant: Claimant) -> Flow[Open
     return _follow(paths, log, (yield from _durable_entries(paths, log.position.next_sequence)), claimant)
 
 
-def _check_attempt(paths: SinkPaths, left: frozenset[str], entries: list[LogEntry], claimant: Claimant) -> None:
+def _check_attempt(paths: SinkPaths, entries: list[LogEntry], claimant: Claimant) -> None:
     """Raise FencedError when a later attempt of this job commits already: files left here are its to commit, or orphans."""
     newest = max((entry.attempt for entry in entries if entry.job_id == claimant.job_id), default=0)
-    if left and newest > claimant.attempt:
+    if newest > claimant.attempt:
         raise FencedError(
             f"sink {paths.sink_id}: attempt {newest} of job {claimant.job_id} commits, this is {claimant.attempt}",
             sink=paths.sink_id,

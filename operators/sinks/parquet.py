@@ -128,6 +128,11 @@ class FileSink:
         """Columns whose values are the folders of files."""
         return self._settings.partition_by
 
+    @property
+    def merges(self) -> bool:
+        """Whether committed small files are merged."""
+        return self._settings.merging is not None
+
     def renamed(self, sink_id: str) -> Self:
         """The same sink under another id, with settings of its own."""
         sink = copy.copy(self)

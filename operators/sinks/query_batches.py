@@ -12,6 +12,7 @@ n + 1 of a job whose id is the query's. Where the rows go is in `query_outputs`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -25,7 +26,9 @@ from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     FencedError,
+    InputChangedError,
     InvariantError,
+    ObjectMissingError,
     OutputMayRepeatError,
     StorageUnavailableError,
 )
@@ -36,7 +39,9 @@ BATCH_VERSION = 1
 FOLDER = "holdfast"
 """Below a query's checkpoint folder."""
 TRIES_MAX = 6
-"""Ambiguous answers in a row to one write."""
+"""Ambiguous answers in a row to one write; reads of records that another start changes meanwhile."""
+ATTEMPTS_KEPT = 16
+"""Numbers of starts that stay: a query that is started each minute starts often."""
 
 
 class BatchSeal(msgspec.Struct, frozen=True):
@@ -84,8 +89,12 @@ class SealName(NamedTuple):
 class QueryPaths(StagingPaths):
     """Paths of one sink of a query, relative to `<checkpoint>/holdfast`; the job id is the query's id."""
 
+    @property
+    def attempts(self) -> str:
+        return f"{self.folder}/attempts"
+
     def attempt(self, number: int) -> str:
-        return f"{self.folder}/attempts/{number:012d}.json"
+        return f"{self.attempts}/{number:012d}.json"
 
     @property
     def seals(self) -> str:
@@ -130,25 +139,43 @@ def _sealed_flow(paths: QueryPaths) -> Flow[list[SealName]]:
 
 def claim_attempt_flow(paths: QueryPaths, nonce: str, *, again: bool = False) -> Flow[int]:
     """Number this start of the query: 1, 2, 3 ..., each given once. again: it may have a number, which is its own if no later start
-    has one: else FencedError."""
+    has one: else FencedError. So it is for a number that was free because those around it are not kept any more."""
     content = msgspec.json.encode({"version": BATCH_VERSION, "nonce": nonce})
-    numbers = yield from _numbers_flow(f"{paths.folder}/attempts")
-    for number in reversed(numbers if again else []):
-        if (yield from read_whole(paths.attempt(number))) == content:
-            if number == numbers[-1]:
-                return number
-            raise FencedError(
-                f"sink {paths.sink_id}: start {number} of query {paths.job_id} was replaced by start {numbers[-1]}",
-                sink=paths.sink_id,
-                owner=paths.job_id,
-                job_id=paths.job_id,
-                held=number,
-                newer=numbers[-1],
-            )
-    number = max(numbers, default=0) + 1
-    while (yield from _put_flow(paths.attempt(number), content)) != content:
-        number += 1
+    numbers = yield from _numbers_flow(paths.attempts)
+    number = 0
+    for known in reversed(numbers[-ATTEMPTS_KEPT:] if again else []):
+        if (yield from _content_flow(paths.attempt(known))) == content:
+            number = known
+            break
+    if not number:
+        number = max(numbers, default=0) + 1
+        while (yield from _put_flow(paths.attempt(number), content)) != content:
+            number += 1
+    yield from check_newest_flow(paths, number)
+    with contextlib.suppress(StorageUnavailableError):  # the next start does it
+        yield from delete_files(paths.attempt(old) for old in numbers if old <= number - ATTEMPTS_KEPT)
     return number
+
+
+def check_newest_flow(paths: QueryPaths, number: int) -> Flow[None]:
+    """Raise FencedError if a later start has a number."""
+    newest = max((yield from _numbers_flow(paths.attempts)), default=0)
+    if newest > number:
+        raise FencedError(
+            f"sink {paths.sink_id}: start {number} of query {paths.job_id} was replaced by start {newest}",
+            sink=paths.sink_id,
+            owner=paths.job_id,
+            job_id=paths.job_id,
+            held=number,
+            newer=newest,
+        )
+
+
+def _content_flow(path: str) -> Flow[bytes | None]:
+    try:
+        return (yield from read_whole(path))
+    except ObjectMissingError:
+        return None
 
 
 def _read_flow(path: str, kind: type[S]) -> Flow[S]:
@@ -173,6 +200,16 @@ class QueryState:
 
 def read_state_flow(paths: QueryPaths) -> Flow[QueryState]:
     """What earlier attempts stored. Raises CorruptStateError, UnsupportedVersionError."""
+    for attempt in range(1, TRIES_MAX + 1):
+        try:
+            return (yield from _state_flow(paths))
+        except ObjectMissingError:  # an older start, which is not fenced yet, goes on and forgets
+            if attempt == TRIES_MAX:
+                raise
+    raise AssertionError
+
+
+def _state_flow(paths: QueryPaths) -> Flow[QueryState]:
     last = yield from _last_committed_flow(paths)
     seals = {}
     for name in (yield from _sealed_flow(paths)):
@@ -232,12 +269,36 @@ class QueryBatches:
         self.attempt = 0
         """0: it has not begun."""
 
-    def begin(self) -> Flow[None]:
-        """Take the output over from earlier attempts. Raises what `BatchOutput.begin` does."""
+    def begin(self, batch_id: int, plan: str) -> Flow[None]:
+        """Take the output over from earlier attempts, to go on with this batch, as of `look_up`. One that comes with a batch that
+        others have left behind takes nothing from them. Raises what `BatchOutput.begin` does, and InputChangedError where Spark has
+        left a batch behind that was sealed, and is not committed."""
+        self._check_new((yield from read_state_flow(self.paths)), batch_id, plan)
         attempt = yield from claim_attempt_flow(self.paths, self._nonce, again=self._is_run)
+        start = Start(attempt, self._nonce)
         state = yield from read_state_flow(self.paths)
-        self._position = yield from self._output.begin(Start(attempt, self._nonce), state)
-        self._state, self.attempt = state, attempt
+        position = yield from self._take(start, state)
+        yield from self._check_skipped(self._state, position, batch_id)
+        self._position, self.attempt = position, attempt
+
+    def _take(self, start: Start, state: QueryState) -> Flow[CommitPosition]:
+        """Take the output over, with what is stored then."""
+        for tries in range(1, TRIES_MAX + 1):
+            yield from check_newest_flow(self.paths, start.attempt)
+            try:
+                position = yield from self._output.begin(start, state)
+            except OutputMayRepeatError:  # unless an older start has sealed and committed a batch since that was read
+                before, state = state, (yield from read_state_flow(self.paths))
+                if state == before or tries == TRIES_MAX:
+                    raise
+            else:
+                self._state = state
+                return position
+        raise AssertionError
+
+    def _check_new(self, state: QueryState, batch_id: int, plan: str) -> None:
+        if state.known is not None:
+            self._check_position(state, state.known, batch_id, plan)
 
     def is_current(self) -> Flow[bool]:
         """Whether no other process has committed a batch since."""
@@ -249,26 +310,49 @@ class QueryBatches:
 
         plan: as `BatchSeal.plan`. Raises OutputMayRepeatError for a batch whose id was committed with other records."""
         assert self._position is not None
-        position, number = self._position, batch_id + 1
-        self._at_hand = None
-        named = [name for name in self._state.seals if (name.batch_id, name.plan) == (batch_id, plan)]
-        if position.checkpoint_id >= number:
-            began = [name for name in named if self._state.seals[name].tag == position.tag]
-            if position.checkpoint_id > number or not began:
-                raise self._may_repeat(batch_id, position)
-            self._at_hand = began[0]
+        self._at_hand = self._check_position(self._state, self._position, batch_id, plan)
+        if self._at_hand is not None:
             return True
-        for name in named:  # a seal whose rows are gone was put late: they were cleared away, and its attempt is fenced
+        for name in self._named(self._state, batch_id, plan):
+            # A seal whose rows are gone was put late: they were cleared away, and its attempt is fenced.
             if not (yield from self._output.has_lost(self._state.seals[name])):
                 self._at_hand = name
                 return True
         return False
 
+    @staticmethod
+    def _named(state: QueryState, batch_id: int, plan: str) -> list[SealName]:
+        return [name for name in state.seals if (name.batch_id, name.plan) == (batch_id, plan)]
+
+    def _check_position(self, state: QueryState, position: CommitPosition, batch_id: int, plan: str) -> SealName | None:
+        """The seal of a batch of which rows are committed; None: it has none there. Raises OutputMayRepeatError."""
+        if position.checkpoint_id <= batch_id:
+            return None
+        began = [name for name in self._named(state, batch_id, plan) if state.seals[name].tag == position.tag]
+        if position.checkpoint_id > batch_id + 1 or not began:
+            raise self._may_repeat(batch_id, position)
+        return began[0]
+
+    def _check_skipped(self, state: QueryState, position: CommitPosition, batch_id: int) -> Flow[None]:
+        """Rows of an earlier batch that was sealed would be forgotten."""
+        for name, seal in state.seals.items():
+            if name.batch_id < batch_id and not position.has_all_of(name.batch_id + 1):
+                began = position.checkpoint_id == name.batch_id + 1
+                if began or not (yield from self._output.has_lost(seal)):
+                    path, reason = self.paths.seal(name), f"batch {name.batch_id} has rows that are not committed"
+                    raise InputChangedError(
+                        f"sink {self.paths.sink_id}: query {self.paths.job_id} comes with batch {batch_id}, and {reason} ({path}). "
+                        "Has its checkpoint gone on with another sink? Put it back",
+                        operator=self.paths.sink_id,
+                        path=path,
+                        reason=reason,
+                    )
+
     def _may_repeat(self, batch_id: int, position: CommitPosition) -> OutputMayRepeatError:
         return OutputMayRepeatError(
             f"sink {self.paths.sink_id}: batch {batch_id} of query {self.paths.job_id} comes with other records than those "
             f"that are committed, up to batch {position.checkpoint_id - 1}. Was the query's checkpoint put back? Put it right, "
-            "or start the query with a new checkpoint and another sink_id",
+            "or start the query with a new checkpoint and another sink_id; does the query run elsewhere? It goes on there",
             sink=self.paths.sink_id,
             restored=batch_id,
             committed=position.checkpoint_id - 1,

@@ -20,6 +20,7 @@ from holdfast.operators.sinks.committed import FileRows, rows_of, shared
 from holdfast.operators.sinks.formats import format_of
 from holdfast.operators.sinks.parquet import declared_schema, only_sink, read_file, read_log
 from holdfast.operators.sources.hive import values_of, with_partition
+from holdfast.operators.sources.spark_checkpoint import place_of_spark
 from holdfast.statebackends.errors import (
     InvalidConfigError,
     NotFoundError,
@@ -90,8 +91,8 @@ class OutputOptions:
 
 
 def _absolute(path: str) -> str:
-    local = path.removeprefix("file://")
-    return path if "://" in local else os.path.abspath(local)
+    place = place_of_spark(path)
+    return place if "://" in place else os.path.abspath(place)
 
 
 def _number(given: Mapping[str, str], name: str) -> int | None:

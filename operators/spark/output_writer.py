@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.operators.spark.output_source import FORMAT
-from holdfast.operators.spark.query_output import QueryCheckpoint, QueryOutput, QuerySink, files_of, stage_batch
+from holdfast.operators.spark.query_output import FirstBatch, QueryCheckpoint, QueryOutput, QuerySink, files_of, stage_batch
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ class OutputStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         query_id = checkpoint.query_id()
         if staged[0].query_id != query_id:
             raise _wrong("checkpointLocation", f"is of query {query_id}, and this is {staged[0].query_id}")
-        output = self._open(checkpoint, query_id, staged[0].run_id)
-        core, plan = output.core, checkpoint.plan(batchId)
+        plan = checkpoint.plan(batchId)
+        output = self._open(checkpoint, FirstBatch(query_id, batchId, plan), staged[0].run_id)
+        core = output.core
         try:
             if not output.run(core.look_up(batchId, plan)):
                 committables = (each for task in staged for each in task.committables)
@@ -113,14 +114,14 @@ class OutputStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             _close()
             raise
 
-    def _open(self, checkpoint: QueryCheckpoint, query_id: str, run_id: str) -> QueryOutput:
+    def _open(self, checkpoint: QueryCheckpoint, first: FirstBatch, run_id: str) -> QueryOutput:
         """The output as this process has it open, unless another process has committed since."""
         key = (checkpoint.place, self._sink.sink_id, run_id)
         for known, output in _opened:
             if known == key and output.run(output.core.is_current()):
                 return output
         _close()
-        output = QueryOutput(self._sink, self._schema, checkpoint, query_id, run_id.replace("-", ""), is_run=True)
+        output = QueryOutput(self._sink, self._schema, checkpoint, first, run_id.replace("-", ""), is_run=True)
         _opened.append((key, output))
         return output
 

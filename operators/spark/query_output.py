@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
@@ -23,10 +25,10 @@ from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.operators.sinks.target_port import TargetPort
 from holdfast.operators.sources.materialised import schema_text
-from holdfast.operators.sources.spark_checkpoint import METADATA_BYTES_MAX, query_id_of
-from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
+from holdfast.operators.sources.spark_checkpoint import METADATA_BYTES_MAX, place_of_spark, query_id_of
+from holdfast.statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import Flow, ReadFile, Storage, copies_links, run_flow
+from holdfast.statebackends.storage.port import Flow, ReadFile, StatFile, Storage, copies_links, run_flow
 
 _OFFSETS_BYTES_MAX = 64 << 20
 
@@ -42,6 +44,8 @@ def check_sink(sink: object, what: str) -> QuerySink:
         raise InvalidConfigError(f"{what} writes to a StagedSink or a FileSink, not to a {type(sink).__name__}", setting="sink")
     if isinstance(sink, StagedSink) and sink.commit_interval_ms:
         raise InvalidConfigError("a query commits each batch: its trigger is the interval", setting="commit_interval_ms")
+    if isinstance(sink, FileSink) and sink.merges:
+        raise InvalidConfigError("files of a query are not merged: leave target_file_size out", setting="target_file_size")
     return sink
 
 
@@ -50,9 +54,7 @@ class QueryCheckpoint:
 
     def __init__(self, location: str) -> None:
         """location: a path, or a URL such as Spark takes."""
-        local = location.removeprefix("file:") if location.startswith("file:/") else location
-        place = local.replace("s3a://", "s3://", 1).rstrip("/")
-        self.place = "/" + place.lstrip("/") if place.startswith("/") else place
+        self.place = place_of_spark(location)
         self._spark = open_storage(self.place)
         self.storage = open_storage(f"{self.place}/{FOLDER}")
         """Of Holdfast's part."""
@@ -75,15 +77,44 @@ class QueryCheckpoint:
             ) from error
         return xxhash.xxh3_128_hexdigest(content)
 
+    def check_open(self, batch_id: int) -> None:
+        """Raise FencedError for a batch that Spark has stored to be done: another driver runs the query, or has run it on, and this
+        one slept meanwhile."""
+        if self._spark.execute(StatFile(f"commits/{batch_id}")) is not None:
+            raise FencedError(f"{self.place}: batch {batch_id} is done: another driver has gone on with the query", path=self.place)
+
+    def check_metadata(self) -> None:
+        """Raise CorruptStateError for a folder in which the query's id can't be read; Spark would name no file. Before the query's
+        first start there is none."""
+        with contextlib.suppress(ObjectMissingError):
+            query_id_of(self._spark.execute(ReadFile("metadata", 0, METADATA_BYTES_MAX)), f"{self.place}/metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBatch:
+    """With which a start of a query begins."""
+
+    query_id: str
+    batch_id: int
+    plan: str
+
 
 class QueryOutput:
     """The sink of one start of a query, opened in the driver's place. Calls of its client are made on one thread."""
 
     def __init__(
-        self, sink: QuerySink, schema: pa.Schema, checkpoint: QueryCheckpoint, query_id: str, nonce: str, *, is_run: bool = False
+        self,
+        sink: QuerySink,
+        schema: pa.Schema,
+        checkpoint: QueryCheckpoint,
+        first: FirstBatch,
+        nonce: str,
+        *,
+        is_run: bool = False,
     ) -> None:
-        """is_run: as of `QueryBatches`. Raises what its `begin` does."""
-        paths = QueryPaths(query_id, sink.sink_id)
+        """is_run: as of `QueryBatches`. Raises what its `begin` does, and FencedError for a batch that is done."""
+        checkpoint.check_open(first.batch_id)
+        paths = QueryPaths(first.query_id, sink.sink_id)
         self._target: CommitTarget | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-query")
         if isinstance(sink, StagedSink):
@@ -101,7 +132,7 @@ class QueryOutput:
             self._port = SinkPort(checkpoint.storage, storage)
             self.core = QueryBatches(paths, nonce, log, is_run=is_run)
         try:
-            self.run(self.core.begin())
+            self.run(self.core.begin(first.batch_id, first.plan))
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ returned; whatever fails before is run again, and finds what was sealed and comm
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,15 @@ from holdfast.operators.base import Operator
 from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_arrow
 from holdfast.operators.spark.access import need_classic
 from holdfast.operators.spark.packaging import modules_by_value, user_modules
-from holdfast.operators.spark.query_output import QueryCheckpoint, QueryOutput, QuerySink, check_sink, files_of, stage_batch
+from holdfast.operators.spark.query_output import (
+    FirstBatch,
+    QueryCheckpoint,
+    QueryOutput,
+    QuerySink,
+    check_sink,
+    files_of,
+    stage_batch,
+)
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +41,7 @@ _REPORT_SCHEMA = pa.schema([("partition", pa.int32()), ("committable", pa.binary
 def write_stream(
     df: DataFrame,
     sink: QuerySink,
-    checkpoint: str,
+    checkpoint: str | os.PathLike[str],
     *,
     output_mode: str = "append",
     trigger: Mapping[str, Any] | None = None,
@@ -40,22 +49,24 @@ def write_stream(
 ) -> StreamingQuery:
     """Start a query that writes each batch of a streaming DataFrame to a sink, exactly once: its rows and its position in one step.
 
-    sink: a StagedSink, such as those of the connectors, or a FileSink; its sink_id is the query's name, or its id, if it has none.
+    sink: a StagedSink, such as those of the connectors, or a FileSink; its sink_id is the query's name, if it has none: by it the
+    target knows its output, also when the query begins anew with another checkpoint.
     checkpoint: the query's checkpoint folder, a path or an s3a:// URL that the driver and all executors reach; rows of a StagedSink
     wait below it, those of a FileSink beside its output.
     output_mode, trigger: as of `DataStreamWriter`: `trigger={"availableNow": True}`.
 
-    Raises InvalidConfigError for what it can't write, and what the sink's check of columns does. The query fails with FencedError
+    Raises InvalidConfigError for what it can't write, CorruptStateError for a checkpoint in which the query's id can't be read, and
+    what the sink's check of columns does. The query fails with FencedError
     when a later start of it has taken the output, with OutputMayRepeatError when its checkpoint was put back behind what is
     committed."""
     need_classic(df, "write_stream")
-    _check(df, sink, checkpoint)
+    place = _check(df, sink, os.fspath(checkpoint), query_name)
     schema = arrow_schema_of(df)
-    batches = _Batches(sink.renamed(sink.sink_id or query_name), schema, checkpoint)
+    batches = _Batches(sink.renamed(sink.sink_id or query_name), schema, place)
     from holdfast.operators.spark.launcher import ship_package
 
     ship_package(df.sparkSession.sparkContext)
-    writer = df.writeStream.outputMode(output_mode).foreachBatch(batches.write).option("checkpointLocation", checkpoint)
+    writer = df.writeStream.outputMode(output_mode).foreachBatch(batches.write).option("checkpointLocation", place)
     if query_name:
         writer = writer.queryName(query_name)
     if trigger is not None:
@@ -65,12 +76,22 @@ def write_stream(
     return query
 
 
-def _check(df: DataFrame, sink: object, checkpoint: str) -> None:
+def _check(df: DataFrame, sink: object, checkpoint: str, query_name: str) -> str:
+    """The checkpoint folder, which is the same one wherever it is read."""
     if not df.isStreaming:
         raise InvalidConfigError("write_stream writes a streaming DataFrame: this one is a batch", setting="df")
-    check_sink(sink, "write_stream")
+    if not (check_sink(sink, "write_stream").sink_id or query_name):
+        raise InvalidConfigError(
+            "the sink of a query needs a sink_id, or the query a name: by its id alone a query that begins anew, with another "
+            "checkpoint, would be another sink, and repeat all rows",
+            setting="sink_id",
+        )
     if not checkpoint:
         raise InvalidConfigError("a query needs a checkpoint folder of its own", setting="checkpoint")
+    is_relative = "://" not in checkpoint and not checkpoint.startswith(("/", "file:/"))
+    place = os.path.abspath(checkpoint) if is_relative else checkpoint
+    QueryCheckpoint(place).check_metadata()
+    return place
 
 
 def _close_behind(query: StreamingQuery, batches: _Batches) -> None:
@@ -90,8 +111,8 @@ class _Batches:
         self._output: QueryOutput | None = None
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
-        output = self._output or self._begin()
         plan = self._checkpoint.plan(batch_id)
+        output = self._output or self._begin(batch_id, plan)
         if output.run(output.core.look_up(batch_id, plan)):
             # Spark expects that a batch is run: the next one needs the state that its tasks store.
             frame.write.format("noop").mode("overwrite").save()
@@ -99,11 +120,9 @@ class _Batches:
             output.run(output.core.seal(batch_id, plan, self._stage(frame, batch_id, output)))
         output.run(output.core.commit(batch_id))
 
-    def _begin(self) -> QueryOutput:
-        query_id = self._checkpoint.query_id()
-        if not self._sink.sink_id:
-            self._sink.sink_id = query_id
-        self._output = QueryOutput(self._sink, self._schema.remove_metadata(), self._checkpoint, query_id, uuid4().hex)
+    def _begin(self, batch_id: int, plan: str) -> QueryOutput:
+        first = FirstBatch(self._checkpoint.query_id(), batch_id, plan)
+        self._output = QueryOutput(self._sink, self._schema.remove_metadata(), self._checkpoint, first, uuid4().hex)
         return self._output
 
     def _stage(self, frame: DataFrame, batch_id: int, output: QueryOutput) -> tuple[StagedFile, ...]:

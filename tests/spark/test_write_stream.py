@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_refused(spark: SparkSession, tmp_path: Path) 
     with pytest.raises(hf.InvalidConfigError, match="trigger"):
         hf.write_stream(stream, hf.StagedSink(target, commit_interval_ms=5), str(tmp_path / "c"))
     with pytest.raises(hf.InvalidConfigError, match="checkpoint"):
-        hf.write_stream(stream, hf.StagedSink(target), "")
+        hf.write_stream(stream, hf.StagedSink(target, "out"), "")
 
 
 @pytest.mark.timeout(180)

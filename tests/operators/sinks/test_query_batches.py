@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.sinklog import SinkPaths, StagedFile
@@ -25,7 +26,13 @@ from holdfast.operators.sinks.target import CommitTarget
 from holdfast.operators.sinks.target_port import TargetPort
 from holdfast.operators.sources.materialised import schema_text
 from holdfast.operators.spark.query_output import _Task, stage_rows
-from holdfast.statebackends.errors import CommitPositionLostError, FencedError, HoldfastError, OutputMayRepeatError
+from holdfast.statebackends.errors import (
+    CommitPositionLostError,
+    FencedError,
+    HoldfastError,
+    InputChangedError,
+    OutputMayRepeatError,
+)
 from holdfast.statebackends.storage import port as ops
 from tests.examples import examples
 from tests.operators.ports import DictStorage
@@ -143,13 +150,32 @@ class Driver:
 
     def batch(self, number: int, *rows: int, plan: str = "") -> None:
         """As `foreachBatch` does, or the format's writer; the tasks' files differ from run to run."""
+        self.run(self.flow(number, *rows, plan=plan))
+
+    def flow(self, number: int, *rows: int, plan: str = "") -> ops.Flow[None]:
         plan = plan or f"plan {number}"
         files = staged(self, number, *rows) if self.run_id else None
         if not self.core.attempt:
-            self.run(self.core.begin())
-        if not self.run(self.core.look_up(number, plan)):
-            self.run(self.core.seal(number, plan, staged(self, number, *rows) if files is None else files))
-        self.run(self.core.commit(number))
+            yield from self.core.begin(number, plan)
+        if not (yield from self.core.look_up(number, plan)):
+            yield from self.core.seal(number, plan, staged(self, number, *rows) if files is None else files)
+        yield from self.core.commit(number)
+
+    def steps(self, number: int, *rows: int) -> Iterator[None]:
+        """A batch, stopped in front of each operation."""
+        flow, given = ops.one_by_one(self.flow(number, *rows)), None
+        while True:
+            try:
+                wanted: Any = flow.throw(given) if isinstance(given, Exception) else flow.send(given)
+            except StopIteration:
+                return
+            given = None
+            if not isinstance(wanted, Pause):
+                yield
+                try:
+                    given = ops.perform(wanted, self.port)
+                except Exception as error:
+                    given = error
 
 
 BATCHES: list[tuple[int, ...]] = [(0, 1, 2), (), (3,), (4, 5)]
@@ -299,7 +325,7 @@ def test_a_late_driver_seals_a_batch_of_its_own_plan_alone() -> None:
     old = Driver(disk, outside)
     old.batch(0, 1)
     new = Driver(disk, outside)
-    new.run(new.core.begin())
+    new.run(new.core.begin(1, "its own plan"))
     assert not new.run(new.core.look_up(1, "its own plan"))
     files = staged(new, 1, 3)
     old.run(old.core.seal(1, "plan 1", staged(old, 1, 2)))  # it slept behind its tasks
@@ -314,7 +340,7 @@ def test_a_late_driver_seals_a_batch_of_its_own_plan_alone() -> None:
     Driver(disk, outside).batch(2, 4)
     assert outside.rows == [1, 3, 4]
     assert left(disk) == []
-    assert disk.execute(ops.ListFolder(new.paths.seals)) == ["000000000002-plan 2-000000000004.json"]
+    assert disk.execute(ops.ListFolder(new.paths.seals)) == ["000000000002-plan 2-000000000003.json"]
 
 
 def test_rows_of_a_sealed_batch_stay_until_they_are_committed() -> None:
@@ -352,7 +378,7 @@ def test_of_two_seals_the_one_that_was_begun_is_committed() -> None:
     old.batch(0, 1)
     old.run(old.core.look_up(1, "plan 1"))
     files = staged(old, 1, 4, 3, 2)
-    new.run(new.core.begin())
+    new.run(new.core.begin(1, "plan 1"))
     new.dies_at = new.operations + 2  # behind its seal and two rows
     with pytest.raises(Crash):
         new.batch(1, 2, 3, 4)
@@ -366,13 +392,90 @@ def test_of_two_seals_the_one_that_was_begun_is_committed() -> None:
 def test_a_batch_of_which_rows_are_committed_goes_on_as_it_was_sealed() -> None:
     disk, outside = Disk(), Outside()
     first = Driver(disk, outside, rows_max=2)
-    first.run(first.core.begin())
+    first.run(first.core.begin(0, "plan 0"))
     first.dies_at = first.operations + len(["seal", "two rows"])
     with pytest.raises(Crash):
         first.batch(0, 1, 2, 3)
     assert outside.rows == [1, 2]
     Driver(disk, outside).batch(0, 3, 2, 1)
     assert outside.rows == [1, 2, 3]
+
+
+def ends(steps: Iterator[None], most: int | None = None) -> bool:
+    """Go on for so many steps, or to the end: whether it was not fenced."""
+    try:
+        for _ in islice(steps, most):
+            pass
+    except FencedError:
+        return False
+    return True
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    make=st.sampled_from([Outside, Files]),
+    is_run=st.booleans(),
+    old_sleeps=st.integers(0, 30),
+    new_sleeps=st.integers(0, 30),
+)
+@example(Files, False, 14, 18)  # the older start has its number, and opens the log when its successor has
+def test_of_two_drivers_at_once_one_goes_on_and_the_other_is_fenced(
+    make: type[Outside | Files], is_run: bool, old_sleeps: int, new_sleeps: int
+) -> None:
+    disk, outside = Disk(), make()
+    Driver(disk, outside, run="0" * is_run).batch(0, 0)
+    old, new = Driver(disk, outside, run="a" * is_run), Driver(disk, outside, run="b" * is_run)
+    olds, news = old.steps(1, 1, 2, 3), new.steps(1, 3, 2, 1)
+    both = [ends(olds, old_sleeps), ends(news, new_sleeps)]
+    both = [ends(olds) and both[0], ends(news) and both[1]]
+    assert any(both)
+    assert any([both[1] and ends(new.steps(2, 4)), both[0] and ends(old.steps(2, 4))])
+    Driver(disk, outside, run="c" * is_run).batch(3, 5)
+    assert sorted(outside.rows) == [0, 1, 2, 3, 4, 5]
+    assert left(outside.disk if isinstance(outside, Files) else disk) == []
+
+
+def test_a_start_that_slept_takes_nothing_from_one_that_is_behind_its_batch() -> None:
+    for is_run in (False, True):
+        disk, outside = Disk(), Outside()
+        driver = Driver(disk, outside, run="a" * is_run)
+        driver.batch(0, 1)
+        driver.batch(1, 2)
+        for number, plan in ((0, "plan 0"), (1, "other")):
+            with pytest.raises(OutputMayRepeatError, match="does the query run elsewhere"):
+                Driver(disk, outside, run="b" * is_run).batch(number, 1, plan=plan)
+        driver.batch(2, 3)
+        assert outside.rows == [1, 2, 3]
+
+
+def test_rows_that_were_sealed_are_not_forgotten_behind_a_batch_that_is_left_out() -> None:
+    for rows_max, committed in ((None, [1]), (1, [1, 2])):
+        disk, outside = Disk(), Outside()
+        driver = Driver(disk, outside, rows_max=rows_max)
+        driver.batch(0, 1)
+        driver.dies_at = driver.operations + len(committed)  # behind the seal, and a row of it or none
+        with pytest.raises(Crash):
+            driver.batch(1, 2, 3)
+        assert outside.rows == committed
+        with pytest.raises(InputChangedError, match="comes with batch 2, and batch 1 has rows that are not committed"):
+            Driver(disk, outside).batch(2, 4)
+        Driver(disk, outside).batch(1, 2, 3)
+        assert outside.rows == [1, 2, 3]
+
+
+def test_starts_do_not_pile_up_and_none_gets_a_number_twice() -> None:
+    disk, outside = Disk(), Outside()
+    late = Driver(disk, outside, run="late").steps(40, 40)
+    for _ in islice(late, 4):  # it has listed the numbers, and takes the first
+        pass
+    for number in range(40):
+        Driver(disk, outside, run=f"run{number}").batch(number, number)
+    names = disk.execute(ops.ListFolder(QueryPaths(QUERY, "out").attempts))
+    assert names == [f"{number:012d}.json" for number in range(25, 41)]
+    with pytest.raises(FencedError, match="start 1 of query 7a3c was replaced by start 40"):
+        list(late)
+    Driver(disk, outside, run="run39").batch(40, 40)
+    assert outside.rows == list(range(41))
 
 
 def _seal_of_any_attempt(self: QueryPaths, name: SealName) -> str:
@@ -420,7 +523,7 @@ def test_processes_of_one_run_follow_each_other_and_an_older_run_is_fenced() -> 
             Driver(disk, outside, run="a").batch(number, number)
         assert disk.execute(ops.ListFolder(f"{QueryPaths(QUERY, 'out').folder}/attempts")) == ["000000000001.json"]
         late = Driver(disk, outside, run="a")
-        late.run(late.core.begin())
+        late.run(late.core.begin(3, "plan 3"))
         late.run(late.core.look_up(3, "plan 3"))
         late.run(late.core.seal(3, "plan 3", staged(late, 3, 3)))
         Driver(disk, outside, run="b").batch(3, 3)
@@ -445,12 +548,12 @@ def test_an_older_run_clears_no_rows_away_that_its_successor_stages() -> None:
     for outside in (Outside(), Files()):
         disk = Disk()
         old, new = Driver(disk, outside, run="a"), Driver(disk, outside, run="b")
-        old.run(old.core.begin())
+        old.run(old.core.begin(0, "plan 0"))
         old.run(old.core.look_up(0, "plan 0"))
         old.run(old.core.seal(0, "plan 0", staged(old, 0, 0)))
         files = staged(new, 1, 1)  # of a batch that Spark has begun there, before `old` comes to its end
         old.run(old.core.commit(0))
-        new.run(new.core.begin())
+        new.run(new.core.begin(1, "plan 1"))
         assert not new.run(new.core.look_up(1, "plan 1"))
         new.run(new.core.seal(1, "plan 1", files))
         new.run(new.core.commit(1))
@@ -466,7 +569,7 @@ def test_a_late_driver_s_files_are_never_in_the_log_behind_its_successor_s_takeo
     old.batch(0, 1)
     assert not old.run(old.core.look_up(1, "plan 1"))
     files = staged(old, 1, 2)
-    new.run(new.core.begin())
+    new.run(new.core.begin(1, "plan 1"))
     old.run(old.core.seal(1, "plan 1", files))
     with pytest.raises(FencedError, match="attempt 2"):
         old.run(old.core.commit(1))
