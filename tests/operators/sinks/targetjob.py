@@ -51,6 +51,15 @@ class Outside:
         self.stored = position
         self.commits += 1
 
+    @property
+    def seen(self) -> list[int]:
+        """Rows that others see, in order."""
+        return self.rows
+
+    def sink_of(self, options: dict[str, Any]) -> StagedSink:
+        """The sink of one attempt."""
+        return StagedSink(OutsideTarget(self), "out", **options)
+
     def lose(self) -> None:
         """Rows and position are gone."""
         self.rows, self.stored = [], None
@@ -107,7 +116,7 @@ class TargetJob(MiniJob):
     def start(self, flows: int | None = None) -> None:
         self.died = getattr(self, "committer", None), getattr(self, "contexts", None)
         self.attempt += 1
-        sink = StagedSink(OutsideTarget(self.outside), "out", **self.options)
+        sink = self.outside.sink_of(self.options)
         self.committables = Collected()
         self.contexts = [self._context(), self._context()]
         for context in self.contexts:

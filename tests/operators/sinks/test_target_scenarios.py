@@ -18,8 +18,8 @@ CASES = SINKS + POSITIONS
 class Play:
     """One case: an outside, and a job for each state directory."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.outside = Outside()
+    def __init__(self, options: dict[str, Any], outside: Outside | None = None) -> None:
+        self.outside = outside or Outside()
         self.options = options
         self.known: dict[str, Directories] = {}
         self.jobs: dict[str, TargetJob] = {}
@@ -81,13 +81,13 @@ class Play:
         self.outside.rows, self.outside.stored = self.kept
 
     def seen(self) -> Iterator[str]:
-        yield from map(str, self.outside.rows)
+        yield from map(str, self.outside.seen)
 
 
-def play(case: Case) -> str:
+def play(case: Case, outside: Outside | None = None) -> str:
     options = dict(case.options)
     commits = options.pop("commits", None)
-    scene, found = Play(options), []
+    scene, found = Play(options, outside), []
     for part in case.steps.split("|"):
         error = ""
         try:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 import holdfast as hf
 from holdfast.operators.connectors.kafka import partitions, source
 from holdfast.operators.connectors.kafka.partitions import KafkaPartition
-from tests.servers.kafka import KafkaServer
+from tests.servers.kafka import Code, Fault, Harm, KafkaServer
 from tests.servers.kafka_clients import _QUIET, TIMEOUT_S, Rdkafka
 
 NewTopic = Callable[..., str]
@@ -222,6 +222,34 @@ def test_offsets_of_the_group_follow_complete_checkpoints(kafka: KafkaServer, ne
     send(kafka, topic, *orders(3))
     with reading(orders_in) as (job, out):
         assert seen(job, out, 1) == [3]
+
+
+@pytest.mark.endurance
+def test_a_group_that_refuses_offsets_or_has_others_changes_nothing(kafka: KafkaServer, new_topic: NewTopic) -> None:
+    """Q33, Q34: what counts is the snapshot."""
+    topic = new_topic()
+    send(kafka, topic, *orders(1, 2))
+    orders_in = hf.KafkaSource(kafka.bootstrap, topic, schema=ORDERS, start="group", group=f"group-{topic}")
+    with reading(orders_in) as (job, out):
+        assert seen(job, out, 2) == [1, 2]
+        kafka.plan(Fault(Harm.REFUSE, "OffsetCommit", times=20, code=Code.INVALID_GROUP_ID))
+        job.checkpoint()
+        job.advance(by_ms=100)
+        assert (committed(kafka, topic) < 0, job.status) == (True, "RUNNING")
+        kafka.heal()
+        commit_elsewhere(kafka, topic, 1)
+        send(kafka, topic, *orders(3))
+        job.restart()
+        assert seen(job, out, 1) == [3]
+        job.checkpoint()
+        job.advance(by_ms=100)
+        assert committed(kafka, topic) == 3
+
+
+def commit_elsewhere(kafka: KafkaServer, topic: str, offset: int) -> None:
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": f"group-{topic}", "logger": _QUIET}
+    with contextlib.closing(confluent_kafka.Consumer(settings)) as consumer:
+        consumer.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, offset)], asynchronous=False)
 
 
 def committed(kafka: KafkaServer, topic: str) -> int:
