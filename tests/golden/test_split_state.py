@@ -1,16 +1,16 @@
 """What sources with splits keep, byte for byte: each connector's splits as readers store them, and what its enumerator knows.
-`split_state_v1.json` was made once; a release that reads less is no upgrade."""
+`split_state_v1.json` grows, and what is in it stays: `OLDER` was written before splits had a time to stop, and is read alone."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from holdfast.operators.connectors.kafka.partitions import KafkaPartition, PartitionEnumerator
+from holdfast.operators.connectors.kafka.partitions import Bounds, Found, KafkaPartition, PartitionEnumerator
 from holdfast.operators.connectors.nats.source import NatsSplit
 from holdfast.operators.sources.file_formats import FileSplit
 from holdfast.operators.sources.files import FileMemory
@@ -30,9 +30,14 @@ SPLITS: dict[str, AssignedSplit[Any]] = {
     "kafka, not begun, endless": AssignedSplit(KafkaPartition("orders[0]", "orders", 0, 0)),
     "nats": AssignedSplit(NatsSplit("orders.eu", "ORDERS", "orders.eu", "2026-01-31T12:05:00.000000001Z", 7, 1_000), (8,)),
     "nats, all subjects": AssignedSplit(NatsSplit("ORDERS", "ORDERS", "", "2026-01-31T12:05:00Z", 1)),
+    "kafka, to a time": AssignedSplit(KafkaPartition("orders[1]", "orders", 1, 40, None, "K3Zl", 1_770_000_000_000), (41,)),
+    "nats, to a time": AssignedSplit(
+        NatsSplit("ORDERS", "ORDERS", "", "2026-01-31T12:05:00Z", 1, stop_time="2026-02-02T02:40:00+00:00")
+    ),
     "file": AssignedSplit(FileSplit("/data/in/day=1/a.csv", 1 << 33, 1_770_000_000_000_000_001), (1 << 24, 299)),
     "file, not begun": AssignedSplit(FileSplit("bucket/in/b.parquet", 12, 0)),
 }
+OLDER = {"kafka", "kafka, not begun, endless", "nats", "nats, all subjects"}
 ENUMERATORS = {
     "kafka": EnumeratorEntry(STATE_VERSION, True, msgspec.msgpack.encode(PARTITIONS)),
     "file": EnumeratorEntry(STATE_VERSION, True, MEMORY.encoded),
@@ -48,7 +53,8 @@ def codec(of: SourceSplit) -> SplitCodec[Any]:
 def test_a_split_is_read_and_written_as_ever(name: str) -> None:
     stored = bytes.fromhex(GOLDEN["splits"][name])
     assert codec(SPLITS[name].split).decode(stored) == SPLITS[name]
-    assert codec(SPLITS[name].split).encode(SPLITS[name]) == stored
+    if name not in OLDER:
+        assert codec(SPLITS[name].split).encode(SPLITS[name]) == stored
 
 
 @pytest.mark.parametrize("name", ENUMERATORS)
@@ -63,11 +69,11 @@ def test_an_enumerator_is_read_and_written_as_ever(name: str) -> None:
 def test_what_was_found_is_known_again() -> None:
     folder = FileMemory.decoded(ENUMERATORS["file"].state, "in")
     assert (folder.found, folder.gone, folder.newest_ns) == (MEMORY.found, MEMORY.gone, MEMORY.newest_ns)
-    partitions = PartitionEnumerator.__new__(PartitionEnumerator)
+    partitions = PartitionEnumerator(cast("Any", None), Bounds(("orders",), "earliest", None, "", 1_000))
     partitions.restore_state(ENUMERATORS["kafka"].state)
     found = [KafkaPartition(name, "orders", number, 0, None, topic) for number, (name, topic) in enumerate(PARTITIONS.items())]
     new = KafkaPartition("orders[2]", "orders", 2, 0)
-    assert partitions.handle_discovered([*found, new]) == [new]
+    assert partitions.handle_discovered(Found([*found, new], is_last=False)) == [new]
 
 
 @pytest.mark.parametrize(("name", "other"), [("kafka", "nats"), ("file", "kafka"), ("nats", "file")])
