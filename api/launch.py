@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ def _launcher_of(session: SparkSession) -> SparkLauncher:
     access = access_of(session)
     with _making_launchers:
         if access.identity not in _launchers:
-            _launchers[access.identity] = SparkLauncher(session, Connector(Exposure(*access.coordinator_host)))
+            _launchers[access.identity] = SparkLauncher(session, Connector(exposure_of(access.coordinator_host, os.environ)))
         return _launchers[access.identity]
 
 
@@ -170,6 +171,13 @@ class Exposure:
 
     host: str
     advertised_host: str | None
+
+
+def exposure_of(found: tuple[str, str | None], environment: Mapping[str, str]) -> Exposure:
+    """As the session has it, unless HOLDFAST_ADVERTISED_HOST names the host under which executors reach this process: then the
+    coordinator listens on all addresses of this machine."""
+    advertised = environment.get("HOLDFAST_ADVERTISED_HOST", "")
+    return Exposure("0.0.0.0", advertised) if advertised else Exposure(*found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.chaos.checkers.base import Checker
-from holdfast.chaos.checkers.ledger import ClaimDropped, Decided, JobLedger, PowerLost, Snapshot, join
+from holdfast.chaos.checkers.ledger import ClaimDropped, Claimed, Decided, JobLedger, PowerLost, Snapshot, join
 from holdfast.chaos.checkers.observations import (
     Answered,
     Commanded,
@@ -89,6 +89,9 @@ class CompletionChecker(Checker):
             match change:
                 case Decided():
                     self._decided(change)
+                case Claimed(checkpoint_id=number) if self.ledger.stands(number):  # again, beside its decision
+                    self._check_files(self.ledger.completed[number])
+                    self._keep(self.ledger.completed[number])
                 case ClaimDropped(snapshot=Snapshot() as snapshot):
                     if not snapshot.kind.is_savepoint or self.ledger.is_subsumed(snapshot.checkpoint_id):
                         self._forget(snapshot.checkpoint_id)

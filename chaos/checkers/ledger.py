@@ -177,7 +177,7 @@ class JobLedger:
         self.claims: dict[int, ClaimRecord] = {}
         """Claims that exist, but for those in `_alone`."""
         self._alone: dict[int, ClaimRecord] = {}
-        """Claims of dropped ids that a stale leader created again: no checkpoint unless their decision is created again, too."""
+        """Claims of dropped ids that came back without their decision: no checkpoint unless that comes back, too."""
         self.first_claims: dict[int, ClaimRecord] = {}
         """First claim of every id that was ever claimed."""
         self.completed: dict[int, Snapshot] = {}
@@ -333,14 +333,21 @@ class JobLedger:
         if before is not None and before.nonce == record.nonce:
             is_late = fact.fate == "late"
             if number not in self.claims and (is_late or (before == record and record.epoch < self.newest_epoch)):
-                if not is_late:  # of a leader that slept between reading the claim and making it durable
+                # of a leader that asked for it twice, and slept or was not heard in between: behind the deletion, an orphan
+                if not self._is_completed(number):
                     self._alone[number] = record
-                return  # it lands after the id was dropped: an orphan
+                    return
+                before = record
             if is_late:
                 before = record
         self.first_claims.setdefault(number, record)
         self.claims[number] = record
         changes.append(Claimed(number, record, before))
+
+    def _is_completed(self, number: int) -> bool:
+        """Whether the register of an id that was completed holds a decision, and not one that a later leader wrote into it."""
+        content = self._decisions.get(number)
+        return number in self.completed and content is not None and not isinstance(decision_in(content), AbortRecord)
 
     def _decided(self, number: int, content: bytes, changes: list[Change]) -> None:
         self._decisions[number] = content
@@ -406,9 +413,11 @@ class JobLedger:
             decision = view.peek(f"{self._prefix}chk-{number}/{METADATA_NAME}")
             if number not in self._decisions and decision is not None:
                 self._decisions[number] = decision
-            if number in self.completed and decision is None:
-                continue  # a claim alone: of a request that came late, behind the deletion
             path = f"{self._prefix}chk-{number}/{CLAIM_NAME}"
-            if number not in self.claims and (content := view.peek(path)) is not None:
-                with suppress(HoldfastError):
-                    self.claims[number] = decode_record(ClaimRecord, content, path)
+            if number in self.claims or (content := view.peek(path)) is None:
+                continue
+            with suppress(HoldfastError):
+                record = decode_record(ClaimRecord, content, path)
+                # alone: of a request that came late, behind the deletion, whether or not a leader has aborted it since
+                is_alone = number in self.completed and not self._is_completed(number)
+                (self._alone if is_alone else self.claims)[number] = record

@@ -19,6 +19,7 @@ from holdfast.statebackends.storage.port import (
     PutIfAbsent,
     ReadFile,
     StatFile,
+    SyncFile,
 )
 
 
@@ -49,6 +50,8 @@ class OverlayStorage:
                 self._written[self._location(path)] = bytes(data)
                 self._deleted.discard(self._location(path))
                 return True
+            case SyncFile(path=path):
+                return self._content(path) is not None
             case ReadFile(path=path, offset=offset, length=length):
                 content = self._content(path)
                 if content is None:

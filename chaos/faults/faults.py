@@ -86,6 +86,7 @@ STORE_OPERATIONS = (
     "DownloadFile",
     "ReadFile",
     "StatFile",
+    "SyncFile",
     "ListFiles",
     "ListFolder",
     "LinkFile",

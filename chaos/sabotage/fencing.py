@@ -20,6 +20,7 @@ from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
 from holdfast.coordinator.ha.records import AbortRecord, RestorePoint
 from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, PutIfAbsent
 
 
@@ -47,6 +48,15 @@ def _does_not_wait(original: Any) -> Any:
 def _wins_always(path: str, content: bytes, read: Any = None) -> Flow[bytes]:
     yield PutIfAbsent(path, content)
     return content
+
+
+def _writes_again(original: Any) -> Any:
+    def make_durable(path: str, read: Any = read_whole) -> Flow[bytes]:
+        content: bytes = yield from original(path, read)
+        yield PutIfAbsent(path, content)
+        return content
+
+    return make_durable
 
 
 def _looks_away(original: Any) -> Any:
@@ -97,6 +107,8 @@ def _forgets_who_was_started(original: Any) -> Any:
 SLOTS_TRIED = 8
 """More slots than a simulated job has."""
 
+
+_CLAIM_IS_DURABLE = "coordinator.recovering.SyncFile.claim.done"
 
 SABOTAGES = (
     Sabotage(
@@ -165,5 +177,19 @@ SABOTAGES = (
         ("I13", "I15"),
         (Mutant(recovery_module, "abort_checkpoint", _decides_nothing),),
         kinds=("crashes", "zombies"),
+    ),
+    Sabotage(
+        "found_written_again",
+        "a new leader makes a record durable by writing what it read, also when the record was deleted meanwhile",
+        ("I11",),
+        (Mutant(recovery_module, "make_durable", _writes_again),),
+        workloads=("counter",),
+        plan=(
+            Fault("kill_coordinator", at_ms=500, amount=1),
+            Fault("second_coordinator", on=_CLAIM_IS_DURABLE, duration_ms=9_000),
+            Fault("pause_coordinator", on=_CLAIM_IS_DURABLE, duration_ms=900),
+            Fault("store_partial", "coordinator:DeleteFolder", at_ms=600, duration_ms=4_000),
+        ),
+        backend="filesystem",
     ),
 )

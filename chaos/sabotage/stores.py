@@ -82,6 +82,10 @@ def _believes_its_eyes(original: Any) -> Any:
     return put_if_absent
 
 
+def _looks_only(original: Any) -> Any:
+    return lambda self, target: self._stat(target) is not None
+
+
 SABOTAGES = (
     Sabotage(
         "unsynced_write",
@@ -94,7 +98,7 @@ SABOTAGES = (
         "unsynced_found",
         "a name that is found counts as durable, though its writer may not have got so far",
         ("I14", "I11", "I12", "I13", "I15", "I16", "I19"),
-        (Mutant(LocalStorage, "_put_if_absent", _believes_its_eyes),),
+        (Mutant(LocalStorage, "_put_if_absent", _believes_its_eyes), Mutant(LocalStorage, "_make_durable", _looks_only)),
         workloads=("counter", "windows", "ends", "fanout"),
         plan=(
             throughout("store_unsynced", "coordinator:PutIfAbsent", probability=0.5),

@@ -162,6 +162,8 @@ class ObjectStorage:
         match operation:
             case ops.PutIfAbsent():
                 return self._store.put(self._key(operation.path), bytes(operation.data))
+            case ops.SyncFile():  # an object that is there is durable
+                return self._store.head(self._key(operation.path)) is not None
             case ops.WriteFile():
                 return self._write(operation.path, b"".join(operation.chunks))
             case ops.UploadFile():

@@ -352,9 +352,7 @@ _PLAIN_READS = (ops.StatFile, ops.ReadFile, ops.DownloadFile, ops.ListFiles, ops
 
 
 def _changes(operation: Operation) -> bool:
-    return not isinstance(
-        operation, ops.DownloadFile | ops.ReadFile | ops.StatFile | ops.ListFiles | ops.DescribeFiles | ops.ListFolder
-    )
+    return not isinstance(operation, (*_PLAIN_READS, ops.SyncFile, ops.ListFolder))
 
 
 def _as_sent(operation: Operation) -> Operation:
@@ -408,6 +406,8 @@ def _short(operation: Operation, result: Any) -> str:
             return "created" if result else "exists"
         case ops.StatFile():
             return "missing" if result is None else "exists"
+        case ops.SyncFile():
+            return "durable" if result else "missing"
         case ops.ListFiles() | ops.DescribeFiles() | ops.ListFolder():
             return f"{len(result)} names"
         case ops.DeleteFile():

@@ -186,7 +186,11 @@ class ConnectAccess:
         from holdfast.operators.worker.main import route_address
 
         here = route_address(f"//{self._host}")
-        return ("127.0.0.1", None) if here.startswith("127.") else ("0.0.0.0", here)
+        if not here.startswith("127."):
+            return "0.0.0.0", here
+        if is_local(self._setting("spark.master", "")):  # executors are in the server, on this machine
+            return "127.0.0.1", None
+        return "0.0.0.0", self._setting("spark.driver.host", "") or None  # the server is here: what executors call it, they call us
 
     @property
     def identity(self) -> Any:

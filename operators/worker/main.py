@@ -53,6 +53,8 @@ WATCH_INTERVAL_S = 0.5
 FLUSH_TIMEOUT_S = 5.0
 """Seconds that a leaving worker waits for its last states to be sent."""
 
+ADVERTISED_HOST = "HOLDFAST_ADVERTISED_HOST"
+"""Environment variable of the process that has the coordinator: the host under which workers reach it."""
 EXIT_ORPHANED = 70
 EXIT_CANCELLATION_TIMEOUT = 71
 EXIT_RESPAWN = 75
@@ -364,7 +366,13 @@ class Watch:
             return EXIT_ORPHANED
         unreachable_since_ms = self._gateway.unreachable_since_ms
         if unreachable_since_ms is not None and now_ms - unreachable_since_ms > self._spec.lease_timeout_ms:
-            log.error("no coordinator for %d ms", now_ms - unreachable_since_ms)
+            log.error(
+                "no answer of a coordinator at %s for %d ms; if workers can't reach an embedded one at that address, set %s to "
+                "one that they reach, where the job is started",
+                self._spec.coordinator_url,
+                now_ms - unreachable_since_ms,
+                ADVERTISED_HOST,
+            )
             return EXIT_ORPHANED
         return None
 

@@ -116,6 +116,24 @@ class DurableFolders:
         with self._lock:
             self._known.add(folder)
 
+    def sync(self, folder: str) -> bool:
+        """Sync the names in a folder, and the folder's own and its ancestors' unless they are known. False if it does not exist:
+        unlike `ensure` this makes none."""
+        above, unknown = folder, []
+        with self._lock:
+            while above not in self._known:
+                unknown.append(posixpath.dirname(above))
+                if above == self._root or not above.startswith(self._root):
+                    break
+                above = posixpath.dirname(above)
+        try:
+            for parent in reversed(unknown):
+                self._sync(parent)
+            self._fs.fsync_folder(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
     def _sync(self, parent: str) -> None:
         try:
             self._fs.fsync_folder(parent)
@@ -211,6 +229,8 @@ class LocalStorage:
         match operation:
             case ops.PutIfAbsent():
                 return self._put_if_absent(self._resolve(operation.path), operation.data)
+            case ops.SyncFile():
+                return self._make_durable(self._resolve(operation.path))
             case ops.WriteFile():
                 return self._write(self._resolve(operation.path), operation.chunks)[0]
             case ops.UploadFile():
@@ -256,6 +276,9 @@ class LocalStorage:
             self._folders.ensure(posixpath.dirname(target))
             self._fs.fsync_folder(posixpath.dirname(target))
         return created
+
+    def _make_durable(self, target: str) -> bool:
+        return self._folders.sync(posixpath.dirname(target)) and self._stat(target) is not None
 
     def _write(self, target: str, chunks: Iterable[ops.Buffer]) -> tuple[int, str]:
         return self._store(target, lambda descriptor, digest: write_all(self._fs, descriptor, digest.passing(chunks)))

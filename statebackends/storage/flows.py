@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.storage.port import DeleteFile, Flow, InParallel, PutIfAbsent, ReadFile
+from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
+from holdfast.statebackends.storage.port import DeleteFile, Flow, InParallel, ReadFile, SyncFile
 
 T = TypeVar("T")
 
@@ -77,7 +77,10 @@ def make_durable(path: str, read: Callable[[str], Flow[bytes]] = read_whole) -> 
     """The content of a file, as `read` gives it, made durable. Raises ObjectMissingError.
 
     On a directory a name may be visible before it is durable, and its writer may have died in between. A process that finds the
-    file and acts on it first makes the name durable; otherwise a power loss would undo what others have acted on."""
+    file and acts on it first makes the name durable; otherwise a power loss would undo what others have acted on. A caller that
+    sleeps in between must not bring back what a successor has deleted: nothing is created."""
     content = yield from read(path)
-    yield PutIfAbsent(path, content)  # the file exists: this makes its name durable, and writes nothing
+    is_there: bool = yield SyncFile(path)
+    if not is_there:
+        raise ObjectMissingError(f"{path} was deleted while it was made durable", path=path)
     return content

@@ -30,6 +30,14 @@ class PutIfAbsent(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class SyncFile(msgspec.Struct, frozen=True):
+    """Make the name of a file durable whose writer may have died before it was. Result: bool, False if there is no such file.
+
+    Nothing is created: a file that was deleted meanwhile stays deleted, however long the caller slept since it read it."""
+
+    path: str
+
+
 class WriteFile(msgspec.Struct, frozen=True):
     """Write a file whose name is this writer's alone; durable when the operation returns. Result: int, bytes written."""
 
@@ -123,6 +131,7 @@ class DeleteFolder(msgspec.Struct, frozen=True):
 
 Operation: TypeAlias = (
     PutIfAbsent
+    | SyncFile
     | WriteFile
     | UploadFile
     | DownloadFile

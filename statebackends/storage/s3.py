@@ -122,6 +122,8 @@ class S3Storage:
                 key = self._key(operation.path)
                 self.check_conditions()
                 return self._transfers.create(key, operation.data)
+            case ops.SyncFile():  # an object that is there is durable
+                return self._transfers.head(self._key(operation.path)) is not None
             case ops.WriteFile():
                 return self._write(operation)
             case ops.UploadFile():

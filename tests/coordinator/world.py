@@ -58,6 +58,7 @@ from holdfast.statebackends.storage.port import (
     ReadFile,
     StatFile,
     Storage,
+    SyncFile,
     WriteFile,
     one_by_one,
 )
@@ -105,6 +106,8 @@ class DictStorage:
                     raise ObjectMissingError(operation.path, path=operation.path)
                 stop = None if operation.length is None else operation.offset + operation.length
                 return self.files[operation.path][operation.offset : stop]
+            case SyncFile():
+                return operation.path in self.files
             case StatFile():
                 return len(self.files[operation.path]) if operation.path in self.files else None
             case ListFiles():

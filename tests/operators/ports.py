@@ -44,6 +44,8 @@ class DictStorage:
             case ops.ReadFile(path, offset, length):
                 self._need(path)
                 return files[path][offset : None if length is None else offset + length]
+            case ops.SyncFile(path):
+                return path in files
             case ops.StatFile(path):
                 return len(files[path]) if path in files else None
             case ops.ListFiles(prefix):

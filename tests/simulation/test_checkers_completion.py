@@ -279,3 +279,27 @@ def test_a_claim_alone_behind_its_deletion_is_no_checkpoint_until_its_decision_i
     assert story.violations == []
     story.put(f"{JOB}/chk-1/_metadata", decision)
     assert "I11" in story.broken
+
+
+def test_a_claim_that_comes_back_beside_its_decision_needs_the_files_of_its_checkpoint(story: Story) -> None:
+    claim = story.files[f"{STATE}/{JOB}/chk-1/_claim"]
+    gone = next(path for path in story.files if "/chk-1/" in path and not path.endswith(("_claim", "_metadata")))
+    story.lead()
+    story.complete(2)
+    story.delete(f"{JOB}/chk-1/_claim")
+    story.delete(gone.removeprefix(f"{STATE}/"))
+    assert story.violations == []
+    story.put(f"{JOB}/chk-1/_claim", claim)  # by a leader that had slept
+    assert "I11" in story.broken
+
+
+def test_a_claim_alone_that_was_aborted_is_no_checkpoint_behind_a_power_loss(story: Story) -> None:
+    claim = story.files[f"{STATE}/{JOB}/chk-1/_claim"]
+    story.complete(2)
+    story.drop(1)
+    story.lead()
+    story.put(f"{JOB}/chk-1/_claim", claim)
+    story.abort(1)
+    story.lose_power()
+    story.end()
+    assert story.violations == []

@@ -304,3 +304,17 @@ def test_temporary_names_never_collide_between_storages() -> None:
     for storage in (first, second, first.at("/state")):
         storage.execute(ops.WriteFile(f"a{len(created)}", [DATA]))
     assert len({*created, *nonces}) == 5
+
+
+def test_a_name_that_was_found_lasts_once_it_was_synced() -> None:
+    """Its writer had given it and died before the sync; its folders were never synced, either."""
+    for seed in range(20):
+        disk = SimDisk()
+        for folder in ("/state", "/state/job", "/state/job/chk-1"):
+            disk.mkdir(folder)
+        descriptor = disk.create(f"/state/{PATH}")
+        disk.write(descriptor, DATA)
+        disk.fsync(descriptor)
+        assert disk.storage("/state").execute(ops.SyncFile(PATH)) is True
+        disk.power_loss(random.Random(seed))
+        assert disk.storage("/state").execute(ops.ReadFile(PATH)) == DATA

@@ -540,7 +540,7 @@ def test_a_flow_killed_anywhere_leaves_what_must_hold(name: str) -> None:
         ("half_deleted_left", "subsume"),
         ("shared_deleted_first", "subsume"),
         ("claim_deleted_last", "subsume"),
-        ("overwriting_put", "recover"),
+        ("unsettled_takeover", "recover"),
     ],
 )
 def test_a_mistake_is_found_where_a_flow_is_killed(sabotage: str, name: str) -> None:

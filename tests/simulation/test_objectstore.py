@@ -59,6 +59,7 @@ def some_operation(rng: random.Random, tmp_path: Path) -> Operation:
         lambda: ops.DeleteFile(path),
         lambda: ops.DeleteFolder(folder.removeprefix("f") or "e"),
         lambda: ops.DeleteFolder(""),
+        lambda: ops.SyncFile(path),
     ]
     return rng.choice(makers)()
 

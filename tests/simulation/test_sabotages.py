@@ -197,6 +197,7 @@ SCENES = {
     "newest_dropped": Scene("counter"),
     "repeated_ack_discarded": Scene("windows", (throughout("duplicate", "acks"),)),
     "claim_deleted_last": Scene("counter"),
+    "found_written_again": drawn("found_written_again", first=1),
     "forgotten_restarts": drawn("forgotten_restarts", first=0),
     "folded_keys": Scene("keys", first=6),
     "narrow_keys": Scene("keys"),

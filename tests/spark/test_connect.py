@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.api.launch import Exposure, exposure_of
 from holdfast.operators.spark.access import ConnectAccess, ConnectBackend
 from holdfast.operators.spark.slots import WorkerTemplate
 from holdfast.operators.spark.supervisor import WorkerEnd
@@ -65,6 +66,22 @@ class Session:
 
 def access(session: Session) -> ConnectAccess:
     return ConnectAccess(session)
+
+
+@pytest.mark.parametrize(
+    ("settings", "host"),
+    [
+        ({"spark_master": "local[4]", "spark_driver_host": "10.0.0.1"}, ("127.0.0.1", None)),
+        ({"spark_master": "spark://10.0.0.9:7077", "spark_driver_host": "10.0.0.1"}, ("0.0.0.0", "10.0.0.1")),
+    ],
+)
+def test_a_server_on_this_machine_says_where_its_executors_find_a_coordinator(
+    settings: dict[str, str], host: tuple[str, str | None]
+) -> None:
+    found = access(Session(4, **settings)).coordinator_host
+    assert found == host
+    assert exposure_of(found, {}) == Exposure(*host)
+    assert exposure_of(found, {"HOLDFAST_ADVERTISED_HOST": "client.example"}) == Exposure("0.0.0.0", "client.example")
 
 
 def test_slots_are_the_parts_of_a_plan_by_the_cpus_of_a_task() -> None:

@@ -32,6 +32,15 @@ class StorageContract:
         assert storage.execute(ops.PutIfAbsent(PATH, b"other")) is False
         assert read(storage) == DATA
 
+    def test_sync_finds_a_file_and_creates_none(self, storage: Storage) -> None:
+        assert storage.execute(ops.SyncFile(PATH)) is False
+        assert storage.execute(ops.ListFolder("")) == []
+        storage.execute(ops.PutIfAbsent(PATH, DATA))
+        assert storage.execute(ops.SyncFile(PATH)) is True
+        storage.execute(ops.DeleteFile(PATH))
+        assert storage.execute(ops.SyncFile(PATH)) is False
+        assert read(storage) is None
+
     def test_retried_write_is_fine_and_a_reused_name_is_a_bug(self, storage: Storage) -> None:
         assert storage.execute(ops.WriteFile(PATH, [b"ab", bytearray(b"c")])) == 3
         assert storage.execute(ops.WriteFile(PATH, [b"abc"])) == 3
