@@ -303,7 +303,7 @@ class SlotReader(SplitReader[SlotSplit]):
         if left[0] != progress.tables[0]:
             progress = SnapshotProgress(left)
         else:
-            progress = SnapshotProgress(left, progress.columns, progress.key)
+            progress = SnapshotProgress(left, progress.columns, progress.key, progress.late)
         self._snapshot = InitialSnapshot(
             source.login, source.place, source.publication, source.columns, progress, f"{self._application} snapshot"
         )
@@ -400,7 +400,8 @@ class SlotReader(SplitReader[SlotSplit]):
             ) from error
         if rows.position == before:
             return ()
-        return [SplitRecords(split, batch, positions, position=rows.position, dead_letters=letters)]
+        late = () if self._snapshot is None else self._snapshot.take_late_changes()
+        return [ChunkRecords(split, batch, positions, position=rows.position, dead_letters=letters, late=late)]
 
     def _read_snapshot(self, split: str, rows: ChangeRows) -> Sequence[SplitRecords]:
         snapshot, held = self._snapshot, self._held
@@ -487,8 +488,8 @@ class SlotSourceReader(FetchingReader[SlotSplit]):
 
     def poll(self, rows_max: int) -> SplitRecords | int | None:
         records = super().poll(rows_max)
-        if isinstance(records, ChunkRecords) and records.marks is not None:
-            self._marks.add(records.marks)
+        if isinstance(records, ChunkRecords):
+            self._marks.add(records)
         return records
 
     def snapshot_state(self, checkpoint_id: int, splits: Sequence[AssignedSplit[SlotSplit]]) -> Sequence[AssignedSplit[SlotSplit]]:
