@@ -190,8 +190,7 @@ class InitialSnapshot:
         self._query(MESSAGE)
         self._query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         for name in self._restored.tables:
-            schema, _, table = name.partition(".")
-            self._query(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE")
+            self._lock(name)
         self._import()
         published = {row[0]: row for row in self._query(self._publication_query())}
         for name in self._restored.tables:
@@ -203,6 +202,17 @@ class InitialSnapshot:
         self._check_key()
         self._taken_us = self._query("SELECT (extract(epoch FROM now()) * 1000000)::int8")[0][0]
         log.info("%s: %s are read as of %s", self._place, ", ".join(self._restored.tables), lsn_text(self.lsn))
+
+    def _lock(self, name: str) -> None:
+        schema, _, table = name.partition(".")
+        try:
+            self._query(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE")
+        except client().Error as error:
+            if error.pgcode not in ("42P01", "3F000"):
+                raise
+            text = self._login.hidden(str(error)).strip()
+            message = f"{self._place}: {name} is not read to its end, and is gone: {text}"
+            raise InvalidConfigError(message, setting="tables") from None
 
     def _import(self) -> None:
         """The snapshot of a slot that is made for it alone, and goes with its session."""

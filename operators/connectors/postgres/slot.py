@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from holdfast.operators.connectors.postgres.published import ReadTable
 from holdfast.operators.sources.splits import Position, SourceSplit, SplitRecords
 
 Key = tuple[str, ...]
@@ -50,6 +51,8 @@ class SlotSplit(SourceSplit, frozen=True):
     """Of the server's log, as far as the position; 0: not known."""
     snapshot: SnapshotProgress | None = None
     """None: all rows that the tables had were given, or are not wanted."""
+    tables: tuple[ReadTable, ...] = ()
+    """That are read; empty: written by a version that did not keep them, all are taken for known."""
 
 
 @dataclass(frozen=True, slots=True)
