@@ -26,6 +26,7 @@ from holdfast.operators.connectors.postgres.pgoutput import (
     Value,
     Values,
 )
+from holdfast.operators.connectors.postgres.published import ReadTable, TableGoneError
 from holdfast.operators.connectors.postgres.table import TableColumn
 from holdfast.operators.sources.splits import DeadLetter, Position
 
@@ -97,11 +98,17 @@ class ChangeRows:
     """The changes of some tables, from one position on."""
 
     def __init__(
-        self, tables: Sequence[str], columns: pa.Schema, position: Position, keys: Mapping[str, Sequence[str]] | None = None
+        self,
+        tables: Sequence[str],
+        columns: pa.Schema,
+        position: Position,
+        keys: Mapping[str, Sequence[str]] | None = None,
+        known: Sequence[ReadTable] = (),
     ) -> None:
         """tables: `schema.table` each; columns: of the rows, behind those of `META`; keys: names of the key's columns, by table:
-        where a server sends whole old rows it does not say which of them are the key."""
+        where a server sends whole old rows it does not say which are the key. known: the tables as the server knows them."""
         self._tables = frozenset(tables)
+        self._known = {each.oid: each for each in known}
         self._keys = keys or {}
         self._columns = columns
         self._from = position or (0, 0)
@@ -142,7 +149,7 @@ class ChangeRows:
             self.advance(snapshot.lsn)
 
     def take(self, message: Message) -> None:
-        """Raises UnknownRelationError."""
+        """Raises UnknownRelationError, and TableGoneError in front of the first change of a table that is another one now."""
         match message:
             case Begin():
                 self._begin, self._index = message, 0
@@ -150,7 +157,7 @@ class ChangeRows:
                 self._begin, self.last_commit_lsn = None, message.commit_lsn
                 self.advance(message.end_lsn)
             case Relation():
-                self._relations[message.oid] = (message.name, tuple(each.name for each in message.columns))
+                self._relations[message.oid] = (self._name_of(message), tuple(each.name for each in message.columns))
             case Insert():
                 self._add(INSERT, message.relation, message.new)
             case Update():
@@ -162,6 +169,19 @@ class ChangeRows:
                     self._add(TRUNCATE, relation, ())
             case _:
                 assert_never(message)
+
+    def _name_of(self, relation: Relation) -> str:
+        """By which a table is read; empty: it is not, though it had the name of one that is, in front of a snapshot."""
+        known = self._known.get(relation.oid)
+        if known is not None:
+            if relation.name not in known.names:
+                raise TableGoneError(f"{known.name} is called {relation.name} from here on: give that as its name in tables=")
+            return known.name
+        if relation.name not in self._tables or not self._known:
+            return relation.name
+        if self._snapshot is None:
+            raise TableGoneError(f"changes of another table with the name {relation.name} come from here on")
+        return ""
 
     def _update(self, message: Update) -> None:
         """One whose key has changed deletes the old key, and inserts a row: who keeps rows by key then needs nothing else."""

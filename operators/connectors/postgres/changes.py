@@ -24,6 +24,13 @@ from holdfast.operators.connectors.postgres.change_rows import META, ChangeRows,
 from holdfast.operators.connectors.postgres.initial import HEARTBEAT, MESSAGE, OUTPUT, InitialSnapshot, key_names, read_key
 from holdfast.operators.connectors.postgres.login import Login, client
 from holdfast.operators.connectors.postgres.pgoutput import Begin, MalformedMessageError, Message, decode
+from holdfast.operators.connectors.postgres.published import (
+    ReadTable,
+    TableGoneError,
+    find_tables,
+    resolve_tables,
+    table_problem,
+)
 from holdfast.operators.connectors.postgres.slot import (
     ChunkRecords,
     ServerIdentity,
@@ -47,6 +54,7 @@ from holdfast.operators.sources.splits import (
 )
 from holdfast.statebackends.errors import (
     FencedError,
+    HoldfastError,
     InvalidConfigError,
     InvalidRecordError,
     SourceDataLostError,
@@ -67,6 +75,8 @@ MORE_S = 0.005
 FEEDBACK_S = 5.0
 """Between two signs of life: the server ends a session behind `wal_sender_timeout`, 60 s by default."""
 TAKEOVER_MAX_S = 30.0
+LOOK_S = 10.0
+"""Between two looks at whether the tables are still there, and in the publication."""
 HEARTBEAT_BYTES = 16 << 20
 """Log of others behind the last message that came, from which on a message of our own lets the slot move on."""
 
@@ -105,13 +115,17 @@ class PostgresChanges(Source[SlotSplit]):
     must be there.
     snapshot: "initial": the rows that the tables have come first, as inserts, each once, and then what changes behind; each table
     needs a primary key, or an index as its replica identity. "never": changes alone, from where the slot is. It counts when the job
-    starts empty.
+    starts empty, and for tables that are added.
 
     Rows have `op` (insert, update, delete, truncate), `table`, `committed_at`, `unchanged`, and the columns of the tables: new
     values, of a delete those of the replica identity, null otherwise. An update that changes the key is a delete and an insert.
     `unchanged` names columns whose large value an update has not touched, and the server does not send: they are null (none with
     REPLICA IDENTITY FULL). Types that Arrow lacks (numeric without precision, json, uuid, arrays, interval ...) come as the
     server's text.
+
+    A table that is renamed, dropped, or taken out of the publication while the job has it fails the job by name
+    (SourceDataLostError), behind its last change; a renamed one goes on under its new name in `tables`. One that is added to
+    `tables` of a job with state is read from its beginning, too.
 
     A checkpoint has the position (LSN, index): each change comes once. A slot that is gone, was invalidated, or was moved beyond
     the position (by others, or since the snapshot is an old one), another server, one that was promoted without all of the log, and
@@ -197,6 +211,15 @@ class PostgresChanges(Source[SlotSplit]):
         return SlotSourceReader(SlotReader(self, job_id=context.job_id, attempt=context.attempt))
 
 
+def not_published(source: PostgresChanges, missing: Sequence[str]) -> InvalidConfigError:
+    """Tables that the publication does not have."""
+    return InvalidConfigError(
+        f"{source.place}: publication {source.publication} does not have {', '.join(missing)}: CREATE PUBLICATION ... FOR TABLE, "
+        "or ALTER PUBLICATION ... ADD TABLE",
+        setting="publication",
+    )
+
+
 class SlotEnumerator(SplitEnumerator[SlotSplit]):
     """Finds the one split, and makes the slot that it is."""
 
@@ -210,21 +233,18 @@ class SlotEnumerator(SplitEnumerator[SlotSplit]):
             cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (source.slot,))
             if cursor.fetchone() is None:
                 self._create_slot(cursor)
+            tables, _ = resolve_tables(source.tables, (), find_tables(cursor, source.publication, source.tables, ()))
         with contextlib.closing(replication(source.login, "holdfast check")) as connection:
             server = identify(connection)
         progress = SnapshotProgress(source.tables) if source.snapshot == "initial" else None
-        return [SlotSplit(source.slot, system=server.system, timeline=server.timeline, snapshot=progress)]
+        return [SlotSplit(source.slot, server.system, server.timeline, progress, tables)]
 
     def _check_publication(self, cursor: Any) -> None:
         source = self._source
         cursor.execute("SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s", (source.publication,))
         missing = sorted(set(source.tables) - {row[0] for row in cursor.fetchall()})
         if missing:
-            raise InvalidConfigError(
-                f"{source.place}: publication {source.publication} does not have {', '.join(missing)}: CREATE PUBLICATION ... FOR "
-                "TABLE, or ALTER PUBLICATION ... ADD TABLE",
-                setting="publication",
-            )
+            raise not_published(source, missing)
 
     def _create_slot(self, cursor: Any) -> None:
         source = self._source
@@ -251,8 +271,13 @@ class SlotReader(SplitReader[SlotSplit]):
         """What is to be read of the tables; None: nothing."""
         self._held: Message | None = None
         """The first message behind the snapshot: its rows come first."""
-        self.server: ServerIdentity | None = None
-        """Once it is known that it has the log in which the position is."""
+        self.begun: SlotSplit | None = None
+        """The split as it is read, once it is known that the server has the log in which the position is."""
+        self._gone: SourceDataLostError | None = None
+        """A table is not there any more, or not in the publication."""
+        self._gone_at = 0
+        """LSN in front of which all of its changes are."""
+        self._looked_at = 0.0
         self._connection: Any = None
         self._cursor: Any = None
         self._told = 0
@@ -268,17 +293,41 @@ class SlotReader(SplitReader[SlotSplit]):
         for assigned in splits:
             source, split, position = self._source, assigned.split, assigned.position
             self._split = split.split_id
-            self._rows = ChangeRows(source.tables, source.columns, position, source.keys)
             try:
                 self._connection = replication(source.login, f"{self._application} {self._attempt}")
                 server = self._check_server(split, position)
                 with cursor_of(source.login, "holdfast check") as cursor:
                     self._take_over(cursor, position)
-                self._open_snapshot(split.snapshot)
+                    tables, progress = self._resolve(cursor, split)
+                self._rows = ChangeRows(source.tables, source.columns, position, source.keys, tables)
+                self._open_snapshot(progress)
                 self._start()
-                self.server = server
+                self.begun = SlotSplit(split.split_id, server.system, server.timeline, progress, tables)
             except client().Error as error:
                 raise self._failed(error) from None
+
+    def _resolve(self, cursor: Any, split: SlotSplit) -> tuple[tuple[ReadTable, ...], SnapshotProgress | None]:
+        """The tables, and what is still to be read of them: of those that the state does not have, all."""
+        source, progress = self._source, split.snapshot
+        found = find_tables(cursor, source.publication, source.tables, split.tables)
+        tables, added = resolve_tables(source.tables, split.tables, found)
+        published = {each.name for each in found if each.entries}
+        missing = [name for name in added if name not in published]
+        if missing:
+            raise not_published(source, missing)
+        if added:
+            log.info("%s: %s are read, too, which the job's state does not have", source.place, ", ".join(added))
+        names = {old: table.name for table in tables for old in table.names}
+        left = () if progress is None else tuple(names[each] for each in progress.tables if each in names)
+        if progress is not None and left and names.get(progress.tables[0]) == left[0]:
+            progress = SnapshotProgress(left, progress.columns, progress.key, progress.late)
+        elif left:
+            progress = SnapshotProgress(left)
+        else:
+            progress = None
+        if added and source.snapshot == "initial":
+            progress = SnapshotProgress(added) if progress is None else msgspec.structs.replace(progress, tables=(*left, *added))
+        return tables, progress
 
     def _check_server(self, split: SlotSplit, position: Position) -> ServerIdentity:
         """A position is one of a server's log: that of another server, or of another line of copies, has other changes there."""
@@ -297,13 +346,8 @@ class SlotReader(SplitReader[SlotSplit]):
 
     def _open_snapshot(self, progress: SnapshotProgress | None) -> None:
         source = self._source
-        left = () if progress is None else tuple(each for each in progress.tables if each in source.tables)
-        if progress is None or not left:
+        if progress is None:
             return
-        if left[0] != progress.tables[0]:
-            progress = SnapshotProgress(left)
-        else:
-            progress = SnapshotProgress(left, progress.columns, progress.key)
         self._snapshot = InitialSnapshot(
             source.login, source.place, source.publication, source.columns, progress, f"{self._application} snapshot"
         )
@@ -368,6 +412,8 @@ class SlotReader(SplitReader[SlotSplit]):
         text = self._source.login.hidden(str(error)).strip()
         if any(known in text for known in _LOST):
             return self._lost(self._rows.position, text)
+        if "publication" in text and "does not exist" in text:
+            return InvalidConfigError(f"{self._source.place}: {text} (where the slot is in the log)", setting="publication")
         if getattr(error, "pgcode", None) == "42501":
             return InvalidConfigError(f"{self._source.place}: {text}", setting="tables")
         return StorageUnavailableError(f"{self._source.place}: {text}", path=self._source.place)
@@ -386,7 +432,10 @@ class SlotReader(SplitReader[SlotSplit]):
         if split is None or self._cursor is None:
             return ()
         before = rows.position
+        if self._gone is not None and before and before[0] >= self._gone_at:
+            raise self._gone
         try:
+            self._look()
             if self._held is not None:
                 return self._read_snapshot(split, rows)
             self._gather(rows)
@@ -398,9 +447,12 @@ class SlotReader(SplitReader[SlotSplit]):
             raise InvalidRecordError(
                 f"{self._source.place}: {error}", operator=self._source.name, split=split, position=rows.position, reason=str(error)
             ) from error
-        if rows.position == before:
+        if rows.position == before and batch is None:
+            if self._gone is not None and not rows.is_in_transaction and self._cursor.wal_end >= self._gone_at:
+                raise self._gone
             return ()
-        return [SplitRecords(split, batch, positions, position=rows.position, dead_letters=letters)]
+        late = () if self._snapshot is None else self._snapshot.take_late_changes()
+        return [ChunkRecords(split, batch, positions, position=rows.position, dead_letters=letters, late=late)]
 
     def _read_snapshot(self, split: str, rows: ChangeRows) -> Sequence[SplitRecords]:
         snapshot, held = self._snapshot, self._held
@@ -431,10 +483,40 @@ class SlotReader(SplitReader[SlotSplit]):
             if self._is_behind_snapshot(decoded):
                 self._held = decoded
                 return
-            if decoded is not None:
-                rows.take(decoded)
+            try:
+                if decoded is not None:
+                    rows.take(decoded)
+            except TableGoneError as error:
+                self._gone, self._gone_at = self._table_gone(str(error)), 0
+                return
             if time.monotonic() > deadline and rows.num_rows:
                 return
+
+    def _look(self) -> None:
+        """Now and then whether the tables are there. One that is not fails the job once all in front of that has come."""
+        now, source, begun = time.monotonic(), self._source, self.begun
+        if begun is None or self._gone is not None or now < self._looked_at + LOOK_S:
+            return
+        self._looked_at = now
+        try:
+            with cursor_of(source.login, "holdfast looks") as cursor:
+                found = find_tables(cursor, source.publication, source.tables, begun.tables)
+                problems = [each for each in (table_problem(table, found) for table in begun.tables) if each is not None]
+                if problems:
+                    cursor.execute(_END)
+                    self._gone_at, self._gone = lsn_of(cursor.fetchone()[0]), self._table_gone("; ".join(problems))
+                    cursor.execute(HEARTBEAT)  # something comes behind it
+        except (client().Error, HoldfastError) as error:
+            log.warning("%s: it is not known whether the tables are there: %s", source.place, source.login.hidden(str(error)))
+
+    def _table_gone(self, reason: str) -> SourceDataLostError:
+        place, position = self._source.place, self._rows.position
+        mend = (
+            "Without it in tables= the job goes on from its state; once a later checkpoint is complete, it can be added again, and "
+            'is read from its beginning (snapshot="initial")'
+        )
+        message = f"{place}: publication {self._source.publication}: {reason}: changes of it are lost. {mend}"
+        return SourceDataLostError(message, connector=CONNECTOR, split=self._source.slot, position=tuple(position), reason=reason)
 
     def _is_behind_snapshot(self, message: Message | None) -> bool:
         return self._snapshot is not None and isinstance(message, Begin) and message.commit_lsn >= self._snapshot.lsn
@@ -478,26 +560,25 @@ class SlotSourceReader(FetchingReader[SlotSplit]):
     def __init__(self, reader: SlotReader) -> None:
         super().__init__(reader, splits_max=1)
         self._slot = reader
-        self._marks = SnapshotMarks(None)
-
-    def add_splits(self, splits: Sequence[AssignedSplit[SlotSplit]]) -> None:
-        for assigned in splits:
-            self._marks = SnapshotMarks(assigned.split.snapshot)
-        super().add_splits(splits)
+        self._marks: SnapshotMarks | None = None
 
     def poll(self, rows_max: int) -> SplitRecords | int | None:
         records = super().poll(rows_max)
-        if isinstance(records, ChunkRecords) and records.marks is not None:
-            self._marks.add(records.marks)
+        if isinstance(records, ChunkRecords) and self._slot.begun is not None:
+            self._marks_of(self._slot.begun).add(records)
         return records
 
     def snapshot_state(self, checkpoint_id: int, splits: Sequence[AssignedSplit[SlotSplit]]) -> Sequence[AssignedSplit[SlotSplit]]:
-        return [replace(each, split=self._described(each)) for each in splits]
+        begun = self._slot.begun
+        if begun is None:  # nothing came yet
+            return splits
+        marks = self._marks_of(begun)
+        return [replace(each, split=msgspec.structs.replace(begun, snapshot=marks.at(each.position))) for each in splits]
 
-    def _described(self, assigned: AssignedSplit[SlotSplit]) -> SlotSplit:
-        progress, server = self._marks.at(assigned.position), self._slot.server
-        split = msgspec.structs.replace(assigned.split, snapshot=progress)
-        return split if server is None else msgspec.structs.replace(split, system=server.system, timeline=server.timeline)
+    def _marks_of(self, begun: SlotSplit) -> SnapshotMarks:
+        if self._marks is None:
+            self._marks = SnapshotMarks(begun.snapshot)
+        return self._marks
 
 
 _SETTINGS = {
@@ -514,3 +595,6 @@ SELECT s.plugin::text, s.database = current_database(), s.confirmed_flush_lsn::t
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = %s
 """
+
+_END = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text"
+"""Behind all that was committed before."""

@@ -3,12 +3,14 @@
 A snapshot of the server belongs to a transaction, and ends with it. What a job has given of it is told by the last key, so that a
 restart goes on under a snapshot of its own, at a later LSN. Up to there changes of rows that were given come from the slot, and
 those of the others are left out: the later snapshot has them. So each row comes once, as it was at some LSN, and all that changed
-behind that LSN follows."""
+behind that LSN follows.
+
+A row whose key an update moves there, without large values that it left as they were, is late: it is as if it had not been given,
+and is read by its key from the later snapshot."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -20,10 +22,19 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from holdfast.operators.connectors.postgres.catalog import Query, Table, literal, quote, read_table
-from holdfast.operators.connectors.postgres.change_rows import INSERT, META, TRUNCATE, UPDATE, Change, typed
+from holdfast.operators.connectors.postgres.change_rows import DELETE, INSERT, META, TRUNCATE, UPDATE, Change, typed
 from holdfast.operators.connectors.postgres.login import Login, client
 from holdfast.operators.connectors.postgres.pgoutput import UNCHANGED, Value
-from holdfast.operators.connectors.postgres.slot import ChunkMarks, ChunkRecords, SnapshotProgress, lsn_of, lsn_text
+from holdfast.operators.connectors.postgres.slot import (
+    ChunkMarks,
+    ChunkRecords,
+    Key,
+    LateChange,
+    LateMarks,
+    SnapshotProgress,
+    lsn_of,
+    lsn_text,
+)
 from holdfast.operators.sources.splits import DeadLetter
 from holdfast.statebackends.errors import InvalidConfigError
 
@@ -34,7 +45,22 @@ ROWS_MAX = 8_192
 ROWS_FIRST = 128
 """Of the first one, which shows how long rows are."""
 CHUNK_BYTES = 16 << 20
-"""Text of a chunk, about."""
+"""Text of a chunk: once it is reached no further row is taken."""
+LATE_MAX = 10_000
+"""Late rows at a time: their keys are in the job's state."""
+
+LATE_ROWS_MAX = 64
+"""Late rows of a chunk."""
+
+_SIZE = "holdfast_size"
+_PLAIN = ("text", "varchar", "bpchar", "bytea")
+"""Whose sizes the server knows without reading them."""
+_SMALL = frozenset(
+    (
+        *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "money", "oid", "name", "uuid", "inet", "cidr"),
+        *("macaddr", "date", "time", "timetz", "timestamp", "timestamptz", "interval"),
+    )
+)
 
 OUTPUT = {"datestyle": "ISO", "intervalstyle": "postgres", "extra_float_digits": "3", "timezone": "UTC", "bytea_output": "hex"}
 """Settings that say how values are written; the slot's session has the same."""
@@ -99,6 +125,22 @@ class PublishedTable:
     def key_names(self) -> tuple[str, ...]:
         return tuple(each.name for each in self.key)
 
+    @property
+    def rows(self) -> str:
+        """Where its rows are read from."""
+        return f"{'' if self.is_partitioned else 'ONLY '}{self.table.quoted}"
+
+    def size_of(self, wanted: Sequence[str]) -> str:
+        """About the bytes of a row's large values, in SQL that does not read them; empty: there are none."""
+        sizes = []
+        for each in self.table.columns:
+            if each.name not in wanted or each.labels or each.type in _SMALL:
+                continue
+            name = quote(each.name)
+            size = f"octet_length({name})" if each.type in _PLAIN else f"pg_column_size({name}) * 4"  # compressed, perhaps
+            sizes.append(f"coalesce({'2 * ' if each.type == 'bytea' else ''}{size}, 0)::int8")
+        return " + ".join(sizes)
+
 
 class InitialSnapshot:
     """One transaction that reads what is left, at `lsn`: all transactions whose commit is in front of it are seen, and no others.
@@ -118,6 +160,8 @@ class InitialSnapshot:
         self._application = application
         self._connection: Any = None
         self._tables: dict[str, PublishedTable] = {}
+        self._late = dict.fromkeys(progress.late)
+        self._late_changes: list[LateChange] = []
         self._rows_max = ROWS_FIRST
         self._given = 0
         self._taken_us = 0
@@ -146,8 +190,7 @@ class InitialSnapshot:
         self._query(MESSAGE)
         self._query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         for name in self._restored.tables:
-            schema, _, table = name.partition(".")
-            self._query(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE")
+            self._lock(name)
         self._import()
         published = {row[0]: row for row in self._query(self._publication_query())}
         for name in self._restored.tables:
@@ -159,6 +202,17 @@ class InitialSnapshot:
         self._check_key()
         self._taken_us = self._query("SELECT (extract(epoch FROM now()) * 1000000)::int8")[0][0]
         log.info("%s: %s are read as of %s", self._place, ", ".join(self._restored.tables), lsn_text(self.lsn))
+
+    def _lock(self, name: str) -> None:
+        schema, _, table = name.partition(".")
+        try:
+            self._query(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE")
+        except client().Error as error:
+            if error.pgcode not in ("42P01", "3F000"):
+                raise
+            text = self._login.hidden(str(error)).strip()
+            message = f"{self._place}: {name} is not read to its end, and is gone: {text}"
+            raise InvalidConfigError(message, setting="tables") from None
 
     def _import(self) -> None:
         """The snapshot of a slot that is made for it alone, and goes with its session."""
@@ -220,71 +274,88 @@ class InitialSnapshot:
         return self._progress is None
 
     def read(self, split_id: str) -> ChunkRecords:
-        """The next rows; at the position (lsn - 1, number), in front of all changes that they don't have."""
+        """The next rows, at positions (lsn - 1, number), in front of all changes that they don't have. First those that are late;
+        none are left of a table where none come."""
         before = self._progress
         assert before is not None
-        table = self._tables[before.tables[0]]
-        buffer = io.BytesIO()
+        if self._late:
+            before = before.with_late(tuple(self._late))
+        table, text = self._tables[before.tables[0]], _Text()
         with self._connection.cursor() as cursor:
-            cursor.copy_expert(self._statement(table, before), buffer)
-        keys, values, count = self._parsed(table, buffer.getbuffer())
-        is_whole = count < self._rows_max
-        if count:
-            self._rows_max = max(1, min(ROWS_MAX, self._rows_max * 8, CHUNK_BYTES * count // buffer.tell()))
-        after: SnapshotProgress | None = before.next_table
-        if not is_whole:
-            after = before.behind(table.key_names, tuple(each[-1].as_py().decode() for each in keys))
-        last = (self.lsn, 0) if after is None else (self.lsn - 1, self._given + count)
-        marks = ChunkMarks(self.lsn - 1, self._given, before, table.key_names, keys, last, after)
+            cursor.copy_expert(self._late_statement(table, before) if before.late else self._statement(table, before), text)
+        arrays, count = _parsed(text.content(), len(table.key) + len(self._wanted(table)) + bool(before.late))
+        self._rows_max = max(1, min(ROWS_MAX, self._rows_max * 8, CHUNK_BYTES * count // text.size)) if count else ROWS_FIRST
+        marks: ChunkMarks | LateMarks
+        if before.late:
+            marks = self._late_marks(before, arrays.pop(0), is_cut=text.is_cut)
+        else:
+            marks = self._marks(table, before, arrays[: len(table.key)], count)
+        values = dict(zip(self._wanted(table), arrays[len(table.key) :], strict=True))
         batch, rows, letters = self._batch(before.tables[0], values, count)
         positions = np.column_stack([np.full(len(rows), self.lsn - 1), rows + self._given + 1]).astype(np.int64)
         self._given += count
-        self._progress = after
+        self._progress = marks.after
+        self._late = dict.fromkeys(() if marks.after is None else marks.after.late)
         is_empty = batch.num_rows == 0
         return ChunkRecords(
             split_id,
             None if is_empty else batch,
             None if is_empty else positions,
-            position=last,
+            position=marks.last,
             dead_letters=letters,
             marks=marks,
         )
 
+    def _marks(self, table: PublishedTable, before: SnapshotProgress, keys: Sequence[pa.Array], count: int) -> ChunkMarks:
+        after: SnapshotProgress | None = before.next_table
+        if count:
+            after = before.behind(table.key_names, tuple(each[-1].as_py().decode() for each in keys))
+        last = (self.lsn, 0) if after is None else (self.lsn - 1, self._given + count)
+        return ChunkMarks(self.lsn - 1, self._given, before, table.key_names, keys, last, after)
+
+    def _late_marks(self, before: SnapshotProgress, numbers: pa.Array, *, is_cut: bool) -> LateMarks:
+        """numbers: of the keys that were asked for, from 1. A row that isn't there is none that the publication shows."""
+        counts = [int(each) for each in numbers.to_pylist()]
+        done = counts[-1] if is_cut else LATE_ROWS_MAX
+        last = (self.lsn - 1, self._given + len(counts))
+        return LateMarks(self.lsn - 1, self._given, before, counts, last, before.with_late(before.late[done:]))
+
+    def _wanted(self, table: PublishedTable) -> list[str]:
+        return [name for name in self._columns.names if name in table.columns]
+
     def _statement(self, table: PublishedTable, progress: SnapshotProgress) -> str:
-        """Keys, then values. In the texts of the server's own output functions, as the slot sends them."""
-        keys = ", ".join(quote(each.name) for each in table.key)
-        wanted = [name for name in self._columns.names if name in table.columns]
+        """Keys, then values. In the texts of the server's own output functions, as the slot sends them.
+
+        Not much beyond CHUNK_BYTES are asked for, by sizes that the server knows without reading large values."""
+        keys, wanted = ", ".join(quote(each.name) for each in table.key), self._wanted(table)
         columns = ", ".join([keys, *(quote(name) for name in wanted)])
         conditions = [f"({table.row_filter})"] if table.row_filter else []
         if progress.key:
             conditions.append(f"ROW({keys}) > {_row(table.key, progress.key)}")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        only = "" if table.is_partitioned else "ONLY "
-        select = f"SELECT {columns} FROM {only}{table.table.quoted}{where} ORDER BY {keys} LIMIT {self._rows_max}"
-        return f"COPY ({select}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
+        inner = ", ".join(quote(name) for name in dict.fromkeys([*table.key_names, *wanted]))
+        select = f"SELECT {inner} FROM {table.rows}{where} ORDER BY {keys} LIMIT {self._rows_max}"
+        size = table.size_of(wanted)
+        if size:
+            summed = f"sum({size}) OVER (ORDER BY {keys} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+            select = f"SELECT *, {summed} AS {_SIZE} FROM ({select}) chunk"
+            select = f"SELECT * FROM ({select}) sized WHERE coalesce({_SIZE}, 0) < {CHUNK_BYTES}"
+        return f"COPY (SELECT {columns} FROM ({select}) given ORDER BY {keys}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
 
-    def _parsed(self, table: PublishedTable, text: memoryview) -> tuple[list[pa.Array], dict[str, pa.Array], int]:
-        """Texts of the key's columns, and of the others by name."""
-        wanted = [name for name in self._columns.names if name in table.columns]
-        names = [str(index) for index in range(len(table.key) + len(wanted))]
-        if not text.nbytes:
-            return [pa.array([], pa.binary()) for _ in table.key], {}, 0
-        found = pacsv.read_csv(
-            pa.BufferReader(text),
-            pacsv.ReadOptions(column_names=names, block_size=text.nbytes + 1, use_threads=False),
-            pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
-            pacsv.ConvertOptions(
-                column_types={name: pa.binary() for name in names},
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-                check_utf8=False,
-            ),
+    def _late_statement(self, table: PublishedTable, progress: SnapshotProgress) -> str:
+        """The first late keys' rows: which key, the key, and values."""
+        asked, wanted = progress.late[:LATE_ROWS_MAX], self._wanted(table)
+        columns = ", ".join(f"rows.{quote(name)}" for name in (*table.key_names, *wanted))
+        inner = ", ".join(quote(name) for name in dict.fromkeys([*table.key_names, *wanted]))
+        where = f" WHERE {table.row_filter}" if table.row_filter else ""
+        same = " AND ".join(f"rows.{quote(each.name)} = late.k{index}::{each.type}" for index, each in enumerate(table.key))
+        arrays = ", ".join(f"ARRAY[{', '.join(literal(text) for text in texts)}]::text[]" for texts in zip(*asked, strict=True))
+        names = ", ".join(f"k{index}" for index in range(len(table.key)))
+        return (
+            f"COPY (SELECT late.number, {columns} FROM unnest({arrays}) WITH ORDINALITY late({names}, number) "
+            f"JOIN (SELECT {inner} FROM {table.rows}{where}) rows ON {same} ORDER BY late.number) "
+            "TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
         )
-        arrays = [column.combine_chunks() for column in found.columns]
-        arrays = [each.chunk(0) if isinstance(each, pa.ChunkedArray) else each for each in arrays]
-        keys = arrays[: len(table.key)]
-        return keys, dict(zip(wanted, arrays[len(table.key) :], strict=True)), found.num_rows
 
     def _batch(self, table: str, values: Mapping[str, pa.Array], count: int) -> tuple[pa.RecordBatch, Any, list[DeadLetter]]:
         """Rows, which of the chunk's they are, and those that their types lack as letters."""
@@ -335,10 +406,44 @@ class InitialSnapshot:
             elif change.table != first or not has_begun:
                 continue
             elif change.op == TRUNCATE:
+                for key in list(self._late):
+                    self._note(change, key, is_late=False)
                 kept.append(change)
             else:
-                kept += _on_this_side(change, *next(answers))
+                kept += [each for each in _on_this_side(change, *next(answers)) if not self._is_late(each)]
         return kept
+
+    def _is_late(self, change: Change) -> bool:
+        """Whether a change is of a late row, or makes it one."""
+        key = tuple(self._text(change.values, name) for name in self._restored.columns)
+        if key in self._late:
+            if change.op == DELETE:
+                self._note(change, key, is_late=False)
+            return True
+        missing = [name for name in self._columns.names if change.values.get(name) is UNCHANGED] if change.op == INSERT else []
+        if missing:
+            if len(self._late) >= LATE_MAX:
+                raise InvalidConfigError(
+                    f"{self._place}: updates have moved the keys of more than {LATE_MAX} rows of {change.table} while it is read, "
+                    f"and the server does not say their values of {', '.join(missing)} (at {lsn_text(change.position[0])}, "
+                    f"row {change.position[1]}): ALTER TABLE ... REPLICA IDENTITY FULL, and start the job without its state, on a "
+                    "slot of another name",
+                    setting="tables",
+                )
+            self._note(change, key, is_late=True)
+        return bool(missing)
+
+    def _note(self, change: Change, key: Key, *, is_late: bool) -> None:
+        if is_late:
+            self._late[key] = None
+        else:
+            del self._late[key]
+        self._late_changes.append(LateChange(change.position, key, is_late))
+
+    def take_late_changes(self) -> list[LateChange]:
+        """Of what `kept` was asked for since the last call."""
+        found, self._late_changes = self._late_changes, []
+        return found
 
     def _given_before(self, rows: Sequence[Mapping[str, Value]]) -> list[bool]:
         """Whether the first table's rows with these keys were given; the server compares them, by its own order."""
@@ -369,6 +474,51 @@ class InitialSnapshot:
                 setting="snapshot",
             )
         return value.decode()
+
+
+class _Text:
+    """What COPY writes, a row in each call: those behind CHUNK_BYTES are left out, since the server could only be stopped with its
+    transaction."""
+
+    def __init__(self) -> None:
+        self._rows: list[bytes] = []
+        self.size = 0
+        self.is_cut = False
+
+    def write(self, row: bytes) -> int:
+        if self.size < CHUNK_BYTES:
+            self._rows.append(bytes(row))
+            self.size += len(row)
+        else:
+            self.is_cut = True
+        return len(row)
+
+    def content(self) -> bytes:
+        """Below 2 GiB: a row has no more than 1."""
+        content = b"".join(self._rows)
+        self._rows.clear()
+        return content
+
+
+def _parsed(text: bytes, count: int) -> tuple[list[pa.Array], int]:
+    """So many columns, and their rows."""
+    if not text:
+        return [pa.array([], pa.binary()) for _ in range(count)], 0
+    names = [str(index) for index in range(count)]
+    found = pacsv.read_csv(
+        pa.BufferReader(text),
+        pacsv.ReadOptions(column_names=names, block_size=len(text) + 1, use_threads=False),
+        pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        pacsv.ConvertOptions(
+            column_types={name: pa.binary() for name in names},
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            check_utf8=False,
+        ),
+    )
+    arrays = [column.combine_chunks() for column in found.columns]
+    return [each.chunk(0) if isinstance(each, pa.ChunkedArray) else each for each in arrays], found.num_rows
 
 
 def _on_this_side(change: Change, now: bool, before: bool) -> list[Change]:

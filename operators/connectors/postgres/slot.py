@@ -10,7 +10,11 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from holdfast.operators.connectors.postgres.published import ReadTable
 from holdfast.operators.sources.splits import Position, SourceSplit, SplitRecords
+
+Key = tuple[str, ...]
+"""The server's texts of a row's key."""
 
 
 class SnapshotProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -21,11 +25,17 @@ class SnapshotProgress(msgspec.Struct, frozen=True, array_like=True):
     others none. All rows of tables that are not here were given."""
     columns: tuple[str, ...] = ()
     """The first table's key."""
-    key: tuple[str, ...] = ()
-    """The server's texts of the last key that was given; empty: none was."""
+    key: Key = ()
+    """The last one that was given; empty: none was."""
+    late: tuple[Key, ...] = ()
+    """Rows of the first table with keys up to that one which were not given, or are not any more: an update has moved them there
+    without saying all of their values. They are the next to be read."""
 
-    def behind(self, columns: tuple[str, ...], key: tuple[str, ...]) -> SnapshotProgress:
+    def behind(self, columns: tuple[str, ...], key: Key) -> SnapshotProgress:
         return SnapshotProgress(self.tables, columns, key)
+
+    def with_late(self, late: Sequence[Key]) -> SnapshotProgress:
+        return SnapshotProgress(self.tables, self.columns, self.key, tuple(late))
 
     @property
     def next_table(self) -> SnapshotProgress | None:
@@ -41,6 +51,8 @@ class SlotSplit(SourceSplit, frozen=True):
     """Of the server's log, as far as the position; 0: not known."""
     snapshot: SnapshotProgress | None = None
     """None: all rows that the tables had were given, or are not wanted."""
+    tables: tuple[ReadTable, ...] = ()
+    """That are read; empty: written by a version that did not keep them, all are taken for known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +107,39 @@ class ChunkMarks:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRecords(SplitRecords):
-    """Rows that a table had."""
+class LateMarks:
+    """Which progress each of some late rows makes, at positions as of ChunkMarks."""
 
-    marks: ChunkMarks | None = None
+    lsn: int
+    first: int
+    before: SnapshotProgress
+    counts: Sequence[int]
+    """Late keys that are done behind each row."""
+    last: Position
+    after: SnapshotProgress
+
+    def at(self, position: Position) -> SnapshotProgress:
+        if position >= self.last:
+            return self.after
+        row = position[1] - self.first - 1
+        return self.before if row < 0 else self.before.with_late(self.before.late[self.counts[row] :])
+
+
+@dataclass(frozen=True, slots=True)
+class LateChange:
+    """From a position on a key is one of a late row, or is none any more."""
+
+    position: Position
+    key: Key
+    is_late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecords(SplitRecords):
+    """Rows that a table had, or changes in front of them."""
+
+    marks: ChunkMarks | LateMarks | None = None
+    late: Sequence[LateChange] = ()
 
 
 class SnapshotMarks:
@@ -106,15 +147,32 @@ class SnapshotMarks:
 
     def __init__(self, progress: SnapshotProgress | None) -> None:
         self._progress = progress
-        self._chunks: deque[ChunkMarks] = deque()
+        self._late = dict.fromkeys(() if progress is None else progress.late)
+        self._changes: deque[LateChange] = deque()
+        self._chunks: deque[ChunkMarks | LateMarks] = deque()
 
-    def add(self, marks: ChunkMarks) -> None:
-        """Of a chunk that was given; some of its rows may not have been passed on yet."""
-        self._chunks.append(marks)
+    def add(self, records: ChunkRecords) -> None:
+        """Records that were given; some of their rows may not have been passed on yet."""
+        self._changes += records.late
+        if records.marks is not None:
+            self._chunks.append(records.marks)
 
     def at(self, position: Position) -> SnapshotProgress | None:
+        if self._changes and position >= self._changes[0].position:
+            self._go_on(position)
         while self._chunks and position >= self._chunks[0].last:
             self._progress = self._chunks.popleft().after
         if self._chunks and position > (self._chunks[0].lsn, self._chunks[0].first):
             return self._chunks[0].at(position)
         return self._progress
+
+    def _go_on(self, position: Position) -> None:
+        """All of these are in front of the first chunk."""
+        while self._changes and position >= self._changes[0].position:
+            change = self._changes.popleft()
+            if change.is_late:
+                self._late[change.key] = None
+            else:
+                self._late.pop(change.key, None)
+        if self._progress is not None:
+            self._progress = self._progress.with_late(tuple(self._late))

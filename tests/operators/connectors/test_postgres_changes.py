@@ -409,3 +409,80 @@ def test_all_that_a_source_promises(version: int) -> None:
             return table.source(slot=copy)
 
         hf.testing.check_source(make_source, expected, row=lambda found: (found["id"], found["v"]), points_max=4)
+
+
+# --------------------------------------------------------------------------------------- tables that go, and that come
+
+
+def until_it_fails(job: hf.testing.Job, match: str) -> None:
+    def fails() -> bool:
+        job.advance(by_ms=100)
+        job.checkpoint()
+        return False
+
+    with pytest.raises(hf.SourceDataLostError, match=match):
+        wait_until(fails, what="it fails")
+
+
+GONE = {
+    "renamed": (("ALTER TABLE {0} RENAME TO {0}_old", "INSERT INTO {0}_old VALUES (2, 'b')"), "is called .*_old from here on"),
+    "renamed without a change": (("ALTER TABLE {0} RENAME TO {0}_old",), "is called .*_old now"),
+    "dropped": (("DROP TABLE {}",), "was dropped: changes of it are lost"),
+    "made anew": (("DROP TABLE {}", "CREATE TABLE {} (id int8 PRIMARY KEY, v text)"), "dropped, and another table has its name"),
+    "taken out": (("ALTER PUBLICATION {0} DROP TABLE {0}",), "the publication does not have"),
+    "put back": (("ALTER PUBLICATION {0} DROP TABLE {0}", "ALTER PUBLICATION {0} ADD TABLE {0}"), "was taken out .* and put back"),
+    "filtered": (("ALTER PUBLICATION {0} SET TABLE {0} WHERE (id > 1)",), "its rows or columns in it were changed"),
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_table_that_goes_fails_the_job_by_name_behind_its_last_change(
+    table: Table, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.operators.connectors.postgres.changes.LOOK_S", 0.0)
+    statements, match = GONE[name]
+    with hf.testing.Job() as job:
+        out = job.output(job.environment.from_source(table.source()).uid("changes"))
+        job.start()
+        until_it_reads(job, table)
+        table.run("INSERT INTO {} VALUES (1, 'a')")
+        table.run(*statements)
+        until_it_fails(job, match)
+        assert rows_of(out, "id") in ([], [(1,)])
+
+
+@pytest.mark.parametrize("snapshot", ["initial", "never"])
+def test_tables_that_are_added_and_renamed_behind_a_savepoint(postgres: PostgresServer, snapshot: str) -> None:
+    table, other = Table(postgres), Table(postgres, "id int8 PRIMARY KEY, w text")
+    other.run("INSERT INTO {} VALUES (7, 'old')")
+    new = f"{table.name}_new"
+    with hf.testing.Job() as first, hf.testing.Job() as job:
+        out = first.output(first.environment.from_source(table.source(snapshot=snapshot)).uid("changes"))
+        first.start()
+        until_it_reads(first, table)
+        table.run("INSERT INTO {} VALUES (1, 'a')")
+        until(first, out, 1)
+        location = first.stop()
+        wait_until(lambda: not table.server.execute(ACTIVE, table.slot), what="the slot is free")
+        table.run("INSERT INTO {} VALUES (2, 'b')", f"ALTER TABLE {{}} RENAME TO {new}")
+        table.server.execute(f"ALTER PUBLICATION {table.name} ADD TABLE {other.name}")
+        other.run("INSERT INTO {} VALUES (8, 'new')")
+        source = table.source(tables=[new, other.name], snapshot=snapshot)
+        out = job.output(job.environment.from_source(source).uid("changes"))
+        job.start(from_=location, sinks="fork")
+        expected = [(new, 2), *([(other.name, 7)] if snapshot == "initial" else []), (other.name, 8), (other.name, 9)]
+        until(job, out, len(expected) - 1)
+        other.run("INSERT INTO {} VALUES (9, 'last')")
+        until(job, out, len(expected))
+        job.restart()
+        assert [(name.removeprefix("public."), number) for name, number in rows_of(out, "table", "id")] == expected
+    table.drop_slot()
+
+
+def test_a_table_that_is_added_has_to_be_published(table: Table) -> None:
+    other = Table(table.server, "id int8 PRIMARY KEY, w text")
+    (split,) = table.source().create_enumerator().discover()
+    reader = SlotReader(table.source(tables=[table.name, other.name]), job_id="job", attempt=1)
+    with pytest.raises(hf.InvalidConfigError, match=f"does not have public.{other.name}: .*ADD TABLE"):
+        reader.add_splits([AssignedSplit(split)])
+    reader.close()
