@@ -113,12 +113,12 @@ def _out(bench: Bench, server: Any, rows: int) -> list[Row]:
     ]
 
 
-def make_topic(server: Any, name: str) -> str:
-    """With `PARTITIONS` partitions."""
+def make_topic(server: Any, name: str, partitions: int = PARTITIONS) -> str:
+    """An empty one."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": server.bootstrap})  # which has to live until the answer
-    admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(CALL_S)
+    admin.create_topics([NewTopic(name, partitions)])[name].result(CALL_S)
     return name
 
 

@@ -22,6 +22,7 @@ from benchmarks.jobs import environment
 from holdfast.barriers.sinklog import StagedFile
 from holdfast.barriers.stagedsink import CommitPosition
 from holdfast.operators.connectors.postgres.login import ingest_client
+from holdfast.operators.sinks.formats import encode
 from holdfast.operators.sinks.staging import StagedCheckpoint
 from holdfast.operators.sinks.target_committer import TargetFlows
 from holdfast.operators.sinks.target_port import TargetPort
@@ -174,11 +175,10 @@ def _apply(server: Any, rows: int) -> Timed:
 
 def _staged(target: hf.CommitTarget, folder: str, start: int, count: int) -> StagedCheckpoint:
     """One checkpoint's file, as a writer stages it."""
-    import pyarrow.parquet as pq
-
     number = 1 + start // ROWS_PER_COMMIT
     rows = pa.Table.from_batches([target.stage(Orders()(np.arange(start, start + count)))])
-    pq.write_table(rows, f"{folder}/{number}", compression="zstd", write_page_checksum=True, row_group_size=count)
+    with open(f"{folder}/{number}", "wb") as file:
+        file.writelines(encode("parquet", rows.to_batches(), rows.schema, is_output=False))
     return StagedCheckpoint(number, folder, (StagedFile(str(number), count),))
 
 

@@ -76,7 +76,7 @@ class _StagedWrite:
                 return
             if self._marker is not None:
                 yield WriteFile(self._marker, [])
-            yield WriteFile(self._path, encode(self._format, self._batches, self._schema, dictionaries=self._is_output))
+            yield WriteFile(self._path, encode(self._format, self._batches, self._schema, is_output=self._is_output))
             self.durable = True
             self._batches = []
         finally:
