@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -49,6 +50,7 @@ CUTS_SOME = 6
 """Chunks that are cut, of all, when some points are tried."""
 SILENCE_S = 0.2
 """How long a connection that is swallowed is silent; at the server's side twice as long."""
+CUT_WAYS = (Cut(0), Cut(0, delivered=True), Cut(0, how=Break.SWALLOW, silence_s=SILENCE_S))
 OPEN_WAITS_S = 0.3
 """How long `open` may wait for what is in flight before that goes on."""
 CALL_TIMEOUT_S = 60.0
@@ -186,21 +188,19 @@ class _Check:
             proxy.cut(None)
             self.run("through a proxy", Script(), epochs=SHORT_EPOCHS)
             chunks = {direction: proxy.chunks(direction) for direction in chunks}
-        ways = [Cut(0), Cut(0, delivered=True), Cut(0, how=Break.SWALLOW, silence_s=SILENCE_S)]
         everything = [
-            (Cut(chunk, direction, way.how, way.delivered, way.silence_s))
+            replace(way, chunk=chunk, direction=direction)
             for direction, count in chunks.items()
             for chunk in range(1, count + 1)
-            for way in ways
+            for way in CUT_WAYS
         ]
         step = 1 if self._points == "all" or self._only else max(1, len(everything) // CUTS_SOME)
-        step += 1 if step > 1 and step % len(ways) == 0 else 0  # not all of one way
+        step += 1 if step > 1 and step % len(CUT_WAYS) == 0 else 0  # not all of one way
         for cut in everything[::step]:
             self._cut(proxy, cut)
 
     def _cut(self, proxy: Proxy, cut: Cut) -> None:
-        how = "swallowed" if cut.how is Break.SWALLOW else "broken"
-        when = "behind" if cut.delivered else "at"
+        how, when = cut_words(cut)
         scenario = f"connection {how} {when} chunk {cut.chunk} {cut.direction.value}"
         if not self._skips(scenario):
             proxy.cut(cut)
@@ -501,6 +501,11 @@ class _Check:
             job.restart(from_=location)
             run.covered("behind its restore")
             run.epoch(1)
+
+
+def cut_words(cut: Cut) -> tuple[str, str]:
+    """What happens to the connection, and where."""
+    return "swallowed" if cut.how is Break.SWALLOW else "broken", "behind" if cut.delivered else "at"
 
 
 class _Call:

@@ -4,18 +4,21 @@ without an answer: rows exact."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from holdfast.api.testing.connectors import Server, started
+from holdfast.api.testing.connectors import CUT_WAYS, Server, cut_words, started
 from holdfast.api.testing.job import RESTART_SOON, Job
 from holdfast.api.testing.output import Output
+from holdfast.api.testing.proxy import Cut, Direction, Proxy
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.sources.fetching import FetchingReader
@@ -189,8 +192,14 @@ class _Case:
     """Parallelism behind the event."""
     batch_rows: int
     server: Server | None = None
+    proxy: Proxy | None = None
+    cut: Cut | None = None
 
     def __str__(self) -> str:
+        if self.cut is not None:
+            how, when = cut_words(self.cut)
+            where = f"connection {how} {when} chunk {self.cut.chunk} {self.cut.direction.value}"
+            return f"{where}, parallelism {self.parallelism}, batch_rows {self.batch_rows}"
         where = f"{self.event} behind {self.point} reads" if self.event else "read without a failure"
         after = f", then at parallelism {self.then}" if self.then != self.parallelism else ""
         return f"{where}, parallelism {self.parallelism}{after}, batch_rows {self.batch_rows}"
@@ -204,12 +213,13 @@ ONCE = RestartStrategy("fixed_delay", delay_ms=0, attempts_max=1)
 
 
 RESTART, RESTART_BEHIND = "the server restarts", "the server restarts behind a checkpoint"
+CUT = "a connection is cut"
 SERVER_EVENTS = (RESTART, RESTART_BEHIND)
 """Behind these nobody restarts the job: it has to go on by itself."""
 
 
 def check_source(
-    make_source: Callable[[], Source[Any]],
+    make_source: Callable[..., Source[Any]],
     expected: Iterable[Any],
     *,
     row: RowOf | None = None,
@@ -219,25 +229,33 @@ def check_source(
 ) -> None:
     """Read a source in many ways, each time to its end, or until all rows have come: each row must come once.
 
-    make_source: gives the source, with the same records every time. expected: all rows, in any order, as `row` gives them; they
-    must be hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values. points_max: reads
-    behind which a fetch fails and the job is restarted, rescaled and stopped, at most. server: a server that runs (`port`,
-    `restart()`), or what starts one: a class of a context manager; it is also killed and started again at these points, with its
-    data, and the job has to go on by itself. only: the one run to make behind those without an event, by its name in an earlier
-    failure. Raises AssertionError, naming the run, or what the source raised, with a note that names it; InvalidConfigError where
-    no run has the name of `only`."""
+    make_source: gives the source, with the same records every time. If it takes an argument, that is the port to connect to, of a
+    proxy before the server: its connections are then cut, too. expected: all rows, in any order, as `row` gives them; they must be
+    hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values. points_max: reads behind
+    which a fetch fails and the job is restarted, rescaled and stopped, at most; also chunks, each way, at which a connection breaks
+    or is swallowed. server: a server that runs (`port`, `restart()`), or what starts one: a class of a context manager; it is also
+    killed and started again at these reads, with its data. Behind that, and behind a cut, the job has to go on by itself. only: the
+    one run to make behind those without an event, by its name in an earlier failure. Raises AssertionError, naming the run, or what
+    the source raised, with a note that names it; InvalidConfigError where no run has the name of `only`."""
     wanted = Counter(expected)
     compared = row or _values
-    with started(server) as running:
+    with started(server) as running, contextlib.ExitStack() as stack:
+        make, proxy = make_source, None
+        if inspect.signature(make_source).parameters:
+            if running is None:
+                raise InvalidConfigError("check_source: a make_source that takes a port needs server=", setting="server")
+            proxy = stack.enter_context(Proxy(running.port))
+            make = partial(make_source, proxy.port)
         reads, names = 0, set()
-        for parallelism, batch_rows in ((1, 65_536), (3, 7), (2, 1)):  # always: they say how many reads there are
-            case = _Case("", 0, parallelism, parallelism, batch_rows)
-            reads = max(reads, _run(make_source, case, wanted, compared))
+        for parallelism, batch_rows in ((1, 65_536), (3, 7), (2, 1)):  # always: they say how many reads, and chunks, there are
+            case = _Case("", 0, parallelism, parallelism, batch_rows, proxy=proxy)
+            reads = max(reads, _run(make, case, wanted, compared))
             names.add(str(case))
-        for case in _cases(reads, points_max, running):
+        cuts = [] if proxy is None else list(_cuts(proxy, points_max))  # before other runs add to the chunks
+        for case in itertools.chain(_cases(reads, points_max, running), cuts):
             names.add(str(case))
             if only is None or only == str(case):
-                _run(make_source, case, wanted, compared)
+                _run(make, case, wanted, compared)
     if only is not None and only not in names:
         raise InvalidConfigError(f"check_source has no run {only!r} for this source", setting="only")
 
@@ -248,6 +266,18 @@ def _cases(reads: int, points_max: int, server: Server | None) -> Iterator[_Case
             parallelism = 1 + (point + number) % 3
             then = 1 + (parallelism % 3) if event in RESTARTS else parallelism
             yield _Case(event, point, parallelism, then, 7, server)
+
+
+def _cuts(proxy: Proxy, points_max: int) -> Iterator[_Case]:
+    """At the chunks of the run before, which was at parallelism 2."""
+    chunks = {direction: proxy.chunks(direction) for direction in (Direction.TO_SERVER, Direction.TO_CLIENT)}
+    if not any(chunks.values()):
+        message = "check_source: nothing went through the proxy: the source connects to the port that make_source is given"
+        raise InvalidConfigError(message, setting="make_source")
+    for direction, count in chunks.items():
+        for point, way in itertools.product(_points(max(0, count - 1), points_max), CUT_WAYS):
+            cut = replace(way, chunk=1 + point, direction=direction)
+            yield _Case(CUT, 0, 2, 2, 1, proxy=proxy, cut=cut)
 
 
 def _values(row: dict[str, Any]) -> Any:
@@ -266,14 +296,17 @@ def _run(make_source: Callable[[], Source[Any]], case: _Case, wanted: Counter[An
     _gates[key] = gate
     try:
         settings: Settings = {}
-        if case.event in (*FAILURES, *SERVER_EVENTS):
+        if case.event in (*FAILURES, *SERVER_EVENTS, CUT):
             settings = {"restart": ONCE if case.event in FAILURES else RESTART_SOON}
         with Job(parallelism=case.parallelism, batch_rows=case.batch_rows, **settings) as job:
             out = job.output(job.environment.from_source(_Gated(make_source(), key)).uid("source"))
-            if case.event:
+            if case.proxy is not None:  # a source may look at its server when it is made, on the driver: that is not the job's
+                case.proxy.cut(case.cut)
+            happens = case.event not in ("", CUT)
+            if happens:
                 gate.left = case.point
             job.start()
-            if case.event:
+            if happens:
                 _happen(job, gate, case)
             _read_all(job, out, wanted.total(), CheckpointFailedError if settings else ())
             _compare(case, wanted, Counter(row(found) for found, _ in out.committed()))
@@ -282,6 +315,8 @@ def _run(make_source: Callable[[], Source[Any]], case: _Case, wanted: Counter[An
         raise
     finally:
         del _gates[key]
+        if case.proxy is not None:
+            case.proxy.heal()
     return gate.passed
 
 
