@@ -566,18 +566,16 @@ class _Run:
             return act()
         except Died:
             pass
-        except StorageUnavailableError:  # the cut fell into check(), before a job was submitted: who submits it tries again
-            if not self._is_cut:
-                raise
-            self._is_cut = False
-            self._check()
-            return act()
         except CheckpointFailedError:
             if self._retries:
                 raise
             self._check()
             return None
         except (JobFailedError, StorageUnavailableError) as error:
+            if self._is_cut and isinstance(error, StorageUnavailableError):
+                self._is_cut = False  # it fell into check(), before a job was submitted: who submits it tries again
+                self._check()
+                return act()
             if self._retries or not isinstance(error.__cause__, LostAnswer | OSError | StorageUnavailableError):
                 raise
         self._check()
