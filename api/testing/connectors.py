@@ -205,7 +205,7 @@ class _Check:
         if not self._skips(scenario):
             proxy.cut(cut)
             try:
-                self.run(scenario, Script(), epochs=SHORT_EPOCHS)
+                self.run(scenario, Script(), epochs=SHORT_EPOCHS, is_cut=True)
             finally:
                 proxy.heal()
 
@@ -278,9 +278,9 @@ class _Check:
     def _read(self, name: str) -> list[Row]:
         return [(int(row[0]), row[1]) for row in self._read_rows(name)]
 
-    def _run_of(self, job: Job, feed: Feed, name: str, *, ordered: bool = True) -> _Run:
+    def _run_of(self, job: Job, feed: Feed, name: str, *, ordered: bool = True, is_cut: bool = False) -> _Run:
         quiet = partial(self._is_quiet, name)
-        return _Run(job, feed, lambda: self._read(name), quiet, ordered=ordered, retries=self.is_staged)
+        return _Run(job, feed, lambda: self._read(name), quiet, ordered=ordered, retries=self.is_staged, is_cut=is_cut)
 
     def run(
         self,
@@ -291,15 +291,16 @@ class _Check:
         rows_per_commit: int | None = None,
         epochs: Sequence[int] = EPOCHS,
         may_miss: bool = False,
+        is_cut: bool = False,
     ) -> None:
         """A whole job, a checkpoint behind each epoch, restarted and stopped at the end. may_miss: the mishap's call may not
-        come."""
+        come. is_cut: a connection is, once, wherever it is."""
         if self._skips(scenario):
             return
         with self._scenario(scenario, script) as name, Job("check", parallelism=parallelisms[0]) as job:
             feed = job.input("rows", CHECKED_COLUMNS)
             feed.stream.sink_to(self._sink(name, rows_per_commit), uid="checked")
-            run = self._run_of(job, feed, name, ordered=len(parallelisms) == 1)
+            run = self._run_of(job, feed, name, ordered=len(parallelisms) == 1, is_cut=is_cut)
             run.survive(job.start)
             for turn, rows in enumerate(epochs):
                 run.epoch(rows)
@@ -551,14 +552,16 @@ class _Run:
         *,
         ordered: bool = True,
         retries: bool = True,
+        is_cut: bool = False,
     ) -> None:
-        """retries: calls without an answer are tried again, and don't fail the job."""
+        """retries: calls without an answer are tried again, and don't fail the job. is_cut: a connection is, once."""
         self._job = job
         self._feed = feed
         self._read = read
         self._is_quiet = is_quiet
         self._ordered = ordered
         self._retries = retries
+        self._is_cut = is_cut
         self._given: list[Row] = []
         self._covered = 0
 
@@ -574,6 +577,10 @@ class _Run:
             self._check()
             return None
         except (JobFailedError, StorageUnavailableError) as error:
+            if self._is_cut and isinstance(error, StorageUnavailableError):
+                self._is_cut = False  # it fell into check(), before a job was submitted: who submits it tries again
+                self._check()
+                return act()
             if self._retries or not isinstance(error.__cause__, LostAnswer | OSError | StorageUnavailableError):
                 raise
         self._check()

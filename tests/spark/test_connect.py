@@ -186,10 +186,10 @@ class Counted(hf.ProcessFunction):
         out({"k": value["k"], "nth": state.value()})
 
 
-def build(parallelism, frame):
+def build(parallelism, frame, out="/out"):
     env = hf.Environment("connect", parallelism=parallelism, checkpoint_interval_ms=300, state_dir=folder + "/state")
     counted = env.from_dataframe(frame, rows_per_second=rows / 8).uid("rows").key_by("k")
-    sink = hf.ParquetSink(folder + "/out")
+    sink = hf.ParquetSink(folder + out)
     counted.process(Counted(), returns=pa.schema([("k", pa.int64()), ("nth", pa.int64())])).uid("counted").sink_to(sink).uid("out")
     return env, sink
 
@@ -211,8 +211,8 @@ with env.execute(progress=False) as job:
 table = sink.dataframe(spark)
 found["rows"] = sorted((row.k, row.nth) for row in table.collect())
 # cancelled by its tag, while its workers run
-cancelled, _ = build(2, frame)
-with cancelled.execute(progress=False, fresh=True, job_id="0" * 31 + "1", allow_output_repeat=True) as job:
+cancelled, _ = build(2, frame, "/cancelled")  # another job owns the first one's output
+with cancelled.execute(progress=False, fresh=True, job_id="0" * 31 + "1") as job:
     job.cancel()
     found["cancelled"] = job.state()
 spark.stop()

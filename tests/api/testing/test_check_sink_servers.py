@@ -61,6 +61,7 @@ class Tables:
 
 FEW = ("connection broken behind chunk 14 to_server", "connection swallowed at chunk 13 to_client")
 MORE = (
+    "connection broken at chunk 1 to_server",  # in check(), before there is a job
     "server restarts within call 1, apply",
     "connection broken at chunk 12 to_server",
     "SIGSTOP behind row 1 of a process that commits",
