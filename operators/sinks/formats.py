@@ -56,6 +56,18 @@ def check_columns(format: FileFormat, schema: pa.Schema, sink: str) -> None:
             raise GraphError(message, column=field.name)
 
 
+def check_blank_lines(format: FileFormat, schema: pa.Schema, partition_by: Sequence[str], sink: str) -> None:
+    """Raise GraphError for rows that would be blank lines: most readers of CSV, Spark's among them, pass over these."""
+    written = [field for field in schema if field.name not in partition_by]
+    if format == "csv" and len(written) == 1 and written[0].nullable:
+        name = written[0].name
+        raise GraphError(
+            f"sink {sink}: column {name} is the only one of its CSV files, where null is a blank line, which Spark and others pass "
+            "over: declare it as never null, add a column, or take another format",
+            column=name,
+        )
+
+
 def _is_text(kind: pa.DataType) -> bool:
     """Whether a value is one of a text file, that is read as it was written."""
     types = pa.types

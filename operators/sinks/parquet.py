@@ -18,7 +18,7 @@ from holdfast.barriers.sinklog import ROOT_FOLDER, LogEntry, OwnerEntry, SinkPat
 from holdfast.barriers.sinkreading import current_files, read_log_flow
 from holdfast.operators.base import Operator
 from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sinks.formats import check_columns, checked_format, decode, format_of
+from holdfast.operators.sinks.formats import check_blank_lines, check_columns, checked_format, decode, format_of
 from holdfast.operators.sinks.log import MergeSettings, SinkSettings
 from holdfast.operators.sinks.partitions import check_partitions
 from holdfast.operators.sinks.writer import ParquetSinkWriter
@@ -59,7 +59,8 @@ class FileSink:
     checkpoint is complete.
     merged_files_kept_ms: time that replaced files stay, for readers that have listed them, 10 minutes.
 
-    The rows must have a declared schema without nanoseconds; text files hold no binary columns and no durations, and CSV no lists.
+    The rows must have a declared schema without nanoseconds; text files hold no binary columns and no durations, and CSV no lists,
+    and no null where it has one column.
     Raises InvalidConfigError on a setting out of bounds."""
 
     needs_columns = True
@@ -152,6 +153,7 @@ class FileSink:
             raise GraphError(f"sink {self.name} at {self.path} needs columns: declare returns= on the function before it")
         check_columns(self._settings.format, schema, self.name)
         check_partitions(self._settings.partition_by, schema, self.name)
+        check_blank_lines(self._settings.format, schema, self._settings.partition_by, self.name)
         self._schema = schema.remove_metadata()
         return ParquetSinkWriter(self._settings, self._schema)
 

@@ -140,10 +140,12 @@ def test_records_that_cant_be_read_are_cut_with_the_others() -> None:
         hf.testing.check_source(DoubtfulSource, ALL)
 
 
-def test_files_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("points_max", [2, pytest.param(100, marks=pytest.mark.endurance)])
+def test_files_pass(tmp_path: Path, points_max: int) -> None:
     wanted: list[Any] = []
     for number in range(3):
         rows = [(10 * number + i, f"r{i}") for i in range(4)]
         (tmp_path / f"{number}.csv").write_text("i,s\n" + "".join(f"{i},{s}\n" for i, s in rows))
         wanted += rows
-    hf.testing.check_source(lambda: hf.FileSource(tmp_path, format="csv", schema={"i": int, "s": str}), wanted, points_max=2)
+    schema = {"i": int, "s": str}
+    hf.testing.check_source(lambda: hf.FileSource(tmp_path, format="csv", schema=schema), wanted, points_max=points_max)

@@ -127,6 +127,7 @@ def test_what_a_partition_can_not_be_is_refused_by_name(monkeypatch: pytest.Monk
         ({"partition_by": ["c"]}, {"b": pa.int64()}, "c"),
         ({"partition_by": "b"}, {"b": pa.float64()}, "b"),
         ({"partition_by": ("a", "b")}, {"b": pa.int64()}, "every column"),
+        ({"format": "csv", "partition_by": ("a",)}, {"b": pa.int64()}, "column b is the only one of its CSV files"),
     ],
 )
 def test_columns_that_files_or_partitions_do_not_preserve_are_refused(settings: Any, columns: Any, named: str) -> None:
@@ -214,7 +215,17 @@ def _others_agree(path: Path, format: str, by: tuple[str, ...], found: pa.Table)
         assert sorted(table.column("i").to_pylist()) == [i for i, _ in rows]
 
 
-def test_null_in_the_only_column_of_csv_is_a_row() -> None:
+def test_an_only_column_of_csv_may_not_be_null_since_other_readers_pass_over_blank_lines() -> None:
+    def writer(format: str, *, nullable: bool) -> object:
+        return hf.FileSink("/out", format, sink_id="out").create_writer(pa.schema([pa.field("a", pa.string(), nullable)]))
+
+    with pytest.raises(hf.GraphError, match="column a is the only one of its CSV files, where null is a blank line"):
+        writer("csv", nullable=True)
+    assert writer("csv", nullable=False) is not None
+    assert writer("json", nullable=True) is not None
+
+
+def test_null_in_the_only_column_of_csv_is_a_row_of_files_of_before() -> None:
     schema = pa.schema([("text", pa.string())])
     table = pa.table({"text": ["a", None, "", "x\n\ny", None]}, schema)
     assert decode("csv", b"".join(encode("csv", table.to_batches(), schema)), schema).equals(table)

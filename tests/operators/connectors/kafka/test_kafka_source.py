@@ -272,7 +272,8 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(kafka: KafkaServer
         assert seen(job, out, 1) == [2]
 
 
-def test_the_kit(kafka: KafkaServer, new_topic: NewTopic) -> None:
+@pytest.mark.parametrize("points_max", [2, pytest.param(100, marks=[pytest.mark.endurance, pytest.mark.timeout(1800)])])
+def test_the_kit(kafka: KafkaServer, new_topic: NewTopic, points_max: int) -> None:
     topic = new_topic(3)
     for number in range(30):
         send(kafka, topic, *orders(number), partition=number % 3)
@@ -280,7 +281,7 @@ def test_the_kit(kafka: KafkaServer, new_topic: NewTopic) -> None:
         lambda: hf.KafkaSource(kafka.bootstrap, topic, schema=ORDERS, stop="latest"),
         range(30),
         row=lambda row: row["id"],
-        points_max=2,
+        points_max=points_max,
     )
 
 
