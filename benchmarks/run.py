@@ -22,6 +22,7 @@ from benchmarks import jobs
 from benchmarks.acks import measure as measure_acks
 from benchmarks.async_calls import measure as measure_async
 from benchmarks.connectors import measure as measure_connectors
+from benchmarks.connectors.measuring import FAILED
 from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
@@ -355,7 +356,7 @@ def main() -> int:
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps(results, indent=1))
     console.print(f"saved {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-    return 0
+    return 1 if any(row.get("met") == FAILED for row in results.get("connectors", ())) else 0
 
 
 if __name__ == "__main__":

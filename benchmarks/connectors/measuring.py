@@ -25,6 +25,8 @@ Row = dict[str, Any]
 REPEATS = 3
 ROW_BYTES = 100
 COLUMNS = ("row", "rows_per_s", "beside", "beside_per_s", "ratio", "aim", "met", "cpu_us", "beside_cpu_us", "how")
+FAILED = "failed"
+"""In place of yes and no: of what has no figures."""
 VALUE = pa.schema([pa.field("value", pa.binary(), nullable=False)])
 
 
