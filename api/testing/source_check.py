@@ -229,19 +229,20 @@ def check_source(
 ) -> None:
     """Read a source in many ways, each time to its end, or until all rows have come: each row must come once.
 
-    make_source: gives the source, with the same records every time. If it takes an argument, that is the port to connect to, of a
-    proxy before the server: its connections are then cut, too. expected: all rows, in any order, as `row` gives them; they must be
-    hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values. points_max: reads behind
-    which a fetch fails and the job is restarted, rescaled and stopped, at most; also chunks, each way, at which a connection breaks
-    or is swallowed. server: a server that runs (`port`, `restart()`), or what starts one: a class of a context manager; it is also
-    killed and started again at these reads, with its data. Behind that, and behind a cut, the job has to go on by itself. only: the
-    one run to make behind those without an event, by its name in an earlier failure. Raises AssertionError, naming the run, or what
-    the source raised, with a note that names it; InvalidConfigError where no run has the name of `only`."""
+    make_source: gives the source, with the same records every time. If it has to be given an argument, that is the port to
+    connect to, of a proxy before the server: its connections are then cut, too. expected: all rows, in any order, as `row`
+    gives them; they must be hashable. row: from a row, a dict by column name, to what is compared; None: a tuple of its values.
+    points_max: reads behind which a fetch fails and the job is restarted, rescaled and stopped, at most; also chunks, each way,
+    at which a connection breaks or is swallowed. server: a server that runs (`port`, `restart()`), or what starts one: a class
+    of a context manager; it is also killed and started again at these reads, with its data. Behind that, and behind a cut, the
+    job has to go on by itself. only: the one run to make behind those without an event, by its name in an earlier failure.
+    Raises AssertionError, naming the run, or what the source raised, with a note that names it; InvalidConfigError where no run
+    has the name of `only`."""
     wanted = Counter(expected)
     compared = row or _values
     with started(server) as running, contextlib.ExitStack() as stack:
         make, proxy = make_source, None
-        if inspect.signature(make_source).parameters:
+        if _takes_port(make_source):
             if running is None:
                 raise InvalidConfigError("check_source: a make_source that takes a port needs server=", setting="server")
             proxy = stack.enter_context(Proxy(running.port))
@@ -258,6 +259,14 @@ def check_source(
                 _run(make, case, wanted, compared)
     if only is not None and only not in names:
         raise InvalidConfigError(f"check_source has no run {only!r} for this source", setting="only")
+
+
+def _takes_port(make_source: Callable[..., object]) -> bool:
+    """A class whose arguments all have defaults takes none."""
+    return any(
+        each.default is each.empty and each.kind <= each.POSITIONAL_OR_KEYWORD
+        for each in inspect.signature(make_source).parameters.values()
+    )
 
 
 def _cases(reads: int, points_max: int, server: Server | None) -> Iterator[_Case]:
