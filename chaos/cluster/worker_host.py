@@ -220,6 +220,9 @@ class WorkerHost:
         if due_us != self._due_us:
             return  # an earlier one was scheduled meanwhile
         self._due_us = None
+        if self._kernel.now_us < self._busy_until_us:
+            self._turn_after(0)  # something in the last turn woke the loop, before it was known how long that turn takes
+            return
         progress = self.worker.run_once()
         spent_us, self.clock.spent_us = self.clock.spent_us, 0
         self._busy_until_us = self._kernel.now_us + spent_us

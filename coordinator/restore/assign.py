@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import SubtaskKey
+from holdfast.coordinator.restore.held_splits import check_splits
 from holdfast.statebackends.handles import (
     NATIVE_FORMAT,
     InlineHandle,
@@ -44,7 +45,8 @@ def assign_state(
 ) -> dict[SubtaskKey, dict[str, OperatorSubtaskState]]:
     """What each subtask of the job restores: operator uid -> state. Operators without stored state are left out.
 
-    `lists` holds the entries of every state that `find_list_states` names."""
+    `lists` holds the entries of every state that `find_list_states` names. Raises InvalidSplitError where two hold one split."""
+    check_splits(metadata, graph, lists)
     stored = {operator.uid: operator for operator in metadata.operators}
     assigned: dict[SubtaskKey, dict[str, OperatorSubtaskState]] = {
         SubtaskKey(vertex.vertex_id, subtask): {} for vertex in graph.vertices for subtask in range(vertex.parallelism)

@@ -23,6 +23,7 @@ import pyarrow as pa
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
 from holdfast.barriers.partition import Combining, SubtaskFunction
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
+from holdfast.barriers.split_entries import ENUMERATOR_KIND
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Source
 from holdfast.operators.datastream.used_columns import with_used_columns
@@ -44,7 +45,6 @@ _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMITTER_SUFFIX = "-committer"
 WATERMARKS_SUFFIX = "-watermarks"
 ENUMERATOR_SUFFIX = "-enumerator"
-ENUMERATOR_KIND = "source_enumerator"
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary())])
 """What travels from the writers of a sink to its committer."""
 

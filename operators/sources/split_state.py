@@ -1,4 +1,4 @@
-"""What a source with splits keeps in its checkpoints, and sends from enumerator to readers. CORE: records and their bytes."""
+"""CORE: the splits of a connector as entries, which checkpoints keep and an enumerator sends to readers, and back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeAlias
 import msgspec
 import numpy as np
 
+from holdfast.barriers.split_entries import STATE_VERSION, EnumeratorEntry, SplitEntry
 from holdfast.operators.sources.splits import (
     SPLIT_ID_CHARACTERS_MAX,
     AssignedSplit,
@@ -17,28 +18,6 @@ from holdfast.operators.sources.splits import (
 )
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, InvalidSplitError
-
-STATE_VERSION = 1
-
-
-class SplitEntry(msgspec.Struct, frozen=True, array_like=True, tag="split"):
-    """One split that is not finished: in the state of its reader, in that of the enumerator, or on its way between them."""
-
-    version: int
-    split: bytes
-    """msgpack of the connector's own record."""
-    position: Position = ()
-
-
-class EnumeratorEntry(msgspec.Struct, frozen=True, array_like=True, tag="enumerator"):
-    """What the enumerator keeps besides the splits that wait; one entry."""
-
-    version: int
-    discovered: bool
-    """A discovery has succeeded."""
-    state: bytes
-    """The connector's own."""
-
 
 _Entry: TypeAlias = SplitEntry | EnumeratorEntry
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import SubtaskKey
+from holdfast.barriers.split_entries import ENUMERATOR_KIND, EnumeratorEntry, SplitEntry
 from holdfast.coordinator.ha.snapshots import read_lists
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.statebackends.backends.operator import read_entries
-from holdfast.statebackends.errors import IncompatibleStateError, RestoreError
+from holdfast.statebackends.errors import IncompatibleStateError, InvalidSplitError, RestoreError
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -222,3 +223,58 @@ def test_i28_there_and_back_again_keeps_the_contents(lists: Lists, parallelism: 
     assert Counter(flat([subtask["split"] for subtask in back])) == Counter(flat(lists["split"]))
     assert [Counter(subtask["union"]) for subtask in back] == [Counter(flat(lists["union"]))] * count
     assert [subtask["broadcast"] for subtask in back] == lists["broadcast"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- splits
+
+
+def split_graph(parallelism: int) -> JobGraph:
+    """An enumerator, and the readers of its source."""
+    enumerator = vertex(operator("in-enumerator", ENUMERATOR_KIND, SPLIT), parallelism=1)
+    readers = vertex(operator("in", "source", SPLIT), parallelism=parallelism)
+    edge = JobEdge(0, enumerator.vertex_id, "in-enumerator", readers.vertex_id, 0, Partitioning.CUSTOM)
+    return JobGraph("job", (enumerator, readers), (edge,), JobConfig())
+
+
+def split_entry(name: str, position: int = 0) -> bytes:
+    split = msgspec.msgpack.encode({"split_id": name, "start": position})
+    return msgspec.msgpack.encode(SplitEntry(1, split, (position,)))
+
+
+def assign_splits(waiting: list[str], held: list[list[str]], parallelism: int) -> None:
+    """What readers held, each at a position of its own, and what waited for one, on to this parallelism."""
+    enumerator = msgspec.msgpack.encode(EnumeratorEntry(1, True, b""))
+    entries = [[split_entry(name, subtask) for name in names] for subtask, names in enumerate(held)]
+    readers = tuple(OperatorSubtaskState(operator=(handle_of(SPLIT, each),)) for each in entries)
+    waits = (OperatorSubtaskState(operator=(handle_of(SPLIT, [enumerator, *map(split_entry, waiting)]),)),)
+    metadata = msgspec.structs.replace(
+        snapshot_of([]),
+        operators=tuple(
+            OperatorState(uid, operator_id(uid), uid, len(subtasks), 128, subtasks)
+            for uid, subtasks in (("in-enumerator", waits), ("in", readers))
+        ),
+    )
+    graph = split_graph(parallelism)
+    lists = {(state.uid, name): entries for state, name in find_list_states(metadata, graph)}
+    assert bool(lists) == (parallelism != len(held))
+    assign_state(metadata, graph, lists)
+
+
+@pytest.mark.parametrize("parallelism", [2, 3], ids=["same parallelism", "rescale"])
+@pytest.mark.parametrize(
+    ("waiting", "held", "where"),
+    [
+        ([], [["a", "b"], ["c", "b"]], "in subtask 0 and in subtask 1"),
+        (["c", "b"], [["a"], ["b"]], "in subtask 1 and in the enumerator"),
+        ([], [["a"], ["b", "b"]], "twice in subtask 1"),
+    ],
+)
+def test_split_that_two_hold_is_refused_by_name(waiting: list[str], held: list[list[str]], where: str, parallelism: int) -> None:
+    with pytest.raises(InvalidSplitError, match=f"source in: split 'b': the snapshot has it {where}") as refused:
+        assign_splits(waiting, held, parallelism)
+    assert (refused.value.operator, refused.value.split) == ("in", "b")
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_splits_that_each_have_one_holder_are_assigned(parallelism: int) -> None:
+    assign_splits(["d"], [["a", "b"], ["c"]], parallelism)

@@ -10,11 +10,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from holdfast.barriers.split_entries import STATE_VERSION, EnumeratorEntry
 from holdfast.operators.connectors.kafka.partitions import Bounds, Found, KafkaPartition, PartitionEnumerator
 from holdfast.operators.connectors.nats.source import NatsSplit
 from holdfast.operators.sources.file_formats import FileSplit
 from holdfast.operators.sources.files import FileMemory
-from holdfast.operators.sources.split_state import STATE_VERSION, EnumeratorEntry, SplitCodec
+from holdfast.operators.sources.split_state import SplitCodec
 from holdfast.operators.sources.splits import AssignedSplit, SourceSplit
 from holdfast.statebackends.errors import CorruptStateError
 

@@ -7,9 +7,10 @@ from functools import cache
 import pytest
 
 from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.cluster.worker_host import WorkerHost
 from holdfast.chaos.cluster.world import RunRequest
 from holdfast.chaos.faults.faults import KINDS, Fault, check_plan, decode_plan, encode_plan
-from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
+from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock, Streams, Trace
 from holdfast.chaos.workloads import find_workload
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.examples import crossed
@@ -184,3 +185,35 @@ def test_streams_do_not_disturb_each_other() -> None:
     one.of("faults").random()
     assert one.of("order").random() == other.of("order").random()
     assert Streams(7).of("order").random() != Streams(8).of("order").random()
+
+
+class LoopOfLongTurns:
+    """The loop of a worker, as its host sees it: the first turn is long, and wakes the loop in the midst of it."""
+
+    has_left = False
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        self.began_us: list[int] = []
+
+    def run_once(self) -> bool:
+        self.began_us.append(self._host._kernel.now_us)
+        if len(self.began_us) == 1:
+            self._host.wake()
+            self._host.clock.spent_us += 2_500_000
+        return False
+
+    def prepare_wait(self) -> int:
+        return 60_000
+
+
+def test_loop_that_is_woken_in_the_midst_of_a_long_turn_goes_on_when_it_has_ended() -> None:
+    world, host = kernel(), object.__new__(WorkerHost)
+    host.process = Process("worker-0.1", "worker")
+    host.clock = ProcessClock(world, host.process)
+    host._kernel, host._random, host._due_us, host._busy_until_us = world, world.streams.of("worker"), None, 0
+    host.worker = loop = LoopOfLongTurns(host)  # type: ignore[assignment]
+    host._turn_after(0)
+    while len(loop.began_us) < 2 and world.step():
+        pass
+    assert loop.began_us == [0, 2_500_000]
