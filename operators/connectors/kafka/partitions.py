@@ -93,7 +93,7 @@ class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
         starts = self._offsets(admin, new, "earliest" if self.has_discovered else self._bounds.start)
         stops: Mapping[str, int] = {}
         if self._bounds.stop is not None and not is_to_come:
-            stops = self._offsets(admin, new, self._bounds.stop)
+            stops = self._stops(admin, new, self._bounds.stop)
         awaited = stop_ms if is_to_come else None
         placed = {
             each.split_id: msgspec.structs.replace(
@@ -136,14 +136,34 @@ class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
         if isinstance(wanted, Mapping):
             given = {each: wanted.get((each.topic, each.partition)) for each in splits}
             missing = [each for each, offset in given.items() if offset is None]
-            rest = offsets_at(admin, missing, "earliest" if wanted is self._bounds.start else "latest") if missing else {}
+            rest = offsets_at(admin, missing, "earliest" if wanted is self._bounds.start else "latest")
             return {**{each.split_id: offset for each, offset in given.items() if offset is not None}, **rest}
         if wanted == "group":
-            return self._committed(admin, splits)
+            found = self._committed(splits)
+            return {**found, **offsets_at(admin, _without(found, splits), "earliest")}
         return offsets_at(admin, splits, wanted)
 
-    def _committed(self, admin: Client, splits: Sequence[KafkaPartition]) -> dict[str, int]:
-        """The group's offsets; the beginning of partitions that it has none of."""
+    def _stops(self, admin: Client, splits: Sequence[KafkaPartition], wanted: Offsets) -> dict[str, int]:
+        """Offset behind the last record of each split. Raises InvalidConfigError for one with records that the group has none of:
+        whether it is to read all of them or none is not known."""
+        if wanted != "group":
+            return self._offsets(admin, splits, wanted)
+        found = self._committed(splits)
+        rest = _without(found, splits)
+        begins, ends = offsets_at(admin, rest, "earliest"), offsets_at(admin, rest, "latest")
+        full = sorted(each.split_id for each in rest if begins[each.split_id] < ends[each.split_id])
+        if full:
+            raise InvalidConfigError(
+                f'KafkaSource: stop="group": group {self._bounds.group} has no offset of {", ".join(full)}, where there are '
+                "records; give stop= as offsets",
+                setting="stop",
+            )
+        return {**found, **ends}
+
+    def _committed(self, splits: Sequence[KafkaPartition]) -> dict[str, int]:
+        """The group's offsets, of splits that it has one of."""
+        if not splits:
+            return {}
         client = self._connection.open("Consumer", {"group.id": self._bounds.group})
         try:
             places = [client.package.TopicPartition(each.topic, each.partition) for each in splits]
@@ -152,9 +172,11 @@ class PartitionEnumerator(SplitEnumerator[KafkaPartition]):
             raise client.error(raised, f"offsets of group {self._bounds.group}") from None
         finally:
             client.made.close()
-        found = {split_id(place.topic, place.partition): place.offset for place in answers if place.offset >= 0}
-        without = [each for each in splits if each.split_id not in found]
-        return {**found, **(offsets_at(admin, without, "earliest") if without else {})}
+        return {split_id(place.topic, place.partition): int(place.offset) for place in answers if place.offset >= 0}
+
+
+def _without(found: Mapping[str, int], splits: Sequence[KafkaPartition]) -> list[KafkaPartition]:
+    return [each for each in splits if each.split_id not in found]
 
 
 def split_id(topic: str, partition: int) -> str:
@@ -163,6 +185,8 @@ def split_id(topic: str, partition: int) -> str:
 
 def offsets_at(admin: Client, splits: Sequence[KafkaPartition], wanted: str | int | dt.datetime) -> dict[str, int]:
     """Of the first record at or behind a time (the end, where none is so new), or of the "earliest" one, or the end."""
+    if not splits:
+        return {}
     spec = admin.package.admin.OffsetSpec
     if isinstance(wanted, str):
         asked = spec.earliest() if wanted == "earliest" else spec.latest()

@@ -73,8 +73,9 @@ class KafkaSource(Source[KafkaPartition]):
     `hf.DEAD_LETTERS`; skip_tombstones=True leaves out null values.
     start: "earliest", "latest", "group" (offsets of `group`, the beginning without), a time, or {(topic, partition): offset}, the
     beginning of others. It counts once: what a checkpoint says comes first, and partitions that are found later are read from their
-    beginning. stop: None; "latest" (when the job starts), a time, or offsets: the source then ends there. At a time to come it ends
-    when the workers' clocks have passed it, and what was committed before is read, of partitions that are found until then, too.
+    beginning. stop: None; "latest" (when the job starts), "group" (where `group` is then), a time, or offsets: the source then ends
+    there. A partition with records that the group has no offset of is refused (InvalidConfigError). At a time to come it ends when
+    the workers' clocks have passed it, and what was committed before is read, of partitions that are found until then, too.
     group: its offsets are committed when a checkpoint is complete, for others to see; the job does not read them again.
     discovery_interval_ms: time between two looks for new partitions; None: one look.
     on_data_loss: "fail": records that are gone raise SourceDataLostError; "earliest" or "latest": it reads on from there.
@@ -106,9 +107,10 @@ class KafkaSource(Source[KafkaPartition]):
             raise InvalidConfigError(f"KafkaSource: topics are names, each once, not {topics!r}", setting="topics")
         check_offsets("start", start, ("earliest", "latest", "group"))
         if stop is not None:
-            check_offsets("stop", stop, ("latest",))
-        if start == "group" and not group:
-            raise InvalidConfigError('KafkaSource: start="group" needs group=', setting="group")
+            check_offsets("stop", stop, ("latest", "group"))
+        for bound, offsets in (("start", start), ("stop", stop)):
+            if offsets == "group" and not group:
+                raise InvalidConfigError(f'KafkaSource: {bound}="group" needs group=', setting="group")
         if on_data_loss not in ("fail", "earliest", "latest"):
             raise InvalidConfigError(
                 f'KafkaSource: on_data_loss is "fail", "earliest" or "latest", not {on_data_loss!r}', setting="on_data_loss"
@@ -355,9 +357,9 @@ class PartitionReader(SplitReader[KafkaPartition]):
 
     def _bounded(self, split: KafkaPartition, found: list[SplitRecords]) -> list[SplitRecords]:
         """With the end of a split that has one, and what is known to wait in it."""
+        if found:
+            found[-1] = _waiting(found[-1], self._opened, split, self._next[split.split_id])
         if split.stop is None:
-            if found:
-                found[-1] = _waiting(found[-1], self._opened, split, self._next[split.split_id])
             return found
         kept = []
         for records in found:
@@ -480,7 +482,9 @@ def _timed(made: SplitRecords, messages: list[Any]) -> SplitRecords:
 
 
 def _waiting(made: SplitRecords, client: Client, split: KafkaPartition, behind: int) -> SplitRecords:
-    """With the number of records that the client knows to wait behind it."""
+    """With the number of records that the client knows to wait behind it, in front of the split's stop."""
     place = client.package.TopicPartition(split.topic, split.partition)
     _, end = client.made.get_watermark_offsets(place, cached=True)
+    if split.stop is not None and end >= 0:
+        end = min(end, split.stop)
     return made if end < 0 else replace(made, pending_records=max(0, end - behind))

@@ -548,7 +548,10 @@ class NatsReader(SplitReader[NatsSplit]):
         progress.wanted = int(sequences[-1]) + 1
         records = self._columns(progress.split.split_id, messages, sequences, nanoseconds)
         if len(fields[-1]) > 8 + shift:
-            records = replace(records, pending_records=int(fields[-1][8 + shift]))
+            waiting, stop = int(fields[-1][8 + shift]), progress.split.stop
+            if stop is not None:  # of the subject's messages the server counts those behind it, too
+                waiting = min(waiting, max(0, stop - progress.wanted))
+            records = replace(records, pending_records=waiting)
         if progress.split.stop is not None:
             records = records.until(progress.split.stop)
             if records.finished:

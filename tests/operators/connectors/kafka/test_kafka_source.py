@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import itertools
 import json
+import re
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
@@ -15,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 import holdfast as hf
 from holdfast.operators.connectors.kafka import partitions, source
 from holdfast.operators.connectors.kafka.partitions import KafkaPartition
+from holdfast.operators.sources.splits import AssignedSplit
 from tests.servers.kafka import Code, Fault, Harm, KafkaServer
 from tests.servers.kafka_clients import _QUIET, TIMEOUT_S, Rdkafka
 
@@ -246,10 +252,45 @@ def test_a_group_that_refuses_offsets_or_has_others_changes_nothing(kafka: Kafka
         assert committed(kafka, topic) == 3
 
 
-def commit_elsewhere(kafka: KafkaServer, topic: str, offset: int) -> None:
+def test_a_source_ends_where_another_consumer_of_the_group_was_at_the_start(kafka: KafkaServer, new_topic: NewTopic) -> None:
+    """Partition 1 is empty at first: the group needs no offset there."""
+    topic = new_topic(2)
+    send(kafka, topic, *orders(1, 2, 3))
+    commit_elsewhere(kafka, topic, 2)
+    orders_in = partial(hf.KafkaSource, kafka.bootstrap, topic, schema=ORDERS, stop="group")
+    enumerator = orders_in(group=f"group-{topic}").create_enumerator()
+    assert [(each.start, each.stop) for each in enumerator.discover().partitions] == [(0, 2), (0, 0)]
+    send(kafka, topic, *orders(4), partition=1)
+    with pytest.raises(hf.InvalidConfigError, match=re.escape(f"group-{topic} has no offset of {topic}[1]")):
+        rows_of(orders_in(group=f"group-{topic}"))
+    commit_elsewhere(kafka, topic, 0, partition=1)
+    assert [row["id"] for row in rows_of(orders_in(group=f"group-{topic}"))] == [1, 2]
+    assert rows_of(orders_in(start="group", group=f"group-{topic}")) == []
+
+
+def test_what_waits_is_in_front_of_the_stop(kafka: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "FETCH_ROWS", 2)
+    topic = new_topic()
+    send(kafka, topic, *orders(*range(9)))
+    reader = hf.KafkaSource(kafka.bootstrap, topic).create_split_reader(SimpleNamespace(job_id="job"))
+    split = KafkaPartition(f"{topic}[0]", topic, 0, 0, stop=5)
+    waiting: list[tuple[int, int | None]] = []
+    with contextlib.closing(reader):
+        reader.open()
+        reader.add_splits([AssignedSplit(split, ())])
+        deadline = time.monotonic() + TIMEOUT_S
+        while not waiting or waiting[-1][1] is not None:
+            assert time.monotonic() < deadline
+            waiting += [(each.num_rows, each.pending_records) for each in reader.fetch()]
+    assert sum(rows for rows, _ in waiting) == 5
+    done = itertools.accumulate(rows for rows, _ in waiting[:-1])
+    assert [left for _, left in waiting[:-1]] == [5 - count for count in done]
+
+
+def commit_elsewhere(kafka: KafkaServer, topic: str, offset: int, partition: int = 0) -> None:
     settings = {"bootstrap.servers": kafka.bootstrap, "group.id": f"group-{topic}", "logger": _QUIET}
     with contextlib.closing(confluent_kafka.Consumer(settings)) as consumer:
-        consumer.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, offset)], asynchronous=False)
+        consumer.commit(offsets=[confluent_kafka.TopicPartition(topic, partition, offset)], asynchronous=False)
 
 
 def committed(kafka: KafkaServer, topic: str) -> int:
@@ -369,7 +410,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a time without a zone": {"start": dt.datetime(2024, 1, 1)},
     "stop is one of": {"stop": "earliest"},
     r"maps \(topic, partition\)": {"start": {"orders": 5}},
-    "needs group=": {"start": "group"},
+    'start="group" needs group=': {"start": "group"},
+    'stop="group" needs group=': {"stop": "group"},
     "on_data_loss is": {"on_data_loss": "ignore"},
     "discovery_interval_ms": {"discovery_interval_ms": 0},
     "isolation.level can't be set": {"settings": {"isolation.level": "read_uncommitted"}},
