@@ -297,6 +297,14 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Of a source with splits: records that are known to wait in those of this reader (Flink's pendingRecords)."""
     slowest_splits: SlowestSplits | msgspec.UnsetType = msgspec.UNSET
     """Some of them."""
+    uncommitted_checkpoints: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Of sinks' committers: complete checkpoints whose output is not known to be committed."""
+    uncommitted_rows: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Staged rows of these, of committers that know."""
+    pending_committables: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Things to commit of these, staged files of most sinks (Flink's pendingCommittables, which also counts younger ones)."""
+    commit_lag_ms: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Since the oldest of these was complete, as far as the attempt knows; 0: nothing waits."""
     latencies: Latencies | msgspec.UnsetType = msgspec.UNSET
     """By the markers that came, of each source vertex; absent in a job that does not track latency."""
 

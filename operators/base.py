@@ -362,8 +362,25 @@ class Operator:
         """True while commits or other pool work must end before the subtask may finish."""
         return False
 
+    def commit_backlog(self) -> CommitBacklog | None:
+        """Of what commits output: how far that is behind the checkpoints. None: it commits nothing."""
+        return None
+
     def close(self) -> None:
         """Always called, also after a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBacklog:
+    """What is of complete checkpoints, and not known to be committed."""
+
+    checkpoints: int
+    committables: int
+    """Things to commit, of all of them: of sinks that stage rows, files."""
+    lag_ms: int
+    """Since the oldest of them was complete, as far as this attempt knows; 0: there is none."""
+    rows: int | None = None
+    """Staged rows of all of them; None: its committables don't say."""
 
 
 NEVER_MS = 1 << 52

@@ -153,8 +153,12 @@ _IF_TOLD = {
     "idle": "isIdle",
     "splits": "assignedSplits",
     "pending_records": "pendingRecords",
+    "uncommitted_checkpoints": "uncommittedCheckpoints",
+    "uncommitted_rows": "uncommittedRows",
+    "pending_committables": "pendingCommittables",
+    "commit_lag_ms": "commitLag",
 }
-"""Field of SubtaskMetrics -> Flink's name (`isIdle` is ours, and so is `isDrained`)."""
+"""Field of SubtaskMetrics -> Flink's name (ours: `isIdle`, `isDrained`, `commitLag` and what begins with `uncommitted`)."""
 _OF_SPLITS = {
     "watermark_ms": "watermark.currentWatermark",
     "watermark_lag_ms": "watermarkLag",

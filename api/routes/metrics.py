@@ -106,6 +106,18 @@ class JobMetrics:
         self.pending_records = GaugeMetricFamily(
             "holdfast_source_pending_records", "Records that are known to wait in the reader's splits.", labels=of_subtasks
         )
+        self.uncommitted = GaugeMetricFamily(
+            "holdfast_sink_uncommitted_checkpoints", "Complete checkpoints whose output is not committed yet.", labels=of_subtasks
+        )
+        self.uncommitted_rows = GaugeMetricFamily(
+            "holdfast_sink_uncommitted_rows", "Staged rows of complete checkpoints that are not committed yet.", labels=of_subtasks
+        )
+        self.committables = GaugeMetricFamily(
+            "holdfast_sink_pending_committables", "Things to commit of complete checkpoints, such as files.", labels=of_subtasks
+        )
+        self.commit_lag = GaugeMetricFamily(
+            "holdfast_sink_commit_lag_seconds", "Since the oldest uncommitted checkpoint was complete.", labels=of_subtasks
+        )
         of_splits = (*of_subtasks, "split")
         self.split_lag = GaugeMetricFamily(
             "holdfast_split_watermark_lag_seconds", "Wall clock less event time of the split.", labels=of_splits
@@ -174,18 +186,26 @@ class JobMetrics:
         for metrics in job.subtasks:
             if metrics.latencies:
                 latencies.setdefault(metrics.vertex, []).extend(metrics.latencies)
-            if len(self.lag.samples) >= SUBTASKS_MAX or len(self.silence.samples) >= SUBTASKS_MAX:
+            if max(len(each.samples) for each in (self.lag, self.silence, self.committables)) >= SUBTASKS_MAX:
                 continue
             place = (*labels, metrics.vertex, str(metrics.subtask))
             for family, told_ms in (
                 (self.lag, metrics.watermark_lag_ms),
                 (self.emit_lag, metrics.emit_lag_ms),
                 (self.silence, metrics.source_idle_ms),
+                (self.commit_lag, metrics.commit_lag_ms),
             ):
                 if told_ms is not UNSET:
                     family.add_metric(place, told_ms / 1000)
             if metrics.idle is not UNSET:
                 self.idle.add_metric(place, int(metrics.idle))
+            for family, number in (
+                (self.uncommitted, metrics.uncommitted_checkpoints),
+                (self.uncommitted_rows, metrics.uncommitted_rows),
+                (self.committables, metrics.pending_committables),
+            ):
+                if number is not UNSET:
+                    family.add_metric(place, number)
             self._add_splits(metrics, place)
         for vertex, found in latencies.items():
             for source, histogram in merge(found).items():

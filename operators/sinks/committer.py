@@ -11,7 +11,7 @@ id that is undecided or unreadable protects the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -116,6 +116,9 @@ class FileCommitter(TwoPhaseCommitter[StagedFile]):
     def _decode(self, committable: bytes) -> tuple[int, tuple[StagedFile, ...]]:
         decoded = decode_committable(committable, self.context.uid)
         return decoded.checkpoint_id, decoded.files
+
+    def _rows_of(self, items: Sequence[StagedFile]) -> int:
+        return sum(file.rows for file in items)
 
     def initialize_state(self) -> None:
         fork = self._fork()

@@ -7,11 +7,11 @@ state until their commit is known to be done."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.base import Operator, OperatorContext, Output
+from holdfast.operators.base import CommitBacklog, Operator, OperatorContext, Output
 from holdfast.statebackends.storage.port import Flow, Storage
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ class TwoPhaseCommitter(Operator, Generic[T]):
         self._pending: dict[int, list[T]] = {}
         self._released = context.restored_checkpoint_id
         """Every pending id up to this one may be committed."""
+        self._since_ms: dict[int, int] = {}
+        """Pending id that may be committed -> monotonic time at which that was known."""
         self._busy = False
         self._swept = False
         self._closed = False
@@ -60,7 +62,25 @@ class TwoPhaseCommitter(Operator, Generic[T]):
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._released = max(self._released, checkpoint_id)
+        self._note_waiting()
         self._commit_next()
+
+    def _note_waiting(self) -> list[int]:
+        """Ids of complete checkpoints that are not known to be committed, those among them that are under way."""
+        now_ms, waiting = self.context.monotonic_ms(), [number for number in self._pending if number <= self._released]
+        self._since_ms = {number: self._since_ms.get(number, now_ms) for number in waiting}
+        return waiting
+
+    def commit_backlog(self) -> CommitBacklog:
+        waiting = self._note_waiting()
+        items = [item for number in waiting for item in self._pending[number]]
+        oldest_ms = min(self._since_ms.values(), default=None)
+        lag_ms = 0 if oldest_ms is None else max(0, self.context.monotonic_ms() - oldest_ms)
+        return CommitBacklog(len(waiting), len(items), lag_ms, self._rows_of(items))
+
+    def _rows_of(self, items: Sequence[T]) -> int | None:
+        """Rows of these; None: they don't say."""
+        return None
 
     def _commit_next(self) -> None:
         """Start the next commit, in the order of ids; one at a time."""

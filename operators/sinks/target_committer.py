@@ -229,6 +229,9 @@ class TargetCommitter(TwoPhaseCommitter[StagedFile]):
         decoded = decode_committable(committable, self.context.uid)
         return decoded.checkpoint_id, decoded.files
 
+    def _rows_of(self, items: Sequence[StagedFile]) -> int:
+        return sum(file.rows for file in items)
+
     def initialize_state(self) -> None:
         for entry in self.context.operator_state.list_state(STAGED.name).entries:
             state = decode_staged_state(entry, self.context.uid)

@@ -245,7 +245,22 @@ class Subtask:
             watermark_lag_ms=UNSET if reached_ms is None else _fit(self._clock.wall_ms() - reached_ms),
             latencies=self._input.latencies.histograms() or UNSET,
             **self._source_metrics(),
+            **self._commit_metrics(),
         )
+
+    def _commit_metrics(self) -> dict[str, Any]:
+        """How far the commits of its sinks are behind the checkpoints; none of a subtask that commits nothing."""
+        told = [] if self.state is not TaskState.RUNNING else [node.operator.commit_backlog() for node in self.chain.nodes]
+        found = [each for each in told if each is not None]
+        if not found:
+            return {}
+        rows = [each.rows for each in found if each.rows is not None]
+        return {
+            "uncommitted_checkpoints": max(each.checkpoints for each in found),
+            "pending_committables": sum(each.committables for each in found),
+            "commit_lag_ms": max(each.lag_ms for each in found),
+            **({"uncommitted_rows": sum(rows)} if rows else {}),
+        }
 
     def _source_metrics(self) -> dict[str, Any]:
         """How a source that still reads keeps up."""

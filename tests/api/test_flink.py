@@ -202,6 +202,7 @@ def test_metrics_of_a_vertex(
         SINK, 0, records_in=5, watermark_ms=7, output_watermark_ms=6, watermark_lag_ms=12, emit_lag_ms=-3, source_idle_ms=40,
         idle=True, splits=2, pending_records=7, slowest_splits=(SplitMetrics("t-0", 5, 14, True, 7), SplitMetrics("t-1")),
         operators=(OperatorMetrics("out", 5, 4, 3),), latencies=stats.histograms(),
+        uncommitted_checkpoints=3, uncommitted_rows=60, pending_committables=5, commit_lag_ms=2_500,
     )  # fmt: skip
     other = replace(vertex.subtasks[0], subtask=1, drained=True)
     told = replace(vertex, subtasks=(other, replace(vertex.subtasks[0], metrics=metrics)))
@@ -216,6 +217,10 @@ def test_metrics_of_a_vertex(
         "0.isIdle": "1",
         "0.assignedSplits": "2",
         "0.pendingRecords": "7",
+        "0.uncommittedCheckpoints": "3",
+        "0.uncommittedRows": "60",
+        "0.pendingCommittables": "5",
+        "0.commitLag": "2500",
         "0.split.t-0.watermark.currentWatermark": "5",
         "0.split.t-0.watermarkLag": "14",
         "0.split.t-0.isIdle": "1",

@@ -432,7 +432,8 @@ def _counters() -> tuple[SubtaskMetrics, ...]:
             slowest_splits=(SplitMetrics("t-0", 7, 1_500, pending_records=300), SplitMetrics("t-1", idle=True)),
         ),
         SubtaskMetrics(
-            SINK, 0, operators=(late, OperatorMetrics("nobody's", counters={"forged": 1})), latencies=stats.histograms()
+            SINK, 0, operators=(late, OperatorMetrics("nobody's", counters={"forged": 1})), latencies=stats.histograms(),
+            uncommitted_checkpoints=3, uncommitted_rows=60, pending_committables=5, commit_lag_ms=2_500,
         ),
     )  # fmt: skip
 
@@ -467,6 +468,10 @@ def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient
         f'holdfast_source_idle{{{label},subtask="0",vertex="{SOURCE}"}} 1.0',
         f'holdfast_source_splits{{{label},subtask="0",vertex="{SOURCE}"}} 40.0',
         f'holdfast_source_pending_records{{{label},subtask="0",vertex="{SOURCE}"}} 900.0',
+        f'holdfast_sink_uncommitted_checkpoints{{{label},subtask="0",vertex="{SINK}"}} 3.0',
+        f'holdfast_sink_uncommitted_rows{{{label},subtask="0",vertex="{SINK}"}} 60.0',
+        f'holdfast_sink_pending_committables{{{label},subtask="0",vertex="{SINK}"}} 5.0',
+        f'holdfast_sink_commit_lag_seconds{{{label},subtask="0",vertex="{SINK}"}} 2.5',
         f'holdfast_split_watermark_lag_seconds{{{label},split="t-0",subtask="0",vertex="{SOURCE}"}} 1.5',
         f'holdfast_split_pending_records{{{label},split="t-0",subtask="0",vertex="{SOURCE}"}} 300.0',
         f'holdfast_split_idle{{{label},split="t-1",subtask="0",vertex="{SOURCE}"}} 1.0',

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from msgspec import UNSET
 
 import holdfast as hf
 
@@ -84,3 +85,31 @@ def test_rows_that_get_lost_on_the_way_are_a_mistake_of_the_target() -> None:
     job, feed = started(Halves())
     with job, pytest.raises(hf.InvalidConfigError, match="made 1 rows of 2"):
         feed.add([{"i": 1, "text": "a"}, {"i": 2, "text": "b"}])
+
+
+def test_how_far_commits_are_behind_the_job_is_told() -> None:
+    with hf.testing.Job() as job:
+        feed = job.input("rows", COLUMNS)
+        feed.stream.sink_to(hf.StagedSink(Lines(), commit_interval_ms=10_000), uid="out")
+        job.start()
+        told = [told_of(job)]
+        for number, rows in enumerate((1, 2, 3)):
+            feed.add([{"i": row, "text": str(number)} for row in range(rows)])
+            job.checkpoint()
+            told.append(told_of(job))
+            job.advance(by_ms=2_000)
+        told.append(told_of(job))
+        assert len(Lines.rows) == 1
+        job.advance(by_ms=10_000)
+        assert len(Lines.rows) == 6
+        told.append(told_of(job))
+    #                      checkpoints, committables, rows, ms
+    assert told == [(0, 0, 0, 0), (0, 0, 0, 0), (1, 1, 2, 0), (2, 2, 5, 2_000), (2, 2, 5, 4_000), (0, 0, 0, 0)]
+
+
+def told_of(job: hf.testing.Job) -> tuple[Any, ...]:
+    """By the one subtask that commits."""
+    assert job._run is not None
+    metrics = [each.subtask.metrics() for each in job._run.workers._deployed()]
+    (found,) = [each for each in metrics if each.commit_lag_ms is not UNSET]
+    return found.uncommitted_checkpoints, found.pending_committables, found.uncommitted_rows, found.commit_lag_ms
