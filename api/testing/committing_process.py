@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -56,7 +57,8 @@ def main() -> None:
 
     def signal_behind(row: int) -> None:
         if row == order.point:
-            os.kill(os.getpid(), order.number)
+            # To this thread, which takes it at once: one to the process may go to another thread, and this one goes on meanwhile.
+            signal.pthread_kill(threading.get_ident(), order.number)
 
     def rows() -> Iterator[pa.RecordBatch]:
         for row, batch in enumerate(order.batches):

@@ -82,6 +82,7 @@ def check_sink(
     *,
     server: Server | Callable[[], AbstractContextManager[Server]] | None = None,
     nothing_open: Callable[[str], object] | None = None,
+    overwrites: bool = False,
     points: Points = "some",
     only: str | None = None,
 ) -> list[str]:
@@ -94,6 +95,8 @@ def check_sink(
     server: a server that runs (`port`, `restart()`), or what starts one: a class of a context manager. It is restarted at calls.
     nothing_open(name): what is open at the server for this output: transactions, locks, sessions in one. It is asked between
     checkpoints and at the end, and has to become empty in 10 s.
+    overwrites: the sink writes rows by their key (`id`), so that rows which are sent again (a restore with `allow_output_repeat`)
+    change nothing; False: they come once more.
     points: "all": each mishap at each call, and each chunk of the connections cut in each way; "some": a part of them.
     only: the one scenario to run, by its name in an earlier failure."""
     if points not in ("some", "all"):
@@ -101,7 +104,7 @@ def check_sink(
     with started(server) as running, contextlib.ExitStack() as stack:
         proxy = None if running is None else stack.enter_context(Proxy(running.port))
         make = make_sink if proxy is None else lambda name: make_sink(name, proxy.port)
-        check = _Check(make, read_rows, nothing_open, points, only)
+        check = _Check(make, read_rows, nothing_open, points, only, overwrites=overwrites)
         check.all_scenarios(running, proxy)
     if only is not None and only not in check.passed:
         raise InvalidConfigError(f"check_sink has no scenario {only!r} for this sink", setting="only")
@@ -127,12 +130,15 @@ class _Check:
         nothing_open: Callable[[str], object] | None,
         points: str,
         only: str | None,
+        *,
+        overwrites: bool,
     ) -> None:
         self._make_sink = make_sink
         self._read_rows = read_rows
         self._nothing_open = nothing_open
         self._points = points
         self._only = only
+        self._overwrites = overwrites
         self._numbers = itertools.count(1)
         self._sink_id = ""
         """Of the output that owners are tried on."""
@@ -481,8 +487,10 @@ class _Check:
             job.restart(from_=older, allow_output_repeat=True)
             job.checkpoint()
             repeated = self._read(name)
-            assert sorted(repeated, key=_by_id) == sorted(before + before[2:], key=_by_id), (
-                f"with allow_output_repeat the rows behind the snapshot come once more, and only they: {repeated}"
+            again = [] if self._overwrites else before[2:]
+            told = "the rows behind the snapshot are overwritten" if self._overwrites else "they come once more, and only they"
+            assert sorted(repeated, key=_by_id) == sorted(before + again, key=_by_id), (
+                f"with allow_output_repeat {told}: {repeated}"
             )
 
     def stopped(self) -> None:

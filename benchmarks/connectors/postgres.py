@@ -1,7 +1,9 @@
 """PostgreSQL as a sink beside its raw client: the same rows into the same table.
 
 The raw client is `adbc_ingest` of all rows in commits of `ROWS_PER_COMMIT`; the committer alone reads staged Parquet files, copies
-them in, and moves the position; the job has a checkpoint each second."""
+them in, and moves the position; the job has a checkpoint each second. Its line has all from RUNNING to FINISHED; one more has what
+it does between its first commit and its last, by the server's own times of commits: without its start and the second in front of
+its first checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import holdfast as hf
-from benchmarks.connectors.measuring import Row, Timed, alternating, compared, timed, timed_job
+from benchmarks.connectors.measuring import REPEATS, Row, Timed, alternating, compared, timed, timed_job
 from benchmarks.harness import Bench
 from benchmarks.jobs import environment
 from holdfast.barriers.sinklog import StagedFile
@@ -43,7 +45,7 @@ ROWS = 8_000_000
 ROWS_PER_COMMIT = 400_000
 BATCH_ROWS = 65_536
 PASSWORD = "HOLDFAST_BENCH_PG_PASSWORD"
-SETTINGS = {"fsync": "on", "max_wal_size": "4GB", "shared_buffers": "256MB", "autovacuum": "on"}
+SETTINGS = {"fsync": "on", "max_wal_size": "4GB", "shared_buffers": "256MB", "autovacuum": "on", "track_commit_timestamp": "on"}
 HOW = "server: PostgreSQL 18, fsync on, rows of 60 B"
 
 
@@ -62,18 +64,20 @@ class Orders:
 def measure(bench: Bench, scale: float) -> list[Row]:
     """The committer alone, and a whole job."""
     rows = max(10_000, int(ROWS * scale))
+    steady: list[Timed] = []
     with started(bench) as server:
         batches = [Orders()(np.arange(start, min(start + BATCH_ROWS, rows))) for start in range(0, rows, BATCH_ROWS)]
         ways = {
             "raw": lambda turn: _raw(server, batches, rows),
             "apply": lambda turn: _apply(server, rows // 4),
-            "job": lambda turn: _job(bench, server, rows),
+            "job": lambda turn: _job(bench, server, rows, steady),
         }
         found = alternating(ways)
     beside = "adbc_ingest"
     aims: Any = {"ratio_min": 0.8, "speed_min": 250_000, "beside": beside, "how": HOW}
     return [
         compared("PostgreSQL append", found["job"], found["raw"], **aims),
+        *([compared("PostgreSQL append, first to last commit", steady, found["raw"], **aims)] if len(steady) == REPEATS else []),
         compared("PostgreSQL append, committer alone", found["apply"], found["raw"], **aims),
     ]
 
@@ -182,10 +186,22 @@ def _staged(target: hf.CommitTarget, folder: str, start: int, count: int) -> Sta
     return StagedCheckpoint(number, folder, (StagedFile(str(number), count),))
 
 
-def _job(bench: Bench, server: Any, rows: int) -> Timed:
+def _job(bench: Bench, server: Any, rows: int, steady: list[Timed]) -> Timed:
+    """The whole job; what it did between its commits is added to `steady`."""
     make_table(server, "job_rows")
     env = environment("postgres", 1, "memory", 1_000)
     env.from_source(hf.GeneratorSource(Orders(), rows, SCHEMA)).uid("orders").sink_to(sink_of(server, "job_rows")).uid("out")
     found = timed_job(bench, env, rows)
     _counted(server, "job_rows", rows)
+    commits = server.execute(_COMMITS.format("job_rows"))
+    if len(commits) > 1:
+        count = rows - commits[0][1]
+        steady.append(Timed(count, commits[-1][0] - commits[0][0], found.cpu_seconds * count / rows))
     return found
+
+
+_COMMITS = """
+SELECT extract(epoch FROM pg_xact_commit_timestamp(writer))::float8, count
+FROM (SELECT xmin AS writer, count(*) AS count FROM {} GROUP BY xmin) AS written ORDER BY 1
+"""
+"""When rows were committed, and how many."""

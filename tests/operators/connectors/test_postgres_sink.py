@@ -94,6 +94,16 @@ def test_some_of_what_exactly_once_promises(postgres: PostgresServer, scenario: 
     assert scenario in passed
 
 
+def test_an_upsert_that_is_sent_rows_again_overwrites_them(postgres: PostgresServer) -> None:
+    """With allow_output_repeat."""
+    make_sink, read_rows = kit_of(postgres, mode="upsert", key="id")
+    scenario = "older and foreign snapshots"
+    passed = hf.testing.check_sink(
+        lambda name: make_sink("again" + name), lambda name: read_rows("again" + name), overwrites=True, only=scenario
+    )
+    assert scenario in passed
+
+
 @pytest.mark.endurance
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", VERSIONS)
@@ -101,7 +111,7 @@ def test_some_of_what_exactly_once_promises(postgres: PostgresServer, scenario: 
 def test_all_that_exactly_once_promises(version: int, options: dict[str, Any]) -> None:
     with PostgresServer(version) as server:
         make_sink, read_rows = kit_of(server, **options)
-        assert len(hf.testing.check_sink(make_sink, read_rows, points="all")) > 50
+        assert len(hf.testing.check_sink(make_sink, read_rows, overwrites=bool(options), points="all")) > 50
 
 
 # ------------------------------------------------------------------------------------------------------------- rows, by their types
