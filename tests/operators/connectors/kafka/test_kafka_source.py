@@ -408,7 +408,7 @@ def test_a_wrong_password_is_told_and_not_shown(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOLDFAST_TEST_PASSWORD", "wr0ng-one")
     login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
     with KafkaServer(users={"ann": "right"}) as server:
-        settings = {**login, "sasl.password": hf.Secret("HOLDFAST_TEST_PASSWORD")}
+        settings: dict[str, Any] = {**login, "sasl.password": hf.Secret("HOLDFAST_TEST_PASSWORD")}
         source = hf.KafkaSource(server.bootstrap, "orders", settings=settings)
         with pytest.raises(hf.InvalidConfigError, match=r"[Aa]uthentication") as raised, reading(source) as (job, _):
             job.advance(by_ms=100)
