@@ -43,7 +43,7 @@ def is_final(error: str) -> bool:
 
 
 def is_of_user_code(error: str) -> bool:
-    """Whether a failure, given as `ErrorClass: message`, is of a function on a row, or of the row itself: it is likely to come again."""
+    """Whether a failure, given as `ErrorClass: message`, is that of a row, in a function or by itself: likely to come again."""
     return _is_one_of(error, _USER_CODE_KINDS)
 
 
