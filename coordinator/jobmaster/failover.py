@@ -19,6 +19,7 @@ _FINAL_KINDS = (
     errors.CommittableLostError,
     errors.UndeclaredStateError,
     errors.InputChangedError,
+    errors.SourceDataLostError,
     errors.TooManyRowsSkippedError,
 )
 """With their subclasses: errors that come again in every attempt, or that are for the user to decide."""
@@ -29,8 +30,11 @@ _USER_CODE_KINDS = (
     errors.InvalidTimestampError,
     errors.StateValueError,
     errors.StateOverflowError,
+    errors.InvalidRecordError,
+    errors.InvalidRowError,
 )
-"""With their subclasses: errors of the job's functions on a row. A restart comes to the same row again."""
+"""With their subclasses: errors of the job's functions on a row, and of rows that can't be read or written. A restart comes to the
+same row again."""
 
 
 def is_final(error: str) -> bool:
@@ -39,7 +43,7 @@ def is_final(error: str) -> bool:
 
 
 def is_of_user_code(error: str) -> bool:
-    """Whether a failure, given as `ErrorClass: message`, is that of a user's function on a row: it is likely to come again."""
+    """Whether a failure, given as `ErrorClass: message`, is that of a row, in a function or by itself: likely to come again."""
     return _is_one_of(error, _USER_CODE_KINDS)
 
 

@@ -17,8 +17,15 @@ _ROWS = (
     "InvalidKeyError",
     "InvalidTimestampError",
     "StateValueError",
+    "InvalidRecordError",
+    "InvalidRowError",
 )
 """Kinds of error caused by one row, which the restarted job reads again."""
+_LEAVE_OUT = {
+    "InvalidRecordError": "To take such records out of the stream: side_output(hf.DEAD_LETTERS) of it",
+    "InvalidRowError": "To leave such rows out: filter() in front of the sink",
+}
+_SKIP = 'To leave such rows out: on_error="skip" of map, filter, flat_map and assign_timestamps'
 
 
 def frames_of_failure(error: str, exceptions: Mapping[str, Any]) -> str:
@@ -38,7 +45,8 @@ def with_frames(error: str, frames: str) -> str:
 
 def restart_hint(error: str, strategy: RestartStrategy) -> str:
     """Hint after the failure of a row: when it repeats, and the settings that change this; empty for any other failure."""
-    if error.partition(":")[0] not in _ROWS or strategy.kind == "none":
+    kind = error.partition(":")[0]
+    if kind not in _ROWS or strategy.kind == "none":
         return ""
     if strategy.kind == "exponential_delay":
         factor = "twice" if strategy.backoff_multiplier == 2 else f"{strategy.backoff_multiplier:g} times"
@@ -48,10 +56,8 @@ def restart_hint(error: str, strategy: RestartStrategy) -> str:
     if strategy.kind == "failure_rate":
         limit = f"{strategy.failures_per_interval_max} within {_seconds(strategy.failure_rate_interval_ms)}"
         pauses += f", until a failure comes after {limit}"
-    return (
-        f"The job comes to this row again {pauses}. To leave such rows out: on_error=\"skip\" of map, filter, flat_map and "
-        'assign_timestamps; to let the job fail: Environment(..., restart="none")'
-    )
+    leave_out = _LEAVE_OUT.get(kind, _SKIP)
+    return f'The job comes to this row again {pauses}. {leave_out}; to let the job fail: Environment(..., restart="none")'
 
 
 def _seconds(delay_ms: int) -> str:

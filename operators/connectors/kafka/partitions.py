@@ -220,6 +220,7 @@ def _list_offsets(admin: Client, splits: Sequence[KafkaPartition], spec: Any) ->
 
 def topic_ids(admin: Client, topics: Sequence[str]) -> dict[str, str]:
     """Ids of topics, as far as the brokers give them (Kafka 2.8 and newer)."""
+    admin.look_up(topics[0])  # describe_topics would say of a refused login that a broker did not answer, and take its whole time
     package = admin.package
     found = {}
     asked = admin.made.describe_topics(package.TopicCollection(list(topics)), request_timeout=CALL_S)

@@ -28,6 +28,7 @@ FINAL = [
     "UnclaimedStateError",
     "UndeclaredStateError",
     "InputChangedError",
+    "SourceDataLostError",
     "TooManyRowsSkippedError",
 ]
 PASSING = [
@@ -57,7 +58,15 @@ def test_what_may_pass_is_not_final(name: str) -> None:
     assert not is_final(f"{name}: FencedError: quoted")
 
 
-USER_CODE = ["UserFunctionError", "SchemaMismatchError", "InvalidKeyError", "InvalidTimestampError", "StateValueError"]
+USER_CODE = [
+    "UserFunctionError",
+    "SchemaMismatchError",
+    "InvalidKeyError",
+    "InvalidTimestampError",
+    "StateValueError",
+    "InvalidRecordError",
+    "InvalidRowError",
+]
 
 
 @pytest.mark.parametrize("name", USER_CODE)

@@ -354,6 +354,14 @@ def test_words_for_users(strategy: RestartStrategy, words: str, hint: str) -> No
     assert hint in restart_hint(USER, strategy)
 
 
+@pytest.mark.parametrize(("kind", "way"), [("InvalidRecordError", "side_output(hf.DEAD_LETTERS)"), ("InvalidRowError", "filter()")])
+def test_rows_that_can_not_be_read_or_written_have_a_hint_of_their_own(kind: str, way: str) -> None:
+    hint = restart_hint(f"{kind}: split 'a', record at 1", RestartStrategy())
+    assert hint.startswith("The job comes to this row again after 1 s")
+    assert way in hint
+    assert "on_error" not in hint
+
+
 # ---------------------------------------------------------------------------------------------------------------- model
 
 

@@ -404,6 +404,17 @@ def test_a_topic_without_rights_is_named(kafka: KafkaServer, new_topic: NewTopic
         job.advance(by_ms=100)
 
 
+def test_a_wrong_password_is_told_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_TEST_PASSWORD", "wr0ng-one")
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
+    with KafkaServer(users={"ann": "right"}) as server:
+        settings: dict[str, Any] = {**login, "sasl.password": hf.Secret("HOLDFAST_TEST_PASSWORD")}
+        source = hf.KafkaSource(server.bootstrap, "orders", settings=settings)
+        with pytest.raises(hf.InvalidConfigError, match=r"[Aa]uthentication") as raised, reading(source) as (job, _):
+            job.advance(by_ms=100)
+        assert "wr0ng-one" not in repr(raised.value) + str(raised.value.fields)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "topics are names": {"topics": []},
     "start is one of": {"start": "yesterday"},
