@@ -11,11 +11,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.operators.sinks.formats import COMPRESSED_BYTES_MIN, FileFormat
+from holdfast.operators.sinks.formats import COMPRESSED_BYTES_MIN, ROW_GROUP_BYTES, FileFormat
 from holdfast.statebackends.storage.port import Buffer
-
-ROW_GROUP_BYTES = 32 << 20
-"""Bytes of rows in memory from which they are a row group."""
 
 
 class Combiner(Protocol):

@@ -6,8 +6,8 @@ entries are from there on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +18,8 @@ from holdfast.barriers.sinkreading import Place
 
 TASKS_MAX = 64
 ROWS_PER_TASK_MAX = 1_000_000
+CUT_ROWS_MIN = 65_536
+"""Rows of a part of a file, at least: the start of a read costs as much as some ten thousand rows."""
 
 
 class FileRows(NamedTuple):
@@ -69,16 +71,34 @@ def admit(entries: Sequence[LogEntry], *, files_max: int | None = None, rows_max
     return len(entries)
 
 
-def shared(pieces: Sequence[FileRows], tasks: int = 0) -> list[list[FileRows]]:
-    """The files in order, for tasks of about as many rows each; a file is in one task. tasks: how many, at most; 0: by the rows, at
-    most 64 for up to 64 million."""
+def shared(
+    pieces: Sequence[FileRows], tasks: int = 0, *, may_cut: Callable[[str], bool], cut_rows_min: int = CUT_ROWS_MIN
+) -> list[list[FileRows]]:
+    """The rows in order, for tasks of about as many each.
+
+    tasks: how many, at most; 0: by the rows, at most 64 for up to 64 million. may_cut: whether a file, by its name, can be read in
+    part; another is in one task. cut_rows_min: rows of a part, at least 1: what is smaller stays with its neighbour."""
     total = sum(piece.rows for piece in pieces)
     wanted = tasks or max(min(TASKS_MAX, len(pieces)), -(-total // ROWS_PER_TASK_MAX))
     found: dict[int, list[FileRows]] = {}
-    for piece, end in zip(pieces, accumulate(piece.rows for piece in pieces), strict=True):
-        middle = end - piece.rows / 2
-        found.setdefault(int(middle * wanted / total), []).append(piece)
+    begin = 0
+    for piece in pieces:
+        bounds = _bounds(begin, begin + piece.rows, total, wanted, cut_rows_min) if may_cut(piece.name) else ()
+        for first, last in pairwise((begin, *bounds, begin + piece.rows)):
+            part = FileRows(piece.name, piece.start + first - begin, piece.start + last - begin)
+            found.setdefault((first + last) * wanted // (2 * total), []).append(part)
+        begin += piece.rows
     return list(found.values())
+
+
+def _bounds(begin: int, end: int, total: int, tasks: int, rows_min: int) -> Iterator[int]:
+    """Where rows [begin, end) of `total` are cut: at the ends of tasks, unless a part would be below `rows_min`."""
+    while True:
+        task = -(-(begin + rows_min) * tasks // total)
+        begin = -(-task * total // tasks)
+        if begin > end - rows_min:
+            return
+        yield begin
 
 
 def digest_of(entry: LogEntry) -> str:

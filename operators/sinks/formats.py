@@ -22,6 +22,8 @@ SUFFIXES: dict[FileFormat, str] = {"parquet": "parquet", "json": "jsonl", "csv":
 COMPRESSED_BYTES_MIN = 8 * 1024
 """Bytes of a file's rows in memory from which it is compressed. For a smaller file the compressor alone takes as long as everything
 else, when writing and when reading."""
+ROW_GROUP_BYTES = 32 << 20
+"""Bytes of rows in memory from which they are a row group of Parquet: what a reader can take of a file, and several can share."""
 _ROWS_AT_ONCE = 10_000
 """Rows that are made text at one time."""
 _READ_BYTES_MAX = (1 << 31) - 1
@@ -95,7 +97,7 @@ def encode(
         case "parquet":
             codec = "zstd" if is_output else "lz4"
             compression = codec if table.get_total_buffer_size() >= COMPRESSED_BYTES_MIN else "none"
-            rows = max(1, table.num_rows)
+            rows = _group_rows(table) if is_output else max(1, table.num_rows)
             settings = {"compression": compression, "use_dictionary": is_output, "row_group_size": rows}
             pq.write_table(table, target, write_page_checksum=True, **settings)
         case "csv":
@@ -103,6 +105,12 @@ def encode(
         case "json":
             return [json_lines(some) for some in table.to_batches(_ROWS_AT_ONCE)]
     return [memoryview(target.getvalue())]
+
+
+def _group_rows(table: pa.Table) -> int:
+    """Rows of a row group: even ones, of ROW_GROUP_BYTES at most, about."""
+    size, rows = int(table.nbytes), int(table.num_rows)
+    return max(1, -(-rows // max(1, -(-size // ROW_GROUP_BYTES))))
 
 
 def decode(format: FileFormat, data: bytes, schema: pa.Schema) -> pa.Table:

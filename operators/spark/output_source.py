@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -149,7 +150,12 @@ class CommittedFiles(InputPartition):  # type: ignore[misc]
 def partitions_of(entries: Sequence[LogEntry], sink_id: str, tasks: int, behind: Sequence[LogEntry] = ()) -> list[InputPartition]:
     """A partition for each task. Empty if the entries commit no row. `behind`: entries that follow them, and may replace files."""
     replaced = replaced_in([*entries, *behind])
-    return [CommittedFiles(sink_id, some) for some in shared(rows_of(entries, replaced), tasks)]
+    return [CommittedFiles(sink_id, some) for some in shared(rows_of(entries, replaced), tasks, may_cut=_is_cut)]
+
+
+def _is_cut(name: str) -> bool:
+    """Whether a file is read by row groups: text is read as a whole, and so are partitions."""
+    return format_of(name) == "parquet" and not values_of(name)
 
 
 def read_rows(options: OutputOptions, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -184,11 +190,12 @@ def _content(storage: Storage, paths: SinkPaths, piece: FileRows) -> tuple[FileR
 
 def _batches(name: str, content: bytes, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of a file, of the wanted columns that it has."""
-    partition = values_of(name)
-    if format_of(name) == "parquet" and not partition:
+    partition, position = values_of(name), 0
+    if _is_cut(name):
         file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
         names = [column for column in schema.names if column in file.schema_arrow.names]
-        batches = file.iter_batches(BATCH_ROWS, columns=names)
+        groups, position = _groups(file.metadata, start, stop)
+        batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=names)
     else:
         known = pa.schema([*schema, *(pa.field(column, pa.string()) for column in partition if column not in schema.names)])
         if set(known.names) == set(partition):  # nothing of the file itself is wanted
@@ -196,12 +203,21 @@ def _batches(name: str, content: bytes, start: int, stop: int, schema: pa.Schema
         else:
             rows = read_file(name, content, known)
         batches = iter(rows.to_batches(BATCH_ROWS))
-    position = 0
     for batch in batches:
+        if position >= stop:
+            return
         first, last = max(start - position, 0), min(stop - position, batch.num_rows)
         position += batch.num_rows
         if first < last:
             yield batch.slice(first, last - first)
+
+
+def _groups(metadata: pq.FileMetaData, start: int, stop: int) -> tuple[list[int], int]:
+    """Row groups with any of the rows [start, stop), and the first row of the first of them."""
+    ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
+    begins = [0, *ends][:-1]
+    groups = [group for group, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < stop and end > start]
+    return groups, begins[groups[0]] if groups else 0
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema, sink_id: str, name: str) -> pa.RecordBatch:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, ReadMaxRows
 
+from holdfast.operators.sinks import formats
 from holdfast.operators.sinks.parquet import FileSink
 from holdfast.operators.spark.formats import OutputDataSource
 from holdfast.operators.spark.output_source import OutputOptions, OutputReader
@@ -55,6 +57,19 @@ def test_committed_rows_alone_are_read(tmp_path: Path) -> None:
     assert rows_of(reader, reader.partitions()) == [1, 2]
     job.commit(values(4))
     assert rows_of(reader, reader.partitions()) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("group_bytes", [1 << 20, 32 << 20])
+def test_a_large_file_is_read_in_even_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int) -> None:
+    monkeypatch.setattr(formats, "ROW_GROUP_BYTES", group_bytes)
+    rows = pa.schema([("i", pa.int64()), ("j", pa.int64())])
+    Written(tmp_path, rows).commit({"i": range(300_000), "j": range(300_000)})
+    [file] = tmp_path.glob("part-*")
+    assert pq.ParquetFile(file).num_row_groups == max(1, -(-300_000 * 16 // group_bytes))
+    reader = OutputReader(OutputOptions.parse({"path": str(tmp_path), "partitions": "4"}), rows)
+    found = [rows_of(reader, [part]) for part in reader.partitions()]
+    assert [len(part) for part in found] == [75_000] * 4
+    assert [number for part in found for number in part] == list(range(300_000))
 
 
 def test_each_row_comes_once_in_batches_of_whole_commits(tmp_path: Path) -> None:

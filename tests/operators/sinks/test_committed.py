@@ -42,9 +42,15 @@ COMMITS = st.lists(st.none() | st.lists(st.integers(0, 5), max_size=3).map(tuple
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(commits=COMMITS, rows_max=st.integers(1, 12), by_files=st.booleans(), tasks=st.integers(0, 4))
+@given(
+    commits=COMMITS,
+    rows_max=st.integers(1, 12),
+    by_files=st.booleans(),
+    tasks=st.integers(0, 4) | st.just(10**9),
+    cut=st.none() | st.integers(1, 4),
+)
 def test_batches_and_tasks_give_each_row_once_and_come_to_the_end(
-    commits: list[tuple[int, ...] | None], rows_max: int, by_files: bool, tasks: int
+    commits: list[tuple[int, ...] | None], rows_max: int, by_files: bool, tasks: int, cut: int | None
 ) -> None:
     log, position, found = log_of(*commits), 0, []
     while position < len(log):
@@ -53,19 +59,48 @@ def test_batches_and_tasks_give_each_row_once_and_come_to_the_end(
         assert taken > 0
         batch = rows_of(log[position : position + taken])
         position += taken
-        parts = shared(batch, tasks)
-        assert [piece for part in parts for piece in part] == batch
+        parts = shared(batch, tasks, may_cut=lambda name: cut is not None, cut_rows_min=cut or 1)
+        pieces = [piece for part in parts for piece in part]
+        assert [row for piece in pieces for row in rows_in(piece)] == [row for piece in batch for row in rows_in(piece)]
+        assert cut is not None or pieces == batch
+        assert all(piece in batch or piece.rows >= (cut or 0) for piece in pieces)
         assert len(parts) <= (tasks or 64)
         found += batch
     assert found == rows_of(log)
 
 
+def rows_in(piece: FileRows) -> list[tuple[str, int]]:
+    return [(piece.name, row) for row in range(piece.start, piece.stop)]
+
+
+def always(name: str) -> bool:
+    return True
+
+
+def never(name: str) -> bool:
+    return False
+
+
 def test_many_small_files_are_shared_by_rows() -> None:
     pieces = [FileRows(str(number), 0, 10) for number in range(1000)]
-    assert {len(part) for part in shared(pieces, 10)} == {100}
-    assert len(shared(pieces)) == 64
-    assert len(shared([FileRows(str(number), 0, 3_000_000) for number in range(100)])) == 100
-    assert shared([]) == []
+    assert {len(part) for part in shared(pieces, 10, may_cut=always)} == {100}
+    assert len(shared(pieces, may_cut=always)) == 64
+    assert len(shared([FileRows(str(number), 0, 3_000_000) for number in range(100)], may_cut=never)) == 100
+    assert shared([], may_cut=always) == []
+
+
+def test_tasks_have_as_many_rows_as_each_other_whatever_the_files_have() -> None:
+    pieces = [FileRows("a", 0, 1), FileRows("b", 0, 4_239_867), FileRows("c", 7, 1_760_139)]
+    parts = shared(pieces, may_cut=always)
+    assert [sum(piece.rows for piece in part) for part in parts] == [1_000_000] * 6
+    assert [part[0] for part in parts[4:]] == [FileRows("b", 3_999_999, 4_239_867), FileRows("c", 760_139, 1_760_139)]
+    assert shared(pieces, 2, may_cut=lambda name: name == "c") == [pieces[:2], pieces[2:]]
+
+
+def test_no_part_is_smaller_than_a_read_is_worth() -> None:
+    assert shared([FileRows("a", 0, 100_000)], 10**9, may_cut=always) == [[FileRows("a", 0, 100_000)]]
+    cut = shared([FileRows("a", 0, 300_000)], 3_000_000, may_cut=always)
+    assert [[piece.rows for piece in part] for part in cut] == [[65_536], [65_536], [65_536], [103_392]]
 
 
 def test_a_digest_tells_entries_of_two_logs_apart() -> None:
