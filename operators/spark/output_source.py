@@ -147,13 +147,17 @@ class CommittedFiles(InputPartition):  # type: ignore[misc]
         self.pieces = tuple(pieces)
 
 
-def partitions_of(entries: Sequence[LogEntry], sink_id: str, tasks: int, behind: Sequence[LogEntry] = ()) -> list[InputPartition]:
+def partitions_of(
+    storage: Storage, entries: Sequence[LogEntry], sink_id: str, tasks: int, behind: Sequence[LogEntry] = ()
+) -> list[InputPartition]:
     """A partition for each task. Empty if the entries commit no row. `behind`: entries that follow them, and may replace files."""
-    replaced = replaced_in([*entries, *behind])
-    return [CommittedFiles(sink_id, some) for some in shared(rows_of(entries, replaced), tasks, may_cut=_is_cut)]
+    pieces = rows_of(entries, replaced_in([*entries, *behind]))
+    # a task reads files as a whole: out of a bucket, each of a file's tasks would fetch it again
+    may_cut = _by_row_groups if "://" not in storage.root else lambda name: False
+    return [CommittedFiles(sink_id, some) for some in shared(pieces, tasks, may_cut=may_cut)]
 
 
-def _is_cut(name: str) -> bool:
+def _by_row_groups(name: str) -> bool:
     """Whether a file is read by row groups: text is read as a whole, and so are partitions."""
     return format_of(name) == "parquet" and not values_of(name)
 
@@ -191,7 +195,7 @@ def _content(storage: Storage, paths: SinkPaths, piece: FileRows) -> tuple[FileR
 def _batches(name: str, content: bytes, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of a file, of the wanted columns that it has."""
     partition, position = values_of(name), 0
-    if _is_cut(name):
+    if _by_row_groups(name):
         file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
         names = [column for column in schema.names if column in file.schema_arrow.names]
         groups, position = _groups(file.metadata, start, stop)
@@ -250,7 +254,9 @@ class OutputReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[InputPartition]:
         output = self._options.open()
         entries = read_log(output.storage, output.sink_id)
-        return partitions_of(entries, output.sink_id, self._options.partitions) or [CommittedFiles(output.sink_id, ())]
+        return partitions_of(output.storage, entries, output.sink_id, self._options.partitions) or [
+            CommittedFiles(output.sink_id, ())
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_rows(self._options, partition, self._schema)

@@ -142,7 +142,7 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
                 position=(_parsed(start)[0],),
                 reason="another log",
             )
-        return partitions_of(entries[:count], output.sink_id, self._options.partitions, behind=entries[count:])
+        return partitions_of(output.storage, entries[:count], output.sink_id, self._options.partitions, behind=entries[count:])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_rows(self._options, partition, self._schema)

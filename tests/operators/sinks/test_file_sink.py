@@ -197,7 +197,7 @@ def _spark_agrees(path: Path, found: pa.Table) -> None:
         options = OutputOptions.parse({"path": str(path)})
         output = options.open()
         schema = output.schema(tuple(names))
-        parts = partitions_of(read_log(output.storage, output.sink_id), output.sink_id, 2)
+        parts = partitions_of(output.storage, read_log(output.storage, output.sink_id), output.sink_id, 2)
         batches = [batch for part in parts for batch in read_rows(options, part, schema)]
         assert sum(batch.num_rows for batch in batches) == found.num_rows
         table = pa.Table.from_batches(batches)

@@ -141,4 +141,3 @@ def test_rows_that_are_gone_are_no_empty_file() -> None:
         del storage.files[path]
     with pytest.raises(CommittableLostError):
         job.notify(snapshot.checkpoint_id)
-

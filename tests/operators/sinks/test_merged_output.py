@@ -91,7 +91,7 @@ def test_a_plan_from_before_a_merge_is_read_behind_it(tmp_path: Path) -> None:
     written = write(tmp_path, 2)
     options = OutputOptions.parse({"path": str(tmp_path)})
     output, schema = options.open(), options.open().schema(None)
-    parts = partitions_of(read_log(output.storage, "out"), "out", 2)
+    parts = partitions_of(output.storage, read_log(output.storage, "out"), "out", 2)
     listed = committed_files(output.storage, "out")
     for number in range(2, 7):
         written.commit(rows(number))

@@ -205,9 +205,7 @@ def recover(disk: Disk, outside: Outside | Files, kills: list[tuple[int, bool]],
 
 @pytest.mark.parametrize(("make", "rows_max"), [(Outside, None), (Outside, 2), (Files, None)])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_death_at_any_operation_repeats_and_loses_nothing(
-    after: bool, make: type[Outside | Files], rows_max: int | None
-) -> None:
+def test_a_death_at_any_operation_repeats_and_loses_nothing(after: bool, make: type[Outside | Files], rows_max: int | None) -> None:
     disk, outside = Disk(), make()
     driver = Driver(disk, outside, rows_max=rows_max)
     run_query(driver, 0)
