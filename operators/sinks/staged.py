@@ -15,7 +15,7 @@ from holdfast.operators.sinks.staging import StagingPaths
 from holdfast.operators.sinks.target import CommitTarget
 from holdfast.operators.sinks.target_committer import TargetCommitter
 from holdfast.operators.sinks.writer import ParquetSinkWriter, StagedFolder
-from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidRowError
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError, InvalidRowError
 from holdfast.statebackends.storage.port import Storage
 
 
@@ -145,7 +145,7 @@ class StagedWriter(ParquetSinkWriter):
         columns = batch.columns()
         try:
             staged = self._target.stage(columns if columns.schema.equals(self._given) else columns.cast(self._given))
-        except InvalidRowError as error:
+        except (InvalidRowError, InvalidKeyError) as error:
             error.operator = error.operator or self.context.uid
             raise
         if staged.num_rows != batch.num_rows or not staged.schema.equals(self._schema):

@@ -209,7 +209,7 @@ class SentColumn:
             wrong = pc.less(sent.cast(pa.int64()), _TIMESTAMP_MIN_US)
         else:
             return None
-        return f"{pc.sum(wrong).as_py()} of them are before 4713 BC, or too late" if pc.any(wrong).as_py() else None
+        return "is before 4713 BC, or too late" if pc.any(wrong).as_py() else None
 
 
 def _plain(values: pa.Array) -> pa.Array:
@@ -224,6 +224,26 @@ def _first(values: pa.Array, wrong: pa.Array, reason: str) -> str | None:
         return None
     row = pc.index(wrong.fill_null(False), True).as_py()
     return f"{values[row].as_py()!r:.100} {reason}"
+
+
+def _shown(value: pa.Scalar) -> str:
+    """Also of a time that Python has no object for."""
+    try:
+        return repr(value.as_py())
+    except (ValueError, OverflowError):
+        return repr(value.value)
+
+
+def _first_refused(check: Callable[[pa.Array], str | None], values: pa.Array) -> tuple[int, str]:
+    """The first value that a check refuses, and why: found by halves, since a check takes each value by itself."""
+    begin, count = 0, len(values)
+    while count > 1:
+        half = count // 2
+        if check(values.slice(begin, half)) is None:
+            begin, count = begin + half, count - half
+        else:
+            count = half
+    return begin, check(values.slice(begin, 1)) or ""
 
 
 def _check_nulls(values: pa.Array) -> str | None:
@@ -281,22 +301,22 @@ class TableFit:
 
     def check_rows(self, batch: pa.RecordBatch, ignored: np.ndarray | None = None) -> None:
         """`ignored`: rows of which only the key counts. Raises InvalidRowError, InvalidKeyError for a key that is null."""
-        kept = None
+        kept = None if ignored is None else np.flatnonzero(~ignored)
         for each in self.columns:
-            values = batch.column(each.field.name)
-            if ignored is not None and not each.is_key:
-                kept = kept if kept is not None else pa.array(~ignored)
-                values = values.filter(kept)
+            values, rows = batch.column(each.field.name), None if each.is_key else kept
+            values = values if rows is None else values.take(pa.array(rows))
             for check in each.checks():
-                reason = check(values)
-                if reason is not None:
-                    raise self._refused(each, reason)
+                if check(values) is not None:
+                    at, reason = _first_refused(check, values)
+                    raise self._refused(each, reason, batch, at if rows is None else int(rows[at]))
 
-    def _refused(self, each: SentColumn, reason: str) -> InvalidRowError | InvalidKeyError:
+    def _refused(self, each: SentColumn, reason: str, batch: pa.RecordBatch, row: int) -> InvalidRowError | InvalidKeyError:
         name = each.field.name
+        values = ", ".join(f"{key!r}: {_shown(column[row])}" for key, column in zip(batch.schema.names, batch.columns, strict=True))
+        record = f"{{{values}"[:499] + "}"
         if each.is_key and reason.startswith("a null"):
-            return InvalidKeyError(f"{self.place}: key column {name} has a null")
-        return InvalidRowError(f"{self.place}: column {name}: {reason}", column=name, reason=reason)
+            return InvalidKeyError(f"{self.place}: key column {name} has a null: row {record}", record=record)
+        return InvalidRowError(f"{self.place}: column {name} of row {record}: {reason}", column=name, reason=reason, record=record)
 
 
 def fit(

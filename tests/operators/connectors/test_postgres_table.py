@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,24 @@ def test_a_value_that_the_table_would_refuse_is_refused_before(reason: str, valu
     assert raised.value.column == "c"
 
 
+def test_a_refused_row_is_named_wherever_it_is() -> None:
+    rows = pa.schema([("k", pa.int64()), ("c", pa.string()), ("t", pa.timestamp("s"))])
+    columns = [TableColumn("k", "int8", "bigint", not_null=True), column("text"), TableColumn("t", "timestamp", "timestamp")]
+    columns[1] = replace(columns[1], name="c")
+    found = fit("here", "public", "t", rows, columns, key=("k",), unwritten=None)
+    for row in (0, 1, 6, 99):
+        batch = pa.record_batch({"k": range(100), "c": ["a"] * row + ["\0"] + ["a"] * (99 - row), "t": [2**62] * 100}, schema=rows)
+        with pytest.raises(hf.InvalidRowError, match="column c of row") as raised:
+            found.check_rows(batch)
+        assert raised.value.record == f"{{'k': {row}, 'c': '\\x00', 't': {2**62}}}"
+        if row:
+            with pytest.raises(hf.InvalidRowError, match="column t of row"):
+                found.check_rows(batch, np.arange(100) == row)
+    keyless = pa.record_batch({"k": [1, None, 3], "c": ["a", "b", "c"], "t": [0, 0, 0]}, schema=rows)
+    with pytest.raises(hf.InvalidKeyError, match=r"key column k has a null: row {'k': None, 'c': 'b'"):
+        found.check_rows(keyless)
+
+
 def test_a_key_is_not_null_and_what_is_deleted_needs_nothing_else() -> None:
     rows = pa.schema([("k", pa.int64()), ("c", pa.int64())])
     columns = [TableColumn("k", "int8", "bigint", not_null=True), TableColumn("c", "int8", "bigint", not_null=True)]
@@ -104,7 +123,7 @@ def test_a_key_is_not_null_and_what_is_deleted_needs_nothing_else() -> None:
     with pytest.raises(hf.InvalidKeyError, match="key column k has a null"):
         found.check_rows(pa.record_batch({"k": [1, None], "c": [1, 2]}, schema=rows))
     batch = pa.record_batch({"k": [1, 2], "c": [1, None]}, schema=rows)
-    with pytest.raises(hf.InvalidRowError, match="column c: a null"):
+    with pytest.raises(hf.InvalidRowError, match=r"column c of row {'k': 2, 'c': None}: a null"):
         found.check_rows(batch)
     found.check_rows(batch, np.array([False, True]))
 
