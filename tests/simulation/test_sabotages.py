@@ -99,7 +99,7 @@ SCENES = {
     "partner_forgotten": Scene("joins"),
     "pair_made_twice": Scene("joins", first=1),
     "uncleaned_buffer": Scene("joins"),
-    "begun_row_forgotten": Scene("window_joins", first=14),
+    "begun_row_forgotten": Scene("window_joins", first=1),
     "hasty_session_join": Scene("window_joins", first=26),
     "late_side_lost": Scene("window_joins", first=5),
     "fired_window_kept": Scene("window_joins"),
