@@ -48,6 +48,7 @@ class Environment(BaseEnvironment):
     Settings, with their defaults; times in ms, sizes in bytes (hf.JobConfig):
 
     checkpoint_interval_ms (10000): time between checkpoints; None: only manual ones.
+    checkpoint_interval_during_backlog_ms (None): the interval while a source processes a backlog; 0: no periodic ones.
     checkpoint_timeout_ms (600000): a checkpoint that takes longer is aborted.
     min_pause_ms (0): between the end of a checkpoint and the start of the next.
     max_concurrent_checkpoints (1): checkpoints under way at a time.

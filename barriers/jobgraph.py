@@ -344,6 +344,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     combine_aggregates: bool = True
     """Whether records of columnar aggregates are combined by key and window before an exchange, where it pays and the results are
     the same. A combined row waits `buffer_timeout_ms` at most."""
+    checkpoint_interval_during_backlog_ms: int | None = None
+    """The interval while a source processes a backlog (`SourceReader.is_processing_backlog`), from the first checkpoint on; at
+    least checkpoint_interval_ms. 0: no periodic checkpoints meanwhile. None: the interval stays."""
 
     @property
     def is_incremental(self) -> bool:
@@ -374,6 +377,7 @@ class JobConfig(msgspec.Struct, frozen=True):
             raise InvalidConfigError(
                 f"checkpoint_interval_ms must be at least 10, got {interval}", setting="checkpoint_interval_ms"
             )
+        self._check_backlog()
         if self.min_pause_ms > 0 and self.max_concurrent_checkpoints != 1:
             raise InvalidConfigError("min_pause_ms needs max_concurrent_checkpoints=1", setting="max_concurrent_checkpoints")
         if not 0 <= self.inline_threshold <= 1024 * 1024:
@@ -399,6 +403,18 @@ class JobConfig(msgspec.Struct, frozen=True):
         if self.rocksdb is not None:
             self.rocksdb.check()
         self._check_choices()
+
+    def _check_backlog(self) -> None:
+        name, interval, backlog = (
+            "checkpoint_interval_during_backlog_ms",
+            self.checkpoint_interval_ms,
+            self.checkpoint_interval_during_backlog_ms,
+        )
+        if backlog is not None and backlog < 0:
+            raise InvalidConfigError(f"{name} must not be negative, got {backlog}", setting=name)
+        if backlog and interval is not None and backlog < interval:
+            message = f"{name} must be 0 or at least checkpoint_interval_ms, which is {interval}, got {backlog}"
+            raise InvalidConfigError(message, setting=name)
 
     def _check_directories(self) -> None:
         directory = self.savepoint_directory

@@ -324,6 +324,9 @@ class SubtaskStatus(msgspec.Struct, frozen=True):
     changed_ms: _Int = 0
     metrics: SubtaskMetrics | None = None
     """The counters as they are with this state, once the subtask is drained or has ended: no later heartbeat tells them."""
+    backlog: _Count = 0
+    """How often its source has begun or ended to process a backlog since the attempt began; odd: it processes one. It only rises,
+    so that a report that a later one overtook changes nothing."""
 
 
 class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):

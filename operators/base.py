@@ -500,6 +500,15 @@ class CutsAtBoundaries(Protocol):
         timeout meanwhile."""
 
 
+@runtime_checkable
+class TellsBacklog(Protocol):
+    """A reader that tells whether it works off a backlog; one that does not tell never does."""
+
+    @property
+    def is_processing_backlog(self) -> bool:
+        """See `SourceReader` of sources/splits.py. Asked before the first poll and behind each slice of them; must not block."""
+
+
 class SplitRequests(SourceReader, Protocol):
     """The enumerator, as the reader of a source whose records are splits."""
 

@@ -76,6 +76,7 @@ ARGUMENTS = (
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Checkpoints": (
         "checkpoint_interval_ms",
+        "checkpoint_interval_during_backlog_ms",
         "checkpoint_timeout_ms",
         "min_pause_ms",
         "max_concurrent_checkpoints",

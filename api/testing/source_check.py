@@ -148,6 +148,10 @@ class _GatedReader(SourceReader[Any]):
     def pending_records(self) -> int | None:
         return self._reader.pending_records()
 
+    @property
+    def is_processing_backlog(self) -> bool:
+        return self._reader.is_processing_backlog
+
     def close(self) -> None:
         self._reader.close()
 

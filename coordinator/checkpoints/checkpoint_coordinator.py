@@ -92,7 +92,9 @@ class CheckpointCoordinator:
         self._running = 0
         """Tasks that are RUNNING."""
         self._queue = CheckpointRequestDecider(config.max_concurrent_checkpoints)
-        self._schedule = PeriodicSchedule(config.checkpoint_interval_ms, config.min_pause_ms, rng)
+        self._schedule = PeriodicSchedule(
+            config.checkpoint_interval_ms, config.checkpoint_interval_during_backlog_ms, config.min_pause_ms, rng
+        )
         self._closed: FailureReason | None = None
         self._preparing: PendingCheckpoint | None = None
         self._next_id = next_checkpoint_id
@@ -244,6 +246,7 @@ class CheckpointCoordinator:
             raise InvariantError(f"attempt {event.attempt} starts while checkpoints of an older one are undecided")
         self._attempt = event.attempt
         self._restored_totals = event.base
+        self._schedule.note_backlog(in_backlog=False)
         self._task_states = dict.fromkeys(event.tasks, TaskState.DEPLOYING)
         self._running = 0
         self._ending = 0 if event.finishing else None
@@ -258,6 +261,7 @@ class CheckpointCoordinator:
         """Note task states. Reports on other attempts, and on unknown tasks, change nothing."""
         if event.attempt != self._attempt:
             return
+        self._schedule.note_backlog(in_backlog=event.backlog)
         for task, state in event.states:
             before = self._task_states.get(task)
             if before is None:
@@ -290,7 +294,9 @@ class CheckpointCoordinator:
             self._refuse(refused.request, refused.reason)
 
     def _tick(self) -> None:
-        """Queue a periodic request if a tick is due, unless one is queued already."""
+        """Queue a periodic request if a tick is due, unless one is queued already; none waits while there are no ticks."""
+        if self._schedule.interval_ms is None:
+            self._refuse_queued(FailureReason.SCHEDULER_SHUT_DOWN, lambda request: request.periodic)
         if self._schedule.take_tick(self._turn.now_ms) and self._ending is None and not self._queue.has_periodic:
             self._request(CheckpointRequest(periodic=True))
 

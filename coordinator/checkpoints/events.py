@@ -29,6 +29,8 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 class TaskStatesChanged(msgspec.Struct, frozen=True):
     attempt: int
     states: tuple[tuple[SubtaskKey, TaskState], ...]
+    backlog: bool = False
+    """A source processes a backlog."""
 
 
 class SchedulerStarted(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """CORE: decides which checkpoint request is next, and when the next periodic one is due. Pure, given a random source.
 
-The decider is a bounded priority queue; the schedule has a fixed rate and a random first delay. It knows nothing of tasks: whether
-a checkpoint can be triggered is decided behind it. Source: Flink, CheckpointRequestDecider."""
+The decider is a bounded priority queue; the schedule has a fixed rate, which a backlog changes, and a random first delay. Both
+know nothing of tasks: whether a checkpoint can be triggered is decided behind them. Source: Flink, CheckpointRequestDecider."""
 
 from __future__ import annotations
 
@@ -17,41 +17,61 @@ from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 
 class PeriodicSchedule:
     """When periodic checkpoints are due. The first tick is in [min(pause, interval), interval], at random, so that many jobs do not
-    trigger together. Missed ticks (a stopped machine) are skipped: the next one is a full interval later."""
+    trigger together. Missed ticks (a stopped machine) are skipped: the next one is a full interval later.
 
-    def __init__(self, interval_ms: int | None, min_pause_ms: int, rng: random.Random) -> None:
+    The next tick is one interval behind the last one, whatever the interval was then: a longer one (a backlog has begun) holds at
+    once, and so does a shorter one, whose tick may be due already."""
+
+    def __init__(self, interval_ms: int | None, backlog_interval_ms: int | None, min_pause_ms: int, rng: random.Random) -> None:
+        """`interval_ms`: None for no ticks. `backlog_interval_ms`: holds during a backlog instead; 0 for no ticks then, None for
+        the same interval."""
         self._interval_ms = interval_ms
+        self._backlog_interval_ms = backlog_interval_ms
         self._min_pause_ms = min_pause_ms
         self._rng = rng
-        self._next_ms: int | None = None
+        self._in_backlog = False
+        self._last_ms: int | None = None
+        """Of the last tick, or from where the first one is an interval away; None while stopped."""
+
+    @property
+    def interval_ms(self) -> int | None:
+        """The interval that holds now; None: no ticks."""
+        if self._interval_ms is None or not self._in_backlog or self._backlog_interval_ms is None:
+            return self._interval_ms
+        return self._backlog_interval_ms or None
 
     @property
     def next_ms(self) -> int | None:
-        """Time of the next tick; None while stopped."""
-        return self._next_ms
+        """Time of the next tick, which may have passed; None: there is none."""
+        interval = self.interval_ms
+        return None if self._last_ms is None or interval is None else self._last_ms + interval
 
     def start(self, now_ms: int) -> None:
         """Start, or start again with a new first delay."""
-        if self._interval_ms is not None:
-            first = self._rng.randint(min(self._min_pause_ms, self._interval_ms), self._interval_ms)
-            self._next_ms = now_ms + first
+        interval, self._last_ms = self.interval_ms, now_ms
+        if interval is not None:
+            self._last_ms += self._rng.randint(min(self._min_pause_ms, interval), interval) - interval
 
     def stop(self) -> None:
-        self._next_ms = None
+        self._last_ms = None
+
+    def note_backlog(self, *, in_backlog: bool) -> None:
+        """Whether any source processes a backlog from now on."""
+        self._in_backlog = in_backlog
 
     def take_tick(self, now_ms: int) -> bool:
         """Whether a tick is due; if so, the next one is set."""
-        if self._next_ms is None or self._interval_ms is None or now_ms < self._next_ms:
+        due_ms, interval = self.next_ms, self.interval_ms
+        if due_ms is None or interval is None or now_ms < due_ms:
             return False
-        self._next_ms += self._interval_ms
-        if self._next_ms <= now_ms:
-            self._next_ms = now_ms + self._interval_ms
+        self._last_ms = due_ms if due_ms + interval > now_ms else now_ms
         return True
 
     def postpone(self, until_ms: int) -> None:
         """Move the next tick to a time, the end of a pause."""
-        if self._next_ms is not None:
-            self._next_ms = until_ms
+        interval = self.interval_ms
+        if self._last_ms is not None and interval is not None:
+            self._last_ms = until_ms - interval
 
 
 QUEUED_REQUESTS_MAX = 1_000

@@ -39,11 +39,13 @@ _TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED}
 
 
 class _Task:
-    __slots__ = ("drained", "finished", "metrics", "state", "timestamps")
+    __slots__ = ("backlog", "drained", "finished", "metrics", "state", "timestamps")
 
     def __init__(self, key: SubtaskKey) -> None:
         self.state = TaskState.CREATED
         self.drained = False
+        self.backlog = 0
+        """See SubtaskStatus."""
         self.finished = False
         """All that it emits is in a completed checkpoint. It goes on to pass barriers on, and its process may still fail."""
         self.timestamps: dict[TaskState, int] = {}
@@ -95,7 +97,9 @@ class Execution:
             self._measure(task, counters)
         drained = status.drained and not task.drained
         task.drained = task.drained or status.drained
-        return self._enter(task, status.state, wall_ms) or drained
+        backlog = status.backlog > task.backlog
+        task.backlog = max(task.backlog, status.backlog)
+        return self._enter(task, status.state, wall_ms) or drained or backlog
 
     def finish(self, tasks: Iterable[SubtaskKey], wall_ms: int) -> None:
         """These tasks had come to their end in front of a checkpoint that is complete now: users see them as FINISHED."""
@@ -139,6 +143,11 @@ class Execution:
 
     def metrics(self) -> tuple[SubtaskMetrics, ...]:
         return tuple(task.metrics for _, task in sorted(self._tasks.items()))
+
+    @property
+    def is_processing_backlog(self) -> bool:
+        """Whether any source has said so last."""
+        return any(task.backlog % 2 and task.state is TaskState.RUNNING for task in self._tasks.values())
 
     @property
     def all_running(self) -> bool:

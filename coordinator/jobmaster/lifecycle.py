@@ -204,7 +204,8 @@ class Lifecycle:
         slot.reported_attempt = max(slot.reported_attempt, reported)
         if not changed or self.execution.attempt != self.attempt:
             return
-        self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.states()))
+        backlog = self.execution.is_processing_backlog
+        self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.states(), backlog=backlog))
         if self.is_deployed:
             self._detect_failure(slot, changed)
 

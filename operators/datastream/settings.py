@@ -50,6 +50,7 @@ class Settings(TypedDict, total=False):
     auto_watermark_interval_ms: int
     latency_tracking_interval_ms: int
     combine_aggregates: bool
+    checkpoint_interval_during_backlog_ms: int | None
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:

@@ -186,8 +186,8 @@ class GeneratorSource:
     """Generates `rows` records; `make_batch(indices)` must depend on the indices alone, and be picklable.
 
     rows_per_second: of the whole source, shared equally by its subtasks; None for full speed. Rows with an index below
-    `unpaced_rows` are not paced, so that a job can load its state at full speed first. With `takes_columns` the function is called
-    `make_batch(indices, names)`, and makes these columns alone: those that the job reads."""
+    `unpaced_rows` are not paced, so that a job can load its state at full speed first: they are its backlog. With `takes_columns`
+    the function is called `make_batch(indices, names)`, and makes these columns alone: those that the job reads."""
 
     make_batch: MakeBatch
     rows: int
@@ -225,6 +225,8 @@ class GeneratorReader:
         self._stripe_count = stripe_count_for(parallelism, max_parallelism)
         self._rate = rate_of_subtask(source.rows_per_second, parallelism)
         self._uid = source.name
+        self._has_backlog = source.unpaced_rows > 0
+        """It only becomes false."""
 
     def open(self, context: OperatorContext, entries: list[bytes] | None) -> None:
         self._uid = context.uid
@@ -253,6 +255,14 @@ class GeneratorReader:
             return Poll(finished=True)
         self._rate.spend(len(indices))
         return Poll(batch=Batch(columns=self._make(indices)))
+
+    @property
+    def is_processing_backlog(self) -> bool:
+        """Whether rows are left that are not paced."""
+        if self._has_backlog:
+            index = self._cursor.peek()
+            self._has_backlog = index is not None and index < self._source.unpaced_rows
+        return self._has_backlog
 
     def _make(self, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
         try:

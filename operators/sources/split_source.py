@@ -136,6 +136,10 @@ class SplitSourceReader(Generic[SplitT]):
         return self._received + max(0, self._connected.splits_max - len(self._splits))
 
     @property
+    def is_processing_backlog(self) -> bool:
+        return self._connected.is_processing_backlog
+
+    @property
     def _connected(self) -> SourceReader[SplitT]:
         assert self._reader is not None
         return self._reader

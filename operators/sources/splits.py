@@ -310,6 +310,14 @@ class SourceReader(ABC, Generic[SplitT]):
         """Records that are known to wait outside; None: that is not known."""
         return None
 
+    @property
+    def is_processing_backlog(self) -> bool:
+        """Whether it works off what has piled up (history in front of live records, a lag), which needs no results soon.
+
+        While any subtask of a source says so, `checkpoint_interval_during_backlog_ms` is the job's interval. Asked often, first
+        before the first poll."""
+        return False
+
     def close(self) -> None:
         """Always called, also after a failure."""
 

@@ -25,6 +25,7 @@ from holdfast.operators.base import (
     SplitInput,
     SplitRequests,
     SplitTimes,
+    TellsBacklog,
 )
 from holdfast.statebackends.errors import InvalidRecordError, InvariantError
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
@@ -68,6 +69,8 @@ class SourceOperator(Operator):
         """Reader -> splits that it has asked for; of an enumerator."""
         self._last_record_ms = 0
         """Monotonic: of the last record, or of the beginning."""
+        self._tells_backlog: TellsBacklog | None = None
+        """The reader, if it tells."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (SOURCE_POSITIONS,)
@@ -77,6 +80,8 @@ class SourceOperator(Operator):
         entries = context.operator_state.list_state(SOURCE_POSITIONS.name).entries
         self._reader = self.source.create_reader(context.subtask, context.parallelism, context.max_parallelism)
         self._reader.open(context, list(entries) if self.is_restored else None)
+        if isinstance(self._reader, TellsBacklog):
+            self._tells_backlog = self._reader
         self._last_record_ms = context.monotonic_ms()
         for subtask, total in sorted(self._requested.items()):
             self.split_requested(subtask, total)
@@ -165,6 +170,11 @@ class SourceOperator(Operator):
         """Whether a barrier may come behind what was polled last."""
         reader: object = self._reader
         return not isinstance(reader, CutsAtBoundaries) or reader.may_cut
+
+    @property
+    def is_processing_backlog(self) -> bool:
+        """Whether its reader says so."""
+        return self._tells_backlog is not None and self._tells_backlog.is_processing_backlog
 
     def idle_ms(self) -> int:
         """Time since the last record."""

@@ -176,6 +176,8 @@ class Subtask:
         self._latency_interval_ms = latency_interval_ms if self.reads_source else 0
         self._next_marker_ms = 0
         """Monotonic."""
+        self._backlog_changes = 0
+        """See SubtaskStatus.backlog."""
         self._times = _Times(ports.clock.seconds())
         for node in ports.chain.nodes:
             node.context.reading = self._reading_ms
@@ -217,8 +219,28 @@ class Subtask:
         key, now_ms = self.key, self._clock.wall_ms()
         metrics = self.metrics() if self.is_drained or self.state in TERMINAL else None
         self._ports.report(
-            SubtaskStatus(self.attempt, key.vertex, key.subtask, self.state, self.is_drained, text, trace, now_ms, metrics)
+            SubtaskStatus(
+                self.attempt,
+                key.vertex,
+                key.subtask,
+                self.state,
+                self.is_drained,
+                text,
+                trace,
+                now_ms,
+                metrics,
+                self._backlog_changes,
+            )
         )
+
+    def _look_for_backlog(self) -> bool:
+        """Note whether its source processes a backlog now; whether that has changed."""
+        head = self.chain.head.operator
+        found = isinstance(head, SourceOperator) and not self._input.has_ended and head.is_processing_backlog
+        if found == bool(self._backlog_changes % 2):
+            return False
+        self._backlog_changes += 1
+        return True
 
     def metrics(self) -> SubtaskMetrics:
         """Counters since the attempt began."""
@@ -304,6 +326,7 @@ class Subtask:
     def _open(self) -> None:
         self.chain.setup()
         self.chain.open()
+        self._look_for_backlog()  # in front of the state that lets checkpoints begin
         self._enter(TaskState.RUNNING)
         early, self._early = self._early, []
         for mail in early:
@@ -378,6 +401,8 @@ class Subtask:
         if self.state is TaskState.RUNNING:
             try:
                 moved, has_more, backpressured = self._run_input(now_ms, began + self._budget_s)
+                if self._look_for_backlog():
+                    self._report_status()
                 finished = self._finish_if_due()
                 has_more = has_more or finished
                 progress = finished or moved or progress

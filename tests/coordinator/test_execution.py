@@ -66,3 +66,15 @@ def test_a_finished_task_is_seen_as_such_until_it_fails() -> None:
     assert execution.counts() == {TaskState.CANCELED: 1, TaskState.RUNNING: 1, TaskState.FINISHED: 1, TaskState.FAILED: 1}
     sink = next(view for view in execution.views({}) if view.vertex_id == SINK)
     assert [each.end_ms for each in sink.subtasks] == [2_000, 5_000]
+
+
+def test_reports_of_a_backlog_that_come_late_or_twice_change_nothing() -> None:
+    execution = Execution(1, make_graph(parallelism=2))
+
+    def report(subtask: int, backlog: int, state: TaskState = TaskState.RUNNING) -> bool:
+        return execution.apply(SubtaskStatus(1, SOURCE, subtask, state, backlog=backlog), 1_000)
+
+    seen = [(report(*each), execution.is_processing_backlog) for each in ((0, 1), (1, 1), (0, 2), (0, 1), (1, 2), (1, 1), (1, 3))]
+    assert seen == [(True, True), (True, True), (True, True), (False, True), (True, False), (False, False), (True, True)]
+    execution.lose(1, 2_000)
+    assert not execution.is_processing_backlog, "a task that has ended holds nobody"

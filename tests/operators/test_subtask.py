@@ -441,6 +441,33 @@ def test_a_stop_waits_for_the_boundary_too() -> None:
     assert sum(isinstance(item, int) for item in bench.port.take()) == 8
 
 
+class BacklogReader(ListReader):
+    """Rows below 20, and those of 60 to 79, are a backlog."""
+
+    @property
+    def is_processing_backlog(self) -> bool:
+        return self.position < 20 or 60 <= self.position < 80
+
+
+class BacklogSource(ListSource):
+    def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> ListReader:
+        return BacklogReader(self.rows, self.rows_per_poll)
+
+
+@pytest.mark.parametrize(("rows", "told"), [(100, [1, 2, 3, 4]), (70, [1, 2, 3, 4]), (10, [1, 2])])
+def test_a_source_reports_each_beginning_and_end_of_a_backlog(rows: int, told: list[int]) -> None:
+    """The first with the state that lets checkpoints begin; one that ends within a backlog is over it with its end."""
+    log: list[str] = []
+    bench = Bench([SourceOperator(BacklogSource(list(range(rows)), 10)), Recording("a", log)], log=log)
+    bench.subtask._units_max = 1
+    bench.subtask.start()
+    bench.settle()
+    running = [each for each in bench.reports if isinstance(each, SubtaskStatus) and each.state is TaskState.RUNNING]
+    assert [each.backlog for each in running if not each.drained] == told[: len(running) - 1]
+    assert running[0].backlog == 1
+    assert max(each.backlog for each in running) == told[-1]
+
+
 def test_stop_without_drain_ends_behind_the_barrier_with_windows_open() -> None:
     bench = source(1_000)
     bench.subtask.step(0)

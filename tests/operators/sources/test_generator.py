@@ -129,3 +129,17 @@ def test_a_restored_source_paces_what_lies_above_the_bound() -> None:
     assert [restored.poll(50, 0).batch is None for _ in range(2)] == [False, True]
     with pytest.raises(InvalidConfigError):
         GeneratorSource(numbers, 1, SCHEMA, unpaced_rows=-1)
+
+
+def test_a_reader_processes_a_backlog_while_it_has_rows_that_are_not_paced() -> None:
+    source = GeneratorSource(numbers, 100, SCHEMA, rows_per_second=10, unpaced_rows=61)
+    for parallelism, below in ((1, 61), (2, 31)):
+        reader, seen = opened(source, 0, parallelism), []
+        for _ in range(below):
+            seen.append(reader.is_processing_backlog)
+            reader.poll(1, 0)
+        assert seen == [True] * below
+        assert not reader.is_processing_backlog, "also in front of the first paced row"
+        assert not opened(source, 0, parallelism, reader.snapshot()).is_processing_backlog
+    assert not opened(GeneratorSource(numbers, 100, SCHEMA, rows_per_second=10), 0, 1).is_processing_backlog
+    assert not opened(GeneratorSource(numbers, 0, SCHEMA, unpaced_rows=61), 0, 1).is_processing_backlog
