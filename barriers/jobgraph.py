@@ -96,6 +96,8 @@ class JobEdge(msgspec.Struct, frozen=True):
     """Tag of the side output that feeds the edge; unset: the operator's main output."""
     seed: int | msgspec.UnsetType = msgspec.UNSET
     """Of a SHUFFLE edge, int64."""
+    overtakable: bool = False
+    """Whether the barrier of a checkpoint may overtake its records. False in graphs of before it was known."""
 
     @property
     def tag(self) -> str | None:

@@ -200,7 +200,7 @@ class Environment:
             raise InvalidConfigError(f"format is {format!r}, must be one of text, json", setting="format")
         plan = self.build()
         links = links_with_reasons(self.graph, self.config, self.parallelism, chaining=self.chaining)
-        explained = explain_graph(self.graph, plan.graph, links, plan.columns)
+        explained = explain_graph(self.graph, plan, links)
         return explained_json(explained) if format == "json" else explained_text(explained, plan.graph)
 
     def execute(

@@ -8,7 +8,9 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.wiring import consumers_of, producers_of
-from holdfast.operators.datastream.graph import LinkReasons, StreamEdge, StreamGraph, StreamNode
+from holdfast.operators.base import JobPlan
+from holdfast.operators.datastream.graph import COMMITTER_SUFFIX, LinkReasons, StreamEdge, StreamGraph, StreamNode
+from holdfast.operators.datastream.overtaking import DEALT_OUT_AGAIN, find_bans
 
 CHAINED = "forward, equal parallelism, one stream"
 """Why a chained link is."""
@@ -58,6 +60,8 @@ class JobLink(msgspec.Struct, frozen=True):
     """Whether records are combined before they travel, or why they aren't; None: nothing in them could be."""
     columns: tuple[str, ...] | None = None
     """Those that are sent; None: all."""
+    in_line: str | None = None
+    """Why a checkpoint's barrier stays behind the records of the link; None: it may overtake them, or the link is chained."""
 
 
 class ExplainedVertex(msgspec.Struct, frozen=True):
@@ -106,11 +110,12 @@ class Explained(msgspec.Struct, frozen=True):
     execution_plan: ExecutionPlan
 
 
-def explain_graph(
-    stream_graph: StreamGraph, graph: JobGraph, links: Sequence[LinkReasons], columns: Mapping[int, tuple[str, ...]]
-) -> Explained:
-    """`links`: all of the job. `columns`: those that an edge sends, of edges that do not send all."""
-    sent = {_end(edge.source_operator, graph.vertex(edge.target), edge): columns.get(edge.edge_id) for edge in graph.edges}
+def explain_graph(stream_graph: StreamGraph, plan: JobPlan, links: Sequence[LinkReasons]) -> Explained:
+    """`links`: all of the job, in the order in which its plan was made of them."""
+    graph = plan.graph
+    edges = iter(graph.edges)
+    edge_of = [None if each.refusal is None else next(edges) for each in links]
+    bans = find_bans(graph, plan.schemas)
     unused = {node.index for node in stream_graph.unused()}
     subtasks = [_subtask(graph, vertex, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)]
     channels = sum(each.last - each.first + 1 for subtask in subtasks for each in subtask.inputs)
@@ -122,7 +127,9 @@ def explain_graph(
         name=graph.name,
         state_backend=graph.config.state_backend,
         stream_graph=[_stream_node(node, used=node.index not in unused) for node in stream_graph.nodes],
-        job_graph=ExplainedJobGraph(vertices, [_link(each, sent) for each in links]),
+        job_graph=ExplainedJobGraph(
+            vertices, [_link(each, edge, plan.columns, bans) for each, edge in zip(links, edge_of, strict=True)]
+        ),
         execution_plan=ExecutionPlan(graph.slots_required, channels, subtasks),
     )
 
@@ -140,17 +147,22 @@ def _stream_input(edge: StreamEdge) -> StreamInput:
     return StreamInput(edge.source, edge.input_index, partitioning, text, edge.side_output)
 
 
-def _end(source: str, target: JobVertex, edge: JobEdge) -> tuple[str, str, int]:
-    return source, target.operators[0].uid, edge.input_index
-
-
-def _link(found: LinkReasons, sent: Mapping[tuple[str, str, int], tuple[str, ...] | None]) -> JobLink:
-    link, refusal = found.link, found.refusal
-    edge, reason = link.edge, CHAINED if refusal is None else refusal
-    partitioning, chained = str(link.partitioning), refusal is None
-    columns = sent.get((link.source, link.target, edge.input_index))
+def _link(
+    found: LinkReasons, exchange: JobEdge | None, columns: Mapping[int, tuple[str, ...]], bans: Mapping[int, str]
+) -> JobLink:
+    """`exchange`: the edge that the link became; None: it is chained."""
+    link, edge = found.link, found.link.edge
     return JobLink(
-        link.source, link.target, edge.input_index, edge.side_output, partitioning, chained, reason, found.combined, columns
+        link.source,
+        link.target,
+        edge.input_index,
+        edge.side_output,
+        str(link.partitioning),
+        exchange is None,
+        CHAINED if found.refusal is None else found.refusal,
+        found.combined,
+        None if exchange is None else columns.get(exchange.edge_id),
+        None if exchange is None else bans.get(exchange.edge_id),
     )
 
 
@@ -173,7 +185,8 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     graph that was explained."""
     execution = explained.execution_plan
     lines = [f"job {graph.name}: {len(graph.vertices)} vertices, {execution.slots} slots, {explained.state_backend} state"]
-    lines += _job_graph(graph, {(each.source, each.target, each.input): each for each in explained.job_graph.links})
+    exchanges = (each for each in explained.job_graph.links if not each.chained)
+    lines += _job_graph(graph, {edge.edge_id: link for edge, link in zip(graph.edges, exchanges, strict=True)})
     unused = [node.uid or node.name for node in explained.stream_graph if not node.used]
     if unused:
         lines.append(f"not part of the job, since they lead to no sink: {', '.join(unused)}")
@@ -191,20 +204,27 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     return "\n".join(lines)
 
 
-def _job_graph(graph: JobGraph, links: Mapping[tuple[str, str, int], JobLink]) -> list[str]:
+def _job_graph(graph: JobGraph, links: Mapping[int, JobLink]) -> list[str]:
+    """`links`: by the id of the edge that each became."""
     numbers = {vertex.vertex_id: number for number, vertex in enumerate(graph.vertices, 1)}
-    heads = {vertex.vertex_id: vertex.operators[0].uid for vertex in graph.vertices}
     lines = []
     for vertex in graph.vertices:
         lines.append(f"[{numbers[vertex.vertex_id]}] parallelism {vertex.parallelism}, max {vertex.max_parallelism}")
         depths = _depths(vertex)
         lines += [f"    {'  ' * depths[operator.uid]}{_operator(operator)}" for operator in vertex.operators]
         for edge in graph.outputs(vertex.vertex_id):
-            link = links[edge.source_operator, heads[edge.target], edge.input_index]
+            link = links[edge.edge_id]
             combined = f"; {link.combined}" if link.combined else ""
             columns = f"; sends {', '.join(link.columns)}" if link.columns else ""
-            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {link.reason}{combined}{columns}")
+            more = combined + columns + _in_line(link)
+            lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {link.reason}{more}")
     return lines
+
+
+def _in_line(link: JobLink) -> str:
+    """Where the partitioning alone would let a barrier overtake records: of a sink, and of other partitionings, it is no news."""
+    shown = link.in_line is not None and link.partitioning in DEALT_OUT_AGAIN and not link.target.endswith(COMMITTER_SUFFIX)
+    return f"; barriers stay in line: {link.in_line}" if shown else ""
 
 
 def _call(node: StreamGraphNode) -> str:

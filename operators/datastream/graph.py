@@ -26,6 +26,7 @@ from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.split_entries import ENUMERATOR_KIND
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Source
+from holdfast.operators.datastream.overtaking import COMMITTER_KIND, with_overtakable_edges
 from holdfast.operators.datastream.used_columns import with_used_columns
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, alignment_properties
 from holdfast.operators.functions.partitioning import CustomPartitioning
@@ -265,6 +266,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         for chain in chains
     )
     job_graph = JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None)
+    job_graph = with_overtakable_edges(job_graph, schemas)
     aligned_operators(job_graph)
     plan = JobPlan(
         graph=job_graph,
@@ -405,7 +407,7 @@ def _place_sink(node: StreamNode, sink: Sink, writer: PlacedNode) -> list[Placed
         PlacedNode(
             uid=writer.uid + COMMITTER_SUFFIX,
             name=f"{node.name} committer",
-            kind="sink_committer",
+            kind=COMMITTER_KIND,
             parallelism=1,
             max_parallelism=1,
             uid_generated=writer.uid_generated,

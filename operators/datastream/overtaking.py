@@ -1,0 +1,56 @@
+"""Which edges of a job a checkpoint's barrier may overtake, and why not the others. Pure.
+
+What a barrier overtakes is stored with its checkpoint, and must be dealt out again at any parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
+from holdfast.barriers.split_entries import ENUMERATOR_KIND
+
+COMMITTER_KIND = "sink_committer"
+
+DEALT_OUT_AGAIN = frozenset({Partitioning.HASH, Partitioning.REBALANCE, Partitioning.SHUFFLE, Partitioning.GLOBAL})
+"""Partitionings that say, or leave open, where a stored record goes after a rescale."""
+
+
+def find_bans(graph: JobGraph, schemas: Mapping[int, Any]) -> dict[int, str]:
+    """Edge id -> why a barrier stays behind the records of the edge; edges that it may overtake are left out.
+
+    `schemas`: columns of each edge, None: not declared. A vertex has one moment for the barriers of all its inputs, so that one
+    edge that can't be overtaken bans all edges into the same vertex; others of the job are not concerned."""
+    own = {edge.edge_id: reason for edge in graph.edges if (reason := _ban(edge, graph, schemas.get(edge.edge_id))) is not None}
+    bans: dict[int, str] = {}
+    for edge in graph.edges:
+        other = next((each for each in graph.inputs(edge.target) if each.edge_id in own), None)
+        if edge.edge_id in own:
+            bans[edge.edge_id] = own[edge.edge_id]
+        elif other is not None:
+            head = graph.vertex(edge.target).operators[0].uid
+            bans[edge.edge_id] = f"{head} also reads {other.source_operator} ({own[other.edge_id]})"
+    return bans
+
+
+def with_overtakable_edges(graph: JobGraph, schemas: Mapping[int, Any]) -> JobGraph:
+    """The same graph; its edges say whether they can be overtaken."""
+    bans = find_bans(graph, schemas)
+    edges = tuple(msgspec.structs.replace(edge, overtakable=edge.edge_id not in bans) for edge in graph.edges)
+    return msgspec.structs.replace(graph, edges=edges)
+
+
+def _ban(edge: JobEdge, graph: JobGraph, schema: object) -> str | None:
+    """Why the edge can't be overtaken whatever else its target reads."""
+    source = next(each for each in graph.vertex(edge.source).operators if each.uid == edge.source_operator)
+    if source.kind == ENUMERATOR_KIND:
+        return "a split is in one place at the barrier"
+    if graph.vertex(edge.target).operators[0].kind == COMMITTER_KIND:
+        return "all committables of a checkpoint are at the committer when it completes"
+    if edge.partitioning is Partitioning.BROADCAST:
+        return "broadcast: copies of a state are equal at the barrier"
+    if edge.partitioning not in DEALT_OUT_AGAIN:
+        return f"{edge.partitioning}: nothing says where its records belong after a rescale"
+    return "its rows have no declared columns" if schema is None else None
