@@ -18,10 +18,11 @@ import queue
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeAlias, TypeVar, assert_never
 
 import msgspec
 import urllib3
@@ -56,6 +57,7 @@ from holdfast.operators.worker.session_events import (
     PostHeartbeat,
     PostStates,
     RegistrationAnswered,
+    ReportsReady,
     RequestFailed,
     RequestRefused,
     SendRegister,
@@ -281,6 +283,9 @@ class _Sent:
     outcome: AckAnswers | HoldfastError
 
 
+_Item: TypeAlias = Event | _FromStream | _Sent | None
+
+
 class _Heartbeats(msgspec.Struct):
     """Answer to a heartbeat; a coordinator may leave the epoch out."""
 
@@ -314,13 +319,15 @@ class Gateway:
         self._frames_refused = frames_refused
         self._http = CoordinatorHttp(address, identity.job_id, identity.slot)
         self._session = Session(identity, random_source or random.Random())
-        self._inbox: queue.SimpleQueue[Event | _FromStream | _Sent | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._large: queue.SimpleQueue[tuple[int, AckBatch] | None] = queue.SimpleQueue()
         """Numbered batches for the sender."""
         self._large_number = 0
         self._is_sending = False
         """The answer to the batch of that number is outstanding."""
         self._is_flushing = False
+        self._behind_reports: deque[_Item] = deque()
+        """Taken from the inbox behind reports, and next to be handled."""
         self._generation = 0
         self._stream: urllib3.BaseHTTPResponse | None = None
         self._stream_lock = threading.Lock()
@@ -380,7 +387,21 @@ class Gateway:
                     self._handle(event)
         self._end_stream()
 
-    def _next_event(self) -> Event | _FromStream | _Sent | None:
+    def _next_event(self) -> _Item:
+        """The next one; of reports all that wait: each would else be a request of its own, behind the answer to the one before."""
+        event = self._behind_reports.popleft() if self._behind_reports else self._wait()
+        if not isinstance(event, AnswerReady | StatusChanged):
+            return event
+        reports = [event]
+        for _ in range(self._inbox.qsize()):  # this thread alone takes from it
+            following = self._inbox.get()
+            if not isinstance(following, AnswerReady | StatusChanged):
+                self._behind_reports.append(following)
+                break
+            reports.append(following)
+        return ReportsReady(tuple(reports))
+
+    def _wait(self) -> _Item:
         due_ms = self._session.next_deadline_ms()
         timeout_s = None if due_ms is None else min(threading.TIMEOUT_MAX, max(0.0, (due_ms - self._clock.monotonic_ms()) / 1000))
         try:

@@ -51,6 +51,7 @@ from holdfast.operators.worker.session_events import (
     PostHeartbeat,
     PostStates,
     RegistrationAnswered,
+    ReportsReady,
     RequestFailed,
     RequestRefused,
     SendRegister,
@@ -150,13 +151,20 @@ class Session:
                 self._states_answered()
             case HeartbeatAnswered(epoch=epoch):
                 self._heartbeat_answered(epoch, now_ms)
-            case AnswerReady(item=item):
-                self._answer_ready(item)
-            case StatusChanged(status=status):
-                self._status_changed(status)
+            case ReportsReady(reports=reports):
+                for report in reports:
+                    self._report(report)
+            case AnswerReady() | StatusChanged():
+                self._report(event)
             case _:
                 assert_never(event)
         return actions + self._due(now_ms)
+
+    def _report(self, report: AnswerReady | StatusChanged) -> None:
+        if isinstance(report, AnswerReady):
+            self._answer_ready(report.item)
+        else:
+            self._status_changed(report.status)
 
     def next_deadline_ms(self) -> int | None:
         """Time at which `handle(DeadlineReached())` has something to do; None when only events can cause actions."""

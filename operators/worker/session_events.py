@@ -135,6 +135,12 @@ class StatusChanged(msgspec.Struct, frozen=True):
     status: SubtaskStatus
 
 
+class ReportsReady(msgspec.Struct, frozen=True):
+    """Several of these at one time, in order: what is sent for them is sent together."""
+
+    reports: tuple[AnswerReady | StatusChanged, ...]
+
+
 Event: TypeAlias = (
     DeadlineReached
     | RegistrationAnswered
@@ -145,6 +151,7 @@ Event: TypeAlias = (
     | StatesAnswered
     | HeartbeatAnswered
     | AnswerReady
+    | ReportsReady
     | StatusChanged
 )
 

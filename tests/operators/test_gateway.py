@@ -232,6 +232,19 @@ def test_acks_and_states_are_answered(fake: FakeCoordinator, client: Client) -> 
     eventually(lambda: [len(batch.subtasks) for batch in fake.of("states")] == [1], "the state")
 
 
+def test_acks_that_wait_for_an_answer_are_one_request(fake: FakeCoordinator, client: Client) -> None:
+    acks = [AcknowledgeCheckpoint(0, 1, "v", subtask) for subtask in range(50)]
+    fake.held.clear()
+    client.gateway.report(acks[0])
+    eventually(lambda: fake.holding, "the first request")
+    for ack in acks[1:]:
+        client.gateway.report(ack)
+    client.gateway.report(SubtaskStatus(0, "v", 0, TaskState.RUNNING))
+    fake.held.set()
+    eventually(lambda: fake.of("states"), "the state behind them")
+    assert [batch.items for batch in fake.of("acks")] == [tuple(acks[:1]), tuple(acks[1:])]
+
+
 def test_refused_registration_ends_the_worker(fake: FakeCoordinator) -> None:
     fake.refuse["register"] = (409, "FencedError")
     client = Client(fake.url)
