@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from holdfast.api.run_record import read_run_record
 from holdfast.api.settings import check_url
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
+from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import Target, is_safe_step, next_target
 from holdfast.statebackends.decoding import decode_json
@@ -123,6 +124,10 @@ class RestClient:
     def checkpoint_config(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/checkpoints/config")
 
+    def settings(self, job_id: str) -> dict[str, Any]:
+        """Settings that can be changed while the job runs, as they are."""
+        return self._get(f"/v1/jobs/{job_id}/settings")
+
     def checkpoint(self, job_id: str, checkpoint_id: int) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/checkpoints/details/{checkpoint_id}")
 
@@ -179,6 +184,15 @@ class RestClient:
         operation = self._operate(f"/v1/jobs/{job_id}/stop", "savepoints", request, job_id, timeout_s)
         _raise_cause(operation.get("failure-cause"), job_id)
         return str(operation["location"])
+
+    def change_settings(self, job_id: str, settings: Mapping[str, SettingValue]) -> dict[str, Any]:
+        """Change settings of a running job, until its next submission: `{"checkpoint_interval_ms": None}` pauses its periodic
+        checkpoints. Returns what holds, as `settings`, once it is durable.
+
+        Raises InvalidConfigError for a setting that is unknown, fixed, of a wrong type or out of bounds, FencedError for a job that
+        has ended."""
+        body = self._call("PATCH", f"/v1/jobs/{job_id}/checkpoints/config", msgspec.json.encode(settings))
+        return _decode(lambda: dict(json.loads(body)), self.url)
 
     def cancel(self, job_id: str) -> None:
         """Request cancellation; the job is CANCELED when its tasks have ended."""

@@ -8,12 +8,13 @@ until this process has recovered it after a start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
     CheckpointConfigView,
@@ -150,6 +151,13 @@ class Coordinator(Protocol):
         trigger_id: str | None = None,
     ) -> str:
         """Stop with a savepoint; returns the trigger id."""
+
+    def change_settings(self, job_id: str, settings: Mapping[str, SettingValue]) -> CheckpointConfigView:
+        """Change settings of a running job; returns what holds, once the change is stored. It holds for the checkpoints that are
+        triggered next, under later leaders and attempts, too, until the next submission.
+
+        Raises InvalidConfigError for a setting that is unknown, fixed, of a wrong type or out of bounds, FencedError for a job that
+        has ended or ends, StorageUnavailableError; nothing is changed then, unless the job did not answer in time."""
 
     def cancel(self, job_id: str) -> None:
         """Begin to cancel; a job in a terminal state is left as it is."""

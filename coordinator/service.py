@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from holdfast.barriers.messages import (
     StatusBatch,
     clip,
 )
+from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
@@ -234,6 +236,10 @@ class CoordinatorService:
         native = _is_native(format_type)
         location = self._target(job_id, target)
         return self._request(job_id, CheckpointKind.STOP_SAVEPOINT, trigger_id, target=location, drain=drain, native=native)
+
+    def change_settings(self, job_id: str, settings: Mapping[str, SettingValue]) -> CheckpointConfigView:
+        self._calls.wait_for(self._calls.call(job_id, lambda ticket: job_events.SettingsRequested(ticket, settings)))
+        return self._queries.checkpoint_config(job_id)
 
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:

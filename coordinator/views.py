@@ -292,8 +292,11 @@ class JobNumbersView(msgspec.Struct, frozen=True):
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):
     config: JobConfig
+    """Settings that hold, those included that were changed since the submission."""
     storage: str
     """Printable root of the checkpoint storage."""
+    is_processing_backlog: bool = False
+    """A source of the running attempt processes a backlog."""
 
 
 class TriggerView(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
     <state-dir>/<job>/leader/<epoch>                              who leads the job
-    <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json
+    <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json  config/<n>.json
     <state-dir>/<job>/chk-<id>/_claim  _metadata                  the register of one checkpoint id
     <state-dir>/<job>/chk-<id>/<uid>-<subtask>-<attempt>-<nonce>-<file>
     <state-dir>/<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>
@@ -68,6 +68,8 @@ def is_directory_file(path: str) -> bool:
 SHARED_FOLDER = "shared"
 TASK_OWNED_FOLDER = "taskowned"
 """Folder in a job's directory for files that tasks own; the coordinator deletes none of them. Source: Flink's layout."""
+CONFIG_FOLDER = "config"
+"""Settings of running submissions that were changed."""
 SOURCES_FOLDER = "sources"
 SINKS_FOLDER = "sinks"
 INPUT_MANIFEST = "manifest.json"
@@ -89,7 +91,7 @@ UNFINISHED_NAME = "_unfinished"
 _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
 _CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
 _OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
-_JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results)/\d+\.json|job\.json|result\.json")
+_JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
 STREAM_RECORD = "stream.json"
 """In the folder of a streaming input: what makes it one."""
 _BATCHES = "batches"
@@ -129,6 +131,13 @@ class JobPaths(msgspec.Struct, frozen=True):
 
     def result(self, number: int) -> str:
         return f"{self.job_id}/results/{number}.json"
+
+    @property
+    def configs(self) -> str:
+        return f"{self.job_id}/{CONFIG_FOLDER}"
+
+    def config(self, number: int) -> str:
+        return f"{self.job_id}/{CONFIG_FOLDER}/{number}.json"
 
     @property
     def shared(self) -> str:

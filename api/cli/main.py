@@ -23,6 +23,7 @@ from holdfast.api.errors import ConnectionLostError
 from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
 from holdfast.api.version import VERSION
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
+from holdfast.barriers.tunable import SettingValue, parse_setting
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
@@ -245,6 +246,15 @@ def _count(totals: dict[str, dict[str, Any]], job_id: str, name: str) -> str:
 def checkpoints(
     job: Job,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show at most this many, newest first.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change a setting of the running job, until its next submission, such as checkpoint_interval_ms=60000; none: no "
+            "value, of the interval no periodic checkpoints. Repeatable. Shows the settings that hold.",
+        ),
+    ] = None,
     url: Url = None,
     token_file: TokenFile = None,
     state_dir: StateDir = None,
@@ -252,7 +262,14 @@ def checkpoints(
     as_json: Json = False,
 ) -> None:
     """Show a job's checkpoints and savepoints, newest first; where no coordinator answers, those recorded in the state directory.
-    DISCARDED: completed, and deleted to make room for newer ones."""
+    DISCARDED: completed, and deleted to make room for newer ones.
+
+    With --set: change how the job takes them, while it runs."""
+    if changes:
+        if offline:
+            raise InvalidConfigError("--set changes a running job: it needs a coordinator, not --offline", setting="offline")
+        _change_settings(connect(url, token_file, state_dir), job, changes, as_json=as_json)
+        return
     client = connect_to_read(url, token_file, state_dir, offline=offline)
     found = client.checkpoints(resolve_job(client, job))
     found["history"] = found["history"][:limit]
@@ -280,6 +297,21 @@ def checkpoints(
         f"{counts['completed']} completed, {counts['failed']} failed, {counts['in_progress']} in progress, "
         f"{counts['restored']} restored"
     )
+
+
+def _change_settings(client: RestClient, job: str, changes: list[str], *, as_json: bool) -> None:
+    settings: dict[str, SettingValue] = {}
+    for name, value in map(parse_setting, changes):
+        if settings.setdefault(name, value) != value:
+            raise InvalidConfigError(f"--set gives {name} two values", setting=name)
+    found = client.change_settings(resolve_job(client, job), settings)
+    if as_json:
+        console.show_json(found)
+        return
+    rows = [(name, "none" if value is None else str(value).lower()) for name, value in found["settings"].items()]
+    console.show_table(("SETTING", "VALUE"), rows, empty="no settings")
+    if found["processing_backlog"]:
+        console.show_line("a source processes a backlog: checkpoint_interval_during_backlog_ms is the interval, unless it is none")
 
 
 @app.command()

@@ -1,17 +1,34 @@
-"""Submission of jobs by their drivers, preflight reports, and counters of all jobs."""
+"""Submission of jobs by their drivers, preflight reports, settings of running jobs, and counters of all jobs."""
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import ConfigDict
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.flink import schemas
 from holdfast.api.http.request_log import SUBJECT
-from holdfast.api.routes.common import ERRORS, GRAPH, REPORT, JobId, Service, answer, describe_answer, describe_record, read_record
-from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
+from holdfast.api.routes.common import (
+    ERRORS,
+    GRAPH,
+    REPORT,
+    JobId,
+    Service,
+    answer,
+    body_of,
+    describe_answer,
+    describe_model,
+    describe_record,
+    read_record,
+)
+from holdfast.barriers.jobgraph import DriverDeparture, JobConfig, Submission, SubmissionAccepted
+from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.totals import derive_job_totals
+from holdfast.coordinator.views import CheckpointConfigView
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
@@ -36,6 +53,48 @@ async def leave(request: Request, service: Service, job_id: JobId) -> schemas.Em
     departure = await read_record(request, DriverDeparture, REPORT)
     await run_in_threadpool(service.leave, job_id, departure.submission)
     return schemas.Empty()
+
+
+def _described(config: type[JobConfig]) -> dict[str, Any]:
+    """OpenAPI's properties of the settings that can be changed."""
+    known = msgspec.json.schema(config)["$defs"][config.__name__]["properties"]
+    return {name: {key: value for key, value in known[name].items() if key != "default"} for name in TUNABLE}
+
+
+class SettingsChange(schemas.RequestBody):
+    """Settings of the job -> new values; those that are left out stay, and null is none."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"properties": _described(JobConfig), "additionalProperties": False})
+
+
+class JobSettings(schemas.Record):
+    settings: dict[str, SettingValue]
+    """What holds, of the settings that can be changed while the job runs."""
+    processing_backlog: bool
+    """A source processes a backlog: checkpoint_interval_during_backlog_ms is the interval, if it is not null."""
+
+
+def _settings(view: CheckpointConfigView) -> JobSettings:
+    settings = {name: getattr(view.config, name) for name in TUNABLE}
+    return JobSettings(settings=settings, processing_backlog=view.is_processing_backlog)
+
+
+@router.get("/jobs/{jobid}/settings")
+def settings(service: Service, job_id: JobId) -> JobSettings:
+    """Settings of a job that can be changed while it runs, as they are."""
+    return _settings(service.checkpoint_config(job_id))
+
+
+@router.patch("/jobs/{jobid}/checkpoints/config", openapi_extra=describe_model(SettingsChange))
+def change_settings(
+    request: Request, service: Service, job_id: JobId, body: Annotated[SettingsChange, Depends(body_of(SettingsChange))]
+) -> JobSettings:
+    """Change settings of a running job, for the checkpoints that are triggered from now on, until its next submission. Answered
+    once the change is durable; repeatable."""
+    changes = body.model_extra or {}
+    found = _settings(service.change_settings(job_id, changes))
+    request.scope[SUBJECT] = ", ".join(f"{name}={value}" for name, value in changes.items())
+    return found
 
 
 class JobNumbers(schemas.Record):

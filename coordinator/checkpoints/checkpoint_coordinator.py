@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import assert_never
 
-from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     AckStatus,
@@ -77,12 +77,13 @@ class CheckpointCoordinator:
         rng: random.Random,
         completed: CompletedCheckpointStore,
         next_checkpoint_id: int = 1,
+        config: JobConfig | None = None,
     ) -> None:
         """`completed`: what the job's directory holds; this coordinator owns it from now on. `rng`: draws the delay of the first
-        periodic checkpoint."""
+        periodic checkpoint. `config`: the settings that hold, if they are not those of the graph."""
         self._paths = JobPaths(job_id)
         self._graph = graph
-        self._config = config = graph.config
+        self._config = config = config if config is not None else graph.config
         self._turn: Turn[Action] = Turn()
         self._attempt: int | None = None
         self._restored_totals: Totals = {}
@@ -101,7 +102,8 @@ class CheckpointCoordinator:
         self._ending: int | None = None
         """Id of the checkpoint that ends the job, from its claim on; 0: it is complete, and the job needs no further one."""
         self._timestamp_ms = 0
-        self._pause_until_ms = 0
+        self._completed_ms: int | None = None
+        """When the newest completed checkpoint was complete."""
         self._pending: dict[int, PendingCheckpoint] = {}
         self._ready: list[int] = []
         """Fully acknowledged ids that wait for an older one's metadata, in order of their last acknowledgement."""
@@ -150,6 +152,11 @@ class CheckpointCoordinator:
     @property
     def is_fenced(self) -> bool:
         return self._fenced
+
+    @property
+    def is_processing_backlog(self) -> bool:
+        """A source of the attempt processes a backlog."""
+        return self._schedule.in_backlog
 
     @property
     def savepoints_pending(self) -> int:
@@ -218,6 +225,8 @@ class CheckpointCoordinator:
             case events.JobTerminated():
                 if not keeps_checkpoints(event.state, self._config):
                     self._drop(self._completed.take_all())
+            case events.SettingsChanged():
+                self._configure(event.config)
             case events.DeadlineReached():
                 self._expire()
             case _:
@@ -299,6 +308,20 @@ class CheckpointCoordinator:
             self._refuse_queued(FailureReason.SCHEDULER_SHUT_DOWN, lambda request: request.periodic)
         if self._schedule.take_tick(self._turn.now_ms) and self._ending is None and not self._queue.has_periodic:
             self._request(CheckpointRequest(periodic=True))
+
+    def _configure(self, config: JobConfig) -> None:
+        self._config = config
+        self._schedule.retune(
+            config.checkpoint_interval_ms,
+            config.checkpoint_interval_during_backlog_ms,
+            config.min_pause_ms,
+            self._turn.now_ms,
+        )
+        self.failures.allow(config.tolerable_failed_checkpoints)
+
+    @property
+    def _pause_until_ms(self) -> int:
+        return 0 if self._completed_ms is None else self._completed_ms + self._config.min_pause_ms
 
     def _begin_requests(self) -> None:
         """Prepare the queued requests that the decider lets go now."""
@@ -555,7 +578,7 @@ class CheckpointCoordinator:
         self._completed.add(completed)
         self.failures.completed(number)
         self.stats.completed(number, pending.folder, self._turn.wall_ms)
-        self._pause_until_ms = self._turn.now_ms + self._config.min_pause_ms
+        self._completed_ms = self._turn.now_ms
         if request.kind is not CheckpointKind.SAVEPOINT:
             if pending.attempt == self._attempt:
                 self._turn.out.append(actions.NotifyComplete(number, pending.attempt, pending.timestamp_ms, pending.finished))

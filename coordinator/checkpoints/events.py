@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import Answerable, FailureReason, SubtaskKey, TaskState
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import Decision
@@ -143,6 +144,12 @@ class JobTerminated(msgspec.Struct, frozen=True):
     """FINISHED, CANCELED or FAILED."""
 
 
+class SettingsChanged(msgspec.Struct, frozen=True):
+    """Settings that hold from now on: for what is triggered next, not for what is pending."""
+
+    config: JobConfig
+
+
 class DeadlineReached(msgspec.Struct, frozen=True):
     """The time of `CheckpointCoordinator.next_deadline_ms` has come."""
 
@@ -169,5 +176,6 @@ Event: TypeAlias = (
     | JobFailing
     | ShutDown
     | JobTerminated
+    | SettingsChanged
     | DeadlineReached
 )

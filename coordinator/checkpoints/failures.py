@@ -31,6 +31,10 @@ class CheckpointFailureManager:
         self._count = 0
         self._last_completed = 0
 
+    def allow(self, tolerable: int) -> None:
+        """Another number is tolerable from now on: the next failure is judged by it."""
+        self._tolerable = tolerable
+
     @property
     def count(self) -> int:
         """Consecutive counted failures."""

@@ -29,14 +29,15 @@ class PeriodicSchedule:
         self._backlog_interval_ms = backlog_interval_ms
         self._min_pause_ms = min_pause_ms
         self._rng = rng
-        self._in_backlog = False
+        self.in_backlog = False
+        self._is_postponed = False
         self._last_ms: int | None = None
         """Of the last tick, or from where the first one is an interval away; None while stopped."""
 
     @property
     def interval_ms(self) -> int | None:
         """The interval that holds now; None: no ticks."""
-        if self._interval_ms is None or not self._in_backlog or self._backlog_interval_ms is None:
+        if self._interval_ms is None or not self.in_backlog or self._backlog_interval_ms is None:
             return self._interval_ms
         return self._backlog_interval_ms or None
 
@@ -57,7 +58,14 @@ class PeriodicSchedule:
 
     def note_backlog(self, *, in_backlog: bool) -> None:
         """Whether any source processes a backlog from now on."""
-        self._in_backlog = in_backlog
+        self.in_backlog = in_backlog
+
+    def retune(self, interval_ms: int | None, backlog_interval_ms: int | None, min_pause_ms: int, now_ms: int) -> None:
+        """Other settings hold. A tick that a pause has postponed is due at once: the new pause may be over."""
+        self._interval_ms, self._backlog_interval_ms, self._min_pause_ms = interval_ms, backlog_interval_ms, min_pause_ms
+        interval = self.interval_ms
+        if self._is_postponed and self._last_ms is not None and interval is not None:
+            self._last_ms = min(self._last_ms, now_ms - interval)
 
     def take_tick(self, now_ms: int) -> bool:
         """Whether a tick is due; if so, the next one is set."""
@@ -65,13 +73,14 @@ class PeriodicSchedule:
         if due_ms is None or interval is None or now_ms < due_ms:
             return False
         self._last_ms = due_ms if due_ms + interval > now_ms else now_ms
+        self._is_postponed = False
         return True
 
     def postpone(self, until_ms: int) -> None:
         """Move the next tick to a time, the end of a pause."""
         interval = self.interval_ms
         if self._last_ms is not None and interval is not None:
-            self._last_ms = until_ms - interval
+            self._last_ms, self._is_postponed = until_ms - interval, True
 
 
 QUEUED_REQUESTS_MAX = 1_000

@@ -239,7 +239,7 @@ class JobMasterRunner:
                 self._store(action, cleanup=True)
             case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
                 self._store(action, cleanup=False)
-            case job_actions.PrepareAttempt() | job_actions.WriteResult():
+            case job_actions.PrepareAttempt() | job_actions.WriteResult() | job_actions.WriteConfig():
                 self._store(action, cleanup=False)
             case job_actions.Deliver():
                 self._deliver(action)

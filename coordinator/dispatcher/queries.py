@@ -13,7 +13,7 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import wall_clock_ms
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
-from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, derive_config
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
@@ -286,9 +286,11 @@ class Queries:
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         recorded = self._calls.recorded_only(job_id)
         if recorded is not None and recorded.newest_submission is not None:
-            return CheckpointConfigView(recorded.newest_submission.graph.config, self._storage_root)
-        config = self._calls.read(job_id, lambda master: master.setup.graph.config)
-        return CheckpointConfigView(config, self._storage_root)
+            return CheckpointConfigView(derive_config(recorded, recorded.newest_submission), self._storage_root)
+        config, backlog = self._calls.read(
+            job_id, lambda master: (master.settings.config, master.coordinator.is_processing_backlog)
+        )
+        return CheckpointConfigView(config, self._storage_root, backlog)
 
     def savepoint_places(self) -> SavepointPlaces:
         self._recovery.check_all()  # savepoints in a place that is missing here would be taken for unused ones

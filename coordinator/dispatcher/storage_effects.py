@@ -21,6 +21,7 @@ from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
+    ConfigRecord,
     RestorePoint,
     ResultRecord,
     SavepointRecord,
@@ -37,6 +38,7 @@ from holdfast.coordinator.ha.store import (
     probe_folder,
     sweep_shared,
     write_attempt,
+    write_config,
     write_result,
 )
 from holdfast.coordinator.jobmaster import actions as job_actions
@@ -69,6 +71,7 @@ StorageAction: TypeAlias = (
     | actions.DropCheckpoint
     | job_actions.PrepareAttempt
     | job_actions.WriteResult
+    | job_actions.WriteConfig
     | Release
 )
 
@@ -116,6 +119,8 @@ class StorageEffects:
                 return self._prepare(action)
             case job_actions.WriteResult():
                 return self._end(action)
+            case job_actions.WriteConfig():
+                return self._configure(action)
             case Release():
                 return self._release(action)
             case _:
@@ -364,6 +369,36 @@ class StorageEffects:
         except HoldfastError as error:
             return job_events.ResultFailed(str(error))
         return job_events.ResultWritten(existing)
+
+
+    def _configure(self, action: job_actions.WriteConfig) -> Flow[job_events.Event | None]:
+        """Store changed settings. A newer leader either reads the record, or is found behind the write: then it does not count."""
+        identity, number = self._identity, action.number
+        record = ConfigRecord(
+            number=number,
+            epoch=identity.epoch,
+            submission=identity.submission,
+            settings=dict(action.settings),
+            nonce=identity.nonce,
+            created_ms=self._wall_ms(),
+        )
+        is_stored = False
+        try:
+            yield from check_leadership(self._paths, identity.epoch)
+            existing = yield from write_config(self._paths, record)
+            is_stored = True
+            yield from check_leadership(self._paths, identity.epoch)
+        except FencedError as error:
+            return job_events.LeadershipEnded(str(error))
+        except AmbiguousWriteError as error:
+            return job_events.ConfigFailed(number, str(error), ambiguous=True)
+        except HoldfastError as error:
+            return job_events.ConfigFailed(number, str(error), ambiguous=is_stored)
+        if existing.nonce == record.nonce:
+            return job_events.ConfigWritten(number)
+        if existing.epoch > identity.epoch:
+            return job_events.LeadershipEnded(f"epoch {existing.epoch} changed settings of job {identity.job_id}")
+        return job_events.ConfigTaken(number)
 
 
 def _locations(folder: str, paths: Sequence[str]) -> list[str]:

@@ -190,7 +190,8 @@ def _fence_submissions(paths: JobPaths, takeover: Takeover, job: RecordedJob | N
     while True:
         job = yield from read_job(paths, job)
         check_newest(job, takeover.epoch)
-        record = VoidRecord(job.last_submission + 1, takeover.epoch, takeover.nonce, created_ms=takeover.now_ms)
+        number, found = job.last_submission + 1, job.last_config
+        record = VoidRecord(number, takeover.epoch, takeover.nonce, created_ms=takeover.now_ms, config=found)
         if (yield from void_submission(paths, record)):
             return job
 

@@ -13,10 +13,12 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.tunable import apply_settings
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
+    ConfigRecord,
     OwnerRecord,
     RestorePoint,
     ResultRecord,
@@ -26,11 +28,12 @@ from holdfast.coordinator.ha.records import (
 from holdfast.coordinator.ha.shared_state import shared_handles
 from holdfast.coordinator.totals import COUNTERS_PROPERTY, Totals, decode_totals
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
-from holdfast.statebackends.errors import CorruptStateError, SnapshotClaimedError
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, SnapshotClaimedError
 from holdfast.statebackends.handles import FileHandle
 from holdfast.statebackends.layout import (
     METADATA_NAME,
     DecisionTag,
+    JobPaths,
     checkpoint_name,
     decode_decision_tag,
     metadata_path,
@@ -198,6 +201,12 @@ class RecordedJob:
     """Nonces of claims that the job has given back."""
     voids: frozenset[int] = frozenset()
     """Numbers of VoidRecords: no submission has them."""
+    configs: Mapping[int, ConfigRecord] = field(default_factory=dict)
+    """The newest ones, back to the one that holds."""
+    last_config: int = 0
+    """Highest number of a ConfigRecord, 0 for none."""
+    seals: Mapping[int, int] = field(default_factory=dict)
+    """Epoch of a leader that took the job over -> highest number of a ConfigRecord that it found."""
 
     @property
     def exists(self) -> bool:
@@ -237,6 +246,26 @@ class RecordedJob:
     def with_fact(self, fact: CheckpointFact) -> tuple[RecordedCheckpoint, ...]:
         """Checkpoints of which the fact holds, by id."""
         return tuple(self.checkpoints[number] for number in sorted(self.checkpoints) if self.checkpoints[number].fact is fact)
+
+
+def is_late(record: ConfigRecord, seals: Mapping[int, int]) -> bool:
+    """Whether a leader stored it behind the back of a newer one, which leads the job without it. `seals`: see RecordedJob."""
+    return any(epoch > record.epoch and found < record.number for epoch, found in seals.items())
+
+
+def derive_config(job: RecordedJob, submission: SubmissionRecord) -> JobConfig:
+    """Settings that hold for a submission: as submitted, with those that were changed since.
+
+    Raises CorruptStateError for a record with settings that can't hold."""
+    counted = [each for each in job.configs.values() if each.submission == submission.number and not is_late(each, job.seals)]
+    if not counted:
+        return submission.graph.config
+    newest = max(counted, key=lambda each: each.number)
+    try:
+        return apply_settings(submission.graph.config, newest.settings)
+    except InvalidConfigError as error:
+        path = JobPaths(job.job_id).config(newest.number)
+        raise CorruptStateError(f"{path} has settings that can't hold: {error.message}", path=path, reason=error.message) from error
 
 
 def derive_checkpoint(checkpoint_id: int, claim: ClaimRecord | None, metadata: bytes | None) -> RecordedCheckpoint:

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph, Submission
 from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskMetrics
+from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.totals import Totals
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
@@ -85,6 +86,9 @@ class VoidRecord(msgspec.Struct, frozen=True):
     version: int = RECORD_VERSION
     returned: str = ""
     """Nonce of a claim that this job has given back; empty: none."""
+    config: int | None = None
+    """Highest number of a ConfigRecord that the new leader has found: one that an older leader stored later does not count. None:
+    it has not looked (another job's, or an older version)."""
 
 
 class SubmissionRecord(msgspec.Struct, frozen=True):
@@ -106,6 +110,21 @@ class SubmissionRecord(msgspec.Struct, frozen=True):
     @property
     def graph(self) -> JobGraph:
         return self.submission.graph
+
+
+class ConfigRecord(msgspec.Struct, frozen=True):
+    """`config/<n>.json`: settings that a user has changed while a submission runs; n counts up over the life of the job.
+
+    The newest one of the submission holds, unless a VoidRecord says that it came too late. Written before its settings hold."""
+
+    number: int
+    epoch: int
+    submission: int
+    settings: dict[str, SettingValue]
+    """Field of JobConfig -> value, of all changes since the submission; the others are as submitted."""
+    nonce: str
+    created_ms: int = 0
+    version: int = RECORD_VERSION
 
 
 class BackoffRecord(msgspec.Struct, frozen=True):

@@ -12,11 +12,19 @@ from typing import Any
 
 import msgspec
 
-from holdfast.coordinator.ha.recorded_job import Decision, RecordedCheckpoint, RecordedJob, decode_decision, derive_checkpoint
+from holdfast.coordinator.ha.recorded_job import (
+    Decision,
+    RecordedCheckpoint,
+    RecordedJob,
+    decode_decision,
+    derive_checkpoint,
+    is_late,
+)
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
+    ConfigRecord,
     OwnerRecord,
     R,
     ResultRecord,
@@ -36,6 +44,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
 )
 from holdfast.statebackends.layout import (
+    CONFIG_FOLDER,
     SHARED_FOLDER,
     JobPaths,
     claim_path,
@@ -208,6 +217,12 @@ def write_result(paths: JobPaths, record: ResultRecord) -> Flow[ResultRecord]:
     return decode_record(ResultRecord, (yield from put_once(path, encode_record(record))), path)
 
 
+def write_config(paths: JobPaths, record: ConfigRecord) -> Flow[ConfigRecord]:
+    """Record changed settings; returns the stored record of the number."""
+    path = paths.config(record.number)
+    return decode_record(ConfigRecord, (yield from put_once(path, encode_record(record))), path)
+
+
 def list_jobs() -> Flow[list[str]]:
     """Ids of all jobs in the state directory."""
     names: list[str] = yield ListFolder("")
@@ -237,7 +252,8 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
     results |= {number: next(read) for number in ended}
     found = {number: aborted[number] if number in aborted else next(read) for number in listed.ids}
     checkpoints = {number: _owned(each, job.given.get(number)) for number, each in found.items()}
-    return replace(job, epochs=listed.epochs, attempts=attempts, results=results, checkpoints=checkpoints, shared=listed.shared)
+    job = replace(job, epochs=listed.epochs, attempts=attempts, results=results, checkpoints=checkpoints, shared=listed.shared)
+    return (yield from _with_configs(paths, job, listed.configs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +269,7 @@ class _Listed:
     ids: list[int]
     """Of checkpoints."""
     shared: tuple[str, ...]
+    configs: list[int]
 
 
 def _list_job(paths: JobPaths) -> Flow[_Listed]:
@@ -264,6 +281,9 @@ def _list_job(paths: JobPaths) -> Flow[_Listed]:
     shared: list[str] = []
     if f"{SHARED_FOLDER}/" in folders:
         shared = yield ListFolder(paths.shared)
+    configs: list[int] = []
+    if f"{CONFIG_FOLDER}/" in folders:
+        configs = yield from _numbers(paths.configs)
     return _Listed(
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
         numbers=numbers,
@@ -271,6 +291,7 @@ def _list_job(paths: JobPaths) -> Flow[_Listed]:
         results=results,
         ids=[number for number in map(parse_checkpoint_name, folders) if number is not None],
         shared=tuple(shared),
+        configs=configs,
     )
 
 
@@ -285,7 +306,21 @@ def _with_numbers(known: RecordedJob, numbers: list[int], read: Mapping[int, Sub
         given={**known.given, **{void.given: void.owner for void in voids.values() if void.given and void.owner is not None}},
         returned=known.returned | {void.returned for void in voids.values() if void.returned},
         voids=known.voids.union(voids),
+        seals={**known.seals, **{void.epoch: void.config for void in voids.values() if void.config is not None}},
     )
+
+
+def _with_configs(paths: JobPaths, job: RecordedJob, numbers: list[int]) -> Flow[RecordedJob]:
+    """A job with its changed settings: records are read from the newest on, back to the one that holds. As a rule that is one."""
+    newest = job.newest_submission
+    configs: dict[int, ConfigRecord] = {}
+    for number in reversed(numbers):
+        known = job.configs.get(number)
+        configs[number] = known if known is not None else (yield from _read_record(ConfigRecord, paths.config(number)))
+        is_older = newest is not None and configs[number].submission < newest.number
+        if newest is None or is_older or not is_late(configs[number], job.seals):
+            break
+    return replace(job, configs=configs, last_config=max(numbers, default=0))
 
 
 def _owned(checkpoint: RecordedCheckpoint, owner: OwnerRecord | None) -> RecordedCheckpoint:

@@ -4,6 +4,7 @@ The checkpoint coordinator's actions on storage are actions here, too. The outco
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,6 +13,7 @@ from holdfast.barriers.messages import (
     NumberedCommand,
     SubtaskMetrics,
 )
+from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.checkpoints import actions
 from holdfast.coordinator.ha.records import BackoffRecord, RestorePoint
 from holdfast.coordinator.jobmaster.job import JobState
@@ -42,6 +44,14 @@ class WriteResult(msgspec.Struct, frozen=True):
     newest_completed: int
     metrics: tuple[SubtaskMetrics, ...] = ()
     totals: Totals = {}
+
+
+class WriteConfig(msgspec.Struct, frozen=True):
+    """Store changed settings; outcome ConfigWritten, ConfigTaken, ConfigFailed or LeadershipEnded."""
+
+    number: int
+    settings: Mapping[str, SettingValue]
+    """All that differ from the submitted ones."""
 
 
 class Deliver(msgspec.Struct, frozen=True):
@@ -82,6 +92,7 @@ Action: TypeAlias = (
     | actions.DropCheckpoint
     | PrepareAttempt
     | WriteResult
+    | WriteConfig
     | Release
     | Deliver
     | CloseStream

@@ -18,6 +18,7 @@ from holdfast.barriers.messages import (
     StatusBatch,
     SubtaskKey,
 )
+from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.checkpoints import events
 from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
@@ -76,6 +77,14 @@ class SnapshotRequested(msgspec.Struct, frozen=True):
     drain: bool = False
     cancel: bool = False
     native: bool = False
+
+
+class SettingsRequested(msgspec.Struct, frozen=True):
+    """A user changes settings of the running job; answered with the JobConfig that holds, once the change is stored."""
+
+    ticket: int
+    settings: Mapping[str, SettingValue]
+    """Name of a setting -> its new value; not checked yet."""
 
 
 class CancelRequested(msgspec.Struct, frozen=True):
@@ -156,6 +165,26 @@ StorageOutcome: TypeAlias = (
 )
 
 
+class ConfigWritten(msgspec.Struct, frozen=True):
+    """The changed settings are stored under their number."""
+
+    number: int
+
+
+class ConfigTaken(msgspec.Struct, frozen=True):
+    """The number has a record of an older leader."""
+
+    number: int
+
+
+class ConfigFailed(msgspec.Struct, frozen=True):
+    """Storage failed; `ambiguous`: the record may be stored, or may yet be."""
+
+    number: int
+    message: str
+    ambiguous: bool
+
+
 class ReleaseEnded(msgspec.Struct, frozen=True):
     """The deletion of a claimed snapshot ended; `failure` is empty if it succeeded."""
 
@@ -172,6 +201,10 @@ Event: TypeAlias = (
     | StreamOpened
     | StreamClosed
     | SnapshotRequested
+    | SettingsRequested
+    | ConfigWritten
+    | ConfigTaken
+    | ConfigFailed
     | CancelRequested
     | DriverLeft
     | SuspendRequested

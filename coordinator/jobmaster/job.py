@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.ha.records import BackoffRecord, RestorePoint
 from holdfast.coordinator.jobmaster.stopping import StopIntent
@@ -100,3 +100,11 @@ class JobSetup(msgspec.Struct, frozen=True):
     """State of the restart strategy when `attempt` was recorded."""
     progressed: bool = False
     """A checkpoint has completed in `attempt`."""
+    config: JobConfig | None = None
+    """Settings that hold, where a user has changed some since the submission; None: those of the graph."""
+    last_config: int = 0
+    """Highest number of a ConfigRecord of the job, 0 for none."""
+
+    @property
+    def config_in_force(self) -> JobConfig:
+        return self.graph.config if self.config is None else self.config

@@ -40,6 +40,7 @@ from holdfast.coordinator.jobmaster.failover import Failure
 from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.releases import Releases
+from holdfast.coordinator.jobmaster.running_settings import RunningSettings
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
@@ -130,7 +131,9 @@ class JobMaster:
             rng=rng,
             completed=_completed_checkpoints(setup),
             next_checkpoint_id=setup.next_checkpoint_id,
+            config=setup.config_in_force,
         )
+        self.settings = RunningSettings(setup.graph.config, setup.config_in_force, setup.last_config)
         self.slot_pool = SlotPool(setup, rng, self._turn)
         self.lifecycle = Lifecycle(setup, self.coordinator, self.slot_pool, self._turn, draw_secret, rng)
         self.triggers = TriggerRegister(setup.triggers)
@@ -159,6 +162,7 @@ class JobMaster:
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
             times += (self.slot_pool.next_deadline_ms(), self.stops.next_deadline_ms(), self.watermarks.next_deadline_ms())
+            times.append(self.settings.next_deadline_ms())
         self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
@@ -174,6 +178,7 @@ class JobMaster:
         self._dispatch(event)
         self._settle()
         self._retry_stops()
+        self._write_settings()
         self._align_watermarks()
         self._release()
         return out
@@ -213,6 +218,10 @@ class JobMaster:
                 self.slot_pool.close_stream(event.slot, event.session, event.stream)
             case job_events.SnapshotRequested():
                 self._call(event.ticket, lambda: self._request(event))
+            case job_events.SettingsRequested():
+                self._call(event.ticket, lambda: self._change_settings(event))
+            case job_events.ConfigWritten() | job_events.ConfigTaken() | job_events.ConfigFailed():
+                self._settings_outcome(event)
             case job_events.CancelRequested():
                 self._call(event.ticket, self._cancel)
             case job_events.DriverLeft():
@@ -412,6 +421,36 @@ class JobMaster:
             self._pass_on(events.CheckpointRequested(request))
         if due:
             self._settle()
+
+    # ------------------------------------------------------------------------------------------------------- settings
+
+    def _change_settings(self, event: job_events.SettingsRequested) -> object:
+        """Queue a change. Raises FencedError for a job that ends."""
+        if self.lifecycle.is_ending:
+            raise self._ended_error()
+        self.settings.request(event.ticket, event.settings)
+        return LATER
+
+    def _ended_error(self) -> HoldfastError:
+        job_id, state = self.setup.job_id, self.state.value
+        if self.state is JobState.SUSPENDED:
+            return NotLeaderError(f"this coordinator leads job {job_id} no more: {self.lifecycle.failure}", job=job_id)
+        return FencedError(f"job {job_id} is {state} or ends: its settings can't be changed any more", job=job_id, state=state)
+
+    def _settings_outcome(self, event: job_events.ConfigWritten | job_events.ConfigTaken | job_events.ConfigFailed) -> None:
+        before = self.settings.config
+        out = self.settings.ended(event, self._turn.now_ms)
+        if self.settings.config != before:  # it holds in front of the answer
+            self._pass_on(events.SettingsChanged(self.settings.config))
+            self._settle()
+        self._turn.out += out
+
+    def _write_settings(self) -> None:
+        """Write changes that wait; refuse them once the job is over."""
+        if self.state is JobState.SUSPENDED or self.state.is_terminal:
+            self._turn.out += self.settings.close(self._ended_error())
+        else:
+            self._turn.out += self.settings.advance(self._turn.now_ms)
 
     # --------------------------------------------------------------------------------------------------- registration
 

@@ -21,6 +21,7 @@ from holdfast.coordinator.ha.recorded_job import (
     RecordedJob,
     Unreadable,
     derive_abandoned_stop,
+    derive_config,
     derive_finishing,
 )
 from holdfast.coordinator.ha.records import AbortRecord, OwnerRecord, RestorePoint, SavepointRecord, SubmissionRecord, decode_nonce
@@ -307,6 +308,8 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         totals=attempt.totals if attempt is not None and same else {},
         backoff=attempt.backoff if attempt is not None and same else None,
         progressed=attempt is not None and _has_progressed(job, attempt.attempt),
+        config=derive_config(job, record),
+        last_config=job.last_config,
     )
 
 

@@ -1,0 +1,68 @@
+"""Settings of a job that can be changed while it runs: which, and what holds after a change. Pure.
+
+It knows neither who changes them nor where changes are recorded. A setting belongs here only if the coordinator alone reads it, or
+sends it with each trigger: workers are not told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import INT_MAX
+from holdfast.statebackends.errors import InvalidConfigError
+
+TUNABLE: tuple[str, ...] = (
+    "checkpoint_interval_ms",
+    "checkpoint_interval_during_backlog_ms",
+    "checkpoint_timeout_ms",
+    "min_pause_ms",
+    "tolerable_failed_checkpoints",
+)
+"""Names of fields of JobConfig, which has their types, meanings and bounds."""
+
+SettingValue: TypeAlias = bool | int | str | None
+
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(JobConfig)}
+
+
+def apply_settings(config: JobConfig, settings: Mapping[str, object]) -> JobConfig:
+    """The config with some of its settings replaced.
+
+    Raises InvalidConfigError that names the first setting that is unknown or fixed, of a wrong type, or out of bounds, or that does
+    not go with the others."""
+    for name, value in settings.items():
+        if name not in TUNABLE:
+            reason = "is fixed while a job runs" if name in _TYPES else "is no setting"
+            message = f"{name} {reason}: {', '.join(TUNABLE)} can be changed"
+            raise InvalidConfigError(message, setting=name)
+        try:
+            msgspec.convert(value, _TYPES[name], strict=True)
+        except msgspec.ValidationError as error:
+            raise InvalidConfigError(f"{name}: {error}", setting=name) from error
+        if isinstance(value, int) and abs(value) > INT_MAX:
+            raise InvalidConfigError(f"{name} must be a whole number below 2^63, got {value}", setting=name)
+    changed = msgspec.structs.replace(config, **settings)
+    changed.check()
+    return changed
+
+
+def parse_setting(text: str) -> tuple[str, SettingValue]:
+    """A setting from `NAME=VALUE`, as at a command line: numbers, `true`, `false`, and `none`.
+
+    Raises InvalidConfigError for a text without a name or with another value; which names there are, the coordinator says."""
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise InvalidConfigError(f"{text!r} is not NAME=VALUE", setting=name or text)
+    words: dict[str, SettingValue] = {"none": None, "null": None, "true": True, "false": False}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    try:
+        number = int(value.replace("_", ""))
+    except ValueError as error:
+        raise InvalidConfigError(f"{name}: {value!r} is neither a whole number nor none, true or false", setting=name) from error
+    if abs(number) > INT_MAX:
+        raise InvalidConfigError(f"{name} must be a whole number below 2^63, got {number}", setting=name)
+    return name, number
