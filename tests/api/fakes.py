@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ from holdfast.barriers.messages import (
     SubtaskMetrics,
     TaskState,
 )
+from holdfast.barriers.tunable import SettingValue, apply_settings
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
@@ -317,6 +318,10 @@ class FakeCoordinator:
     def _begun(self, kind: CheckpointKind, trigger_id: str | None) -> str:
         self.trigger = msgspec.structs.replace(self.trigger, kind=kind)
         return trigger_id or TRIGGER
+
+    def change_settings(self, job_id: str, settings: Mapping[str, SettingValue]) -> CheckpointConfigView:
+        self._called("change_settings", job_id, dict(settings))
+        return CheckpointConfigView(apply_settings(self.checkpoint_config(job_id).config, settings), self.directory)
 
     def cancel(self, job_id: str) -> None:
         self._called("cancel", job_id)

@@ -11,6 +11,7 @@ from holdfast.coordinator.ha.recorded_job import Unreadable, decode_decision
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     ClaimRecord,
+    ConfigRecord,
     LeaderRecord,
     OwnerRecord,
     ResultRecord,
@@ -40,6 +41,7 @@ RECORDS: tuple[msgspec.Struct, ...] = (
     ),
     OWNER,
     VoidRecord(number=2, epoch=1, nonce="n", given=4, owner=OWNER),
+    ConfigRecord(number=1, epoch=1, submission=1, settings={"min_pause_ms": 1}, nonce="n"),
     ResultRecord(submission=1, state="FINISHED", epoch=1, nonce="n", last_checkpoint_id=9, newest_completed=8),
 )
 DEEP = b"[" * 20_000 + b"]" * 20_000

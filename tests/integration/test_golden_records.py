@@ -41,6 +41,7 @@ from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
+    ConfigRecord,
     LeaderRecord,
     OwnerRecord,
     RestorePoint,
@@ -105,6 +106,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "increment": AckBatch(1, 0, "s", (INCREMENT_ACK,)),
     "answers": AckAnswers(1, (AckStatus.DUPLICATE, AckStatus.UNKNOWN, AckStatus.DISCARDED)),
     "states": StatusBatch(1, 0, "s", (STATUS,)),
+    "backlog": StatusBatch(1, 0, "s", (SubtaskStatus(3, "a" * 32, 1, TaskState.RUNNING, changed_ms=99, backlog=1),)),
     "heartbeat": Heartbeat(0, "s", 3, (SubtaskMetrics("a" * 32, 1, 5, 4, operators=COUNTED),)),
     "trigger": NumberedCommand(1, "s", 1, TriggerCheckpoint(3, 7, 5, CheckpointKind.STOP_SAVEPOINT, "j/chk-7", True, 6)),
     "complete": NumberedCommand(1, "s", 2, NotifyCheckpointComplete(3, 7, 5)),
@@ -120,6 +122,8 @@ RECORDS: dict[str, msgspec.Struct] = {
     "restore-point": RestorePoint(7, "file:///s", 5, CheckpointKind.SAVEPOINT, True, "n"),
     "attempt": AttemptRecord(3, 1, 1, "g", 2, None, 1, "n", 5, totals=TOTALS),
     "claim": ClaimRecord(7, 1, 1, 3, CheckpointKind.SAVEPOINT, "file:///s", "n", False, "t", 5),
+    "config": ConfigRecord(2, 1, 3, {"checkpoint_interval_ms": None, "min_pause_ms": 500}, "n", 5),
+    "takeover": VoidRecord(2, 3, "n", True, 5, config=4),
     "aborted": AbortRecord(8, FailureReason.EXPIRED, 1, "n", "m", 5),
     "savepoint": SavepointRecord(7, "file:///s", CheckpointKind.SAVEPOINT, 4, 1, "n", 5, totals=TOTALS),
     "result": ResultRecord(1, "FINISHED", 1, "n", 9, 8, "", 1, 5, totals=TOTALS),
@@ -151,6 +155,14 @@ def test_records_are_written_as_they_always_were() -> None:
 def test_records_of_version_1_are_read(name: str) -> None:
     stored = msgspec.json.decode(GOLDEN.read_text(), type=dict[str, msgspec.Raw])
     assert codec.decode(bytes(stored[name]), type(RECORDS[name])) == RECORDS[name]
+
+
+def test_records_from_before_settings_could_be_changed_are_read() -> None:
+    """What says nothing of a backlog processes none; a leader that says nothing of changed settings has not looked for any."""
+    stored = msgspec.json.decode(GOLDEN.read_text())
+    del stored["states"]["subtasks"][0]["backlog"], stored["void"]["config"]
+    assert codec.decode(msgspec.json.encode(stored["states"]), StatusBatch) == RECORDS["states"]
+    assert codec.decode(msgspec.json.encode(stored["void"]), VoidRecord) == RECORDS["void"]
 
 
 @pytest.mark.parametrize("name", ["attempt", "savepoint", "result"])
