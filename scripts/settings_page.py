@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from holdfast.barriers.jobgraph import JobConfig, RestartStrategy  # noqa: E402
+from holdfast.barriers.tunable import TUNABLE
 from holdfast.statebackends.settings import RocksDBConfig  # noqa: E402
 
 PAGE = ROOT / "docs" / "settings.md"
@@ -43,6 +44,8 @@ env = hf.Environment(
 ```
 
 A restored job takes its settings from the `Environment` that restores it; from the snapshot only the max parallelism.
+
+These can be changed while a job runs, until its next submission ([rest](rest.md#settings-of-a-running-job)): TUNABLE.
 
 ## Arguments of the Environment alone
 
@@ -143,7 +146,8 @@ def page() -> str:
     others = tuple(name for name in JobConfig.__struct_fields__ if name not in placed)
     sections = {**SECTIONS, **({"Other": others} if others else {})}
     arguments = "".join(f"| {' | '.join(argument)} |\n" for argument in ARGUMENTS)
-    parts = [HEAD, arguments, *(f"\n## {heading}\n\n{table(JobConfig, names)}" for heading, names in sections.items())]
+    tunable = ", ".join(f"`{name}`" for name in TUNABLE)
+    parts = [HEAD.replace("TUNABLE", tunable), arguments, *(f"\n## {heading}\n\n{table(JobConfig, names)}" for heading, names in sections.items())]
     for heading, record in RECORDS:
         about = " ".join((inspect.getdoc(record) or "").split())
         parts.append(f"\n## {heading}\n\n{about}\n\n{table(record, record.__struct_fields__)}")
