@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from holdfast.barriers.jobgraph import JobConfig, RestartStrategy  # noqa: E402
-from holdfast.barriers.tunable import TUNABLE
+from holdfast.barriers.tunable import TUNABLE  # noqa: E402
 from holdfast.statebackends.settings import RocksDBConfig  # noqa: E402
 
 PAGE = ROOT / "docs" / "settings.md"
@@ -147,7 +147,8 @@ def page() -> str:
     sections = {**SECTIONS, **({"Other": others} if others else {})}
     arguments = "".join(f"| {' | '.join(argument)} |\n" for argument in ARGUMENTS)
     tunable = ", ".join(f"`{name}`" for name in TUNABLE)
-    parts = [HEAD.replace("TUNABLE", tunable), arguments, *(f"\n## {heading}\n\n{table(JobConfig, names)}" for heading, names in sections.items())]
+    head = HEAD.replace("TUNABLE", tunable)
+    parts = [head, arguments, *(f"\n## {heading}\n\n{table(JobConfig, names)}" for heading, names in sections.items())]
     for heading, record in RECORDS:
         about = " ".join((inspect.getdoc(record) or "").split())
         parts.append(f"\n## {heading}\n\n{about}\n\n{table(record, record.__struct_fields__)}")
