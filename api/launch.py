@@ -74,6 +74,10 @@ class Environment(BaseEnvironment):
     batch_rows_max (65536): rows of one batch.
     channel_credit_bytes (4194304): bytes under way on one channel, at most.
     channel_credit_batches (16): batches under way on one channel, at most.
+    buffer_debloat (True): under way is what the consumer has done in about the target time; False: always channel_credit_bytes.
+    buffer_debloat_target_ms (200): time for what is under way on a channel and what waits at its sender.
+    buffer_debloat_period_ms (200): time until a channel is looked at again.
+    channel_credit_bytes_start (65536): bytes under way on a channel whose consumer's speed is not known yet.
     heartbeat_interval_ms (2000): time between two heartbeats of a worker.
     heartbeat_timeout_ms (50000): a worker without heartbeat for this time is replaced.
     reconcile_timeout_ms (10000): how long a restarted coordinator waits for workers before it fails the job over.

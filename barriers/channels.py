@@ -1,7 +1,10 @@
 """CORE: both ends of a channel, and a subtask's output over all channels of one edge.
 
 It decides which elements may be sent now, in which order, and whether a received frame is the next of its channel. The transport
-moves the bytes."""
+moves the bytes.
+
+What may wait here is what the receiver grants: of all that its time allows for, half lies at either end. A frame has at most a
+quarter of that, so that credit comes and goes in parts, and always one row."""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.partition import Combiner, Partitioner
 from holdfast.statebackends.errors import InvariantError, ProtocolError
 
+FRAME_FRACTION = 4
+"""A frame has at most this fraction of the receiver's allocation, unless it is a single row."""
+ROOM_BYTES_MAX = 2**62
+"""Room of an output without channels that could be full."""
 HIGH_WATER_ELEMENTS = 1_000
 """Elements waiting on one output channel, above which no further step is started: the bound of events, which have no size."""
 
@@ -29,18 +36,23 @@ class OutputSettings:
     batch_rows_max: int = 65_536
     buffer_timeout_ms: int = 10
     high_water_bytes: int = 4 * 1024 * 1024
+    """What may wait before the receiver has announced how much it grants, which holds from then on."""
     high_water_elements: int = HIGH_WATER_ELEMENTS
 
     @staticmethod
     def of(config: JobConfig) -> OutputSettings:
         """A channel may keep as much waiting as its receiver grants it in flight."""
-        return OutputSettings(config.batch_rows_max, config.buffer_timeout_ms, config.channel_credit_bytes)
+        start_bytes = config.credit_bytes_start if config.buffer_debloat else config.channel_credit_bytes
+        return OutputSettings(config.batch_rows_max, config.buffer_timeout_ms, start_bytes)
 
 
 class OutputChannel:
     """The producer's end: a queue of batches and events in order, numbered as they leave, batches only with credit."""
 
-    __slots__ = ("_attempt", "_coalescer", "_credit", "_queue", "_queued_bytes", "_sequence", "_timeout_ms", "channel")
+    __slots__ = (
+        "_attempt", "_coalescer", "_credit", "_frame_bytes_max", "_queue", "_queued_bytes", "_sequence", "_timeout_ms", "channel",
+        "mark_bytes",
+    )  # fmt: skip
 
     def __init__(self, channel: ChannelId, *, attempt: int, settings: OutputSettings) -> None:
         self.channel = channel
@@ -51,11 +63,22 @@ class OutputChannel:
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
         self._sequence = 0
+        self._allow(settings.high_water_bytes)
+
+    def _allow(self, allocated_bytes: int) -> None:
+        self.mark_bytes = allocated_bytes
+        """How much may wait here before its producer does."""
+        self._frame_bytes_max = max(1, allocated_bytes // FRAME_FRACTION)
 
     def add(self, batch: Batch, *, now_ms: int) -> None:
-        """Queue a batch; a small one waits to be merged with the next."""
-        for ready in self._coalescer.add(batch, now_ms=now_ms):
+        """Queue a batch; a small one waits to be merged with the next, if both fit into a frame."""
+        coalescer = self._coalescer
+        if coalescer.size and coalescer.size + batch.size > self._frame_bytes_max:
+            self.flush()
+        for ready in coalescer.add(batch, now_ms=now_ms):
             self._push(ready)
+        if coalescer.size >= self._frame_bytes_max:
+            self.flush()
 
     def add_event(self, event: ElementEvent) -> None:
         """Queue an event behind everything added before. A watermark replaces one that still waits right in front of it."""
@@ -90,6 +113,11 @@ class OutputChannel:
         return len(self._queue)
 
     @property
+    def overshoot_bytes(self) -> int:
+        """What waits here above the mark: the last step's output was larger than its room, or the mark has sunk."""
+        return max(0, self.pending_bytes - self.mark_bytes)
+
+    @property
     def is_drained(self) -> bool:
         """True when nothing waits here."""
         return not self._queue and self._coalescer.since_ms is None
@@ -97,6 +125,9 @@ class OutputChannel:
     def announced(self, announcement: CreditAnnouncement) -> None:
         """Take an announcement of the receiver. Raises ProtocolError on an impossible count."""
         self._credit.announced(announcement)
+        allocated_bytes = self._credit.allocated_bytes
+        if allocated_bytes is not None and allocated_bytes != self.mark_bytes:
+            self._allow(allocated_bytes)
 
     @property
     def splits_requested(self) -> int:
@@ -112,6 +143,10 @@ class OutputChannel:
         while queue:
             element, size = queue[0]
             if isinstance(element, Batch):
+                if size > self._frame_bytes_max and element.num_rows > 1:
+                    if not credit.can_send(self._frame_bytes_max):
+                        break
+                    element, size = self._cut()
                 if not credit.can_send(size):
                     break
                 credit.sent(size)
@@ -120,6 +155,23 @@ class OutputChannel:
             self._sequence += 1
             frames.append(Frame(self._attempt, self.channel, self._sequence, element, size))
         return frames
+
+    def _cut(self) -> tuple[Batch, int]:
+        """As many rows of the first batch as fit into a frame, and at least one, as a batch of their own in front of the rest.
+
+        Rows are of about one size; where they are not, those that don't fit are fewer with each attempt."""
+        whole, size = cast("tuple[Batch, int]", self._queue.popleft())
+        count = total = whole.num_rows
+        part, part_bytes = whole, size
+        while part_bytes > self._frame_bytes_max and count > 1:
+            count = max(1, min(count - 1, count * self._frame_bytes_max // part_bytes))
+            part = whole.slice(0, count)
+            part_bytes = part.size
+        rest_bytes = max(1, size - part_bytes)
+        self._queue.appendleft((whole.slice(count, total - count), rest_bytes))
+        self._queue.appendleft((part, part_bytes))
+        self._queued_bytes += part_bytes + rest_bytes - size
+        return part, part_bytes
 
     def last_sequence(self) -> Frame | None:
         """What the receiver should have seen by now; None before the channel is open."""
@@ -211,6 +263,8 @@ class OutputGate:
         self._markers = 0
         self.records_out = 0
         self.bytes_out = 0
+        self.dealt_bytes_max = 0
+        """Bytes that one channel got, at most, since the attempt began: of each batch the largest part is counted."""
 
     def emit(self, batch: Batch, *, now_ms: int) -> None:
         """Partition and queue a batch. Never refuses: one call may overshoot the high-water mark, the next step waits."""
@@ -230,8 +284,13 @@ class OutputGate:
             self._queue(self._combiner.event(event), 0)
 
     def _deal(self, batch: Batch, now_ms: int) -> None:
+        largest = 0
         for index, part in self._partitioner.split(batch):
             self._channels[index].add(part, now_ms=now_ms)
+            size = part.size
+            if size > largest:
+                largest = size
+        self.dealt_bytes_max += largest
 
     def _repeat(self, event: ElementEvent) -> None:
         for channel in self._channels:
@@ -266,11 +325,25 @@ class OutputGate:
     @property
     def is_available(self) -> bool:
         """True while every channel is below its high-water marks; a step starts only then."""
-        high_bytes, high_count = self._settings.high_water_bytes, self._settings.high_water_elements
-        for channel in self._channels:  # noqa: SIM110 - every unit of work asks, and a generator takes thrice as long
-            if channel.pending_bytes >= high_bytes or channel.pending_count >= high_count:
-                return False
-        return True
+        return self.room_bytes > 0
+
+    @property
+    def room_bytes(self) -> int:
+        """What the fullest channel may get before it is at its mark; 0 where one is, or has too many elements."""
+        high_count = self._settings.high_water_elements
+        room = ROOM_BYTES_MAX
+        for channel in self._channels:
+            left = channel.mark_bytes - channel.pending_bytes
+            if left < room:
+                room = left
+            if channel.pending_count >= high_count:
+                return 0
+        return max(0, room)
+
+    @property
+    def overshoot_bytes(self) -> int:
+        """What waits above the marks of all channels."""
+        return sum(channel.overshoot_bytes for channel in self._channels)
 
     @property
     def is_drained(self) -> bool:

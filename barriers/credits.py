@@ -1,12 +1,16 @@
 """CORE: credit-based flow control of one channel, decided by its receiver.
 
 `credit = allocated - (sent - consumed)`, in bytes and in batches. Announcements carry absolute counts, so one that is
-lost, repeated or late does no harm. Events need no credit; they keep their place behind the batches in front of them."""
+lost, repeated or late does no harm. Events need no credit; they keep their place behind the batches in front of them.
+
+Bytes come back as rows are processed, a batch when its last row was. The allocation may move (debloat.py). A smaller one takes
+nothing back of what was granted: what may arrive is bounded by the highest `consumed + allocated` that was ever announced."""
 
 from __future__ import annotations
 
 import msgspec
 
+from holdfast.barriers.debloat import ChannelBudget
 from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 ANNOUNCE_FRACTION = 4
@@ -30,10 +34,12 @@ class CreditAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag="cred
 class SenderCredit:
     """The sender's side: how much may still be sent. Before the first announcement nothing, events included."""
 
-    __slots__ = ("_granted", "_sent_batches", "_sent_bytes", "splits_requested")
+    __slots__ = ("_bound_bytes", "_granted", "_sent_batches", "_sent_bytes", "splits_requested")
 
     def __init__(self) -> None:
         self._granted: CreditAnnouncement | None = None
+        self._bound_bytes = 0
+        """Bytes that may ever have been sent by now: the highest `consumed + allocated` that was announced."""
         self._sent_bytes = 0
         self._sent_batches = 0
         self.splits_requested = 0
@@ -43,6 +49,16 @@ class SenderCredit:
     def is_open(self) -> bool:
         """True once the receiver has announced itself."""
         return self._granted is not None
+
+    @property
+    def allocated_bytes(self) -> int | None:
+        """The allocation as announced; None before."""
+        return None if self._granted is None else self._granted.allocated_bytes
+
+    @property
+    def bytes_in_flight_max(self) -> int:
+        """What `bytes_in_flight` may be, unless it is a single batch; more than the allocation while that shrinks."""
+        return self._bound_bytes - (self._granted.consumed_bytes if self._granted else 0)
 
     @property
     def bytes_in_flight(self) -> int:
@@ -71,8 +87,12 @@ class SenderCredit:
                 got=announcement.splits_requested,
             )
         self.splits_requested = max(self.splits_requested, announcement.splits_requested)
-        if self._granted is None or announcement.consumed_batches >= self._granted.consumed_batches:
+        known = self._granted
+        if known is None or (
+            announcement.consumed_batches >= known.consumed_batches and announcement.consumed_bytes >= known.consumed_bytes
+        ):
             self._granted = announcement
+            self._bound_bytes = max(self._bound_bytes, announcement.consumed_bytes + announcement.allocated_bytes)
 
     def can_send(self, size: int) -> bool:
         """True if a batch of `size` bytes fits, or if nothing is in flight: one batch may always pass, whatever its size."""
@@ -95,39 +115,52 @@ class ReceiverCredit:
     """The receiver's side: what it granted, received and consumed, and when to announce it."""
 
     __slots__ = (
-        "_announced_batches",
-        "_announced_bytes",
-        "_consumed_batches",
-        "_consumed_bytes",
-        "_deployed",
-        "_has_new_request",
-        "_received_batches",
-        "_received_bytes",
-        "_splits_requested",
-        "allocated_batches",
-        "allocated_bytes",
-    )
+        "_announced_allocation", "_announced_batches", "_announced_bytes", "_bound_bytes", "_consumed_batches", "_consumed_bytes",
+        "_deployed", "_has_new_request", "_received_batches", "_received_bytes", "_splits_requested", "allocated_batches",
+        "allocated_bytes", "budget",
+    )  # fmt: skip
 
-    def __init__(self, *, allocated_bytes: int, allocated_batches: int) -> None:
+    def __init__(self, *, allocated_bytes: int, allocated_batches: int, budget: ChannelBudget | None = None) -> None:
+        """`budget`: moves the allocation, and has its first value; None: it stays as it is."""
         if allocated_bytes < 1 or allocated_batches < 1:
             raise InvalidConfigError(f"credit must be at least 1 byte and 1 batch, got {allocated_bytes} and {allocated_batches}")
-        self.allocated_bytes = allocated_bytes
+        self.budget = budget
+        self.allocated_bytes = allocated_bytes if budget is None else budget.allocated_bytes
         self.allocated_batches = allocated_batches
+        self._bound_bytes = self.allocated_bytes
+        """Bytes that may ever have come by now: the highest `consumed + allocated` that was announced."""
         self._received_bytes = self._received_batches = 0
         self._consumed_bytes = self._consumed_batches = 0
         self._announced_bytes = self._announced_batches = 0
+        self._announced_allocation = self.allocated_bytes
         self._deployed = False
         self._splits_requested = 0
         self._has_new_request = False
 
     @property
     def bytes_held(self) -> int:
-        """Received and not consumed; at most the allocation, or one batch of any size."""
+        """Received and not processed; at most `bytes_held_max`, or one batch of any size."""
         return self._received_bytes - self._consumed_bytes
 
     @property
     def batches_held(self) -> int:
         return self._received_batches - self._consumed_batches
+
+    @property
+    def bytes_held_max(self) -> int:
+        """What `bytes_held` may be, unless it is a single batch; more than the allocation while that shrinks."""
+        return self._bound_bytes - self._consumed_bytes
+
+    @property
+    def overshoot_bytes(self) -> int:
+        """What is held beyond the allocation: it has shrunk, or a row is larger."""
+        return max(0, self.bytes_held - self.allocated_bytes)
+
+    @property
+    def time_to_consume_ms(self) -> int | None:
+        """Estimate for what is held, by the rate of the last periods; None where no rate is known."""
+        rate = None if self.budget is None else self.budget.bytes_per_s
+        return None if rate is None else round(1000 * self.bytes_held / rate)
 
     def received(self, size: int) -> None:
         """A batch came. Raises ProtocolError if the sender had no credit for it."""
@@ -135,18 +168,22 @@ class ReceiverCredit:
         self._received_batches += 1
         if self.batches_held == 1:
             return
-        if self.bytes_held > self.allocated_bytes or self.batches_held > self.allocated_batches:
+        if self._received_bytes > self._bound_bytes or self.batches_held > self.allocated_batches:
             raise ProtocolError(
-                f"a batch came without credit: {self.bytes_held} of {self.allocated_bytes} bytes, "
+                f"a batch came without credit: {self.bytes_held} of {self.bytes_held_max} bytes, "
                 f"{self.batches_held} of {self.allocated_batches} batches are held",
-                expected=self.allocated_bytes,
+                expected=self.bytes_held_max,
                 got=self.bytes_held,
             )
 
-    def consumed(self, size: int) -> None:
-        """The operator took a batch."""
+    def consumed(self, size: int, *, batches: int = 1, now_s: float = 0.0, unit_bytes: int = 0) -> None:
+        """So many bytes of the oldest batch were processed; `batches`: 1 with the last of them, 0 before. `now_s` and `unit_bytes`
+        are for the budget."""
         self._consumed_bytes += size
-        self._consumed_batches += 1
+        self._consumed_batches += batches
+        budget = self.budget
+        if budget is not None and budget.processed(size, now_s, unit_bytes):
+            self.allocated_bytes = budget.allocated_bytes
 
     def request_splits(self, total: int) -> bool:
         """The reader has asked for so many splits since the attempt began. Whether that is to be announced."""
@@ -164,11 +201,11 @@ class ReceiverCredit:
         """The announcement for the sender, or None while too little was consumed to be worth a message.
 
         The first call always announces: it opens the channel. So does an empty queue, since its sender may be waiting to send a
-        batch larger than the rest of its credit."""
+        batch larger than the rest of its credit, and so does another allocation."""
         bytes_moved = self._consumed_bytes - self._announced_bytes
         batches_moved = self._consumed_batches - self._announced_batches
-        if self._deployed and not self._has_new_request:
-            if batches_moved == 0:
+        if self._deployed and not self._has_new_request and self.allocated_bytes == self._announced_allocation:
+            if bytes_moved == batches_moved == 0:
                 return None
             worthwhile = (
                 bytes_moved * ANNOUNCE_FRACTION >= self.allocated_bytes
@@ -181,6 +218,8 @@ class ReceiverCredit:
         self._has_new_request = False
         self._announced_bytes = self._consumed_bytes
         self._announced_batches = self._consumed_batches
+        self._announced_allocation = self.allocated_bytes
+        self._bound_bytes = max(self._bound_bytes, self._consumed_bytes + self.allocated_bytes)
         return CreditAnnouncement(
             self.allocated_bytes, self.allocated_batches, self._consumed_bytes, self._consumed_batches, self._splits_requested
         )

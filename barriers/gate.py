@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, assert_never
 
 from holdfast.barriers.alignment import (
@@ -59,6 +59,22 @@ class Delivered(NamedTuple):
 GateOutput: TypeAlias = Delivered | TriggerSnapshot | AbortCheckpoint
 
 
+def _standing_still() -> float:
+    """Of a clock that nobody asks."""
+    return 0.0
+
+
+class _InHand:
+    """A batch that was handed out: what of it is still to be processed."""
+
+    __slots__ = ("channel", "rows", "rows_left", "size", "size_left")
+
+    def __init__(self, channel: int, rows: int, size: int) -> None:
+        self.channel = channel
+        self.rows = self.rows_left = rows
+        self.size = self.size_left = size
+
+
 class _Queued(NamedTuple):
     arrival: int
     element: Element
@@ -68,7 +84,8 @@ class _Queued(NamedTuple):
 class InputGate:
     """Input channels 0..n-1 of one subtask, over all its edges.
 
-    `credits`, one per channel, are fed by what comes and what is handed out, and bound the bytes behind blocked channels.
+    `credits`, one per channel, are fed by what comes and what is processed, and bound the bytes behind blocked channels. `seconds`
+    is the clock of their budgets: it tells how long each channel could be read.
     Raises ProtocolError on more than QUEUED_ELEMENTS_MAX elements in a channel."""
 
     def __init__(
@@ -76,11 +93,15 @@ class InputGate:
         handler: BarrierHandler,
         *,
         credits: Sequence[ReceiverCredit] = (),
+        seconds: Callable[[], float] = _standing_still,
     ) -> None:
         if credits and len(credits) != handler.channel_count:
             raise InvalidConfigError(f"{handler.channel_count} channels need as many credits, got {len(credits)}")
         self._handler = handler
         self._credits = credits
+        self._seconds = seconds
+        self._in_hand: deque[_InHand] = deque()
+        """Handed out and not processed, the oldest first; the caller asks for the next when there is none, or few."""
         self._queues: list[deque[_Queued]] = [deque() for _ in range(handler.channel_count)]
         self._queued_bytes = [0] * handler.channel_count
         self._queued_markers = [0] * handler.channel_count
@@ -115,6 +136,18 @@ class InputGate:
         self._queued_bytes[channel] += size
         if len(queue) == 1 and channel not in self._blocked:
             heapq.heappush(self._ready, (self._arrivals, channel))
+            self._is_readable(channel)
+
+    def _is_readable(self, channel: int) -> None:
+        budget = self._credits[channel].budget if self._credits else None
+        if budget is not None:
+            budget.readable(self._seconds())
+
+    def _is_unreadable(self, channel: int) -> None:
+        """Empty or blocked."""
+        budget = self._credits[channel].budget if self._credits else None
+        if budget is not None:
+            budget.unreadable(self._seconds())
 
     def poll(self, *, now_ms: int, wall_ms: int | None = None) -> GateOutput | None:
         """The next output, or None when every unblocked channel is empty. To be called only with no remainder in hand.
@@ -132,8 +165,7 @@ class InputGate:
         match element:
             case Batch():
                 if self._credits:
-                    self._credits[channel].consumed(size)
-                    self._moved.add(channel)
+                    self._in_hand.append(_InHand(channel, element.num_rows, size))
                 self._handle(BatchDelivered(size), now_ms, wall_ms)
                 self._outputs.append(Delivered(channel, element))
             case CheckpointBarrier():
@@ -153,6 +185,36 @@ class InputGate:
         # A handler only ever releases *other* channels than the one being read, so this can't enter the heap twice.
         if queue and channel not in self._blocked:
             heapq.heappush(self._ready, (queue[0].arrival, channel))
+        elif not queue and not isinstance(element, Batch):
+            self._is_unreadable(channel)
+
+    def processed(self, rows: int, *, rows_min: int = 0) -> None:
+        """So many rows more of the oldest batch that was handed out and not processed yet: their credit goes back.
+
+        `rows_min`: with fewer of them a slice would hardly take less time; 0: not known."""
+        if not self._in_hand:
+            return
+        batch = self._in_hand[0]
+        channel = batch.channel
+        batch.rows_left -= rows
+        if batch.rows_left > 0:
+            size = min(batch.size_left, batch.size * rows // batch.rows)
+            batch.size_left -= size
+        else:
+            self._in_hand.popleft()
+            size = batch.size_left
+        now_s = self._seconds()
+        credit = self._credits[channel]
+        unit_bytes = batch.size * rows_min // max(1, batch.rows) if rows_min else 0
+        credit.consumed(size, batches=int(batch.rows_left <= 0), now_s=now_s, unit_bytes=unit_bytes)
+        self._moved.add(channel)
+        if batch.rows_left <= 0 and credit.budget is not None and not self._queues[channel]:
+            credit.budget.unreadable(now_s)
+
+    @property
+    def credits(self) -> Sequence[ReceiverCredit]:
+        """Of each channel what it was granted, what it holds, and how long that takes; empty where nothing bounds it."""
+        return self._credits
 
     def _handle(self, event: BarrierEvent, now_ms: int, wall_ms: int) -> None:
         for action in self._handler.handle(event, now_ms=now_ms, wall_ms=wall_ms):
@@ -162,11 +224,13 @@ class InputGate:
         match action:
             case BlockChannel(channel=channel):
                 self._blocked.add(channel)
+                self._is_unreadable(channel)
             case UnblockChannels(channels=channels):
                 for channel in channels:
                     self._blocked.discard(channel)
                     if self._queues[channel]:
                         heapq.heappush(self._ready, (self._queues[channel][0].arrival, channel))
+                        self._is_readable(channel)
             case TriggerSnapshot() | AbortCheckpoint():
                 self._outputs.append(action)
             case _:
@@ -235,6 +299,7 @@ class InputGate:
         self._closed = True
         self._outputs.clear()
         self._ready.clear()
+        self._in_hand.clear()
         self._blocked.clear()
         for channel, queue in enumerate(self._queues):
             queue.clear()

@@ -21,6 +21,8 @@ from holdfast.statebackends.settings import RocksDBConfig as RocksDBConfig
 JOB_NAME_CHARS_MAX = 255
 CANCELLATION_TIMEOUT_MS_MAX = 24 * 3_600_000
 """Workers keep the connections of their peers waiting for longer than this."""
+CREDIT_BYTES_START = 65_536
+"""Default of `channel_credit_bytes_start`."""
 
 
 def check_job_name(name: str) -> None:
@@ -320,10 +322,20 @@ class JobConfig(msgspec.Struct, frozen=True):
     batch_rows_max: int = 65_536
     """Rows of one batch between operators; at least 1."""
     channel_credit_bytes: int = 4 * 1024 * 1024
-    """Bytes that may be under way on one channel (a pair of subtasks) before its sender waits: the memory of an exchange, and the
-    bound of the data that a barrier waits for. At least 1."""
+    """Bytes that may be under way on one channel (a pair of subtasks) before its sender waits, at most: the memory of an exchange.
+    As much again may wait at its sender. At least 1."""
     channel_credit_batches: int = 16
     """Batches that may be under way on one channel before its sender waits; at least 1."""
+    buffer_debloat: bool = True
+    """Whether a channel may have only as much under way as its consumer has done in about `buffer_debloat_target_ms`, so that a
+    barrier waits no longer for it. False: always `channel_credit_bytes`."""
+    buffer_debloat_target_ms: int = 200
+    """Time in which a consumer should be done with what a channel has under way and what waits at its sender; at least 1."""
+    buffer_debloat_period_ms: int = 200
+    """Time after which what a channel may have under way is looked at again; at least 1."""
+    channel_credit_bytes_start: int = CREDIT_BYTES_START
+    """Bytes that may be under way on a channel before its consumer's speed is known. 1..channel_credit_bytes; the default is less
+    where that is less."""
     heartbeat_interval_ms: int = 2_000
     """Time between two heartbeats of a worker; at least 1."""
     heartbeat_timeout_ms: int = 50_000
@@ -355,10 +367,16 @@ class JobConfig(msgspec.Struct, frozen=True):
         """Whether checkpoints build on earlier ones."""
         return self.incremental_checkpoints and self.state_backend in ("rocksdb", "filesystem")
 
+    @property
+    def credit_bytes_start(self) -> int:
+        """What a channel may have under way at first, with debloating."""
+        return min(self.channel_credit_bytes_start, self.channel_credit_bytes)
+
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
         positive: tuple[str, ...] = ("checkpoint_timeout_ms", "max_concurrent_checkpoints", "retained_checkpoints")
         positive += ("batch_rows_max", "channel_credit_bytes", "channel_credit_batches", "step_budget_ms", "heartbeat_interval_ms")
+        positive += ("buffer_debloat_target_ms", "buffer_debloat_period_ms", "channel_credit_bytes_start")
         for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
@@ -405,6 +423,13 @@ class JobConfig(msgspec.Struct, frozen=True):
         if self.rocksdb is not None:
             self.rocksdb.check()
         self._check_choices()
+        self._check_credit()
+
+    def _check_credit(self) -> None:
+        if self.channel_credit_bytes_start not in (CREDIT_BYTES_START, self.credit_bytes_start):
+            message = f"channel_credit_bytes_start must be at most channel_credit_bytes, which is {self.channel_credit_bytes}, "
+            message += f"got {self.channel_credit_bytes_start}"
+            raise InvalidConfigError(message, setting="channel_credit_bytes_start")
 
     def _check_backlog(self) -> None:
         name, interval, backlog = (

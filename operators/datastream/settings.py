@@ -41,6 +41,10 @@ class Settings(TypedDict, total=False):
     batch_rows_max: int
     channel_credit_bytes: int
     channel_credit_batches: int
+    buffer_debloat: bool
+    buffer_debloat_target_ms: int
+    buffer_debloat_period_ms: int
+    channel_credit_bytes_start: int
     heartbeat_interval_ms: int
     heartbeat_timeout_ms: int
     reconcile_timeout_ms: int

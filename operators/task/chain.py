@@ -43,6 +43,14 @@ class ResultPort(Protocol):
         """Every channel is below its high-water mark."""
 
     @property
+    def room_bytes(self) -> int:
+        """What the fullest channel may get before it is at its mark; 0 where one is."""
+
+    @property
+    def dealt_bytes_max(self) -> int:
+        """Bytes that one channel got, at most, since the attempt began."""
+
+    @property
     def bytes_out(self) -> int: ...
 
 

@@ -13,12 +13,12 @@ The cut at a barrier, exactly. What a checkpoint reflects is every element read 
 
 How many rows a slice may have follows from the measured cost of a row: a step must end in about its time budget whatever a row
 costs, and a cheap row must not pay for that. So a slice starts at one row, grows eightfold while it stays cheap, and shrinks at
-once when its rows are not."""
+once when its rows are not. Nor has it more rows than the outputs have room for, by the bytes that came out for each row so far."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, assert_never
@@ -42,7 +42,7 @@ from holdfast.barriers.gate import Delivered, GateOutput
 from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import NEVER_MS
-from holdfast.operators.task.chain import OperatorChain, overrides
+from holdfast.operators.task.chain import OperatorChain, ResultPort, overrides
 from holdfast.operators.task.context import Clock
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.errors import InvariantError
@@ -131,6 +131,11 @@ class RowBudget:
         return left if self._floor > 1 and left < REST_BELOW * rows else min(rows, left)
 
     @property
+    def rows_min(self) -> int:
+        """Rows below which a slice would hardly take less time; 0: it costs nothing by itself, as far as is known."""
+        return self._floor if self._floor > 1 else 0
+
+    @property
     def _ceiling(self) -> int:
         return min(self._rows_max, self._proven * GROWTH)
 
@@ -200,6 +205,45 @@ class RowBudget:
         self._is_upwards = not has_more or wanted > self._floor  # with fewer rows where the floor is what keeps them many
 
 
+class OutputRoom:
+    """Room of a subtask's outputs, in rows that it reads: what it emits for them fits in front of their marks."""
+
+    __slots__ = ("_bytes_per_row", "_dealt_bytes", "_outputs", "_room_bytes")
+
+    def __init__(self, outputs: Sequence[ResultPort]) -> None:
+        self._outputs = outputs
+        self._dealt_bytes = [0] * len(outputs)
+        self._bytes_per_row = [0.0] * len(outputs)
+        """Of each output, for its fullest channel; 0: not known, or nothing comes out."""
+        self._room_bytes = [0] * len(outputs)
+
+    def look(self) -> bool:
+        """Whether there is any, in all of the outputs. `rows` goes by what was seen here."""
+        for index, output in enumerate(self._outputs):
+            room_bytes = output.room_bytes
+            if room_bytes <= 0:
+                return False
+            self._room_bytes[index] = room_bytes
+            self._dealt_bytes[index] = output.dealt_bytes_max
+        return True
+
+    def rows(self, wanted: int) -> int:
+        """So many of the wanted rows have room, at least one."""
+        for room_bytes, bytes_per_row in zip(self._room_bytes, self._bytes_per_row, strict=True):
+            if wanted * bytes_per_row > room_bytes:
+                wanted = max(1, int(room_bytes / bytes_per_row))
+        return wanted
+
+    def measured(self, rows: int) -> None:
+        """So many rows were processed since `look`. What came out since then came of them."""
+        if rows < 1:
+            return
+        for index, output in enumerate(self._outputs):
+            newest = (output.dealt_bytes_max - self._dealt_bytes[index]) / rows
+            known = self._bytes_per_row[index]
+            self._bytes_per_row[index] = known + SMOOTHING * (newest - known) if known else newest
+
+
 def goes_on(signal: Watermark | WatermarkStatus) -> bool:
     """Whether the sender of a signal is not merely at its end."""
     return not signal.idle if isinstance(signal, WatermarkStatus) else signal.timestamp_ms < MAX_WATERMARK
@@ -210,6 +254,7 @@ class InputPort(Protocol):
 
     def poll(self, *, now_ms: int, wall_ms: int | None = None) -> GateOutput | None: ...
     def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None: ...
+    def processed(self, rows: int, *, rows_min: int = 0) -> None: ...
     def close(self) -> None: ...
     def request_splits(self, total: int) -> None: ...
 
@@ -251,6 +296,7 @@ class TaskInput:
         inputs: GateInputs | None,
         clock: Clock,
         rows: RowBudget,
+        room: OutputRoom,
         *,
         on_barrier: Callable[[TriggerSnapshot | AbortCheckpoint], None],
         on_drained: Callable[[], None],
@@ -261,6 +307,7 @@ class TaskInput:
         self._inputs = inputs
         self._clock = clock
         self._rows = rows
+        self._room = room
         self._on_barrier = on_barrier
         self._on_drained = on_drained
         self._source = head if isinstance(head, SourceOperator) else None
@@ -482,6 +529,7 @@ class TaskInput:
         match item:
             case Delivered(element=Batch() as batch) if self._source is not None:
                 self._source.process_batch(batch, 0)
+                self._processed(batch.num_rows)
                 self._ready_at_ms = 0
             case Delivered(channel=channel, element=element) if self._source is not None:
                 self._enumerator_event(channel, element)
@@ -501,16 +549,23 @@ class TaskInput:
     def _process_slice(self, remainder: _Remainder) -> None:
         batch, offset = remainder.batch, remainder.offset
         total = batch.num_rows
-        count = self._rows.rows_of(total - offset)
+        count = self._room.rows(self._rows.rows_of(total - offset))
         part = batch if count == total else batch.slice(offset, count)
         remainder.offset = offset + count
         self._remainder = None if remainder.offset >= total else remainder
         began = self._clock.seconds()
         self._chain.process(part, remainder.input_index)
         self._rows.measured(count, self._clock.seconds() - began)
+        self._room.measured(count)
+        self._processed(count)
         if self._leaves_output:
             self._queue_remaining_output()
         self.collect_own_watermarks()
+
+    def _processed(self, rows: int) -> None:
+        """Their credit may go back."""
+        assert self._inputs is not None
+        self._inputs.gate.processed(rows, rows_min=self._rows.rows_min)
 
     def _queue_remaining_output(self) -> None:
         """What the head did not get to is work; it takes over the rest of the batch, which would keep barriers out."""
@@ -520,6 +575,7 @@ class TaskInput:
         if self._remainder is not None:
             rest, self._remainder = self._remainder, None
             self._chain.process(rest.batch.slice(rest.offset), rest.input_index)
+            self._processed(rest.batch.num_rows - rest.offset)
         self._work.append(slices)
 
     def _event(self, channel: int, event: ElementEvent) -> None:
@@ -589,11 +645,12 @@ class TaskInput:
         if self._source is None or self._phase is not SourcePhase.READING or now_ms < self._ready_at_ms or self.is_paused:
             return False
         began = self._clock.seconds()
-        polled = self._source.poll(self._rows.rows(), now_ms)
+        polled = self._source.poll(self._room.rows(self._rows.rows()), now_ms)
         if self._inputs is not None:
             self._inputs.gate.request_splits(self._source.splits_requested)
         if polled.batch is not None:
             self._rows.measured(polled.batch.num_rows, self._clock.seconds() - began)
+            self._room.measured(polled.batch.num_rows)
             self._wake()
         elif polled.watermark_ms is not None and polled.watermark_ms < MAX_WATERMARK:
             self._wake()

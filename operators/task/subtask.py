@@ -49,7 +49,7 @@ from holdfast.operators.task.context import (
     SplitsRequested,
     SubtaskPool,
 )
-from holdfast.operators.task.input import GateInputs, RowBudget, TaskInput, never_delayed
+from holdfast.operators.task.input import GateInputs, OutputRoom, RowBudget, TaskInput, never_delayed
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.user_failures import error_line, stack_trace
@@ -154,11 +154,13 @@ class Subtask:
         self._budget_s = step_budget_ms / 1000
         self._units_max = units_max
         self._outputs: tuple[ResultPort, ...] = ports.chain.partitions()
+        self._room = OutputRoom(self._outputs)
         self._input = TaskInput(
             ports.chain,
             ports.inputs,
             ports.clock,
             RowBudget(step_budget_ms, batch_rows_max, proven=proven_rows, delayed_s=delayed_s),
+            self._room,
             on_barrier=self._barrier,
             on_drained=self._report_status,
             begins_finished=begins_finished,
@@ -441,9 +443,8 @@ class Subtask:
         """Units of work until the budget is spent, mail waits, or nothing can move: (moved, has_more, backpressured)."""
         moved = self._latency_interval_ms > 0 and self._mark_latency(now_ms)
         for _ in range(self._units_max):
-            for output in self._outputs:
-                if not output.is_available:
-                    return moved, False, True
+            if not self._room.look():
+                return moved, False, True
             self.chain.set_processing_time()
             if self._checkpoints.is_preparing and not self._checkpoints.go_on():
                 return moved, False, False

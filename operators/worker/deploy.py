@@ -13,6 +13,7 @@ import cloudpickle
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
 from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.debloat import ChannelBudget, DebloatSettings
 from holdfast.barriers.elements import Batch, ElementEvent, LatencyMarker
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import InputGate
@@ -58,6 +59,14 @@ class EdgeOutput:
     @property
     def is_available(self) -> bool:
         return self.gate.is_available
+
+    @property
+    def room_bytes(self) -> int:
+        return self.gate.room_bytes
+
+    @property
+    def dealt_bytes_max(self) -> int:
+        return self.gate.dealt_bytes_max
 
     @property
     def bytes_out(self) -> int:
@@ -235,11 +244,16 @@ class SubtaskBuilder:
         if not plan:
             return None, (), None
         config = graph.config
+        debloating = DebloatSettings.of(config)
         credits = [
-            ReceiverCredit(allocated_bytes=config.channel_credit_bytes, allocated_batches=config.channel_credit_batches)
+            ReceiverCredit(
+                allocated_bytes=config.channel_credit_bytes,
+                allocated_batches=config.channel_credit_batches,
+                budget=None if debloating is None else ChannelBudget(debloating),
+            )
             for _ in plan
         ]
-        gate = InputGate(Aligner(len(plan)), credits=credits)
+        gate = InputGate(Aligner(len(plan)), credits=credits, seconds=self._ports.clock.seconds)
         channels = tuple(InputChannel(each.channel, attempt=attempt) for each in plan)
         indexes = tuple(each.input_index for each in plan)
         return gate, channels, GateInputs(gate, MultiInputValve(indexes), indexes)

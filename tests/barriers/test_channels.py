@@ -103,21 +103,87 @@ def test_nothing_leaves_before_the_receiver_has_spoken() -> None:
 
 
 def test_events_keep_their_place_behind_batches_without_credit() -> None:
-    channel = output(CreditAnnouncement(64 * 50, 10, 0, 0))
+    channel = output(CreditAnnouncement(64 * 50, 1, 0, 0))
     barrier = CheckpointBarrier(1, 0)
-    for start in (0, 50):
-        channel.add(rows(50, start), now_ms=0)
+    for start in (0, 10):
+        channel.add(rows(10, start), now_ms=0)
     channel.add_event(barrier)
-    channel.add(rows(1, 100), now_ms=0)
+    channel.add(rows(1, 20), now_ms=0)
     channel.flush()
-    assert taken(channel) == [list(range(50))]
-    channel.announced(CreditAnnouncement(64 * 50, 10, 64 * 50, 1))
-    assert taken(channel) == [list(range(50, 100)), barrier]
+    assert taken(channel) == [list(range(10))]
+    channel.announced(CreditAnnouncement(64 * 50, 1, 64 * 10, 1))
+    assert taken(channel) == [list(range(10, 20)), barrier]
     assert not channel.is_drained
-    channel.announced(CreditAnnouncement(64 * 50, 10, 64 * 100, 2))
-    assert taken(channel) == [[100]]
+    channel.announced(CreditAnnouncement(64 * 50, 1, 64 * 20, 2))
+    assert taken(channel) == [[20]]
     assert channel.is_drained
     assert channel.pending_bytes == 0
+
+
+def sized(*bytes_of_rows: int) -> Batch:
+    """Columns, of about so many bytes a row."""
+    return Batch(columns=pa.record_batch({"x": pa.array(["x" * size for size in bytes_of_rows])}))
+
+
+def test_a_frame_is_cut_to_a_quarter_of_the_allocation_and_shares_the_columns() -> None:
+    channel = output(CreditAnnouncement(640, 100, 0, 0))
+    batch = Batch(columns=pa.record_batch({"x": pa.array(range(100), pa.int64())}))
+    channel.add(batch, now_ms=0)
+    frames = channel.take_frames()
+    parts = [frame.payload for frame in frames if isinstance(frame.payload, Batch)]
+    assert [(part.num_rows, frame.size) for part, frame in zip(parts, frames, strict=True)] == [(20, 160)] * 4
+    addresses = [part.columns().column(0).buffers()[1].address for part in parts]
+    assert addresses == [batch.columns().column(0).buffers()[1].address] * 4, "no copy"
+    assert channel.pending_bytes == 160
+    channel.announced(CreditAnnouncement(320, 100, 640, 4))
+    assert [frame.size for frame in channel.take_frames()] == [80, 80], "the allocation as announced last"
+    assert channel.is_drained
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40),
+    allocations=st.lists(st.integers(1, 5_000), min_size=1, max_size=8),
+)
+def test_no_frame_is_above_a_quarter_unless_it_is_one_row(sizes: list[int], allocations: list[int]) -> None:
+    channel = output(CreditAnnouncement(allocations[0], 10, 0, 0))
+    channel.add(sized(*sizes), now_ms=0)
+    channel.flush()
+    sent_bytes = sent_batches = 0
+    read: list[int] = []
+    while not channel.is_drained:
+        allocation = allocations[sent_batches % len(allocations)]
+        channel.announced(CreditAnnouncement(allocation, 10, sent_bytes, sent_batches))
+        frames = channel.take_frames()
+        assert frames, "nothing is in flight, so something may go"
+        for frame in frames:
+            assert isinstance(frame.payload, Batch)
+            read += [len(row["x"]) for row in frame.payload.rows()]
+            sent_bytes, sent_batches = sent_bytes + frame.size, sent_batches + 1
+            assert frame.payload.num_rows == 1 or frame.size <= allocation // 4
+    assert read == sizes
+    assert channel.pending_bytes == 0
+
+
+def test_small_batches_wait_for_company_only_while_both_fit_into_a_frame() -> None:
+    channel = output(CreditAnnouncement(64 * 40, 100, 0, 0))
+    for start in (0, 4, 8):
+        channel.add(rows(4, start), now_ms=0)
+    assert taken(channel) == [list(range(8))]
+    channel.add(rows(10, 12), now_ms=0)
+    assert taken(channel) == [list(range(8, 12)), list(range(12, 22))], "a whole frame waits for nobody"
+
+
+def test_the_mark_is_the_allocation_as_announced() -> None:
+    outputs = gate(1, partitioner=ForwardPartitioner())
+    assert outputs.room_bytes == 1_000
+    outputs.announced(credit(0, CreditAnnouncement(64 * 10, 1, 0, 0)))
+    outputs.emit(rows(4), now_ms=0)
+    assert (outputs.is_available, outputs.room_bytes, outputs.overshoot_bytes) == (True, 64 * 6, 0)
+    outputs.emit(rows(9), now_ms=0)
+    assert (outputs.is_available, outputs.room_bytes, outputs.overshoot_bytes) == (False, 0, 64 * 3)
+    assert outputs.dealt_bytes_max == 64 * 13
+    outputs.announced(credit(0, CreditAnnouncement(64 * 20, 1, 0, 0)))
+    assert outputs.room_bytes == 64 * 7
 
 
 def test_frames_are_numbered_without_gaps() -> None:
@@ -320,6 +386,8 @@ def test_broadcast_shares_the_batch() -> None:
 def test_settings_of_a_job() -> None:
     config = JobConfig(batch_rows_max=7, buffer_timeout_ms=3, channel_credit_bytes=99)
     assert OutputSettings.of(config) == OutputSettings(7, 3, 99)
+    assert OutputSettings.of(JobConfig()).high_water_bytes == 65_536
+    assert OutputSettings.of(JobConfig(buffer_debloat=False)).high_water_bytes == 4 * 1024 * 1024
 
 
 @dataclass

@@ -15,6 +15,7 @@ from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.alignment import TriggerSnapshot
 from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
 from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.debloat import ChannelBudget, DebloatSettings
 from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfPartition
 from holdfast.barriers.frames import ChannelId, EncodedFrame, Frame, FrameEncoder
 from holdfast.barriers.gate import Delivered, InputGate
@@ -47,6 +48,7 @@ class Consumer:
     seen: list[tuple[int, int]] = field(default_factory=list)
     cuts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     ended: int = 0
+    rows_in_hand: int = 0
 
 
 class Exchange:
@@ -55,6 +57,7 @@ class Exchange:
     def __init__(self, rng: random.Random, producers: int, consumers: int, checkpoints: int) -> None:
         self.rng = rng
         self.checkpoints = checkpoints
+        self.now_s = 0.0
         self.encoder = FrameEncoder()
         self.lines: dict[tuple[int, int, bool], deque[EncodedFrame]] = {}
         self.producers = [Producer(self._output(index, consumers), index) for index in range(producers)]
@@ -70,9 +73,16 @@ class Exchange:
 
     def _consumer(self, index: int, producers: int) -> Consumer:
         ids = [ChannelId(1, producer, index) for producer in range(producers)]
-        credits = [ReceiverCredit(allocated_bytes=300, allocated_batches=2) for _ in ids]
-        gate = InputGate(Aligner(producers), credits=credits)
+        small = DebloatSettings(target_s=0.05, period_s=0.01, start_bytes=300, max_bytes=2_000)
+        budgets = [ChannelBudget(small) if self.rng.random() < 0.5 else None for _ in ids]
+        credits = [ReceiverCredit(allocated_bytes=300, allocated_batches=2, budget=budget) for budget in budgets]
+        gate = InputGate(Aligner(producers), credits=credits, seconds=self.seconds)
         return Consumer({i: InputChannel(i, attempt=1) for i in ids}, {i: n for n, i in enumerate(ids)}, gate)
+
+    def seconds(self) -> float:
+        """Time passes at random."""
+        self.now_s += self.rng.choice((0.0, 0.001, 0.5))
+        return self.now_s
 
     def step(self, now_ms: int) -> None:
         choice = self.rng.randrange(4)
@@ -129,18 +139,27 @@ class Exchange:
             consumer.gate.offer(consumer.positions[frame.channel], element, frame.size)
 
     def consume(self, consumer: Consumer, now_ms: int) -> None:
+        if consumer.rows_in_hand:
+            count = self.rng.randint(1, consumer.rows_in_hand)
+            consumer.rows_in_hand -= count
+            consumer.gate.processed(count, rows_min=self.rng.choice((0, 2)))
+        else:
+            self.poll(consumer, now_ms)
+        for position, announcement in consumer.gate.take_announcements():
+            channel = next(c for c, p in consumer.positions.items() if p == position)
+            self.send(consumer.channels[channel].announcement(announcement))
+
+    def poll(self, consumer: Consumer, now_ms: int) -> None:
         match consumer.gate.poll(now_ms=now_ms):
             case Delivered(element=Batch() as batch):
                 consumer.seen += [(row["producer"], row["n"]) for row in batch.rows()]
+                consumer.rows_in_hand = batch.num_rows
             case Delivered(element=EndOfPartition()):
                 consumer.ended += 1
             case TriggerSnapshot(barrier=barrier):
                 consumer.cuts[barrier.checkpoint_id] = list(consumer.seen)
             case _:
                 pass
-        for position, announcement in consumer.gate.take_announcements():
-            channel = next(c for c, p in consumer.positions.items() if p == position)
-            self.send(consumer.channels[channel].announcement(announcement))
 
     def finish(self) -> None:
         """Let everyone run in turn; all must end."""
@@ -153,7 +172,7 @@ class Exchange:
                 while self.lines[line]:
                     self.deliver(line)
             for consumer in self.consumers:
-                while consumer.gate.has_input:
+                while consumer.gate.has_input or consumer.rows_in_hand:
                     self.consume(consumer, now_ms)
                 self.consume(consumer, now_ms)
             if all(c.ended == len(self.producers) for c in self.consumers):

@@ -8,6 +8,7 @@ from holdfast.barriers import gate as gate_module
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.alignment import AbortCheckpoint, AbortReason, TriggerSnapshot
 from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit
+from holdfast.barriers.debloat import ChannelBudget, DebloatSettings
 from holdfast.barriers.elements import (
     Batch,
     CancelMarker,
@@ -60,6 +61,15 @@ def test_one_batch_of_any_size_may_come() -> None:
     gate.offer(0, batch("x"), 10_000)
     assert gate.queued_bytes == 10_000
     assert len(drain(gate)) == 1
+    with pytest.raises(ProtocolError, match="without credit"):
+        gate.offer(0, batch("y"), 10_000)  # the first one is in hand
+
+
+def test_the_next_batch_of_any_size_may_come_when_the_one_before_is_processed() -> None:
+    gate = InputGate(Aligner(1), credits=credits_of(1))
+    gate.offer(0, batch("x"), 10_000)
+    assert len(drain(gate)) == 1
+    gate.processed(1)
     gate.offer(0, batch("y"), 10_000)
 
 
@@ -172,14 +182,21 @@ def test_b07_closing_drops_what_is_held_and_says_nothing() -> None:
     assert (drain(gate), list(gate.held()), gate.held_bytes, gate.queued_bytes) == ([], [], 0, 0)
 
 
-def test_credit_is_announced_first_to_open_and_then_as_batches_are_taken() -> None:
+def test_credit_is_announced_first_to_open_and_then_as_rows_are_processed() -> None:
     gate = InputGate(Aligner(2), credits=credits_of(2))
     assert gate.take_announcements() == [(0, CreditAnnouncement(100, 4, 0, 0)), (1, CreditAnnouncement(100, 4, 0, 0))]
     assert gate.take_announcements() == []
-    gate.offer(1, batch("x"), 10)
+    gate.offer(1, batch(*"wxyz"), 99)
     assert gate.take_announcements() == []
     drain(gate)
-    assert gate.take_announcements() == [(1, CreditAnnouncement(100, 4, 10, 1))]
+    assert gate.take_announcements() == [], "in hand, and none of it processed"
+    gate.processed(1)
+    assert gate.take_announcements() == [], "less than a quarter of the allocation"
+    gate.processed(2)
+    assert gate.take_announcements() == [(1, CreditAnnouncement(100, 4, 24 + 49, 0))]
+    assert (gate.credits[1].bytes_held, gate.credits[1].batches_held) == (26, 1)
+    gate.processed(1)
+    assert gate.take_announcements() == [(1, CreditAnnouncement(100, 4, 99, 1))]
 
 
 def test_a_blocked_channel_gets_no_credit_back() -> None:
@@ -191,7 +208,44 @@ def test_a_blocked_channel_gets_no_credit_back() -> None:
     assert gate.take_announcements() == []
     gate.offer(1, barrier(1))
     assert len(drain(gate)) == 2
+    gate.processed(1)
     assert gate.take_announcements() == [(0, CreditAnnouncement(100, 4, 60, 1))]
+
+
+class Clock:
+    """Seconds, as told."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_time_of_a_channel_is_that_in_which_it_has_something_to_read_and_is_not_blocked() -> None:
+    clock = Clock()
+    settings = DebloatSettings(target_s=0.2, period_s=0.2, start_bytes=65_536, max_bytes=2**22)
+    credits = [ReceiverCredit(allocated_bytes=1, allocated_batches=9, budget=ChannelBudget(settings)) for _ in range(2)]
+    gate = InputGate(Aligner(2), credits=credits, seconds=clock)
+    clock.now_s += 5  # nothing is there
+    gate.offer(0, batch(*"abcd"), 1_000)
+    gate.offer(0, barrier(1))
+    clock.now_s += 0.1  # the subtask does something else
+    gate.poll(now_ms=0)
+    clock.now_s += 0.4
+    gate.processed(4)
+    drain(gate)
+    gate.offer(0, batch("e"), 1_000)
+    clock.now_s += 7  # blocked
+    gate.offer(1, barrier(1))
+    drain(gate)
+    clock.now_s += 0.5
+    gate.processed(1)
+    clock.now_s += 9  # nothing is there
+    assert credits[0].budget is not None
+    assert credits[0].budget.bytes_per_s == pytest.approx(2_000)
+    gate.offer(0, batch("f"), 300)
+    assert (credits[0].bytes_held, credits[0].time_to_consume_ms, credits[0].overshoot_bytes) == (300, 150, 0)
+    assert credits[1].time_to_consume_ms is None
 
 
 def test_bytes_processed_and_both_clocks_reach_the_metrics() -> None:

@@ -114,9 +114,17 @@ class Port:
         self.elements: list[Any] = []
         self.is_available = True
         self.bytes_out = 0
+        self.dealt_bytes_max = 0
+        self.free_bytes = 2**62
+        """Room while it is available."""
+
+    @property
+    def room_bytes(self) -> int:
+        return self.free_bytes if self.is_available else 0
 
     def emit(self, batch: Batch) -> None:
         self.elements.extend(batch.rows())
+        self.dealt_bytes_max += batch.size
 
     def broadcast(self, event: ElementEvent) -> None:
         self.elements.append(event)
