@@ -86,6 +86,11 @@ class ChannelBudget:
         self._hurried_from_s = 0.0
 
     @property
+    def bytes_max(self) -> int:
+        """The largest allocation."""
+        return self._settings.max_bytes
+
+    @property
     def bytes_per_s(self) -> float | None:
         """What the consumer takes of this channel, at most as much as makes a difference; None before anything was processed."""
         read_bytes = self._known_bytes + self._bytes

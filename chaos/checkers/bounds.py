@@ -82,20 +82,23 @@ class BoundsChecker(Checker):
                 self._look_at_credit(where, channel._credit)
 
     def _look_at_credit(self, where: str, credit: Any) -> None:
-        """Bytes sent and not consumed stay within the granted credit, plus one batch of any size."""
+        """Bytes sent and not consumed stay within what was ever granted, plus one batch of any size. A smaller grant takes nothing
+        back."""
         granted, batches = credit._granted, credit.batches_in_flight
         if granted is not None and batches > 1:
             self._at_most(where, "batches in flight on one channel", batches, granted.allocated_batches)
-            self._at_most(where, "bytes in flight on one channel", credit.bytes_in_flight, granted.allocated_bytes)
+            self._at_most(where, "bytes in flight on one channel", credit.bytes_in_flight, credit.bytes_in_flight_max)
 
     def _look_at_gate(self, where: str, gate: Any) -> None:
-        """A channel holds at most what its receiver granted, plus one batch of any size."""
+        """A channel holds at most what its receiver ever granted, plus one batch of any size; its grant is within the settings."""
         for queue, credit in zip(gate._queues, gate._credits, strict=True):
             self._at_most(where, "queued elements of one channel", queue, QUEUED_ELEMENTS_MAX)
             sizes = [queued.size for queued in queue if isinstance(queued.element, Batch)]
             if len(sizes) > 1:
                 self._at_most(where, "queued batches of one channel", sizes, credit.allocated_batches)
-                self._at_most(where, "queued bytes of one channel", sum(sizes), credit.allocated_bytes)
+                self._at_most(where, "queued bytes of one channel", sum(sizes), credit.bytes_held_max)
+            if credit.budget is not None:
+                self._at_most(where, "bytes granted to one channel", credit.allocated_bytes, credit.budget.bytes_max)
 
     # ----------------------------------------------------------------------------------------------------- coordinators
 

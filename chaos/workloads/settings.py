@@ -40,8 +40,20 @@ def draw_settings(rng: random.Random, interval_ms: tuple[int, int] = (50, 300)) 
         "reconcile_timeout_ms": 1_000,
         "cancellation_timeout_ms": 5_000,
     }
-    # not a draw of its own, so that older seeds keep their meaning
-    return {**settings, "combine_aggregates": settings["heartbeat_timeout_ms"] != 1_500}
+    # not draws of their own, so that older seeds keep their meaning
+    return {**settings, "combine_aggregates": settings["heartbeat_timeout_ms"] != 1_500, **_debloating(settings)}
+
+
+def _debloating(settings: dict[str, Any]) -> dict[str, Any]:
+    """Allocations that move, often and by much, or stay."""
+    choice = settings["checkpoint_interval_ms"]
+    target_ms, period_ms = ((200, 200), (20, 10), (1, 50))[choice % 3]
+    return {
+        "buffer_debloat": choice % 4 != 0,
+        "buffer_debloat_target_ms": target_ms,
+        "buffer_debloat_period_ms": period_ms,
+        "channel_credit_bytes_start": min(settings["channel_credit_bytes"], (64, 4_096, 65_536)[choice % 5 % 3]),
+    }
 
 
 def draw_pace(rng: random.Random, rows: int) -> tuple[float, int]:
