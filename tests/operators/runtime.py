@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.credits import ReceiverCredit
 from holdfast.barriers.elements import Batch, ElementEvent, LatencyMarker
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
@@ -332,6 +333,8 @@ class Bench:
     properties: dict[str, Any] = field(default_factory=dict)
     """Of the last operator."""
     latency_interval_ms: int = 0
+    credits: tuple[ReceiverCredit, ...] = ()
+    """Of the channels, one each; none: nothing bounds them."""
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox()
@@ -365,7 +368,7 @@ class Bench:
         )
         inputs = None
         if self.channels:
-            self.gate = InputGate(Aligner(self.channels))
+            self.gate = InputGate(Aligner(self.channels), credits=self.credits, seconds=self.clock.seconds)
             indexes = self.inputs or (0,) * self.channels
             inputs = GateInputs(self.gate, MultiInputValve(indexes), indexes)
         ports = SubtaskPorts(self.chain, self.mailbox, pool, self.clock, self.snapshots, self.reports.append, inputs)
