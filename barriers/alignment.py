@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.barriers.elements import CheckpointBarrier
+from holdfast.barriers.elements import CheckpointBarrier, Element
 from holdfast.barriers.messages import FailureReason
 
 ABORTED_IDS_MAX = 128
@@ -73,13 +73,25 @@ class BatchDelivered(msgspec.Struct, frozen=True):
     size: int
 
 
+class Overtake(msgspec.Struct, frozen=True):
+    """A barrier that may overtake is old enough. It is queued on a channel, or was read from one."""
+
+    barrier: CheckpointBarrier
+
+
+class EndQueued(msgspec.Struct, frozen=True):
+    """The end of a channel that has yet to deliver its barrier is queued: no barrier comes in front of it."""
+
+    channel: int
+
+
 class AbortNotice(msgspec.Struct, frozen=True):
     """The coordinator stored ABORTED(checkpoint_id); it may come before the barrier does."""
 
     checkpoint_id: int
 
 
-BarrierEvent: TypeAlias = BarrierReceived | CancelReceived | ChannelEnded | BatchDelivered | AbortNotice
+BarrierEvent: TypeAlias = BarrierReceived | CancelReceived | ChannelEnded | BatchDelivered | Overtake | EndQueued | AbortNotice
 
 
 # ------------------------------------------------------------------------------------------------------------ actions
@@ -95,7 +107,7 @@ class AlignmentMetrics(msgspec.Struct, frozen=True):
     bytes_processed: int = 0
     """Delivered to the operator between the first arrival and the last."""
     bytes_persisted: int = 0
-    """In-flight bytes stored with the snapshot; always 0 when aligned."""
+    """In-flight bytes of the input that are stored with the snapshot; 0 when aligned."""
 
 
 class BlockChannel(msgspec.Struct, frozen=True):
@@ -111,9 +123,34 @@ class UnblockChannels(msgspec.Struct, frozen=True):
 
 
 class TriggerSnapshot(msgspec.Struct, frozen=True):
-    """Snapshot now: everything in front of the barrier was processed, nothing behind it."""
+    """Snapshot now: what was processed is in front of the barrier. If it `overtakes`, what waits in front of it belongs to the
+    checkpoint, too; InFlightCollected of the gate tells it later, or AbortCheckpoint follows. Otherwise nothing waits there."""
 
     barrier: CheckpointBarrier
+    metrics: AlignmentMetrics = AlignmentMetrics()
+    overtakes: bool = False
+
+
+class CollectChannels(msgspec.Struct, frozen=True):
+    """What is queued on these channels in front of the barrier, and what comes before it, is in flight."""
+
+    barrier: CheckpointBarrier
+    channels: tuple[int, ...]
+
+
+class CollectingEnded(msgspec.Struct, frozen=True):
+    """The barrier has come on every channel that was collected."""
+
+    checkpoint_id: int
+    metrics: AlignmentMetrics
+
+
+class InFlightCollected(msgspec.Struct, frozen=True):
+    """The last barrier of a checkpoint that overtook has come: all that is stored of its input channels is known."""
+
+    checkpoint_id: int
+    channels: tuple[tuple[int, tuple[Element, ...]], ...]
+    """(channel, elements in its order) of those that have any: batches, watermarks, statuses."""
     metrics: AlignmentMetrics = AlignmentMetrics()
 
 
@@ -124,7 +161,7 @@ class AbortCheckpoint(msgspec.Struct, frozen=True):
     why: AbortReason
 
 
-BarrierAction: TypeAlias = BlockChannel | UnblockChannels | TriggerSnapshot | AbortCheckpoint
+BarrierAction: TypeAlias = BlockChannel | UnblockChannels | TriggerSnapshot | CollectChannels | CollectingEnded | AbortCheckpoint
 
 
 class BarrierHandler(Protocol):

@@ -192,6 +192,10 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     """The only checkpoint that an increment may build on."""
     native: bool = False
     """A savepoint in the state backend's own files, not in tables that every backend reads."""
+    unaligned: bool = False
+    """It may overtake, on edges where that is allowed."""
+    aligned_timeout_ms: int | None = None
+    """Age of the checkpoint from which on it does; 0: at once, None: never."""
 
 
 class CancelMarker(msgspec.Struct, frozen=True, tag="cancel"):

@@ -21,10 +21,12 @@ from holdfast.barriers.alignment import (
     BatchDelivered,
     CancelReceived,
     ChannelEnded,
+    EndQueued,
+    Overtake,
     TriggerSnapshot,
 )
 from holdfast.barriers.elements import CheckpointBarrier
-from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
+from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
 
 PENDING_IDS_MAX = 50
 """Ids remembered with barriers outstanding; the oldest is forgotten first (E12)."""
@@ -88,6 +90,8 @@ class BarrierTracker:
                 return self._ended(channel, now_ms)
             case AbortNotice(checkpoint_id=checkpoint_id):
                 return self._notified(checkpoint_id)
+            case Overtake() | EndQueued():
+                raise InvariantError(f"{type(event).__name__} at a tracker, which blocks nobody")
             case _:
                 assert_never(event)
 

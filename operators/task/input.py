@@ -25,7 +25,7 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from holdfast.barriers.alignment import AbortCheckpoint, TriggerSnapshot
+from holdfast.barriers.alignment import AbortCheckpoint, InFlightCollected, TriggerSnapshot
 from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -473,7 +473,7 @@ class TaskInput:
         elif isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and polled.barrier.drain):
             self._held = polled
         else:
-            self._on_barrier(polled)
+            self._take(polled)
         return True
 
     # ---------------------------------------------------------------------------------------------- requests of the head
@@ -543,6 +543,8 @@ class TaskInput:
                 self._event(channel, element)
             case TriggerSnapshot() | AbortCheckpoint():
                 self._on_barrier(item)
+            case InFlightCollected():
+                raise InvariantError(f"checkpoint {item.checkpoint_id} overtook at {self._chain.head.uid}, whose gate lets none")
             case _:
                 assert_never(item)
 

@@ -31,7 +31,8 @@ FILLER = re.compile(r"\b(?:then|and|followed|by|finally|next|after|that|events?)
 
 @dataclass(frozen=True)
 class Event:
-    """One token of the input. kind: record | barrier | cancel | end | clock; number: record, checkpoint id or time."""
+    """One token of the input. kind: record | restored | barrier | savepoint | cancel | end | clock, with a channel and a number
+    (record, checkpoint id or time); call | return: one long call of the user's function begins or ends."""
 
     kind: str
     channel: int
@@ -88,7 +89,7 @@ def parse_setting(cell: str) -> tuple[int | None, bool]:
 def parse_input(cell: str) -> list[Event]:
     """The events of an input cell. Raises UnparsedError naming the first token that is none."""
     text = TOKEN_RANGE.sub(_expand_range, PHRASE.sub(_expand_phrase, plain(cell)))
-    text = FILLER.sub(" ", text)
+    text = re.sub(r"([()])", r" \1 ", FILLER.sub(" ", text))
     events = []
     for token in re.split(r"[\s,;]+", text):
         if token.strip("."):
@@ -97,8 +98,12 @@ def parse_input(cell: str) -> list[Event]:
 
 
 def parse_event(token: str) -> Event:
-    if found := re.fullmatch(r"([BX])(\d+)\.([a-z])", token):
-        kind = "barrier" if found.group(1) == "B" else "cancel"
+    if token in ("(", ")"):
+        return Event("call" if token == "(" else "return", -1, 0)
+    if found := re.fullmatch(r"\^([a-z])(\d+)", token):
+        return Event("restored", channel_index(found.group(1)), int(found.group(2)))
+    if found := re.fullmatch(r"([BXS])(\d+)\.([a-z])", token):
+        kind = {"B": "barrier", "S": "savepoint", "X": "cancel"}[found.group(1)]
         return Event(kind, channel_index(found.group(3)), int(found.group(2)))
     if found := re.fullmatch(r"E\.([a-z])", token):
         return Event("end", channel_index(found.group(1)), 0)
@@ -183,3 +188,25 @@ def parse_cuts(cell: str) -> dict[int, dict[str, int]]:
             cut[found.group(1)] = int(found.group(2))
         cuts[int(checkpoint_id)] = cut
     return cuts
+
+
+def parse_times(cell: str) -> dict[int, int]:
+    """`1@0, 2@30` -> time by checkpoint id."""
+    text = plain(cell)
+    if is_empty(text):
+        return {}
+    parts = [re.fullmatch(r"(\d+)\s*@\s*(\d+)", part) for part in re.split(r"[\s,;]+", text) if part]
+    if None in parts:
+        raise UnparsedError(f"unknown time in {cell!r}")
+    return {int(part.group(1)): int(part.group(2)) for part in parts if part is not None}
+
+
+def parse_in_flight(cell: str) -> dict[int, list[str]]:
+    """`1: {b1 b2}; 2: {}` -> records by checkpoint id."""
+    text = plain(cell)
+    if is_empty(text):
+        return {}
+    found = re.findall(r"(\d+)\s*:\s*\{([^}]*)\}", text)
+    if re.sub(r"(\d+)\s*:\s*\{([^}]*)\}|[\s;,]", "", text):
+        raise UnparsedError(f"unknown in-flight data {cell!r}")
+    return {int(number): records.replace(",", " ").split() for number, records in found}

@@ -90,7 +90,7 @@ def _row(heading: str, header: tuple[str, ...], cells: list[str], line: int) -> 
     return None
 
 
-NOTATION_GROUPS = ("A", "C", "D", "E", "M", "O", "P")
+NOTATION_GROUPS = ("A", "C", "D", "E", "M", "O", "P", "Y")
 """Groups whose rows are data in the notation; the others are requirements, each with its own tests."""
 
 DEFAULT_HEADERS: dict[str, tuple[str, ...]] = {
