@@ -56,7 +56,7 @@ class Environment(BaseEnvironment):
     retained_checkpoints (1): completed checkpoints that are kept.
     retain_on_finish (False): whether a job that FINISHED keeps them, too, to be restored.
     retention_on_cancel ("delete"): whether a cancelled job deletes them; "retain" keeps them.
-    checkpointing_mode ("exactly_once"): no other mode exists.
+    checkpointing_mode ("exactly_once"): or "at_least_once", which waits for no channel and may repeat records behind a failure.
     state_backend ("memory"): "memory", "filesystem" or "rocksdb".
     incremental_checkpoints (True): store only changes since the checkpoint before, if the backend can.
     inline_threshold (20480): state smaller than this travels in the acknowledgement.

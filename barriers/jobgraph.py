@@ -289,7 +289,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     """True: a job that FINISHED keeps its retained checkpoints, the final one being the newest, for another job or a later run to
     start from; deleted like any other as newer ones complete, or by `holdfast snapshot dispose`."""
     checkpointing_mode: str = "exactly_once"
-    """exactly_once: barriers are aligned. There is no other mode."""
+    """exactly_once: a subtask that has read a barrier on one channel reads nothing behind it before its snapshot. at_least_once: it
+    reads on, so that no channel waits for another; a failure loses nothing, but records that came behind a barrier may be processed
+    again, where a subtask has several input channels. Sinks commit each of their files once in both."""
     state_backend: str = "memory"
     """memory | filesystem | rocksdb."""
     incremental_checkpoints: bool = True
@@ -459,7 +461,7 @@ class JobConfig(msgspec.Struct, frozen=True):
     def _check_choices(self) -> None:
         choices = (
             ("state_backend", self.state_backend, ("memory", "filesystem", "rocksdb")),
-            ("checkpointing_mode", self.checkpointing_mode, ("exactly_once",)),
+            ("checkpointing_mode", self.checkpointing_mode, ("exactly_once", "at_least_once")),
             ("retention_on_cancel", self.retention_on_cancel, ("delete", "retain")),
         )
         for name, value, allowed in choices:

@@ -1,7 +1,8 @@
 """CORE: at-least-once barrier tracking over the input channels of one subtask.
 
-It counts barriers and never blocks a channel: several ids may be pending at once, and records behind a barrier may be in the
-snapshot and be replayed after a restore, too. Numbers such as E12: docs/invariants.md."""
+It counts barriers and blocks no channel of records: several ids may be pending at once, and records behind a barrier may be in the
+snapshot and be replayed after a restore, too. Channels that are to stay aligned wait for the snapshot behind their barrier, for no
+longer than it can still come. Numbers such as E12: docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -19,11 +20,13 @@ from holdfast.barriers.alignment import (
     BarrierEvent,
     BarrierReceived,
     BatchDelivered,
+    BlockChannel,
     CancelReceived,
     ChannelEnded,
     EndQueued,
     Overtake,
     TriggerSnapshot,
+    UnblockChannels,
 )
 from holdfast.barriers.elements import CheckpointBarrier
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, ProtocolError
@@ -53,12 +56,16 @@ class BarrierTracker:
         self,
         channel_count: int,
         *,
+        aligned: frozenset[int] = frozenset(),
         after_finish: bool = True,
         pending_ids_max: int = PENDING_IDS_MAX,
         aborted_ids_max: int = ABORTED_IDS_MAX,
     ) -> None:
+        """`aligned`: channels that are read behind a barrier only when its snapshot is taken, or can't be any more."""
         if channel_count < 1:
             raise InvalidConfigError(f"a tracker needs at least one channel, got {channel_count}")
+        if not aligned <= set(range(channel_count)):
+            raise InvalidConfigError(f"of {channel_count} channels {sorted(aligned)} can't stay aligned")
         self._channel_count = channel_count
         self._after_finish = after_finish
         self._pending_ids_max = pending_ids_max
@@ -67,6 +74,11 @@ class BarrierTracker:
         self._pending: dict[int, PendingBarriers] = {}
         """By id, ascending: an id is added only above the newest."""
         self._aborted = AbortedIds(aborted_ids_max)
+        self._aligned = aligned
+        self._reached: dict[int, int] = {}
+        """Channel -> highest id that came on it, where channels stay aligned."""
+        self._waiting: dict[int, int] = {}
+        """Blocked channel -> id that it waits for."""
 
     @property
     def channel_count(self) -> int:
@@ -77,6 +89,10 @@ class BarrierTracker:
         return tuple(entry.checkpoint_id for entry in self._pending.values() if not entry.aborted)
 
     def handle(self, event: BarrierEvent, *, now_ms: int, wall_ms: int) -> list[BarrierAction]:
+        actions = self._handle(event, now_ms, wall_ms)
+        return actions + self._align(event) if self._aligned and not isinstance(event, BatchDelivered) else actions
+
+    def _handle(self, event: BarrierEvent, now_ms: int, wall_ms: int) -> list[BarrierAction]:
         match event:
             case BatchDelivered(size=size):
                 for entry in self._pending.values():
@@ -169,6 +185,29 @@ class BarrierTracker:
         if checkpoint_id > self._newest_id:
             self._aborted.remember(checkpoint_id)
         return []
+
+    def _align(self, event: BarrierEvent) -> list[BarrierAction]:
+        """Let go of channels whose snapshot is taken or can't come any more, and hold the one that has brought its barrier."""
+        if isinstance(event, BarrierReceived):
+            checkpoint_id = event.barrier.checkpoint_id
+            self._reached[event.channel] = max(checkpoint_id, self._reached.get(event.channel, 0))
+        elif isinstance(event, CancelReceived):
+            self._reached[event.channel] = max(event.checkpoint_id, self._reached.get(event.channel, 0))
+        released = tuple(channel for channel, awaited in sorted(self._waiting.items()) if not self._can_come(awaited))
+        for channel in released:
+            del self._waiting[channel]
+        actions: list[BarrierAction] = [UnblockChannels(released)] if released else []
+        if isinstance(event, BarrierReceived) and event.channel in self._aligned and self._can_come(event.barrier.checkpoint_id):
+            self._waiting[event.channel] = event.barrier.checkpoint_id
+            actions.append(BlockChannel(event.channel))
+        return actions
+
+    def _can_come(self, checkpoint_id: int) -> bool:
+        """Whether every barrier that is awaited may still come: none of their channels has gone on to a higher id."""
+        entry = self._pending.get(checkpoint_id)
+        if entry is None or entry.aborted:
+            return False
+        return all(self._reached.get(channel, 0) <= checkpoint_id for channel in entry.awaited)
 
     def _require_open(self, channel: int, what: str) -> None:
         if channel not in self._open:

@@ -349,6 +349,9 @@ class OperatorListStateDescriptor:
     redistribution: Redistribution = Redistribution.SPLIT
     type: Any = None
     """That of an entry, as of any other state; None: opaque bytes, which the operator encodes. A restore refuses another one."""
+    of_event_time: bool = False
+    """How far event time had come. Not part of a snapshot behind a cut that may hold records from behind a barrier: subtasks have
+    come to different points there, and what one has passed would be late for the others."""
 
     def __post_init__(self) -> None:
         if self.redistribution not in _OPERATOR_KINDS:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, loose_vertices
 from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.sinklog import PLACE_PROPERTY
 from holdfast.coordinator.restore.assign import stored_lists
 from holdfast.coordinator.restore.preflight import OperatorFinding, Presence, Refusal, SchemaVerdict, SinkFinding, StateFinding
 from holdfast.coordinator.restore.sink_forks import MovedSink
+from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import (
     BackendMismatchError,
     HoldfastError,
@@ -55,6 +57,8 @@ class CompatibilityResult:
     """Uid -> bytes of state that no operator claims."""
     dropped_states: Mapping[str, tuple[str, ...]]
     """Uid -> states that the operator no longer declares."""
+    repeats: tuple[str, ...] = ()
+    """What checkpoints at least once, of the job or behind the snapshot, mean for its records."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -74,7 +78,7 @@ class CompatibilityResult:
                 said.append(f"{who}: {', '.join(pickled)} is pickled: only the classes that wrote it can read it")
             if found.uid_generated and (found.states or found.size):
                 said.append(f"{who} has no uid of its own, and its state is lost when the graph changes: set .uid()")
-        return tuple(said)
+        return (*said, *self.repeats)
 
 
 def check_compatibility(
@@ -108,7 +112,23 @@ def check_compatibility(
             vertices.append(vertex)
     adopted = msgspec.structs.replace(graph, vertices=tuple(vertices))
     operators = tuple(_operator_findings(stored, adopted, findings))
-    return CompatibilityResult(adopted, operators, tuple(Refusal.of(error) for error in found), dropped, dropped_states)
+    refusals = tuple(Refusal.of(error) for error in found)
+    return CompatibilityResult(adopted, operators, refusals, dropped, dropped_states, _repeats(metadata, adopted))
+
+
+def _repeats(metadata: SnapshotMetadata, graph: JobGraph) -> tuple[str, ...]:
+    """Notes on records that may be processed again."""
+    said = []
+    try:
+        stored = None if metadata.graph is None else msgspec.convert(metadata.graph, JobGraph)
+    except UNDECODABLE:  # of a version with another graph
+        stored = None
+    if stored is not None and (loose := loose_vertices(stored)):
+        names = ", ".join(stored.vertex(each).name for each in loose)
+        said.append(f"the snapshot was taken at least once: behind this restore some records may repeat in {names} and behind")
+    if graph.config.checkpointing_mode == AT_LEAST_ONCE:
+        said.append(f"the job runs {describe_guarantee(graph)}")
+    return tuple(said)
 
 
 def find_sinks(graph: JobGraph, *, repeats: Collection[str], moved: Iterable[MovedSink] = ()) -> tuple[SinkFinding, ...]:

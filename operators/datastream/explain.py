@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, is_loose
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.wiring import consumers_of, producers_of
 from holdfast.operators.base import JobPlan
@@ -70,6 +71,8 @@ class ExplainedVertex(msgspec.Struct, frozen=True):
     parallelism: int
     max_parallelism: int
     operators: list[OperatorDescription]
+    may_repeat: bool = False
+    """A restore may bring it records again that its state has already: at least once, with several channels."""
 
 
 class Channels(msgspec.Struct, frozen=True):
@@ -108,6 +111,9 @@ class Explained(msgspec.Struct, frozen=True):
     stream_graph: list[StreamGraphNode]
     job_graph: ExplainedJobGraph
     execution_plan: ExecutionPlan
+    checkpointing_mode: str
+    guarantee: str
+    """What a failure does to the records, in one line."""
 
 
 def explain_graph(stream_graph: StreamGraph, plan: JobPlan, links: Sequence[LinkReasons]) -> Explained:
@@ -119,10 +125,7 @@ def explain_graph(stream_graph: StreamGraph, plan: JobPlan, links: Sequence[Link
     unused = {node.index for node in stream_graph.unused()}
     subtasks = [_subtask(graph, vertex, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)]
     channels = sum(each.last - each.first + 1 for subtask in subtasks for each in subtask.inputs)
-    vertices = [
-        ExplainedVertex(each.vertex_id, each.name, each.parallelism, each.max_parallelism, list(each.operators))
-        for each in graph.vertices
-    ]
+    vertices = [_vertex(graph, each) for each in graph.vertices]
     return Explained(
         name=graph.name,
         state_backend=graph.config.state_backend,
@@ -131,7 +134,15 @@ def explain_graph(stream_graph: StreamGraph, plan: JobPlan, links: Sequence[Link
             vertices, [_link(each, edge, plan.columns, bans) for each, edge in zip(links, edge_of, strict=True)]
         ),
         execution_plan=ExecutionPlan(graph.slots_required, channels, subtasks),
+        checkpointing_mode=graph.config.checkpointing_mode,
+        guarantee=describe_guarantee(graph),
     )
+
+
+def _vertex(graph: JobGraph, vertex: JobVertex) -> ExplainedVertex:
+    may_repeat = any(is_loose(graph, vertex, subtask) for subtask in range(vertex.parallelism))
+    operators = list(vertex.operators)
+    return ExplainedVertex(vertex.vertex_id, vertex.name, vertex.parallelism, vertex.max_parallelism, operators, may_repeat)
 
 
 def _stream_node(node: StreamNode, *, used: bool) -> StreamGraphNode:
@@ -185,6 +196,8 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     graph that was explained."""
     execution = explained.execution_plan
     lines = [f"job {graph.name}: {len(graph.vertices)} vertices, {execution.slots} slots, {explained.state_backend} state"]
+    if explained.checkpointing_mode == AT_LEAST_ONCE:
+        lines.append(explained.guarantee)
     exchanges = (each for each in explained.job_graph.links if not each.chained)
     lines += _job_graph(graph, {edge.edge_id: link for edge, link in zip(graph.edges, exchanges, strict=True)})
     unused = [node.uid or node.name for node in explained.stream_graph if not node.used]

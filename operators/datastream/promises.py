@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.statebackends.errors import GraphError
 
@@ -23,6 +24,8 @@ def promises_not_kept(graph: JobGraph) -> list[str]:
             "no periodic checkpoints, since checkpoint_interval_ms is None: after a failure the job begins again at its start, or "
             "at its last manual checkpoint, and sinks that commit show nothing before the end"
         )
+    if graph.config.checkpointing_mode == AT_LEAST_ONCE:
+        notes.append(describe_guarantee(graph))
     found = operators_without_uid(graph)
     if found:
         notes.append(

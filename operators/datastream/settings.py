@@ -24,7 +24,7 @@ class Settings(TypedDict, total=False):
     retained_checkpoints: int
     retain_on_finish: bool
     retention_on_cancel: Literal["delete", "retain"]
-    checkpointing_mode: Literal["exactly_once"]
+    checkpointing_mode: Literal["exactly_once", "at_least_once"]
     state_backend: Literal["memory", "filesystem", "rocksdb"]
     incremental_checkpoints: bool
     inline_threshold: int

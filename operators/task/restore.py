@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
+from holdfast.barriers.guarantee import behind_loose
 from holdfast.barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
 from holdfast.barriers.messages import Deployment, SubtaskDeployment
 from holdfast.operators.task.chain import ChainNode, OperatorChain
@@ -72,6 +73,7 @@ class StateLoader:
         """Restored checkpoint in the job's own directory, whose files the next ones may share; None for a foreign snapshot."""
         self._attempt = deployment.attempt
         self._config: JobConfig = deployment.graph.config
+        self._keeps_event_time = vertex.vertex_id not in behind_loose(deployment.graph)
         self._storage = storage
         self._local_directory = local_directory
         self._settings = replace(
@@ -109,7 +111,9 @@ class StateLoader:
         wanted = stored_files(state, folder, description.uid)
         if wanted:
             storage = RecoveringStorage(storage, wanted, self.restored, self._copies, keep_for=self._restored_id)
-        lists = ListOperatorStateBackend(node.operator.declared_states(), operator=description.uid)
+        lists = ListOperatorStateBackend(
+            node.operator.declared_states(), operator=description.uid, keeps_event_time=self._keeps_event_time
+        )
         lists.restore(_entries(state, storage, folder, description.uid))
         keyed = None
         if description.key_type is not None:

@@ -11,17 +11,20 @@ from typing import cast
 import cloudpickle
 
 from holdfast.barriers.aligner import Aligner
+from holdfast.barriers.alignment import BarrierHandler
 from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
 from holdfast.barriers.credits import ReceiverCredit
 from holdfast.barriers.debloat import ChannelBudget, DebloatSettings
 from holdfast.barriers.elements import Batch, ElementEvent, LatencyMarker
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import InputGate
+from holdfast.barriers.guarantee import AT_LEAST_ONCE, stays_aligned
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
 from holdfast.barriers.partition import Combiner, EdgeTarget, Partitioner, partitioner_of
+from holdfast.barriers.tracker import BarrierTracker
 from holdfast.barriers.valve import MultiInputValve
-from holdfast.barriers.wiring import OutputPlan, derive_inputs, derive_outputs
+from holdfast.barriers.wiring import InputPlan, OutputPlan, derive_inputs, derive_outputs
 from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
 from holdfast.operators.sources.split_source import SplitSource
@@ -253,10 +256,20 @@ class SubtaskBuilder:
             )
             for _ in plan
         ]
-        gate = InputGate(Aligner(len(plan)), credits=credits, seconds=self._ports.clock.seconds)
+        gate = InputGate(_barrier_handler(graph, plan), credits=credits, seconds=self._ports.clock.seconds)
         channels = tuple(InputChannel(each.channel, attempt=attempt) for each in plan)
         indexes = tuple(each.input_index for each in plan)
         return gate, channels, GateInputs(gate, MultiInputValve(indexes), indexes)
+
+
+def _barrier_handler(graph: JobGraph, plan: tuple[InputPlan, ...]) -> BarrierHandler:
+    """What decides when a subtask with these channels snapshots. Where all of them stay aligned, or there is one alone, both kinds
+    of handlers would do the same."""
+    edges = {edge.edge_id: edge for edge in graph.edges}
+    aligned = frozenset(index for index, each in enumerate(plan) if stays_aligned(graph, edges[each.channel.edge]))
+    if graph.config.checkpointing_mode != AT_LEAST_ONCE or len(aligned) == len(plan):
+        return Aligner(len(plan))
+    return BarrierTracker(len(plan), aligned=aligned)
 
 
 def _operator(plan: JobPlan, uid: str, *, restored: bool) -> Operator:

@@ -23,14 +23,16 @@ _ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 class ListOperatorStateBackend:
     """Implements `backend.OperatorStateBackend`."""
 
-    def __init__(self, descriptors: Sequence[StateDescriptor], *, operator: str) -> None:
-        """Keyed descriptors among `descriptors` are ignored. `operator`: uid, for errors. Raises InvalidConfigError."""
+    def __init__(self, descriptors: Sequence[StateDescriptor], *, operator: str, keeps_event_time: bool = True) -> None:
+        """Keyed descriptors among `descriptors` are ignored. `operator`: uid, for errors. `keeps_event_time`: whether snapshots hold
+        the lists that are `of_event_time`. Raises InvalidConfigError."""
         self._operator = operator
         declared = [descriptor for descriptor in descriptors if isinstance(descriptor, OperatorListStateDescriptor)]
         self._metas = {descriptor.name: state_meta(descriptor, None) for descriptor in declared}
         if len(self._metas) < len(declared):
             raise InvalidConfigError(f"operator {operator!r} declares an operator list state twice", operator=operator)
         self._lists = {name: OperatorListState(name) for name in sorted(self._metas)}
+        self._left_out = frozenset(each.name for each in declared if each.of_event_time and not keeps_event_time)
 
     def list_state(self, name: str) -> OperatorListState:
         found = self._lists.get(name)
@@ -44,7 +46,8 @@ class ListOperatorStateBackend:
 
     def snapshot(self, checkpoint_id: int) -> FrozenLists:
         """Copies the lists, not their entries, which are immutable."""
-        return FrozenLists([(self._metas[name], list(state.entries)) for name, state in self._lists.items()])
+        kept = [(name, [] if name in self._left_out else list(state.entries)) for name, state in self._lists.items()]
+        return FrozenLists([(self._metas[name], entries) for name, entries in kept])
 
     def restore(self, state: RestoredOperatorState) -> None:
         """Raises UnclaimedStateError for entries of an undeclared state."""

@@ -53,7 +53,7 @@ ROWS_PER_SLICE_MAX = 8192
 """Rows without a partner that one slice emits."""
 _STRETCH = OperatorListStateDescriptor("stretch_ms", Redistribution.UNION)
 """One entry a subtask, msgpack: ms of event time that a stretch of the left buffer has at most, and one of the right."""
-_FIRED = OperatorListStateDescriptor("fired", Redistribution.UNION)
+_FIRED = OperatorListStateDescriptor("fired", Redistribution.UNION, of_event_time=True)
 """One entry a subtask, msgpack: the last watermark behind which all that was due had come out, ms."""
 _KEPT = (_STRETCH, _FIRED)
 _HOW = OperatorListStateDescriptor("how", Redistribution.UNION)

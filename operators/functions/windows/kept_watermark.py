@@ -12,9 +12,9 @@ from holdfast.operators.functions.windows.kept_entries import kept_entries
 from holdfast.statebackends.backend import OperatorListState
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution
 
-WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION)
+WATERMARKS = OperatorListStateDescriptor("watermarks", Redistribution.UNION, of_event_time=True)
 """One entry a subtask: its watermark, ms, 8 bytes."""
-LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION)
+LATE_UNTIL = OperatorListStateDescriptor("late_until", Redistribution.UNION, of_event_time=True)
 """One entry a subtask: up to where windows were late, ms, 8 bytes. What was late stays late if the lateness grows."""
 _MOMENT_BYTES = 8
 
