@@ -29,6 +29,7 @@ from holdfast.chaos.checkers.records import RecordsChecker
 from holdfast.chaos.checkers.recovery import RecoveryChecker
 from holdfast.chaos.checkers.registers import RegisterChecker
 from holdfast.chaos.checkers.repair import RepairChecker
+from holdfast.chaos.checkers.repeats import RepeatsChecker
 from holdfast.chaos.checkers.restarts import RestartsChecker
 from holdfast.chaos.checkers.retention import RetentionChecker
 from holdfast.chaos.checkers.silence import AlignmentChecker, SilenceChecker
@@ -52,6 +53,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     DistributionChecker,
     OutputChecker,
     OutsideChecker,
+    RepeatsChecker,
     CutChecker,
     RetentionChecker,
     RecoveryChecker,
@@ -111,6 +113,7 @@ INVARIANTS: dict[str, str] = {
     "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
     "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
     "I35": "no window and no join keeps state past the watermark at which it is to be cleaned up",
+    "I37": "at least once: no record is lost, one repeats only behind a restore, and each staged file is committed once",
     "I38": "the rows of a target outside are those that its position says, each once",
     "I39": "a target outside has one owner: whoever was replaced commits nothing, and takes nothing over",
     "I40": "a split is with its enumerator or with one reader, in every snapshot, and is read from its start once",

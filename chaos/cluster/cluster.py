@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.barriers.jobgraph import ClaimMode
+from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
+from holdfast.barriers.jobgraph import ClaimMode, JobConfig
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
@@ -59,6 +60,9 @@ OBJECTS_SHARE = 0.35
 
 WIRE_SHARE = 0.5
 """Share of these that reach it through the product's S3 shell; in the others whole operations fail."""
+
+AT_LEAST_ONCE_SHARE = 0.2
+"""Share of the submissions that may be at least once."""
 
 COPIES_SHARE = 0.5
 """Share of runs with state on a worker's own disk that keep local copies there, too."""
@@ -204,6 +208,7 @@ class Cluster:
                 config = msgspec.structs.replace(config, rocksdb=repeatable(config.rocksdb))
             if self._damages:
                 config = msgspec.structs.replace(config, inline_threshold=0)
+            config = self._with_mode(plan, config)
             if config.is_incremental:
                 config = msgspec.structs.replace(config, inline_threshold=min(config.inline_threshold, SHARED_BYTES_MIN))
             if config != plan.graph.config:
@@ -214,6 +219,14 @@ class Cluster:
                         operator.allow_output_repeat = True
             self._plans[parallelism, allow_output_repeat] = plan
         return plan
+
+    def _with_mode(self, plan: JobPlan, config: JobConfig) -> JobConfig:
+        """At least once in a share of the runs, where nothing can repeat: no oracle but one knows of repetitions. It depends on the
+        parallelism, so that a job changes its mode with it."""
+        if config.checkpointing_mode == AT_LEAST_ONCE or self.streams.of("mode").random() >= AT_LEAST_ONCE_SHARE:
+            return config
+        changed = msgspec.structs.replace(config, checkpointing_mode=AT_LEAST_ONCE)
+        return config if loose_vertices(msgspec.structs.replace(plan.graph, config=changed)) else changed
 
     def begin(self) -> None:
         """Start the coordinator, and a driver that submits the job."""

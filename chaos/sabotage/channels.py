@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import holdfast.operators.worker.deploy as deploy_module
 from holdfast.barriers.admission import Admission
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.alignment import AbortedIds, BlockChannel, UnblockChannels
@@ -12,9 +13,10 @@ from holdfast.barriers.credits import ReceiverCredit, SenderCredit
 from holdfast.barriers.elements import CheckpointBarrier, EndOfData, Watermark
 from holdfast.barriers.frames import EncodedFrame
 from holdfast.barriers.gate import InputGate
+from holdfast.barriers.tracker import BarrierTracker
 from holdfast.barriers.valve import MultiInputValve, StatusWatermarkValve
 from holdfast.chaos.faults.faults import Fault
-from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
+from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.operators.task.chain import ChainOutput, OperatorChain
 
 
@@ -37,7 +39,7 @@ def _does_not_mind(original: Any) -> Any:
 
 
 def _misses_the_last(original: Any) -> Any:
-    def arrived(self: Aligner, state: Any, channel: int, now_ms: int) -> Any:
+    def arrived(self: Any, state: Any, channel: int, now_ms: int) -> Any:
         if len(state.awaited - {channel}) == 1:
             state.awaited.clear()
         return original(self, state, channel, now_ms)
@@ -164,6 +166,24 @@ SABOTAGES = (
         (Mutant(Aligner, "_arrived", _misses_the_last),),
         workloads=("windows", "timers", "ends", "aggregate"),
         kinds=("slow_link",),
+    ),
+    Sabotage(
+        "hasty_tracker",
+        "at least once: a snapshot is taken when the barrier of one channel has still to come",
+        ("I37",),
+        (Mutant(BarrierTracker, "_arrived", _misses_the_last),),
+        workloads=("at_least_once",),
+        kinds=("slow_link",),
+        seeds_max=60,
+    ),
+    Sabotage(
+        "broadcast_read_on",
+        "at least once: a subtask reads broadcasts, splits and committables on behind a barrier, as it reads records",
+        ("I27", "I37", "I18", "I30"),
+        (Mutant(deploy_module, "stays_aligned", constant(False)),),
+        workloads=("at_least_once",),
+        kinds=("slow_link",),
+        seeds_max=120,
     ),
     Sabotage(
         "overtaking_barrier",

@@ -62,11 +62,11 @@ def make(rng: random.Random) -> Scenario:
     expected = _Expected(graph)
     uids = tuple(feed.uid for feed in graph.feeds)
     return Scenario(
-        plan=partial(_plan, graph, parallelism, chaining, draw_settings(rng)),
+        plan=partial(build_graph, graph, parallelism, chaining, draw_settings(rng)),
         records=sum(feed.rows for feed in graph.feeds),
         sinks=tuple(
             SinkExpectation(
-                _path(index),
+                sink_path(index),
                 f"sink-{index}",
                 partial(expected.rows, index),
                 at_cut=None if graph.waits(index) else partial(expected.rows_at, index),
@@ -95,7 +95,8 @@ def _keyed(graph: Graph) -> Iterator[int]:
             yield index
 
 
-def _path(index: int) -> str:
+def sink_path(index: int) -> str:
+    """Where the sink behind a node writes."""
     return f"/out/random-{index % 2}"
 
 
@@ -158,7 +159,8 @@ class _Expected:
 # ----------------------------------------------------------------------------------------------------------------- build
 
 
-def _plan(graph: Graph, drawn: int, chaining: bool, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
+def build_graph(graph: Graph, drawn: int, chaining: bool, settings: dict[str, Any], parallelism: int | None) -> JobPlan:
+    """The job of a description, at a parallelism; None: `drawn`."""
     environment = Environment("random", parallelism=parallelism or drawn, chaining=chaining, **settings)
     streams: list[Stream] = []
     for index, node in enumerate(graph.nodes):
@@ -167,7 +169,7 @@ def _plan(graph: Graph, drawn: int, chaining: bool, settings: dict[str, Any], pa
         else:
             streams.append(_step(f"step-{index}", node, [streams[each] for each in node.inputs]))
     for index in graph.sinks:
-        streams[index].sink_to(ParquetSink(_path(index)), uid=f"sink-{index}")
+        streams[index].sink_to(ParquetSink(sink_path(index)), uid=f"sink-{index}")
     return environment.build()
 
 

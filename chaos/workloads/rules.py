@@ -71,7 +71,7 @@ def make(rng: random.Random) -> Scenario:
     ruled = Ruled.draw(rng, 600)
     records, control = ruled.records, ruled.control
     return Scenario(
-        plan=partial(_plan, ruled),
+        plan=partial(build_ruled, ruled),
         records=records.rows + control.rows,
         sinks=(SinkExpectation(PATH, "ruled", ruled.rows),),
         operators=("apply",),
@@ -79,7 +79,9 @@ def make(rng: random.Random) -> Scenario:
     )
 
 
-def _plan(ruled: Ruled, parallelism: int | None) -> JobPlan:
+def build_ruled(ruled: Ruled, parallelism: int | None) -> JobPlan:
+    """The job at a parallelism; None: its own."""
+
     def apply(records: Stream, rules: Stream) -> Stream:
         connected = records.key_by("key").connect(rules.broadcast(RULES))
         return connected.process(ApplyRules(ruled.control.rows)).uid("apply")

@@ -181,6 +181,36 @@ class SplitsExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatExpectation:
+    """A sink of an at-least-once job: what is in it at least, and what at most."""
+
+    sink_id: str
+    source_uids: tuple[str, ...]
+    rows: Callable[[], Counter[Any]]
+    """All of its input once, as `measure` counts it."""
+    rows_before: Callable[[Positions], Counter[Any]]
+    """The same of the input in front of a cut."""
+    measure: Callable[[Iterable[Row]], Counter[Any]] = Counter
+    """Of committed rows; the more records, the more of it."""
+    waits: bool = False
+    """Records wait in state: what is committed with a checkpoint is less than what is in front of its cut."""
+    is_bounded: bool = True
+    """A record that comes again adds to the measure what it added before, at most."""
+    fires_again: bool = False
+    """A record may be in several results, without any restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateExpectation:
+    """Value state of an at-least-once job that counts the records of each key."""
+
+    operator_uid: str
+    state: str
+    counts: Callable[[Positions], Counter[Any]]
+    """Key -> records in front of a cut: the least that the state says."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One job of one seed."""
 
@@ -199,6 +229,10 @@ class Scenario:
     accounts: AccountsExpectation | None = None
     splits: tuple[SplitsExpectation, ...] = ()
     """Sources with an enumerator."""
+    repeats: tuple[RepeatExpectation, ...] = ()
+    """Sinks of a job that may repeat; their SinkExpectation has no rows."""
+    counted: tuple[StateExpectation, ...] = ()
+    """States of such a job, of the sources of `repeats`."""
     may_rescale: bool = True
     may_drain: bool = True
     """A drain in the middle leaves the output unchanged; false where it closes windows early."""

@@ -24,8 +24,8 @@ class ListOperatorStateBackend:
     """Implements `backend.OperatorStateBackend`."""
 
     def __init__(self, descriptors: Sequence[StateDescriptor], *, operator: str, keeps_event_time: bool = True) -> None:
-        """Keyed descriptors among `descriptors` are ignored. `operator`: uid, for errors. `keeps_event_time`: whether snapshots hold
-        the lists that are `of_event_time`. Raises InvalidConfigError."""
+        """Keyed descriptors among `descriptors` are ignored. `operator`: uid, for errors. `keeps_event_time`: whether snapshots
+        hold the lists that are `of_event_time`. Raises InvalidConfigError."""
         self._operator = operator
         declared = [descriptor for descriptor in descriptors if isinstance(descriptor, OperatorListStateDescriptor)]
         self._metas = {descriptor.name: state_meta(descriptor, None) for descriptor in declared}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.barriers.alignment import (
     AbortCheckpoint,
@@ -103,6 +104,78 @@ def test_metrics_run_from_the_first_barrier_of_each_id() -> None:
     assert handle(tracker, BarrierReceived(1, barrier(2, 110)), at=141) == [
         TriggerSnapshot(barrier(2, 110), AlignmentMetrics(20, 11, 5))
     ]
+
+
+# ------------------------------------------------------------------------------------------- channels that stay aligned
+
+
+def test_an_aligned_channel_waits_for_its_snapshot_and_no_other_does() -> None:
+    tracker = BarrierTracker(3, aligned=frozenset({1}))
+    assert handle(tracker, BarrierReceived(0, barrier(1))) == []
+    assert handle(tracker, BarrierReceived(1, barrier(1))) == [BlockChannel(1)]
+    assert handle(tracker, BarrierReceived(0, barrier(2))) == []
+    assert handle(tracker, BarrierReceived(2, barrier(1)), at=5) == [
+        TriggerSnapshot(barrier(1), AlignmentMetrics(0, 5, 0)),
+        UnblockChannels((1,)),
+    ]
+    assert handle(tracker, BarrierReceived(1, barrier(2))) == [BlockChannel(1)]
+
+
+def test_the_last_barrier_blocks_nothing() -> None:
+    tracker = BarrierTracker(2, aligned=frozenset({1}))
+    handle(tracker, BarrierReceived(0, barrier(1)))
+    assert handle(tracker, BarrierReceived(1, barrier(1))) == [TriggerSnapshot(barrier(1), AlignmentMetrics())]
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (AbortNotice(1), [AbortCheckpoint(1, AbortReason.NOTIFIED)]),
+        (CancelReceived(0, 1), [AbortCheckpoint(1, AbortReason.CANCELLED)]),
+        (BarrierReceived(0, barrier(2)), []),
+        (CancelReceived(0, 2), [AbortCheckpoint(1, AbortReason.CANCELLED), AbortCheckpoint(2, AbortReason.CANCELLED)]),
+    ],
+)
+def test_an_aligned_channel_is_let_go_when_its_snapshot_can_not_come_any_more(
+    event: BarrierEvent, told: list[BarrierAction]
+) -> None:
+    tracker = BarrierTracker(2, aligned=frozenset({1}))
+    assert handle(tracker, BarrierReceived(1, barrier(1))) == [BlockChannel(1)]
+    assert handle(tracker, event) == [*told, UnblockChannels((1,))]
+
+
+def test_a_barrier_that_comes_too_late_blocks_nothing() -> None:
+    tracker = BarrierTracker(2, aligned=frozenset({1}))
+    handle(tracker, BarrierReceived(0, barrier(1)))
+    handle(tracker, BarrierReceived(0, barrier(2)))
+    handle(tracker, AbortNotice(2))
+    assert handle(tracker, BarrierReceived(1, barrier(2))) == []
+
+
+def test_a_channel_that_is_not_there_can_not_stay_aligned() -> None:
+    with pytest.raises(InvalidConfigError, match=r"\[2\] can't stay aligned"):
+        BarrierTracker(2, aligned=frozenset({2}))
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(given_input=gate_inputs(skips=True), mask=st.integers(0, 15))
+def test_the_cut_of_aligned_channels_is_exact_and_none_waits_for_what_can_not_come(
+    given_input: tuple[int, list[list[Event]], list[Event]], mask: int
+) -> None:
+    channel_count, scripts, events = given_input
+    aligned = frozenset(channel for channel in range(channel_count) if mask >> channel & 1)
+    tracker = BarrierTracker(channel_count, aligned=aligned)
+    run = run_gate(tracker, events)
+    for checkpoint_id, cut in run.cuts.items():
+        for channel in aligned:
+            own = [index for index, event in enumerate(scripts[channel]) if event == Event("barrier", channel, checkpoint_id)]
+            if own:
+                assert cut["abcd"[channel]] == sum(event.kind == "record" for event in scripts[channel][: own[0]])
+    ids = [[99 if event.kind == "end" else event.number for event in script if event.kind != "record"] for script in scripts]
+    reached = [max(each, default=0) for each in ids]
+    newest = max((number for number in reached if number < 99), default=0)
+    if all(number >= newest for number in reached):  # no channel has still to bring what others wait for
+        assert run.held == []
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -186,6 +186,19 @@ def test_what_is_accepted_is_noted() -> None:
     assert "no uid of its own" in compatibility.notes[4]
 
 
+def test_what_at_least_once_repeats_is_noted_for_the_snapshot_and_for_the_job() -> None:
+    graph, mode = word_count(), {"checkpointing_mode": "at_least_once"}
+    name = graph.vertices[1].name
+    repeating = msgspec.structs.replace(graph, config=msgspec.structs.replace(graph.config, **mode))
+    taken = msgspec.structs.replace(TWO, graph=msgspec.to_builtins(repeating))
+    (note,) = check_compatibility(taken, graph).notes
+    assert note == f"the snapshot was taken at least once: behind this restore some records may repeat in {name} and behind"
+    (note,) = check_compatibility(TWO, repeating).notes
+    assert note == f"the job runs at least once: a restore loses no record, and may repeat some in {name} and behind"
+    assert len(check_compatibility(taken, repeating).notes) == 2
+    assert check_compatibility(msgspec.structs.replace(TWO, graph={"vertices": 1}), graph).notes == ()
+
+
 # ------------------------------------------------------------------------------------------------- refusal equals report
 
 STATES = st.sampled_from(

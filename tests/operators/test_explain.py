@@ -119,6 +119,18 @@ def test_the_execution_plan_has_every_subtask_with_its_channels() -> None:
     assert execution["channels"] == 4 + 8
 
 
+def test_it_says_what_may_repeat() -> None:
+    mode = {"checkpointing_mode": "at_least_once"}
+    found = explained(source(2, **mode).rebalance().filter(bool).uid("next").filter(bool).uid("last"))
+    assert found["checkpointing_mode"] == "at_least_once"
+    assert found["guarantee"].startswith("at least once: a restore loses no record, and may repeat some in ")
+    assert [each["may_repeat"] for each in found["job_graph"]["vertices"]] == [False, True]
+    alone = source(1, **mode).rebalance().filter(bool).uid("next")
+    alone.sink_to(NamedSink(commits=False), uid="out")
+    assert alone.environment.explain().splitlines()[1].startswith("at least once: exactly once here")
+    assert explained(source().rebalance().filter(bool).uid("next"))["guarantee"].startswith("exactly once")
+
+
 def test_the_text_has_all_three() -> None:
     stream = source().filter(bool).uid("next").rebalance().filter(bool).uid("then").set_parallelism(3)
     stream.sink_to(NamedSink(commits=False), uid="out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,14 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import holdfast.operators.worker.deploy as deploy_module
 from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.alignment import TriggerSnapshot
+from holdfast.barriers.alignment import BarrierReceived, TriggerSnapshot
 from holdfast.barriers.channels import OutputChannel, OutputSettings
 from holdfast.barriers.credits import CreditAnnouncement, SenderCredit
 from holdfast.barriers.elements import Batch, CheckpointBarrier, Watermark
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import Delivered, InputGate
+from holdfast.barriers.tracker import BarrierTracker
 from holdfast.barriers.valve import StatusWatermarkValve
+from holdfast.barriers.wiring import derive_inputs
 from holdfast.chaos.checkers import INVARIANTS
 from holdfast.chaos.faults.faults import check_plan, expand_kinds
 from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
@@ -152,6 +156,24 @@ def test_hasty_alignment() -> None:
         return [output.barrier.checkpoint_id] if isinstance(output, TriggerSnapshot) else []
 
     assert_changes("hasty_alignment", snapshots, [], [1])
+
+
+def test_hasty_tracker() -> None:
+    def snapshots() -> list[Any]:
+        tracker = BarrierTracker(2)
+        return [type(each) for each in tracker.handle(BarrierReceived(0, BARRIER), now_ms=0, wall_ms=0)]
+
+    assert_changes("hasty_tracker", snapshots, [], [TriggerSnapshot])
+
+
+def test_broadcast_read_on() -> None:
+    def handler() -> str:
+        plan = WORKLOADS["at_least_once"].make(random.Random(2)).plan(2)
+        committer = next(each for each in plan.graph.vertices if each.operators[0].kind == "sink_committer")
+        channels = derive_inputs(plan.graph, committer.vertex_id, 0)
+        return type(deploy_module._barrier_handler(plan.graph, channels)).__name__
+
+    assert_changes("broadcast_read_on", handler, "Aligner", "BarrierTracker")
 
 
 def opened_channel() -> OutputChannel:

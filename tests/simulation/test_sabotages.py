@@ -47,6 +47,7 @@ def drawn(name: str, *, first: int) -> Scene:
 
 
 UNEVEN_LINKS = throughout("slow_link", "all", amount=10, probability=0.5)
+SLOW_LINKS = throughout("slow_link", "all", amount=30, probability=0.5)
 SLOW_WRITES = throughout("store_slow", "worker:WriteFile", amount=60)
 UPLOADS_FAIL = throughout("store_fails", "worker:UploadFile", probability=0.1)
 FORGED = throughout("forged_ack", "workers", probability=0.5)
@@ -132,6 +133,8 @@ SCENES = {
     "staged_rows_left": Scene("outside"),
     "staged_again": drawn("staged_again", first=5),
     "merged_again": Scene("merging"),
+    "hasty_tracker": Scene("at_least_once", (SLOW_LINKS,), first=1),
+    "broadcast_read_on": Scene("at_least_once", (SLOW_LINKS,), first=2),
     "merged_files_deleted_early": Scene("merging"),
     "uncounted_late": Scene("late"),
     "counted_again": Scene("late", (at(900, "user_error", "window"),), first=3),

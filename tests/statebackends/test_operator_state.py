@@ -95,6 +95,16 @@ def test_state_of_another_kind_is_incompatible() -> None:
         check_operator_state(handle, StateMeta("offsets", "value", "bytes"), operator="op")
 
 
+def test_a_snapshot_without_event_time_has_no_entry_of_it_and_the_task_keeps_its_own(storage: LocalStorage) -> None:
+    moments = OperatorListStateDescriptor("moments", Redistribution.UNION, of_event_time=True)
+    backend = ListOperatorStateBackend([OFFSETS, moments], operator="op", keeps_event_time=False)
+    for name in ("offsets", "moments"):
+        backend.list_state(name).update([b"5"])
+    counts = {handle.state.name: handle.count for handle in run_flow(backend.snapshot(7).flow(TARGET), storage)}
+    assert counts == {"offsets": 1, "moments": 0}
+    assert backend.list_state("moments").entries == [b"5"]
+
+
 def test_a_snapshot_holds_the_entries_of_its_barrier(storage: LocalStorage) -> None:
     backend = _backend()
     backend.list_state("offsets").update([b"5", b"a long entry that makes a file"])

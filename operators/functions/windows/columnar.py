@@ -41,7 +41,7 @@ from holdfast.statebackends.state import (
 
 FIRED_ROWS_PER_SLICE_MAX = 8192
 WINDOW_COLUMNS = ("window_start", "window_end")
-_FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION, of_event_time=True)
+_FIRED = OperatorListStateDescriptor("fired_until", Redistribution.UNION)
 """Entries of a subtask: msgpack of FiredUntil. Windows that leave the state as they fire have one only in the middle of a drain,
 with the minimum."""
 _WATERMARK_COPIES = OperatorListStateDescriptor("watermark")
