@@ -39,10 +39,20 @@ def _does_not_mind(original: Any) -> Any:
 
 
 def _misses_the_last(original: Any) -> Any:
-    def arrived(self: Any, state: Any, channel: int, now_ms: int) -> Any:
+    def arrived(self: Aligner, channel: int, now_ms: int) -> Any:
+        state: Any = self._state
         if len(state.awaited - {channel}) == 1:
             state.awaited.clear()
-        return original(self, state, channel, now_ms)
+        return original(self, channel, now_ms)
+
+    return arrived
+
+
+def _counts_one_short(original: Any) -> Any:
+    def arrived(self: BarrierTracker, entry: Any, channel: int, now_ms: int) -> Any:
+        if len(entry.awaited - {channel}) == 1:
+            entry.awaited.clear()
+        return original(self, entry, channel, now_ms)
 
     return arrived
 
@@ -171,7 +181,7 @@ SABOTAGES = (
         "hasty_tracker",
         "at least once: a snapshot is taken when the barrier of one channel has still to come",
         ("I37",),
-        (Mutant(BarrierTracker, "_arrived", _misses_the_last),),
+        (Mutant(BarrierTracker, "_arrived", _counts_one_short),),
         workloads=("at_least_once",),
         kinds=("slow_link",),
         seeds_max=60,

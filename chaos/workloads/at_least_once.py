@@ -192,8 +192,9 @@ def _window_plan(
     parallelism: int | None,
 ) -> JobPlan:
     environment = Environment("at-least-once", parallelism=parallelism or drawn, **settings)
-    sliding, session = Sliding(SLIDES * size_ms, size_ms), Session(size_ms)
-    assigner = {"sliding": sliding, "session": session}.get(kind, Tumbling(size_ms))
+    assigner: Tumbling | Sliding | Session = Tumbling(size_ms)
+    if kind != "tumbling":
+        assigner = Session(size_ms) if kind == "session" else Sliding(SLIDES * size_ms, size_ms)
     windowed = timed_streams(environment, feeds, paces).key_by("key").window(assigner)
     if lateness_ms:
         windowed = windowed.allowed_lateness(lateness_ms)
