@@ -49,10 +49,10 @@ def with_overtakable_edges(plan: JobPlan) -> JobPlan:
 
 def _columns(edge: JobEdge, plan: JobPlan) -> tuple[str, ...] | msgspec.UnsetType:
     schema = plan.schemas.get(edge.edge_id)
-    if _ban(edge, plan.graph, schema) is not None:
+    if schema is None or _ban(edge, plan.graph, schema) is not None:
         return msgspec.UNSET
-    sent = plan.columns.get(edge.edge_id, schema.names)
-    return tuple(str(schema.field(name)) for name in sent)
+    fields = (schema.field(name) for name in plan.columns.get(edge.edge_id) or schema.names)
+    return tuple(f"{each.name}: {each.type}{'' if each.nullable else ' not null'}" for each in fields)
 
 
 def _ban(edge: JobEdge, graph: JobGraph, schema: object) -> str | None:
