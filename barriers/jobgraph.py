@@ -100,6 +100,9 @@ class JobEdge(msgspec.Struct, frozen=True):
     """Of a SHUFFLE edge, int64."""
     overtakable: bool = False
     """Whether the barrier of a checkpoint may overtake its records. False in graphs of before it was known."""
+    columns: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Those that are sent, in order, as `name: type`. Unset where they are not declared, or where no rule says to whom a stored
+    record of the edge belongs."""
 
     @property
     def tag(self) -> str | None:

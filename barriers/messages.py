@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.latency import Latencies
-from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.handles import OperatorSubtaskState, StateHandle
 
 TEXT_BYTES_MAX = 1024
 """Of a text that a worker sends, once it is taken: what is longer is clipped, or refused where it is a name."""
@@ -398,6 +398,40 @@ class StatusBatch(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------------------------------------- coordinator -> worker
 
 
+class RestoredPiece(msgspec.Struct, frozen=True):
+    """Consecutive elements of one old channel, as one Arrow IPC stream."""
+
+    part: int
+    """Index in `InFlightRestore.parts`."""
+    offset: int
+    """Bytes, in the part."""
+    length: int
+    """Bytes."""
+    rows: int
+    filtered: bool = False
+    """Some of its rows may belong to another subtask: only those of the key groups of this one are restored."""
+
+
+class RestoredChannel(msgspec.Struct, frozen=True):
+    """What stands in front of one channel when an attempt begins: records that were in flight when the snapshot was taken."""
+
+    edge_id: int
+    producer: int
+    pieces: tuple[RestoredPiece, ...]
+    """In order."""
+    keeps_events: bool
+    """Watermarks and statuses stay in their places; False: they are dropped, since they come of several old channels, or of one
+    whose end has moved."""
+
+
+class InFlightRestore(msgspec.Struct, frozen=True):
+    """In-flight records that one subtask restores, before anything new."""
+
+    parts: tuple[StateHandle, ...] = ()
+    channels: tuple[RestoredChannel, ...] = ()
+    """By edge in the graph's order, then by producer; those with nothing in front of them are left out."""
+
+
 class SubtaskDeployment(msgspec.Struct, frozen=True):
     """One subtask to run in this worker. `restore` maps operator uid -> handles for it (already redistributed)."""
 
@@ -407,6 +441,7 @@ class SubtaskDeployment(msgspec.Struct, frozen=True):
     """Keyed handles may cover more key groups than the subtask owns: it reads the intersection."""
     finished: bool = False
     """Its input had ended in front of the restored snapshot, and brings nothing more: no timer by the clock fires again."""
+    in_flight: InFlightRestore = InFlightRestore()
 
 
 class Deployment(msgspec.Struct, frozen=True):

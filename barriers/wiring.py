@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from holdfast.barriers.frames import ChannelId
@@ -70,6 +71,33 @@ def derive_inputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[InputP
 def derive_outputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[OutputPlan, ...]:
     """Output edges of a subtask, in the graph's order. Empty for the end of a pipeline."""
     return tuple(OutputPlan(edge, tuple(consumers_of(graph, edge, subtask))) for edge in graph.outputs(vertex_id))
+
+
+class EdgeName(NamedTuple):
+    """What an edge is known by in a snapshot, whatever its number in the graph."""
+
+    source: str
+    """Uid of the operator that feeds it."""
+    tag: str | None
+    """Of its side output; None: its main output."""
+    target: str
+    """Uid of the target's head."""
+    input: int
+    """Which input of the target."""
+    ordinal: int
+    """Number among edges that are equal in all of this, in the graph's order."""
+
+
+def name_edges(graph: JobGraph) -> dict[int, EdgeName]:
+    """Edge id -> name, of all edges; no two have one name."""
+    heads = {vertex.vertex_id: vertex.operators[0].uid for vertex in graph.vertices}
+    counts: Counter[tuple[str, str | None, str, int]] = Counter()
+    names: dict[int, EdgeName] = {}
+    for edge in graph.edges:
+        ends = (edge.source_operator, edge.tag, heads[edge.target], edge.input_index)
+        names[edge.edge_id] = EdgeName(*ends, ordinal=counts[ends])
+        counts[ends] += 1
+    return names
 
 
 def derive_peers(graph: JobGraph, slot: int) -> frozenset[int]:

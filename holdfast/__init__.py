@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import GraphError as GraphError
     from holdfast.statebackends.errors import HoldfastError as HoldfastError
     from holdfast.statebackends.errors import IncompatibleStateError as IncompatibleStateError
+    from holdfast.statebackends.errors import InFlightStateError as InFlightStateError
     from holdfast.statebackends.errors import InputChangedError as InputChangedError
     from holdfast.statebackends.errors import InputOutputError as InputOutputError
     from holdfast.statebackends.errors import InvalidConfigError as InvalidConfigError
@@ -322,6 +323,7 @@ _EXPORTS = {
         "FencedError",
         "GraphError",
         "HoldfastError",
+        "InFlightStateError",
         "IncompatibleStateError",
         "InputChangedError",
         "InputOutputError",

@@ -266,6 +266,18 @@ class UnclaimedStateError(RestoreError):
     renames: Mapping[str, str] | None = None
 
 
+class InFlightStateError(RestoreError):
+    """The snapshot holds records in flight on an edge that the job does not have, or has otherwise."""
+
+    edges: Sequence[Mapping[str, object]]
+    """Of each: source, tag, target, input, ordinal, rows, size (bytes), reason."""
+    rows: int
+    size: int
+    """Bytes."""
+    checkpoint_id: int
+    """For `without_channel_state`, which gives the records up."""
+
+
 class IncompatibleStateError(RestoreError):
     """A state's declared type, key type or kind differs from the stored one."""
 
@@ -352,6 +364,8 @@ class InvalidKeyError(HoldfastError):
     value: Any = None
     record: str | None = None
     frames: str | None = None
+    edge: str | None = None
+    """On which the record was in flight when the snapshot was taken; None: it is new."""
 
 
 class StateValueError(HoldfastError):
@@ -389,6 +403,8 @@ class UserFunctionError(HoldfastError):
     """repr, truncated to 500 characters."""
     frames: str | None = None
     """Lines of the user's own code, innermost last."""
+    edge: str | None = None
+    """On which the record was in flight when the snapshot was taken; None: it is new."""
 
 
 class SchemaMismatchError(UserFunctionError):

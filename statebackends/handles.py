@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Literal, NewType
 
 import msgspec
 
@@ -206,3 +206,41 @@ class OperatorState(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Bytes, full."""
         return sum(subtask.size for subtask in self.subtasks)
+
+
+class ChannelPiece(msgspec.Struct, frozen=True):
+    """What one end of one channel had stored: consecutive elements, as one Arrow IPC stream."""
+
+    peer: int
+    """Subtask at the other end of the channel."""
+    offset: int
+    """Bytes, in the part."""
+    length: int
+    """Bytes."""
+    rows: int
+
+
+class ChannelState(msgspec.Struct, frozen=True):
+    """Records in flight that one subtask stored of the channels of one edge, at one end of them.
+
+    The edge is known by `source`, `tag`, `target`, `input` and `ordinal`, whatever its number in the graph."""
+
+    source: str
+    """Uid of the operator that feeds the edge."""
+    tag: str | None
+    """Of its side output; None: its main output."""
+    target: str
+    """Uid of the head of the chain that reads it."""
+    input: int
+    """Which input of the target."""
+    ordinal: int
+    """Number among edges that are equal in the four above, in the graph's order, from 0."""
+    partitioning: str
+    side: Literal["input", "output"]
+    """input: the consumer stored it, output: the producer. Of one channel, what the consumer stored comes first."""
+    subtask: int
+    """The one that stored it."""
+    rows: int
+    part: StateHandle
+    pieces: tuple[ChannelPiece, ...]
+    """In the order of each channel; a channel may have several."""

@@ -266,7 +266,6 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         for chain in chains
     )
     job_graph = JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None)
-    job_graph = with_overtakable_edges(job_graph, schemas)
     aligned_operators(job_graph)
     plan = JobPlan(
         graph=job_graph,
@@ -277,7 +276,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         partitionings=partitionings,
         combinings=combinings,
     )
-    return with_used_columns(plan)
+    return with_overtakable_edges(with_used_columns(plan))
 
 
 def links_with_reasons(graph: StreamGraph, config: JobConfig, parallelism: int, *, chaining: bool) -> list[LinkReasons]:

@@ -5,12 +5,14 @@ What a barrier overtakes is stored with its checkpoint, and must be dealt out ag
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from holdfast.barriers.split_entries import ENUMERATOR_KIND
+from holdfast.operators.base import JobPlan
 
 COMMITTER_KIND = "sink_committer"
 
@@ -35,11 +37,22 @@ def find_bans(graph: JobGraph, schemas: Mapping[int, Any]) -> dict[int, str]:
     return bans
 
 
-def with_overtakable_edges(graph: JobGraph, schemas: Mapping[int, Any]) -> JobGraph:
-    """The same graph; its edges say whether they can be overtaken."""
-    bans = find_bans(graph, schemas)
-    edges = tuple(msgspec.structs.replace(edge, overtakable=edge.edge_id not in bans) for edge in graph.edges)
-    return msgspec.structs.replace(graph, edges=edges)
+def with_overtakable_edges(plan: JobPlan) -> JobPlan:
+    """The same job; its edges say whether they can be overtaken, and those of which records can be stored name their columns."""
+    bans = find_bans(plan.graph, plan.schemas)
+    edges = tuple(
+        msgspec.structs.replace(edge, overtakable=edge.edge_id not in bans, columns=_columns(edge, plan))
+        for edge in plan.graph.edges
+    )
+    return replace(plan, graph=msgspec.structs.replace(plan.graph, edges=edges))
+
+
+def _columns(edge: JobEdge, plan: JobPlan) -> tuple[str, ...] | msgspec.UnsetType:
+    schema = plan.schemas.get(edge.edge_id)
+    if schema is None or _ban(edge, plan.graph, schema) is not None:
+        return msgspec.UNSET
+    fields = (schema.field(name) for name in plan.columns.get(edge.edge_id) or schema.names)
+    return tuple(f"{each.name}: {each.type}{'' if each.nullable else ' not null'}" for each in fields)
 
 
 def _ban(edge: JobEdge, graph: JobGraph, schema: object) -> str | None:

@@ -18,7 +18,7 @@ from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.aggregates import count
 from holdfast.operators.functions.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from holdfast.statebackends.state import MapStateDescriptor
-from tests.operators.ends import NamedSink, NamedSource
+from tests.operators.ends import FLIGHTS, NamedSink, NamedSource
 
 RULES = MapStateDescriptor("rules", str, int)
 RESCALED = "nothing says where its records belong after a rescale"
@@ -169,3 +169,14 @@ def test_two_edges_from_one_operator_into_one_input_are_told_apart() -> None:
     said = [line.split("; ")[0].strip() for line in found.environment.explain().splitlines() if "not chained" in line]
     assert said[:2] == ["-> [2] rebalance", "-> [2] broadcast"]
     assert found.environment.explain().count("not chained: partitioned: broadcast") == 1
+
+
+def test_edges_name_the_columns_that_they_send_where_a_record_of_them_could_be_stored() -> None:
+    aggregated = counted(flights())
+    reasons(aggregated)
+    assert [edge.columns for edge in aggregated.environment.build().graph.edges] == [("carrier: string",)]
+    mixed = united(lambda stream: stream.broadcast())
+    reasons(mixed, commits=True)
+    in_turn, to_all, committables = mixed.environment.build().graph.edges
+    assert (to_all.columns, committables.columns) == (msgspec.UNSET, msgspec.UNSET)
+    assert (in_turn.overtakable, in_turn.columns) == (False, tuple(f"{field.name}: {field.type}" for field in FLIGHTS))
