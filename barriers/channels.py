@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
+
+import msgspec
 
 from holdfast.barriers.coalesce import Coalescer
 from holdfast.barriers.credits import CreditAnnouncement, SenderCredit
-from holdfast.barriers.elements import Batch, Element, ElementEvent, LatencyMarker, Watermark
+from holdfast.barriers.elements import Batch, CheckpointBarrier, Element, ElementEvent, LatencyMarker, Watermark, WatermarkStatus
 from holdfast.barriers.frames import AnyFrame, ChannelId, EncodedFrame, Frame, FrameDecoder, FrameKind, LastSequence
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.partition import Combiner, Partitioner
@@ -51,7 +54,7 @@ class OutputChannel:
 
     __slots__ = (
         "_attempt", "_coalescer", "_credit", "_frame_bytes_max", "_queue", "_queued_bytes", "_sequence", "_timeout_ms", "channel",
-        "mark_bytes",
+        "mark_bytes", "queued_barrier",
     )  # fmt: skip
 
     def __init__(self, channel: ChannelId, *, attempt: int, settings: OutputSettings) -> None:
@@ -63,6 +66,8 @@ class OutputChannel:
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
         self._sequence = 0
+        self.queued_barrier = 0
+        """Id of the newest barrier that waits here; 0: none does."""
         self._allow(settings.high_water_bytes)
 
     def _allow(self, allocated_bytes: int) -> None:
@@ -86,6 +91,20 @@ class OutputChannel:
         if isinstance(event, Watermark) and self._queue and isinstance(self._queue[-1][0], Watermark):
             self._queue.pop()
         self._queue.append((event, 0))
+        if isinstance(event, CheckpointBarrier):
+            self.queued_barrier = event.checkpoint_id
+
+    def overtake(self, checkpoint_id: int) -> tuple[Element, ...]:
+        """Move the barrier of an id to the front, if it is queued; what it has overtaken that a snapshot stores, in order."""
+        if self.queued_barrier != checkpoint_id:
+            return ()
+        place = next(at for at, (each, _) in enumerate(self._queue) if _is_barrier(each, checkpoint_id))
+        overtaken = [each for each, _ in islice(self._queue, place) if isinstance(each, Batch | Watermark | WatermarkStatus)]
+        barrier = cast(CheckpointBarrier, self._queue[place][0])
+        del self._queue[place]
+        # Those behind know by it that it has overtaken, and do not wait for its age.
+        self._queue.appendleft((msgspec.structs.replace(barrier, aligned_timeout_ms=0), 0))
+        return tuple(overtaken)
 
     def flush(self) -> None:
         """Stop waiting for more small batches."""
@@ -151,6 +170,8 @@ class OutputChannel:
                     break
                 credit.sent(size)
                 self._queued_bytes -= size
+            elif isinstance(element, CheckpointBarrier) and element.checkpoint_id == self.queued_barrier:
+                self.queued_barrier = 0
             queue.popleft()
             self._sequence += 1
             frames.append(Frame(self._attempt, self.channel, self._sequence, element, size))
@@ -226,6 +247,10 @@ class InputChannel:
         return ProtocolError(message, channel=tuple(self.channel), expected=self._received + 1, got=got)
 
 
+def _is_barrier(element: Element, checkpoint_id: int) -> bool:
+    return isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id
+
+
 def _is_last_sequence(frame: AnyFrame) -> bool:
     if isinstance(frame, EncodedFrame):
         return frame.kind is FrameKind.LAST_SEQUENCE
@@ -248,6 +273,7 @@ class OutputGate:
         settings: OutputSettings,
         combiner: Combiner | None = None,
         columns: Sequence[str] | None = None,
+        overtakable: bool = False,
     ) -> None:
         """`columns`: those that the consumers read; None: all."""
         self.edge_id = edge_id
@@ -260,6 +286,11 @@ class OutputGate:
             OutputChannel(ChannelId(edge_id, producer, consumer), attempt=attempt, settings=settings) for consumer in consumers
         ]
         self._by_consumer = {channel.channel.consumer: channel for channel in self._channels}
+        self._overtakable = overtakable
+        self._aging: tuple[int, int] | None = None
+        """(id, when it overtakes) of a barrier that may still be queued."""
+        self._overtaken: tuple[int, tuple[tuple[int, tuple[Element, ...]], ...]] | None = None
+        """(id, by consumer what its barrier overtook)."""
         self._markers = 0
         self.records_out = 0
         self.bytes_out = 0
@@ -282,6 +313,46 @@ class OutputGate:
             self._repeat(event)
         else:
             self._queue(self._combiner.event(event), 0)
+
+    def let_overtake(self, checkpoint_id: int, due_ms: int, *, now_ms: int) -> None:
+        """The barrier that was just queued overtakes what is still in front of it at that (monotonic) time. No other one does from
+        now on: it is newer than they are."""
+        self._aging = None
+        self._overtaken = None
+        if self._overtakable:
+            self._aging = (checkpoint_id, due_ms)
+            self.overtake_due(now_ms)
+
+    def overtake_due(self, now_ms: int) -> None:
+        """A barrier that is old enough overtakes what waits in front of it, in all channels that it has not left."""
+        if self._aging is None or self._aging[1] > now_ms:
+            return
+        checkpoint_id, self._aging = self._aging[0], None
+        found = ((channel.channel.consumer, channel.overtake(checkpoint_id)) for channel in self._channels)
+        self._overtaken = (checkpoint_id, tuple(each for each in found if each[1]))
+
+    @property
+    def next_overtake_ms(self) -> int | None:
+        """When `overtake_due` may have something to do next."""
+        return None if self._aging is None else self._aging[1]
+
+    def overtaken(self, checkpoint_id: int) -> tuple[tuple[int, tuple[Element, ...]], ...] | None:
+        """What the barrier has overtaken, by consumer, in order. None: it is queued and may yet overtake."""
+        if self._aging is not None and self._aging[0] == checkpoint_id:
+            for channel in self._channels:
+                if channel.queued_barrier == checkpoint_id:
+                    return None
+            self._aging = None
+        if self._overtaken is None or self._overtaken[0] != checkpoint_id:
+            return ()
+        return self._overtaken[1]
+
+    def forget(self, checkpoint_id: int) -> None:
+        """The barrier overtakes nothing any more, and what it has overtaken is not asked for again."""
+        if self._aging is not None and self._aging[0] == checkpoint_id:
+            self._aging = None
+        if self._overtaken is not None and self._overtaken[0] == checkpoint_id:
+            self._overtaken = None
 
     def _deal(self, batch: Batch, now_ms: int) -> None:
         largest = 0

@@ -198,6 +198,20 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     """Age of the checkpoint from which on it does; 0: at once, None: never."""
 
 
+def may_overtake(barrier: CheckpointBarrier) -> bool:
+    """Whether it ever overtakes, on an edge where that is allowed."""
+    return barrier.unaligned and barrier.aligned_timeout_ms is not None
+
+
+def overtakes_at_ms(barrier: CheckpointBarrier, *, now_ms: int, wall_ms: int) -> int:
+    """Monotonic time from which on a barrier that may overtake does, if it is seen first now.
+
+    Its age is measured from here on by the monotonic clock: a wall clock that is ahead makes it early, one that is behind makes it
+    late by its timeout at most."""
+    age_ms = max(0, wall_ms - barrier.timestamp_ms)
+    return now_ms + max(0, (barrier.aligned_timeout_ms or 0) - age_ms)
+
+
 class CancelMarker(msgspec.Struct, frozen=True, tag="cancel"):
     """Stop waiting for barrier `checkpoint_id`: it will not come on this channel."""
 

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.latency import Latencies
-from holdfast.statebackends.handles import OperatorSubtaskState, StateHandle
+from holdfast.statebackends.handles import ChannelState, OperatorSubtaskState, StateHandle
 
 TEXT_BYTES_MAX = 1024
 """Of a text that a worker sends, once it is taken: what is longer is clipped, or refused where it is a name."""
@@ -142,6 +142,7 @@ class FailureReason(StrEnum):
     FINALIZE_FAILURE = "finalize_failure"
     LEADER_CHANGED = "leader_changed"
     END_OF_INPUT = "end_of_input"
+    IN_FLIGHT_LIMIT = "in_flight_limit"
 
 
 class AckStatus(StrEnum):
@@ -221,6 +222,8 @@ class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
     metrics: CheckpointMetrics = CheckpointMetrics()
     finished: bool = False
     """The subtask had come to the end of its input in front of this state: it emits nothing behind it, in any attempt."""
+    channels: tuple[ChannelState, ...] = ()
+    """What was in flight at this subtask's ends of its channels."""
 
 
 class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
@@ -488,6 +491,10 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     base: int | None = None
     native: bool = False
     """A savepoint in the state backend's own files."""
+    unaligned: bool = False
+    """Its barriers may overtake, on the edges where that is allowed."""
+    aligned_timeout_ms: int | None = None
+    """Age of the checkpoint from which on they do; 0: at once, None: never. For unaligned ones."""
 
 
 class NotifyCheckpointComplete(msgspec.Struct, frozen=True, tag="complete"):

@@ -57,6 +57,7 @@ REASONS_OF_TASKS = frozenset(
         FailureReason.IO_EXCEPTION,
         FailureReason.SUBSUMED,
         FailureReason.END_OF_INPUT,
+        FailureReason.IN_FLIGHT_LIMIT,
     }
 )
 """Reasons that a task may give for a decline; any other counts as DECLINED. The rest of FailureReason is the coordinator's own: a

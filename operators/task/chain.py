@@ -21,6 +21,7 @@ from holdfast.barriers.messages import OPERATORS_MAX, OperatorMetrics
 from holdfast.barriers.watermark_alignment import alignment_of
 from holdfast.operators.base import Operator
 from holdfast.operators.task.context import RuntimeContext
+from holdfast.operators.task.inflight import EdgeLog
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.rocksdb.database import failure_of
@@ -41,6 +42,12 @@ class ResultPort(Protocol):
     @property
     def is_available(self) -> bool:
         """Every channel is below its high-water mark."""
+
+    def overtaken(self, checkpoint_id: int) -> EdgeLog | None:
+        """What the barrier of an id has overtaken here. None: it is queued, and may yet overtake."""
+
+    def forget(self, checkpoint_id: int) -> None:
+        """The barrier of an id overtakes nothing any more, and what it has overtaken is forgotten."""
 
     @property
     def room_bytes(self) -> int:

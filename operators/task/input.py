@@ -38,7 +38,7 @@ from holdfast.barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
-from holdfast.barriers.gate import Delivered, GateOutput
+from holdfast.barriers.gate import BarrierOutput, Delivered, GateOutput
 from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import NEVER_MS
@@ -253,6 +253,13 @@ class InputPort(Protocol):
     """A subtask's input gate."""
 
     def poll(self, *, now_ms: int, wall_ms: int | None = None) -> GateOutput | None: ...
+    def next_urgent(self, *, now_ms: int, wall_ms: int) -> int | None: ...
+    def take_urgent(self, *, now_ms: int, wall_ms: int) -> list[BarrierOutput]: ...
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Referred to for a checkpoint that is collected."""
+
     def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None: ...
     def processed(self, rows: int, *, rows_min: int = 0) -> None: ...
     def close(self) -> None: ...
@@ -284,7 +291,7 @@ class _Remainder(msgspec.Struct):
 
     batch: Batch
     offset: int
-    input_index: int
+    channel: int
 
 
 class TaskInput:
@@ -298,7 +305,7 @@ class TaskInput:
         rows: RowBudget,
         room: OutputRoom,
         *,
-        on_barrier: Callable[[TriggerSnapshot | AbortCheckpoint], None],
+        on_barrier: Callable[[BarrierOutput], None],
         on_drained: Callable[[], None],
         begins_finished: bool = False,
     ) -> None:
@@ -320,6 +327,8 @@ class TaskInput:
         self._work: deque[Iterator[None]] = deque()
         self._remainder: _Remainder | None = None
         self._held: GateOutput | None = None
+        self._urgent_id: int | None = None
+        """Checkpoint whose barriers overtake now."""
         self._ended_channels: set[int] = set()
         self._unended_inputs: set[int] = set() if inputs is None else set(inputs.indexes)
         """Inputs of a head with several that `end_input` was not called for yet."""
@@ -359,6 +368,43 @@ class TaskInput:
     def add_work(self, work: Iterator[None]) -> None:
         """Queue work behind what is queued; it runs before any further input."""
         self._work.append(work)
+
+    def in_hand(self) -> list[tuple[int, Element]]:
+        """What was taken from the gate and is not processed, in its order, each with its channel: (a) of what is in flight."""
+        found: list[tuple[int, Element]] = []
+        if self._remainder is not None:
+            found.append((self._remainder.channel, self._remainder.batch.slice(self._remainder.offset)))
+        if isinstance(self._held, Delivered) and isinstance(self._held.element, Batch | Watermark | WatermarkStatus):
+            found.append((self._held.channel, self._held.element))
+        return found
+
+    def serve_urgent(self, now_ms: int) -> bool:
+        """Let the barriers of one checkpoint in that overtake what waits, also what is in hand. Whether another one waits, too:
+        alarms, mail and input get their turn in between (`end_urgent`)."""
+        if self._inputs is None:
+            return False
+        if self._source is not None:
+            self._take_splits(now_ms)
+            return False
+        gate = self._inputs.gate
+        while (checkpoint_id := gate.next_urgent(now_ms=now_ms, wall_ms=self._clock.wall_ms())) is not None:
+            if self._urgent_id not in (None, checkpoint_id):
+                return True
+            self._urgent_id = checkpoint_id
+            for output in gate.take_urgent(now_ms=now_ms, wall_ms=self._clock.wall_ms()):
+                self._on_barrier(output)
+        return False
+
+    def end_urgent(self) -> None:
+        """Others have had their turn: barriers of another checkpoint may be served."""
+        self._urgent_id = None
+
+    def _take_splits(self, now_ms: int) -> None:
+        """All that the enumerator has sent: its barriers are in line behind splits, which are taken at no cost."""
+        assert self._inputs is not None
+        while (item := self._held or self._inputs.gate.poll(now_ms=now_ms, wall_ms=self._clock.wall_ms())) is not None:
+            self._held = None
+            self._take(item)
 
     def clear(self) -> None:
         """Forget everything in hand: the attempt is over."""
@@ -537,11 +583,11 @@ class TaskInput:
                 assert self._inputs is not None
                 self._wake()
                 self.bytes_in += batch.size
-                self._process_slice(_Remainder(batch, 0, self._inputs.indexes[channel]))
+                self._process_slice(_Remainder(batch, 0, channel))
             case Delivered(channel=channel, element=element):
                 assert not isinstance(element, Batch)
                 self._event(channel, element)
-            case TriggerSnapshot() | AbortCheckpoint():
+            case TriggerSnapshot() | AbortCheckpoint() | InFlightCollected():
                 self._on_barrier(item)
             case InFlightCollected():
                 raise InvariantError(f"checkpoint {item.checkpoint_id} overtook at {self._chain.head.uid}, whose gate lets none")
@@ -556,7 +602,7 @@ class TaskInput:
         remainder.offset = offset + count
         self._remainder = None if remainder.offset >= total else remainder
         began = self._clock.seconds()
-        self._chain.process(part, remainder.input_index)
+        self._chain.process(part, self._index_of(remainder))
         self._rows.measured(count, self._clock.seconds() - began)
         self._room.measured(count)
         self._processed(count)
@@ -569,6 +615,11 @@ class TaskInput:
         assert self._inputs is not None
         self._inputs.gate.processed(rows, rows_min=self._rows.rows_min)
 
+    def _index_of(self, remainder: _Remainder) -> int:
+        """Logical input of the head that it came on."""
+        assert self._inputs is not None
+        return self._inputs.indexes[remainder.channel]
+
     def _queue_remaining_output(self) -> None:
         """What the head did not get to is work; it takes over the rest of the batch, which would keep barriers out."""
         slices = self._chain.head.operator.remaining_output()
@@ -576,7 +627,7 @@ class TaskInput:
             return
         if self._remainder is not None:
             rest, self._remainder = self._remainder, None
-            self._chain.process(rest.batch.slice(rest.offset), rest.input_index)
+            self._chain.process(rest.batch.slice(rest.offset), self._index_of(rest))
             self._processed(rest.batch.num_rows - rest.offset)
         self._work.append(slices)
 

@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
+from holdfast.barriers.elements import Element
+from holdfast.barriers.gate import InputGate
 from holdfast.barriers.guarantee import behind_loose
 from holdfast.barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
 from holdfast.barriers.messages import Deployment, SubtaskDeployment
 from holdfast.operators.task.chain import ChainNode, OperatorChain
+from holdfast.operators.task.restored_channels import ChannelLoader
 from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
 from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState
 from holdfast.statebackends.backends.operator import ListOperatorStateBackend, read_entries
@@ -58,8 +61,13 @@ class StateLoader:
         local_directory: str,
         settings: StateBackendSettings,
         copies: LocalCopies | None = None,
+        channels: ChannelLoader | None = None,
+        gate: InputGate | None = None,
     ) -> None:
-        """`copies`: kept on this host by this subtask or by an earlier attempt of it."""
+        """`copies`: kept on this host by this subtask or by an earlier attempt of it. `channels`: what stands in front of those of
+        `gate`; None: a subtask without."""
+        self._channels = channels
+        self._gate = gate
         self.restored = RestoredBytes()
         """Counts bytes as the state is read."""
         self._copies = copies
@@ -93,6 +101,7 @@ class StateLoader:
         try:
             for node, description in zip(self._chain.nodes, self._vertex.operators, strict=True):
                 loaded.append(self._load(node, description))
+            restored = self._load_channels()
         except BaseException:
             for each in loaded:
                 if each.keyed is not None:
@@ -103,7 +112,19 @@ class StateLoader:
                 "subtask %d of %s restored %d bytes from this host, %d from storage in %.2f s",
                 self._subtask, self._vertex.vertex_id, self.restored.local, self.restored.remote, time.perf_counter() - began_s,
             )  # fmt: skip
-        return lambda: _attach(loaded)
+
+        def attach() -> None:
+            _attach(loaded)
+            for channel, elements in restored:
+                assert self._gate is not None
+                self._gate.restore(channel, elements)
+
+        return attach
+
+    def _load_channels(self) -> list[tuple[int, list[Element]]]:
+        if self._channels is None:
+            return []
+        return self._channels.load(self._storage, self.restored, self._copies, self._restored_id)
 
     def _load(self, node: ChainNode, description: OperatorDescription) -> _Loaded:
         state = self._restore.get(description.uid, OperatorSubtaskState())

@@ -5,13 +5,13 @@ what it wrote: the coordinator sweeps files of a checkpoint without acknowledgem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.barriers.alignment import AbortedIds, AlignmentMetrics
-from holdfast.barriers.elements import CancelMarker, CheckpointBarrier
+from holdfast.barriers.elements import CancelMarker, CheckpointBarrier, Element
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
@@ -26,14 +26,18 @@ from holdfast.barriers.messages import (
 from holdfast.operators.base import CallThread
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import CancelToken, Clock, SubtaskPool
+from holdfast.operators.task.inflight import Elements, InFlight, SubtaskEdges
 from holdfast.statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
-from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.handles import ChannelState, OperatorSubtaskState
 from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
 from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.local_recovery.storage import KeepingStorage, held_paths
 from holdfast.statebackends.secrets import hide_resolved
 from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.port import Flow, Storage
+
+INFLIGHT_BYTES_MAX = 256 << 20
+"""In-flight bytes that a checkpoint may hold, where nothing else is said."""
 
 SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint)
 
@@ -51,7 +55,7 @@ class _OperatorPart(msgspec.Struct, frozen=True):
 class _RunningSnapshot(msgspec.Struct):
     """A checkpoint in its asynchronous part."""
 
-    checkpoint_id: int
+    barrier: CheckpointBarrier
     parts: tuple[_OperatorPart, ...]
     alignment: AlignmentMetrics
     sync_duration_ms: float
@@ -59,12 +63,20 @@ class _RunningSnapshot(msgspec.Struct):
     counted: tuple[OperatorMetrics, ...]
     """Counters of the operators at the cut."""
     finished: bool
+    states: dict[str, OperatorSubtaskState] | None = None
+    """None: the state is not durable."""
+    channels: tuple[ChannelState, ...] | None = ()
+    """In-flight data; None: it is not durable."""
     kept_folder: str | None = None
     """Folder of the checkpoint, if its files are also kept on this host."""
     is_on_own_thread: bool = False
     """It waits for a thread of an operator's own."""
     has_ended: bool = False
     token: CancelToken = msgspec.field(default_factory=CancelToken)
+
+    @property
+    def checkpoint_id(self) -> int:
+        return self.barrier.checkpoint_id
 
 
 class _Work(NamedTuple):
@@ -93,8 +105,13 @@ class SubtaskCheckpointCoordinator:
         pack_threshold: int = 0,
         report: Callable[[Answerable], None],
         copies: LocalCopies | None = None,
+        edges: SubtaskEdges,
+        inflight_bytes_max: int = INFLIGHT_BYTES_MAX,
     ) -> None:
-        """`copies`: local copies of checkpoint files, on this host."""
+        """`copies`: local copies of checkpoint files, on this host. `edges`: of the subtask. `inflight_bytes_max`: of what
+        one checkpoint may hold in flight; one that needs more is declined."""
+        self._edges = edges
+        self._inflight_bytes_max = inflight_bytes_max
         self._copies = copies
         self._key = key
         self._attempt = attempt
@@ -109,6 +126,8 @@ class SubtaskCheckpointCoordinator:
         self._newest_id = 0
         self._aborted = AbortedIds()
         self._running: dict[int, _RunningSnapshot] = {}
+        self._in_flight: dict[int, InFlight] = {}
+        """Of checkpoints whose barriers may overtake, while they are collected."""
         self._preparing: list[tuple[int, Iterator[None]]] = []
         """(id, the rest of its synchronous part) of barriers whose hooks have not ended, in order."""
 
@@ -143,12 +162,16 @@ class SubtaskCheckpointCoordinator:
         *,
         finished: bool = False,
         then: Callable[[], None] = lambda: None,
+        held: Sequence[tuple[int, Element]] | None = None,
     ) -> None:
         """Run hooks, emit the barrier, take the synchronous part, then hand the rest to the pool (K06). An error fails the subtask
         (K07). `finished`: the input has ended, and not because the job stops. `then`: called behind the synchronous part.
+        `held`: what is in hand, by channel, where the barrier overtook it; `collected` follows. None: it overtook nothing.
 
         Where a hook has not ended, `go_on` does the rest: no input may be taken before `is_preparing` is False."""
-        self._preparing.append((barrier.checkpoint_id, self._perform(barrier, alignment, finished, then)))
+        if barrier.unaligned:
+            self._in_flight[barrier.checkpoint_id] = InFlight(self._edges, held)
+        self._preparing.append((barrier.checkpoint_id, self._perform(barrier, alignment, finished, then, held)))
         if len(self._preparing) == 1:
             self.go_on()
 
@@ -167,12 +190,18 @@ class SubtaskCheckpointCoordinator:
         return True
 
     def _perform(
-        self, barrier: CheckpointBarrier, alignment: AlignmentMetrics, finished: bool, then: Callable[[], None]
+        self,
+        barrier: CheckpointBarrier,
+        alignment: AlignmentMetrics,
+        finished: bool,
+        then: Callable[[], None],
+        held: Sequence[tuple[int, Element]] | None,
     ) -> Iterator[None]:
         began = self._clock.seconds()
         chain = self._chain
         yield from chain.prepare_snapshot(barrier.checkpoint_id)
-        chain.broadcast(barrier)
+        # Those behind know by it that it has overtaken, and do not wait for its age.
+        chain.broadcast(barrier if held is None else msgspec.structs.replace(barrier, aligned_timeout_ms=0))
         chain.sealed = True
         parts: list[_OperatorPart] = []
         try:
@@ -186,23 +215,31 @@ class SubtaskCheckpointCoordinator:
         now = self._clock.seconds()
         counted = chain.metrics()  # as of the cut: no record was processed since
         sync_ms = max(0.0, (now - began) * 1000)
-        running = _RunningSnapshot(barrier.checkpoint_id, tuple(parts), alignment, sync_ms, now, counted, finished)
+        running = _RunningSnapshot(barrier, tuple(parts), alignment, sync_ms, now, counted, finished)
+        running.channels = None if barrier.checkpoint_id in self._in_flight else ()
         self._running[barrier.checkpoint_id] = running
-        self._store(running, barrier)
+        self._store(running)
+        self.outputs_moved()
         then()
 
-    def _store(self, running: _RunningSnapshot, barrier: CheckpointBarrier) -> None:
-        """Queue the operators' own writes, storage by storage, then the state, which a savepoint keeps in a storage of its own."""
+    def _place(self, running: _RunningSnapshot) -> tuple[Storage, str]:
+        """Where the files of a checkpoint go: storage, and folder in it."""
+        barrier = running.barrier
         storage, folder = resolve_folder(barrier.folder, self._storage)
         if self._copies is not None and barrier.kind not in SAVEPOINT_KINDS:
             running.kept_folder = folder
             storage = KeepingStorage(storage, self._copies, barrier.checkpoint_id)
+        return storage, folder
+
+    def _store(self, running: _RunningSnapshot) -> None:
+        """Queue the operators' own writes, storage by storage, then the state, which a savepoint keeps in a storage of its own."""
+        storage, folder = self._place(running)
         works: list[_Work] = []
         for part in running.parts:
             if part.work is not None:
                 operator = part.node.operator
                 works.append(_Work(part.work, operator.snapshot_storage() or self._storage, operator.snapshot_thread()))
-        works.append(_Work(self._state_flow(running, barrier, folder), storage))
+        works.append(_Work(self._state_flow(running, folder), storage))
         self._run_in_turn(running, works)
 
     def _run_in_turn(self, running: _RunningSnapshot, works: list[_Work]) -> None:
@@ -240,26 +277,29 @@ class SubtaskCheckpointCoordinator:
 
     # ------------------------------------------------------------------------------------------- asynchronous part
 
-    def _state_flow(
-        self, running: _RunningSnapshot, barrier: CheckpointBarrier, folder: str
-    ) -> Flow[dict[str, OperatorSubtaskState]]:
+    def _target(self, barrier: CheckpointBarrier, folder: str, index: int) -> SnapshotTarget:
+        """For the operator with this index in the chain."""
+        uid, subtask, attempt = self._chain.nodes[index].uid, self._key.subtask, self._attempt
+        nonce = f"{self._nonce}{index}"
+        is_savepoint = barrier.kind in SAVEPOINT_KINDS
+        return SnapshotTarget(
+            checkpoint_id=barrier.checkpoint_id,
+            folder=folder,
+            file_prefix=exclusive_prefix(uid, subtask, attempt) + nonce,
+            canonical=is_savepoint and not barrier.native,
+            inline_threshold=self._inline_threshold,
+            shared_prefix="" if is_savepoint else shared_prefix(barrier.checkpoint_id, uid, subtask, attempt) + nonce,
+            pack_threshold=0 if is_savepoint else self._pack_threshold,
+            base=barrier.base,
+        )
+
+    def _state_flow(self, running: _RunningSnapshot, folder: str) -> Flow[dict[str, OperatorSubtaskState]]:
         """Make every operator's state durable, in data order: keyed state, then lists."""
         states: dict[str, OperatorSubtaskState] = {}
         for index, part in enumerate(running.parts):
             uid = part.node.uid
-            subtask, attempt = self._key.subtask, self._attempt
-            nonce = f"{self._nonce}{index}"
-            is_savepoint = barrier.kind in SAVEPOINT_KINDS
-            target = SnapshotTarget(
-                checkpoint_id=barrier.checkpoint_id,
-                folder=folder,
-                file_prefix=exclusive_prefix(uid, subtask, attempt) + nonce,
-                canonical=is_savepoint and not barrier.native,
-                inline_threshold=self._inline_threshold,
-                shared_prefix="" if is_savepoint else shared_prefix(barrier.checkpoint_id, uid, subtask, attempt) + nonce,
-                pack_threshold=0 if is_savepoint else self._pack_threshold,
-                base=barrier.base,
-            )
+            target = self._target(running.barrier, folder, index)
+            is_savepoint = running.barrier.kind in SAVEPOINT_KINDS
             # Other tools read the tables of a savepoint, too: files, however small, never bytes within `_metadata`.
             tables = msgspec.structs.replace(target, inline_threshold=0) if is_savepoint else target
             keyed = () if part.keyed is None else (yield from part.keyed.flow(tables))
@@ -270,18 +310,38 @@ class SubtaskCheckpointCoordinator:
     def _ended(
         self, running: _RunningSnapshot, states: dict[str, OperatorSubtaskState] | None, error: BaseException | None
     ) -> None:
-        """Handle the end of a snapshot on the pool. An aborted one gets no answer (K03, K11)."""
-        self._running.pop(running.checkpoint_id, None)
+        """The state's part on the pool has ended. An aborted checkpoint gets no answer (K03, K11)."""
         running.has_ended = True
         _release(running.parts)
         if running.token.cancelled:
-            self._forget_copies(running.checkpoint_id)
+            self._dropped(running)
+        elif error is not None or states is None:
+            self._failed(running, error)
+        else:
+            running.states = states
+            self._acknowledge(running)
+
+    def _dropped(self, running: _RunningSnapshot) -> None:
+        """An aborted checkpoint has nothing under way any more but its in-flight data, which is given up at its next operation."""
+        self._running.pop(running.checkpoint_id, None)
+        self._in_flight.pop(running.checkpoint_id, None)
+        self._forget_copies(running.checkpoint_id)
+
+    def _failed(self, running: _RunningSnapshot, error: BaseException | None) -> None:
+        """A write failed: the checkpoint is declined, once."""
+        running.token.cancel()
+        if running.is_on_own_thread:
+            self._ended(running, None, None)
+        self._dropped(running)
+        reason = FailureReason.ASYNC_EXCEPTION
+        self._decline(running.checkpoint_id, reason, hide_resolved(f"{type(error).__name__}: {error}"))
+
+    def _acknowledge(self, running: _RunningSnapshot) -> None:
+        """Once state and in-flight data are durable."""
+        states, channels = running.states, running.channels
+        if states is None or channels is None:
             return
-        if error is not None or states is None:
-            self._forget_copies(running.checkpoint_id)
-            reason = FailureReason.ASYNC_EXCEPTION
-            self._decline(running.checkpoint_id, reason, hide_resolved(f"{type(error).__name__}: {error}"))
-            return
+        self._running.pop(running.checkpoint_id, None)
         metrics = CheckpointMetrics(
             alignment_duration_ms=running.alignment.alignment_duration_ms,
             start_delay_ms=running.alignment.start_delay_ms,
@@ -293,9 +353,78 @@ class SubtaskCheckpointCoordinator:
             operators=running.counted,
         )
         if self._copies is not None and running.kept_folder is not None:
-            self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder))
+            self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder, channels))
         key, number = self._key, running.checkpoint_id
-        self._report(AcknowledgeCheckpoint(self._attempt, number, key.vertex, key.subtask, states, metrics, running.finished))
+        self._report(
+            AcknowledgeCheckpoint(self._attempt, number, key.vertex, key.subtask, states, metrics, running.finished, channels)
+        )
+
+    # ------------------------------------------------------------------------------------------------- in-flight data
+
+    @property
+    def is_collecting(self) -> bool:
+        """What is in flight of a checkpoint is not known yet: `outputs_moved` is to be called when something may have been sent."""
+        return bool(self._in_flight)
+
+    def collected(self, checkpoint_id: int, channels: Iterable[tuple[int, Elements]], alignment: AlignmentMetrics) -> None:
+        """The last barrier has come: what was overtaken, by index of the channel in the gate, and how long that took."""
+        in_flight = self._in_flight.get(checkpoint_id)
+        if in_flight is not None:
+            in_flight.take_inputs(channels)
+            in_flight.alignment = alignment
+            self._store_in_flight(checkpoint_id, in_flight)
+
+    def outputs_moved(self, input_bytes: int = 0) -> int | None:
+        """Take what barriers have overtaken in the outputs, of those that have left. `input_bytes`: what the gate refers to.
+
+        Returns the id of a checkpoint that was declined since it holds too much."""
+        for checkpoint_id, in_flight in list(self._in_flight.items()):
+            if checkpoint_id not in self._running:
+                continue
+            if in_flight.size + input_bytes > self._inflight_bytes_max:
+                self._refuse_size(checkpoint_id, in_flight.size + input_bytes)
+                return checkpoint_id
+            if not in_flight.awaits_outputs:
+                continue
+            logs = [partition.overtaken(checkpoint_id) for partition in self._chain.partitions()]
+            known = [log for log in logs if log is not None]
+            if len(known) == len(logs):
+                in_flight.take_outputs(log for log in known if log.channels)
+                for partition in self._chain.partitions():
+                    partition.forget(checkpoint_id)
+                self._store_in_flight(checkpoint_id, in_flight)
+        return None
+
+    def _refuse_size(self, checkpoint_id: int, size: int) -> None:
+        message = f"{size} bytes are in flight at subtask {self._key.subtask}, of {self._inflight_bytes_max} that may be"
+        self.abandon(checkpoint_id, FailureReason.IN_FLIGHT_LIMIT, message)
+
+    def _store_in_flight(self, checkpoint_id: int, in_flight: InFlight) -> None:
+        """Once all of it is known: one write."""
+        running = self._running.get(checkpoint_id)
+        if running is None or running.token.cancelled or not in_flight.is_complete:
+            return
+        del self._in_flight[checkpoint_id]
+        running.alignment = in_flight.alignment or running.alignment
+        if in_flight.size > self._inflight_bytes_max:
+            self._refuse_size(checkpoint_id, in_flight.size)
+            return
+        if in_flight.is_empty:
+            running.channels = ()
+            self._acknowledge(running)
+            return
+
+        def done(channels: Any, error: BaseException | None) -> None:
+            if running.token.cancelled:
+                return
+            if error is not None:
+                self._failed(running, error)
+                return
+            running.channels = channels
+            self._acknowledge(running)
+
+        storage, folder = self._place(running)
+        self._pool.submit_flow(in_flight.flow(self._target(running.barrier, folder, 0)), storage, done, running.token)
 
     # --------------------------------------------------------------------------------------------------- dead ids
 
@@ -310,17 +439,29 @@ class SubtaskCheckpointCoordinator:
     def abandon(self, checkpoint_id: int, reason: FailureReason | None, message: str) -> None:
         """Give up an id that the gate abandoned: cancel marker downstream, and a decline unless the coordinator knows already."""
         self._newest_id = max(self._newest_id, checkpoint_id)
+        self._give_up(checkpoint_id)
         self._chain.broadcast(CancelMarker(checkpoint_id))
         if reason is not None:
             self._decline(checkpoint_id, reason, message)
 
+    def _give_up(self, checkpoint_id: int) -> bool:
+        """Stop the asynchronous part of an id, and forget what was collected; whether there was one."""
+        self._in_flight.pop(checkpoint_id, None)
+        running = self._running.get(checkpoint_id)
+        if running is None:
+            return False
+        for partition in self._chain.partitions():
+            partition.forget(checkpoint_id)
+        running.token.cancel()
+        if running.states is not None:
+            self._dropped(running)
+        elif running.is_on_own_thread:  # a call that may never end holds no state
+            self._ended(running, None, None)
+        return True
+
     def abort(self, checkpoint_id: int, *, remember: bool) -> None:
         """ABORTED(id) is stored: stop its asynchronous part, and refuse its trigger if that is still to come (`remember`)."""
-        running = self._running.get(checkpoint_id)
-        if running is not None:
-            running.token.cancel()
-            if running.is_on_own_thread:  # a call that may never end holds no state
-                self._ended(running, None, None)
+        if self._give_up(checkpoint_id):
             return
         if self._forget_preparing(checkpoint_id):
             self._chain.broadcast(CancelMarker(checkpoint_id))
@@ -349,6 +490,7 @@ class SubtaskCheckpointCoordinator:
             running.has_ended = True
             _release(running.parts)
         self._running.clear()
+        self._in_flight.clear()
         self._preparing.clear()
         if self._copies is not None:
             self._copies.close()

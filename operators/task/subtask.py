@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, assert_never
 
 from msgspec import UNSET
 
-from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, TriggerSnapshot
+from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, InFlightCollected, TriggerSnapshot
 from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -20,6 +20,7 @@ from holdfast.barriers.elements import (
     EndOfPartition,
     LatencyMarker,
 )
+from holdfast.barriers.gate import BarrierOutput
 from holdfast.barriers.messages import (
     INT_MAX,
     TRACEBACK_BYTES_MAX,
@@ -398,6 +399,7 @@ class Subtask:
             if times.was_silent:
                 times.silent_s += began - times.last_end_s
         progress = self._serve_mail()
+        self._input.end_urgent()
         backpressured = False
         has_more = progress
         if self.state is TaskState.RUNNING:
@@ -434,6 +436,34 @@ class Subtask:
             self._fail(failure_of(error))
             return True
 
+    def serve_urgent(self, now_ms: int) -> bool:
+        """All mail, then the barriers of one checkpoint that overtake, whatever the outputs hold and however much is in hand.
+        Whether those of another one wait for the next step. Never raises, as `step`."""
+        self._serve_mail()
+        self.last_step = self.last_step._replace(has_more=True)
+        if self.state is not TaskState.RUNNING:
+            return False
+        try:
+            self.chain.set_processing_time()
+            return self._input.serve_urgent(now_ms)
+        except BaseException as error:
+            self._fail(failure_of(error))
+            return False
+
+    @property
+    def is_collecting(self) -> bool:
+        """A checkpoint waits for what is in flight: `outputs_moved` is to be called when something may have been sent."""
+        return self._checkpoints.is_collecting
+
+    def outputs_moved(self) -> None:
+        """Something may have left the outputs, or have come in."""
+        if self.state is not TaskState.RUNNING:
+            return
+        inputs = self._ports.inputs
+        refused = self._checkpoints.outputs_moved(0 if inputs is None else inputs.gate.in_flight_bytes)
+        if refused is not None and inputs is not None:
+            inputs.gate.notify_aborted(refused, now_ms=self._clock.monotonic_ms())
+
     @property
     def is_unblocked(self) -> bool:
         """The last step stopped at a full output, and none is full any more."""
@@ -443,11 +473,11 @@ class Subtask:
         """Units of work until the budget is spent, mail waits, or nothing can move: (moved, has_more, backpressured)."""
         moved = self._latency_interval_ms > 0 and self._mark_latency(now_ms)
         for _ in range(self._units_max):
+            if self._checkpoints.is_preparing and not self._checkpoints.go_on():
+                return moved, False, False
             if not self._room.look():
                 return moved, False, True
             self.chain.set_processing_time()
-            if self._checkpoints.is_preparing and not self._checkpoints.go_on():
-                return moved, False, False
             if not self._input.advance(now_ms) and not self._input.process_silence(self._reading_ms()):
                 return moved, False, False
             moved = True
@@ -573,6 +603,8 @@ class Subtask:
             trigger.folder,
             trigger.base,
             native=trigger.native,
+            unaligned=trigger.unaligned,
+            aligned_timeout_ms=trigger.aligned_timeout_ms,
         )
         stops = trigger.kind is CheckpointKind.STOP_SAVEPOINT
         if stops and trigger.drain:
@@ -606,10 +638,12 @@ class Subtask:
         alignment = AlignmentMetrics(start_delay_ms=delay_ms)
         self._checkpoints.perform(barrier, alignment, finished=self._input.is_finished, then=then)
 
-    def _barrier(self, item: TriggerSnapshot | AbortCheckpoint) -> None:
+    def _barrier(self, item: BarrierOutput) -> None:
         """The gate decided on an id."""
         if isinstance(item, AbortCheckpoint):
             self._checkpoints.abandon(item.checkpoint_id, item.why.decline_reason, item.why.value)
+        elif isinstance(item, InFlightCollected):
+            self._checkpoints.collected(item.checkpoint_id, item.channels, item.metrics)
         elif self._checkpoints.admits(item.barrier.checkpoint_id):
             stops = self.reads_source and item.barrier.kind == CheckpointKind.STOP_SAVEPOINT
             if stops and item.barrier.drain:
@@ -617,7 +651,8 @@ class Subtask:
                 self._input.add_work(self._barrier_in_turn(item))
                 return
             then = self._end_source if stops else _go_on
-            self._checkpoints.perform(item.barrier, item.metrics, finished=self._input.is_finished, then=then)
+            held = self._input.in_hand() if item.overtakes else None
+            self._checkpoints.perform(item.barrier, item.metrics, finished=self._input.is_finished, then=then, held=held)
 
     def _barrier_in_turn(self, item: TriggerSnapshot) -> Iterator[None]:
         """As `_snapshot_in_turn`, of a barrier that came from the source's enumerator."""

@@ -15,13 +15,13 @@ from holdfast.barriers.alignment import BarrierHandler
 from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
 from holdfast.barriers.credits import ReceiverCredit
 from holdfast.barriers.debloat import ChannelBudget, DebloatSettings
-from holdfast.barriers.elements import Batch, ElementEvent, LatencyMarker
+from holdfast.barriers.elements import Batch, CheckpointBarrier, ElementEvent, LatencyMarker, may_overtake, overtakes_at_ms
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.guarantee import AT_LEAST_ONCE, stays_aligned
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
-from holdfast.barriers.partition import Combiner, EdgeTarget, Partitioner, partitioner_of
+from holdfast.barriers.partition import Combiner, EdgeTarget, KeySelector, Partitioner, partitioner_of
 from holdfast.barriers.tracker import BarrierTracker
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.barriers.wiring import InputPlan, OutputPlan, derive_inputs, derive_outputs
@@ -30,8 +30,10 @@ from holdfast.operators.functions.event_time.timestamps import TimestampsOperato
 from holdfast.operators.sources.split_source import SplitSource
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import Clock, Mailbox, Pool, RuntimeContext, SubtaskPool
+from holdfast.operators.task.inflight import EdgeLog, SubtaskEdges
 from holdfast.operators.task.input import GateInputs, never_delayed
 from holdfast.operators.task.restore import StateLoader
+from holdfast.operators.task.restored_channels import ChannelLoader
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import DEAD_LETTERS_TAG, SourceOperator
 from holdfast.operators.task.subtask import UNITS_MAX, Report, Subtask, SubtaskPorts
@@ -55,9 +57,20 @@ class EdgeOutput:
 
     def broadcast(self, event: ElementEvent) -> None:
         self.gate.broadcast_event(event)
+        if isinstance(event, CheckpointBarrier) and may_overtake(event):
+            now_ms = self._clock.monotonic_ms()
+            due_ms = overtakes_at_ms(event, now_ms=now_ms, wall_ms=self._clock.wall_ms())
+            self.gate.let_overtake(event.checkpoint_id, due_ms, now_ms=now_ms)
 
     def forward_marker(self, marker: LatencyMarker) -> None:
         self.gate.forward_marker(marker)
+
+    def overtaken(self, checkpoint_id: int) -> EdgeLog | None:
+        channels = self.gate.overtaken(checkpoint_id)
+        return None if channels is None else EdgeLog(self.gate.edge_id, "output", channels)
+
+    def forget(self, checkpoint_id: int) -> None:
+        self.gate.forget(checkpoint_id)
 
     @property
     def is_available(self) -> bool:
@@ -76,7 +89,7 @@ class EdgeOutput:
         return self.gate.bytes_out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DeployedSubtask:
     """A subtask with its channels."""
 
@@ -150,6 +163,7 @@ class SubtaskBuilder:
             pack_threshold=graph.config.pack_threshold,
             report=ports.report,
             copies=copies,
+            edges=SubtaskEdges(graph, key),
         )
         loader = StateLoader(
             chain,
@@ -160,6 +174,8 @@ class SubtaskBuilder:
             local_directory=ports.local_directory,
             settings=ports.backend_settings,
             copies=copies,
+            channels=None if gate is None else ChannelLoader(wanted, deployment, _selectors(plan, vertex)),
+            gate=gate,
         )
         subtask_ports = SubtaskPorts(
             chain, mailbox, pool, ports.clock, checkpoints, ports.report, gate_inputs, loader.load, loader.restored
@@ -234,6 +250,7 @@ class SubtaskBuilder:
                 partitioner=_partitioner(plan, output, graph.vertex(output.edge.target), key.subtask),
                 settings=settings,
                 columns=plan.columns.get(output.edge.edge_id),
+                overtakable=output.edge.overtakable,
                 combiner=_combiner(plan, output, graph.vertex(output.edge.target)),
             )
             chain.node(output.edge.source_operator).attach(EdgeOutput(gate, self._ports.clock), output.edge.tag)
@@ -256,7 +273,9 @@ class SubtaskBuilder:
             )
             for _ in plan
         ]
-        gate = InputGate(_barrier_handler(graph, plan), credits=credits, seconds=self._ports.clock.seconds)
+        overtakable = all(edge.overtakable for edge in graph.inputs(key.vertex))
+        handler = _barrier_handler(graph, plan)
+        gate = InputGate(handler, credits=credits, seconds=self._ports.clock.seconds, overtakable=overtakable)
         channels = tuple(InputChannel(each.channel, attempt=attempt) for each in plan)
         indexes = tuple(each.input_index for each in plan)
         return gate, channels, GateInputs(gate, MultiInputValve(indexes), indexes)
@@ -309,6 +328,12 @@ def _partitioner(plan: JobPlan, output: OutputPlan, target: JobVertex, producer:
         selector=plan.selectors.get((head, edge.input_index)),
         function=plan.partitionings.get(edge.edge_id),
     )
+
+
+def _selectors(plan: JobPlan, vertex: JobVertex) -> dict[int, KeySelector]:
+    """Of the head, by input."""
+    head = vertex.operators[0].uid
+    return {index: selector for (uid, index), selector in plan.selectors.items() if uid == head}
 
 
 def _combiner(plan: JobPlan, output: OutputPlan, target: JobVertex) -> Combiner | None:

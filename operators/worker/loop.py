@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from holdfast.barriers.admission import AttemptPeers, Peer
+from holdfast.barriers.elements import CheckpointBarrier
 from holdfast.barriers.frames import Frame
 from holdfast.barriers.messages import (
     AlignWatermarks,
@@ -41,6 +42,8 @@ IDLE_WAIT_MS_MAX = 1_000
 
 LAST_SEQUENCE_INTERVAL_MS = 1_000
 METRICS_INTERVAL_MS = 200
+LOOK_INTERVAL_MS = 2
+"""Time since the last look at what has arrived, from which on another one is taken between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,11 @@ class Worker:
         self._full_round_due_ms = 0
         """Time of the next round in which every subtask steps, due or not: subtasks measure waiting times, and the wall clock may
         have been set."""
+        self._urgent: set[DeployedSubtask] = set()
+        """Those with a barrier, or a trigger, that may overtake what waits."""
+        self._aging: dict[DeployedSubtask, int] = {}
+        """Those with a barrier that will, and the monotonic time from which on."""
+        self._received_ms = 0
         self._sequences_due_ms = 0
         self._metrics_due_ms = 0
         self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
@@ -127,6 +135,8 @@ class Worker:
         now_ms = self._clock.monotonic_ms()
         attempt = self._attempt
         if attempt is not None:
+            if self._urgent or self._aging:
+                self._carry_urgent(attempt, now_ms)
             is_full_round = now_ms >= self._full_round_due_ms
             if is_full_round:
                 self._full_round_due_ms = now_ms + IDLE_WAIT_MS_MAX
@@ -136,6 +146,7 @@ class Worker:
                 elif _is_drained(each):
                     continue
                 self._send(each, now_ms)
+                now_ms = self._look_around(attempt, now_ms)
             self._housekeep(attempt, now_ms)
         if self.cancelling_since_ms is not None and not self._commands and self._is_settled():
             self.cancelling_since_ms = None
@@ -156,12 +167,12 @@ class Worker:
 
     def next_wakeup_ms(self) -> int | None:
         """Time of the next round without an event; None when only events cause one. For schedulers that own the clock."""
-        if self._commands or self._pending is not None:
+        if self._commands or self._pending is not None or self._urgent:
             return self._clock.monotonic_ms()
         attempt = self._attempt
         if attempt is None:
             return None
-        wakeups: list[int] = []
+        wakeups: list[int] = list(self._aging.values())
         for each in attempt.subtasks:
             if each.subtask.mailbox or each.subtask.is_unblocked:
                 return self._clock.monotonic_ms()
@@ -181,6 +192,49 @@ class Worker:
         if self.leaving is None and (self._attempt is None or self._attempt.deployment.attempt > self._cancelled_up_to):
             return True
         return self._is_quiet()
+
+    # -------------------------------------------------------------------------------------------------- urgent barriers
+
+    def _carry_urgent(self, attempt: _Attempt, now_ms: int) -> None:
+        """One pass carries barriers that overtake through all subtasks: those upstream first, then what arrives by that, until none
+        is left. A subtask with barriers of two checkpoints gets the second in the next round."""
+        if self._aging:
+            self._urgent.update(each for each, due_ms in self._aging.items() if due_ms <= now_ms)
+        later: set[DeployedSubtask] = set()
+        while due := self._urgent - later:
+            for each in reversed(attempt.subtasks):  # upstream first
+                if each not in due:
+                    continue
+                self._urgent.discard(each)
+                if each.subtask.serve_urgent(now_ms):
+                    later.add(each)
+                for output in each.outputs:
+                    output.overtake_due(now_ms)
+                self._send(each, now_ms)
+                self._note_age(each)
+            self._receive(0)
+        self._urgent |= later
+
+    def _note_age(self, each: DeployedSubtask) -> None:
+        """When a barrier that waits in a gate or in an output begins to overtake."""
+        dues = [due for output in each.outputs if (due := output.next_overtake_ms) is not None]
+        if each.gate is not None and each.gate.next_overtake_ms is not None:
+            dues.append(each.gate.next_overtake_ms)
+        if dues and each.subtask.state is TaskState.RUNNING:
+            self._aging[each] = min(dues)
+        else:
+            self._aging.pop(each, None)
+
+    def _look_around(self, attempt: _Attempt, now_ms: int) -> int:
+        """Between two steps: user code holds a barrier that overtakes up for one of them, not for one a subtask. Returns the
+        time."""
+        later_ms = self._clock.monotonic_ms()
+        if later_ms - self._received_ms >= LOOK_INTERVAL_MS:
+            self._receive(0)
+            self._take_commands()
+        if self._urgent or self._aging:
+            self._carry_urgent(attempt, later_ms)
+        return later_ms
 
     # -------------------------------------------------------------------------------------------------------- commands
 
@@ -205,6 +259,8 @@ class Worker:
                 for each in self._of_attempt(command.attempt):
                     if each.subtask.is_source:
                         each.subtask.mailbox.put(command)
+                        if command.unaligned:
+                            self._urgent.add(each)
             case AlignWatermarks():
                 for each in self._of_attempt(command.attempt):
                     if each.subtask.reads_source:
@@ -248,6 +304,8 @@ class Worker:
             return False
         self._pending = None
         self._attempt = None
+        self._urgent.clear()
+        self._aging.clear()
         try:
             self._begin(deployment)
         except BaseException as error:
@@ -279,6 +337,7 @@ class Worker:
     def _receive(self, wait_ms: int) -> bool:
         try:
             received = self._transport.poll(wait_ms)
+            self._received_ms = self._clock.monotonic_ms()
             for item in received:
                 self._route(item)
         except ProtocolError as error:
@@ -311,6 +370,8 @@ class Worker:
         element = each.inputs[index].accept(item)
         if element is not None and each.gate is not None:
             each.gate.offer(index, element, item.size)
+            if isinstance(element, CheckpointBarrier) and element.unaligned:
+                self._urgent.add(each)
 
     def _lose_attempt(self, error: Exception) -> None:
         """The exchange of data failed: fail every subtask that still runs, once."""
@@ -329,6 +390,9 @@ class Worker:
             output.flush(now_ms)
             for frame in output.take_frames():
                 self._transport.send(frame)
+        if each.subtask.is_collecting:
+            each.subtask.outputs_moved()
+            self._note_age(each)
         if each.gate is not None and state is TaskState.RUNNING:
             for index, announcement in each.gate.take_announcements():
                 self._transport.send(each.inputs[index].announcement(announcement))

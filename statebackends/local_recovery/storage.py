@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
+from holdfast.statebackends.handles import ChannelState, FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
 from holdfast.statebackends.layout import TABLE_SUFFIX, part_path
 from holdfast.statebackends.local_recovery.copies import LocalCopies, bring, name_of
 from holdfast.statebackends.snapshot.parts import file_handles, is_intact, mismatch
@@ -253,9 +253,10 @@ def stored_files(state: OperatorSubtaskState, folder: str, operator: str) -> Sto
     return {(part_path(folder, handle.path, operator=operator), handle.offset): handle for handle in file_handles(state)}
 
 
-def held_paths(states: Iterable[OperatorSubtaskState], folder: str) -> set[str]:
-    """Stored paths of the files of acknowledged state, including those that its base stored."""
-    parts = (handle for state in states for handle in _parts(state))
+def held_paths(states: Iterable[OperatorSubtaskState], folder: str, channels: Iterable[ChannelState] = ()) -> set[str]:
+    """Stored paths of the files of acknowledged state and in-flight data, including those that its base stored."""
+    parts = [handle for state in states for handle in _parts(state)]
+    parts += [channel.part for channel in channels]
     return {part_path(folder, handle.path) for handle in parts if isinstance(handle, FileHandle | PlaceholderHandle)}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
@@ -21,6 +23,7 @@ from holdfast.barriers.messages import (
     Deploy,
     Deployment,
     FinishTasks,
+    InFlightRestore,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     SubtaskDeployment,
@@ -31,13 +34,14 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.barriers.transport import LocalNetwork, LocalTransport
+from holdfast.coordinator.restore.in_flight import assign_in_flight
 from holdfast.operators.base import JobPlan, UserCall
 from holdfast.operators.task.calls import call_and_wait
 from holdfast.operators.task.context import CallsInOrder, CancelToken, Done, FlowCancelledError
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.main import pickle_plan
-from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.handles import ChannelState, OperatorSubtaskState
 from holdfast.statebackends.storage.port import Flow, Operation, Storage, one_by_one
 
 States = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
@@ -141,6 +145,7 @@ class Completed:
     checkpoint_id: int
     folder: str
     states: States
+    channels: tuple[ChannelState, ...] = ()
 
 
 @dataclass
@@ -151,6 +156,7 @@ class _Pending:
     drain: bool
     awaited: set[SubtaskKey]
     states: States = field(default_factory=dict)
+    channels: list[ChannelState] = field(default_factory=list)
 
 
 class ScriptedCoordinator:
@@ -166,6 +172,8 @@ class ScriptedCoordinator:
         self.pending: _Pending | None = None
         self.declined: list[DeclineCheckpoint] = []
         self.stop_id = 0
+        self.aligned_timeout_ms: int | None = None
+        """Of checkpoints whose barriers may overtake; None: none may."""
         self.outbox: list[tuple[int, WorkerCommand]] = []
 
     @property
@@ -182,11 +190,17 @@ class ScriptedCoordinator:
         self.statuses.clear()
         self.outbox.clear()
         newest = self.completed[-1] if self.completed else None
+        in_flight = assign_in_flight(newest.channels, msgspec.to_builtins(self.graph), self.graph) if newest else {}
         slots = self.graph.slots_required
         addresses = {slot: f"local://{slot}" for slot in range(slots)}
         for slot in range(slots):
             wanted = tuple(
-                SubtaskDeployment(key.vertex, key.subtask, newest.states.get(key, {}) if newest else {})
+                SubtaskDeployment(
+                    key.vertex,
+                    key.subtask,
+                    newest.states.get(key, {}) if newest else {},
+                    in_flight=in_flight.get(key, InFlightRestore()),
+                )
                 for key in self.keys
                 if key.subtask == slot
             )
@@ -221,7 +235,10 @@ class ScriptedCoordinator:
         checkpoint_id, self.next_id = self.next_id, self.next_id + 1
         folder = f"{self.job_id}/chk-{checkpoint_id}"
         self.pending = _Pending(checkpoint_id, kind, folder, drain, set(self.keys))
-        self.broadcast(TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, kind, folder, drain, native=native))
+        unaligned = self.aligned_timeout_ms is not None and kind is CheckpointKind.CHECKPOINT
+        timeout_ms = self.aligned_timeout_ms if unaligned else None
+        trigger = TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, kind, folder, drain, None, native, unaligned, timeout_ms)
+        self.broadcast(trigger)
 
     def receive(self, item: SubtaskStatus | Answerable) -> None:
         if item.attempt != self.attempt:
@@ -236,6 +253,7 @@ class ScriptedCoordinator:
             key = SubtaskKey(item.vertex, item.subtask)
             pending.awaited.discard(key)
             pending.states[key] = item.states
+            pending.channels += item.channels
             if not pending.awaited:
                 self._complete(pending)
         else:
@@ -245,7 +263,7 @@ class ScriptedCoordinator:
 
     def _complete(self, pending: _Pending) -> None:
         self.pending = None
-        self.completed.append(Completed(pending.checkpoint_id, pending.folder, pending.states))
+        self.completed.append(Completed(pending.checkpoint_id, pending.folder, pending.states, tuple(pending.channels)))
         self.broadcast(NotifyCheckpointComplete(self.attempt, pending.checkpoint_id, 0))
         if pending.kind in (CheckpointKind.FINAL, CheckpointKind.STOP_SAVEPOINT):
             self.stop_id = pending.checkpoint_id

@@ -9,8 +9,9 @@ from typing import Any
 
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.credits import ReceiverCredit
-from holdfast.barriers.elements import Batch, ElementEvent, LatencyMarker
+from holdfast.barriers.elements import Batch, Element, ElementEvent, LatencyMarker
 from holdfast.barriers.gate import InputGate
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import Operator, Poll, UserCall
@@ -24,6 +25,7 @@ from holdfast.operators.task.context import (
     RuntimeContext,
     SubtaskPool,
 )
+from holdfast.operators.task.inflight import EdgeLog, SubtaskEdges
 from holdfast.operators.task.input import GateInputs
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
@@ -36,6 +38,17 @@ from holdfast.statebackends.storage.port import Flow, WriteFile, one_by_one
 from tests.operators.ports import DictStorage
 
 KEY = SubtaskKey("v", 0)
+
+
+
+def graph_of(channels: int) -> JobGraph:
+    """One subtask of a vertex that reads all of another one."""
+    operators = [OperatorDescription(uid, uid, uid, "test", (), None) for uid in ("up", "op0")]
+    vertices = [
+        JobVertex(name, name, parallelism, 128, (operator,), ())
+        for name, parallelism, operator in zip("uv", (channels, 1), operators, strict=True)
+    ]
+    return JobGraph("job", tuple(vertices), (JobEdge(0, "u", "up", "v", 0, Partitioning.REBALANCE, overtakable=True),), JobConfig())
 
 
 class ManualClock:
@@ -115,6 +128,9 @@ class Port:
         self.elements: list[Any] = []
         self.is_available = True
         self.bytes_out = 0
+        self.queued: set[int] = set()
+        """Ids whose barrier has not left."""
+        self.overtook: tuple[tuple[int, tuple[Element, ...]], ...] = ()
         self.dealt_bytes_max = 0
         self.free_bytes = 2**62
         """Room while it is available."""
@@ -132,6 +148,11 @@ class Port:
 
     def forward_marker(self, marker: LatencyMarker) -> None:
         self.elements.append(marker)
+
+    def overtaken(self, checkpoint_id: int) -> EdgeLog | None:
+        return None if checkpoint_id in self.queued else EdgeLog(0, "output", self.overtook)
+
+    def forget(self, checkpoint_id: int) -> None: ...
 
     def take(self) -> list[Any]:
         taken, self.elements = self.elements, []
@@ -335,6 +356,7 @@ class Bench:
     latency_interval_ms: int = 0
     credits: tuple[ReceiverCredit, ...] = ()
     """Of the channels, one each; none: nothing bounds them."""
+    inflight_bytes_max: int = 1 << 20
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox()
@@ -365,10 +387,12 @@ class Bench:
             inline_threshold=100,
             report=self.reports.append,
             copies=self.copies,
+            edges=SubtaskEdges(graph_of(max(1, self.channels)), KEY),
+            inflight_bytes_max=self.inflight_bytes_max,
         )
         inputs = None
         if self.channels:
-            self.gate = InputGate(Aligner(self.channels), credits=self.credits, seconds=self.clock.seconds)
+            self.gate = InputGate(Aligner(self.channels), credits=self.credits, seconds=self.clock.seconds, overtakable=True)
             indexes = self.inputs or (0,) * self.channels
             inputs = GateInputs(self.gate, MultiInputValve(indexes), indexes)
         ports = SubtaskPorts(self.chain, self.mailbox, pool, self.clock, self.snapshots, self.reports.append, inputs)

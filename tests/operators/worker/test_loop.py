@@ -130,6 +130,53 @@ def test_output_after_crashes_is_that_of_a_run_without(tmp_path: Path, seed: int
     assert committed(path) == expected(400)
 
 
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10**6),
+    crashes=st.lists(st.integers(60, 600), min_size=1, max_size=3),
+    timeout_ms=st.sampled_from([0, 0, 3]),
+    tick_s=st.sampled_from([0.0, 0.0004]),
+    threshold=st.sampled_from([0, 20_480]),
+)
+def test_what_barriers_overtook_is_restored_once(
+    tmp_path: Path, seed: int, crashes: list[int], timeout_ms: int, tick_s: float, threshold: int
+) -> None:
+    path = "mem://overtaken"
+    options: dict[str, Any] = {"channel_credit_bytes": 400, "buffer_timeout_ms": 0, "inline_threshold": threshold}
+    plan = count_job(600, path, batch_rows=40, **options)
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path), seed=seed, tick_s=tick_s)
+    cluster.coordinator.aligned_timeout_ms = timeout_ms
+    run_through_crashes(cluster, crashes, checkpoint_every=25)
+    assert committed(path) == expected(600)
+
+
+def test_barriers_overtake_full_queues_at_either_end(tmp_path: Path) -> None:
+    """Of a job whose second step stands still the checkpoint completes, and holds what is queued in front of it."""
+    path = "mem://full"
+    options: dict[str, Any] = {"channel_credit_bytes": 400, "buffer_timeout_ms": 0}
+    plan = count_job(2_000, path, batch_rows=40, **options)
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    coordinator = cluster.coordinator
+    coordinator.aligned_timeout_ms = 0
+    cluster.deploy()
+    cluster.run_until(lambda: coordinator.all_running)
+    vertex = plan.graph.vertices[1].vertex_id
+    for subtask in [each.subtask for worker in cluster.workers if worker._attempt for each in worker._attempt.subtasks]:
+        if subtask.key.vertex == vertex:
+            subtask._run_input = lambda now_ms, deadline_s: (False, False, True)  # type: ignore[method-assign]
+    for _ in range(200):
+        cluster.step()
+    coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
+    cluster.run_until(lambda: coordinator.pending is None, steps_max=2_000)
+    (completed,) = coordinator.completed
+    sides = Counter({side: sum(each.rows for each in completed.channels if each.side == side) for side in ("input", "output")})
+    assert min(sides["input"], sides["output"]) > 20
+    cluster.crash()
+    cluster.deploy()
+    cluster.run_to_end()
+    assert committed(path) == expected(2_000)
+
+
 def test_killed_at_every_operation_of_the_stores(tmp_path: Path) -> None:
     """The worker side of the issue's first step: whatever operation was the last one, the output is exact."""
     rows, kills = 1_500, 0
