@@ -28,15 +28,17 @@ def stays_aligned(graph: JobGraph, edge: JobEdge) -> bool:
 def is_loose(graph: JobGraph, vertex: JobVertex, subtask: int) -> bool:
     """Whether a subtask may process records behind a barrier before its snapshot: in an at-least-once job, with several channels
     that don't all stay aligned."""
-    if graph.config.checkpointing_mode != AT_LEAST_ONCE:
-        return False
     edges = graph.inputs(vertex.vertex_id)
+    if graph.config.checkpointing_mode != AT_LEAST_ONCE or not edges:
+        return False
     channels = sum(len(producers_of(graph, edge, subtask)) for edge in edges)
     return channels > 1 and not all(stays_aligned(graph, edge) for edge in edges)
 
 
 def loose_vertices(graph: JobGraph) -> tuple[str, ...]:
     """Ids of the vertices with a loose subtask, in the graph's order. None: no record can repeat, whatever the mode."""
+    if graph.config.checkpointing_mode != AT_LEAST_ONCE:
+        return ()
     return tuple(
         vertex.vertex_id
         for vertex in graph.vertices
@@ -48,7 +50,7 @@ def behind_loose(graph: JobGraph) -> frozenset[str]:
     """Ids of the vertices that read what a loose one emits, at any distance, and of the loose ones themselves: a restore may bring
     them records again."""
     found = set(loose_vertices(graph))
-    for vertex in graph.vertices:  # those in front of a vertex come first
+    for vertex in graph.vertices if found else ():  # those in front of a vertex come first
         if any(edge.source in found for edge in graph.inputs(vertex.vertex_id)):
             found.add(vertex.vertex_id)
     return frozenset(found)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from holdfast.barriers.guarantee import behind_loose
 from holdfast.barriers.messages import AcknowledgeCheckpoint, SubtaskKey, SubtaskStatus
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
@@ -53,13 +54,17 @@ class FinishedChecker(Checker):
         submission = self.ledger.submissions.get(snapshot.claim.submission)
         if submission is None:
             return
-        whole = set()
-        for vertex in submission.graph.vertices:
+        whole: set[str] = set()
+        graph = submission.graph
+        loose = behind_loose(graph)
+        for vertex in graph.vertices:
             tasks = [SubtaskKey(vertex.vertex_id, index) for index in range(vertex.parallelism)]
             finished = [task for task in tasks if f"{task.vertex}:{task.subtask}" in names]
             if early := [task.subtask for task in finished if (attempt, task) not in self._ended]:
                 self.report("I11", f"checkpoint {number} says that {vertex.name} {early} had finished, which had not")
-            if finished == tasks:
+            # at least once an end may lie behind a barrier, and what is in front of it comes again unless those before it had ended
+            follows = vertex.vertex_id not in loose or all(edge.source in whole for edge in graph.inputs(vertex.vertex_id))
+            if finished == tasks and follows:
                 whole.add(vertex.vertex_id)
         self._whole[number] = frozenset(whole)
 
