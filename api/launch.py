@@ -57,6 +57,9 @@ class Environment(BaseEnvironment):
     retain_on_finish (False): whether a job that FINISHED keeps them, too, to be restored.
     retention_on_cancel ("delete"): whether a cancelled job deletes them; "retain" keeps them.
     checkpointing_mode ("exactly_once"): or "at_least_once", which waits for no channel and may repeat records behind a failure.
+    unaligned_checkpoints (False): barriers overtake queued data, which the checkpoint stores.
+    aligned_checkpoint_timeout_ms (0): how long such a checkpoint first tries to do without; 0: not at all.
+    inflight_bytes_max (268435456): overtaken data of one subtask; more, and the checkpoint is declined.
     state_backend ("memory"): "memory", "filesystem" or "rocksdb".
     incremental_checkpoints (True): store only changes since the checkpoint before, if the backend can.
     inline_threshold (20480): state smaller than this travels in the acknowledgement.

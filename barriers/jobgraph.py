@@ -331,16 +331,6 @@ class JobConfig(msgspec.Struct, frozen=True):
     As much again may wait at its sender. At least 1."""
     channel_credit_batches: int = 16
     """Batches that may be under way on one channel before its sender waits; at least 1."""
-    buffer_debloat: bool = True
-    """Whether a channel may have only as much under way as its consumer has done in about `buffer_debloat_target_ms`, so that a
-    barrier waits no longer for it. False: always `channel_credit_bytes`."""
-    buffer_debloat_target_ms: int = 200
-    """Time in which a consumer should be done with what a channel has under way and what waits at its sender; at least 1."""
-    buffer_debloat_period_ms: int = 200
-    """Time after which what a channel may have under way is looked at again; at least 1."""
-    channel_credit_bytes_start: int = CREDIT_BYTES_START
-    """Bytes that may be under way on a channel before its consumer's speed is known. 1..channel_credit_bytes; the default is less
-    where that is less."""
     heartbeat_interval_ms: int = 2_000
     """Time between two heartbeats of a worker; at least 1."""
     heartbeat_timeout_ms: int = 50_000
@@ -363,9 +353,28 @@ class JobConfig(msgspec.Struct, frozen=True):
     combine_aggregates: bool = True
     """Whether records of columnar aggregates are combined by key and window before an exchange, where it pays and the results are
     the same. A combined row waits `buffer_timeout_ms` at most."""
+    buffer_debloat: bool = True
+    """Whether a channel may have only as much under way as its consumer has done in about `buffer_debloat_target_ms`, so that a
+    barrier waits no longer for it. False: always `channel_credit_bytes`."""
+    buffer_debloat_target_ms: int = 200
+    """Time in which a consumer should be done with what a channel has under way and what waits at its sender; at least 1."""
+    buffer_debloat_period_ms: int = 200
+    """Time after which what a channel may have under way is looked at again; at least 1."""
+    channel_credit_bytes_start: int = CREDIT_BYTES_START
+    """Bytes that may be under way on a channel before its consumer's speed is known. 1..channel_credit_bytes; the default is less
+    where that is less."""
     checkpoint_interval_during_backlog_ms: int | None = None
     """The interval while a source processes a backlog (`SourceReader.is_processing_backlog`), from the first checkpoint on; at
     least checkpoint_interval_ms. 0: no periodic checkpoints meanwhile. None: the interval stays."""
+    unaligned_checkpoints: bool = False
+    """Barriers overtake what waits in front of them, and the checkpoint stores it: it is quick when queues are full, and larger.
+    Savepoints stay aligned. Needs exactly_once and max_concurrent_checkpoints=1."""
+    aligned_checkpoint_timeout_ms: int = 0
+    """With `unaligned_checkpoints`: how long a checkpoint tries to do without overtaking, from its trigger. 0: it overtakes at
+    once."""
+    inflight_bytes_max: int = 256 * 1024 * 1024
+    """With `unaligned_checkpoints`: overtaken data that one subtask may hold for one checkpoint; more, and it is declined. At least
+    1."""
 
     @property
     def is_incremental(self) -> bool:
@@ -381,12 +390,14 @@ class JobConfig(msgspec.Struct, frozen=True):
         """Raise InvalidConfigError naming the first setting out of bounds."""
         positive: tuple[str, ...] = ("checkpoint_timeout_ms", "max_concurrent_checkpoints", "retained_checkpoints")
         positive += ("batch_rows_max", "channel_credit_bytes", "channel_credit_batches", "step_budget_ms", "heartbeat_interval_ms")
-        positive += ("buffer_debloat_target_ms", "buffer_debloat_period_ms", "channel_credit_bytes_start")
+        positive += ("buffer_debloat_target_ms", "buffer_debloat_period_ms", "channel_credit_bytes_start", "inflight_bytes_max")
         for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
-        at_least_zero = ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms", "reconcile_timeout_ms")
-        for name in (*at_least_zero, "auto_watermark_interval_ms", "latency_tracking_interval_ms"):
+        at_least_zero: tuple[str, ...] = ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms")
+        at_least_zero += ("reconcile_timeout_ms", "aligned_checkpoint_timeout_ms", "auto_watermark_interval_ms")
+        at_least_zero += ("latency_tracking_interval_ms",)
+        for name in at_least_zero:
             if getattr(self, name) < 0:
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
         if not 0 <= self.cancellation_timeout_ms <= CANCELLATION_TIMEOUT_MS_MAX:
@@ -429,12 +440,23 @@ class JobConfig(msgspec.Struct, frozen=True):
             self.rocksdb.check()
         self._check_choices()
         self._check_credit()
+        self._check_unaligned()
 
     def _check_credit(self) -> None:
         if self.channel_credit_bytes_start not in (CREDIT_BYTES_START, self.credit_bytes_start):
             message = f"channel_credit_bytes_start must be at most channel_credit_bytes, which is {self.channel_credit_bytes}, "
             message += f"got {self.channel_credit_bytes_start}"
             raise InvalidConfigError(message, setting="channel_credit_bytes_start")
+
+    def _check_unaligned(self) -> None:
+        if not self.unaligned_checkpoints:
+            return
+        if self.checkpointing_mode != "exactly_once":
+            message = f"unaligned_checkpoints needs checkpointing_mode exactly_once, got {self.checkpointing_mode}"
+            raise InvalidConfigError(message, setting="unaligned_checkpoints")
+        if self.max_concurrent_checkpoints != 1:
+            message = f"unaligned_checkpoints needs max_concurrent_checkpoints=1, got {self.max_concurrent_checkpoints}"
+            raise InvalidConfigError(message, setting="unaligned_checkpoints")
 
     def _check_backlog(self) -> None:
         name, interval, backlog = (

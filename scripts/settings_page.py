@@ -89,6 +89,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "retain_on_finish",
         "savepoint_directory",
         "checkpointing_mode",
+        "unaligned_checkpoints",
+        "aligned_checkpoint_timeout_ms",
+        "inflight_bytes_max",
     ),
     "State": (
         "state_backend",

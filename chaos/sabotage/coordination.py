@@ -76,7 +76,7 @@ def _counts_repeats(original: Any) -> Any:
 
 
 def _names_all(self: AcknowledgementValidator, ack: AcknowledgeCheckpoint) -> tuple[str, ...]:
-    return list_files(ack.states)
+    return list_files(ack)
 
 
 def _aborts_hastily(original: Any) -> Any:

@@ -13,7 +13,8 @@ from functools import lru_cache
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from holdfast.barriers.messages import AcknowledgeCheckpoint, has_control_characters
+from holdfast.barriers.messages import AcknowledgeCheckpoint, SubtaskKey, has_control_characters
+from holdfast.coordinator.checkpoints.acknowledged_channels import AcknowledgedChannels
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
@@ -129,6 +130,7 @@ class AcknowledgementValidator:
 
     def __init__(self, graph: JobGraph, shared: SharedStateRegistry) -> None:
         self._shared = shared
+        self._channels = AcknowledgedChannels(graph)
         self._lists = _Form(frozenset(), graph.config.inline_threshold, FILE_BYTES_MAX, shares=False)
         self._checkpoint = _form(graph.config, savepoint=False, native=False)
         self._savepoint = _form(graph.config, savepoint=True, native=False)
@@ -155,6 +157,8 @@ class AcknowledgementValidator:
             for uid, state in ack.states.items():
                 writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
                 self._check_operator(writer, state, vertex, form, pending.base)
+            uid = vertex.operators[0].uid
+            self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)
         except _Refused as refused:
             return f"operator {uid!r}: {refused}"
         return None
@@ -173,6 +177,7 @@ class AcknowledgementValidator:
             writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
             parts: list[StateHandle] = [part for keyed in state.keyed for part in keyed.parts]
             parts += [listed.part for listed in state.operator]
+            parts += [channel.part for channel in ack.channels]
             for part in parts:
                 if isinstance(part, FileHandle) and not part.path.startswith("_") and writer.wrote(part.path, alone=True):
                     yield part.path
@@ -249,6 +254,21 @@ class AcknowledgementValidator:
                 raise _Refused(f"operator state {name!r} whose bytes are not its {handle.count} entries")
         if len(found) != len(declared):
             raise _Refused(f"nothing of the operator state {', '.join(sorted(declared.keys() - found))}")
+
+    def _check_channels(self, writer: _Writer, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> None:
+        """Files of in-flight data are written by the head of the chain."""
+        if not ack.channels:
+            return
+        if not pending.unaligned:
+            raise _Refused("in-flight data of a checkpoint whose barriers overtake nothing")
+        problem = self._channels.problem(SubtaskKey(ack.vertex, ack.subtask), ack.channels)
+        if problem is not None:
+            raise _Refused(problem)
+        files: dict[str, FileHandle] = {}
+        for channel in ack.channels:
+            self._check_part(writer, channel.part, self._lists, None, "")
+            if isinstance(channel.part, FileHandle):
+                _check_same_file(files, channel.part)
 
     # ------------------------------------------------------------------------------------------------------------- parts
 

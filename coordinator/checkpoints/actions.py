@@ -13,7 +13,7 @@ import msgspec
 from holdfast.barriers.messages import AckStatus, CheckpointKind, FailureReason, SubtaskKey
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.totals import Totals
-from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.handles import ChannelState, OperatorSubtaskState
 
 
 class WriteClaim(msgspec.Struct, frozen=True):
@@ -35,6 +35,10 @@ class SendTriggers(msgspec.Struct, frozen=True):
     timestamp_ms: int
     base: int | None = None
     """The only checkpoint that an increment may build on; it stays until this id is decided."""
+    unaligned: bool = False
+    """Its barriers may overtake."""
+    aligned_timeout_ms: int | None = None
+    """As of TriggerCheckpoint."""
 
 
 class WriteMetadata(msgspec.Struct, frozen=True):
@@ -52,6 +56,8 @@ class WriteMetadata(msgspec.Struct, frozen=True):
     native: bool = False
     totals: Totals = {}
     """Counts of the submission's operators at the cut."""
+    channels: tuple[ChannelState, ...] = ()
+    """In-flight data of its tasks."""
 
 
 class WriteAborted(msgspec.Struct, frozen=True):

@@ -417,9 +417,18 @@ class CheckpointCoordinator:
             self._abort(pending, FailureReason.EXPIRED, "the trigger took longer than a checkpoint may")
         else:
             self._timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
-            pending.trigger(self._timestamp_ms, self._base_of(pending.request))
+            unaligned = self._may_overtake(pending.request)
+            timeout_ms = self._config.aligned_checkpoint_timeout_ms if unaligned else None
+            base = self._base_of(pending.request)
+            pending.trigger(self._timestamp_ms, base, unaligned=unaligned, aligned_timeout_ms=timeout_ms)
             self.stats.triggered(pending.checkpoint_id, pending.request, pending.tasks, pending.timestamp_ms)
             self._turn.out.append(_trigger_of(pending))
+
+    def _may_overtake(self, request: CheckpointRequest) -> bool:
+        """Whether a checkpoint's barriers may overtake: not those of savepoints, nor of what ends the job.
+
+        It is alone when it is triggered: the setting needs max_concurrent_checkpoints=1, and savepoints count, too."""
+        return self._config.unaligned_checkpoints and request.kind is CheckpointKind.CHECKPOINT
 
     def _base_of(self, request: CheckpointRequest) -> int | None:
         """Checkpoint that increments may build on; None for savepoints and without incremental checkpoints."""
@@ -504,7 +513,7 @@ class CheckpointCoordinator:
 
         Shared files that other checkpoints refer to stay: the id may have been completed so long ago that it is forgotten."""
         shared = self._completed.shared_state
-        kept = set(list_files(accepted.states)) if accepted is not None else set()
+        kept = set(list_files(accepted)) if accepted is not None else set()
         own = dict.fromkeys(path for path in self._validator.files_of_writer(ack) if path not in kept)
         names = ((path, shared_name(path)) for path in own)
         files = tuple(path for path, name in names if name is None or not shared.is_needed(name))
@@ -542,6 +551,7 @@ class CheckpointCoordinator:
                     pending.finished,
                     pending.request.native,
                     pending.totals,
+                    pending.channels(),
                 )
             )
             return
@@ -737,5 +747,12 @@ class CheckpointCoordinator:
 
 def _trigger_of(pending: PendingCheckpoint) -> actions.SendTriggers:
     return actions.SendTriggers(
-        pending.checkpoint_id, pending.attempt, pending.request, pending.folder, pending.timestamp_ms, pending.base
+        pending.checkpoint_id,
+        pending.attempt,
+        pending.request,
+        pending.folder,
+        pending.timestamp_ms,
+        pending.base,
+        pending.unaligned,
+        pending.aligned_timeout_ms,
     )

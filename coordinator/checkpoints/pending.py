@@ -13,7 +13,7 @@ from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.ha.shared_state import ResolvedStates, shared_handles
 from holdfast.coordinator.totals import Tally, Totals
 from holdfast.statebackends.errors import InvariantError
-from holdfast.statebackends.handles import FileHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.handles import ChannelState, FileHandle, OperatorState, OperatorSubtaskState
 
 
 class PendingStatus(StrEnum):
@@ -75,6 +75,10 @@ class PendingCheckpoint:
         self.timestamp_ms = 0
         self.base: int | None = None
         """Checkpoint that increments may build on, set at the trigger; None: increments are not allowed."""
+        self.unaligned = False
+        """Its barriers may overtake; set at the trigger."""
+        self.aligned_timeout_ms: int | None = None
+        """As of TriggerCheckpoint."""
         self.resolved: ResolvedStates | None = None
         """Acknowledged state with the base's files in place of placeholders; set when its metadata is written."""
         self.totals: Totals = {}
@@ -120,9 +124,12 @@ class PendingCheckpoint:
             self.deadline_ms = None
         return AckStatus.SUCCESS
 
-    def trigger(self, timestamp_ms: int, base: int | None = None) -> None:
+    def trigger(
+        self, timestamp_ms: int, base: int | None = None, *, unaligned: bool = False, aligned_timeout_ms: int | None = None
+    ) -> None:
         """The trigger is sent; tasks may acknowledge from now on."""
         self._enter(PendingStatus.AWAITING_ACKS)
+        self.unaligned, self.aligned_timeout_ms = unaligned, aligned_timeout_ms
         self.base = base
         self.triggered = True
         self.timestamp_ms = timestamp_ms
@@ -161,10 +168,15 @@ class PendingCheckpoint:
     def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:
         return {task: self.acks[task].states for task in sorted(self.acks)}
 
+    def channels(self) -> tuple[ChannelState, ...]:
+        """In-flight data of all tasks."""
+        return tuple(channel for task in sorted(self.acks) for channel in self.acks[task].channels)
+
     @property
     def size(self) -> int:
-        """Bytes of the acknowledged state, those shared with the base included."""
-        return sum(state.size for ack in self.acks.values() for state in ack.states.values())
+        """Bytes of the acknowledged state, those shared with the base included, and of in-flight data."""
+        states = sum(state.size for ack in self.acks.values() for state in ack.states.values())
+        return states + sum(channel.part.length for ack in self.acks.values() for channel in ack.channels)
 
     @property
     def shared(self) -> tuple[FileHandle, ...]:
@@ -173,10 +185,10 @@ class PendingCheckpoint:
         return shared_handles(state for states in resolved.values() for state in states.values())
 
 
-def list_files(states: Mapping[str, OperatorSubtaskState]) -> tuple[str, ...]:
+def list_files(ack: AcknowledgeCheckpoint) -> tuple[str, ...]:
     """Paths of every file that an acknowledgement names, relative to the snapshot's folder; each once."""
-    files: list[str] = []
-    for _uid, state in sorted(states.items()):
+    files = [channel.part.path for channel in ack.channels if isinstance(channel.part, FileHandle)]
+    for _uid, state in sorted(ack.states.items()):
         for keyed in state.keyed:
             files.extend(part.path for part in keyed.parts if isinstance(part, FileHandle))
         for operator in state.operator:

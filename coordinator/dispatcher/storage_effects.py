@@ -58,7 +58,14 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.layout import JobPaths, part_path
-from holdfast.statebackends.snapshot.metadata import FINISHED_PROPERTY, NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import (
+    FINISHED_PROPERTY,
+    IN_FLIGHT_VERSION,
+    NATIVE_PROPERTY,
+    VERSION,
+    SnapshotMetadata,
+    encode_metadata,
+)
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import DeleteFolder, Flow
@@ -230,6 +237,8 @@ class StorageEffects:
             external=tuple(sorted(external)),
             properties=properties,
             graph=self._graph,
+            version=IN_FLIGHT_VERSION if action.channels else VERSION,
+            channels=action.channels or msgspec.UNSET,
         )
 
     def _abort(self, action: actions.WriteAborted) -> Flow[job_events.Event | None]:

@@ -578,6 +578,8 @@ class JobMaster:
             drain=trigger.request.drain,
             base=trigger.base,
             native=trigger.request.native,
+            unaligned=trigger.unaligned,
+            aligned_timeout_ms=trigger.aligned_timeout_ms,
         )
         self.slot_pool.send(slot, command)
 

@@ -25,6 +25,9 @@ class Settings(TypedDict, total=False):
     retain_on_finish: bool
     retention_on_cancel: Literal["delete", "retain"]
     checkpointing_mode: Literal["exactly_once", "at_least_once"]
+    unaligned_checkpoints: bool
+    aligned_checkpoint_timeout_ms: int
+    inflight_bytes_max: int
     state_backend: Literal["memory", "filesystem", "rocksdb"]
     incremental_checkpoints: bool
     inline_threshold: int

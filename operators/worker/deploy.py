@@ -164,6 +164,7 @@ class SubtaskBuilder:
             report=ports.report,
             copies=copies,
             edges=SubtaskEdges(graph, key),
+            inflight_bytes_max=graph.config.inflight_bytes_max,
         )
         loader = StateLoader(
             chain,

@@ -347,6 +347,27 @@ def test_f24_newer_checkpoint_leaves_a_pending_savepoint_alone() -> None:
     assert of(bench.actions, actions.CompleteRequest)[-1].completed is not None
 
 
+@pytest.mark.parametrize("kind", [CheckpointKind.CHECKPOINT, SAVEPOINT, STOP, FINAL])
+def test_only_checkpoints_are_told_that_they_may_overtake(kind: CheckpointKind) -> None:
+    bench = Bench(max_concurrent_checkpoints=1, unaligned_checkpoints=True, aligned_checkpoint_timeout_ms=40)
+    (trigger,) = of(bench.request(kind), actions.SendTriggers)
+    may = kind is CheckpointKind.CHECKPOINT
+    assert (trigger.unaligned, trigger.aligned_timeout_ms) == (may, 40 if may else None)
+
+
+def test_nothing_that_may_overtake_is_triggered_beside_another_or_beside_a_savepoint() -> None:
+    bench = Bench(max_concurrent_checkpoints=1, unaligned_checkpoints=True, checkpoint_interval_ms=10)
+    bench.request()
+    bench.request(SAVEPOINT)
+    bench.advance(100)
+    bench.request(name="again")
+    assert bench.pending == [1, 2]
+    bench.ack_all(1)
+    assert bench.pending == [2]
+    bench.ack_all(2)
+    assert (bench.pending, of(bench.actions, actions.SendTriggers)[-1].unaligned) == ([3], True)
+
+
 def test_f25_plain_savepoint_subsumes_nothing() -> None:
     bench = Bench()
     bench.trigger()

@@ -1,0 +1,59 @@
+"""CORE: checks whether a task can have had in flight what its acknowledgement says. Pure.
+
+Only edges that barriers may overtake have anything, and only in a checkpoint that was triggered so; a task has what was at its own
+end of their channels. Parts are checked like those of state (acknowledgements.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.barriers.jobgraph import JobEdge, JobGraph
+from holdfast.barriers.messages import SubtaskKey
+from holdfast.barriers.wiring import EdgeName, consumers_of, name_edges, producers_of
+from holdfast.statebackends.handles import ChannelState
+
+PIECES_MAX = 1_000_000
+"""Pieces of one task: some for each of its channels."""
+
+
+class AcknowledgedChannels:
+    """What each task of a job may have in flight."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self._graph = graph
+        names = name_edges(graph)
+        self._edges: dict[EdgeName, JobEdge] = {names[edge.edge_id]: edge for edge in graph.edges if edge.overtakable}
+
+    def problem(self, task: SubtaskKey, channels: Sequence[ChannelState]) -> str | None:
+        """Why the task can't have had these in flight; None if it can."""
+        if sum(len(channel.pieces) for channel in channels) > PIECES_MAX:
+            return f"more than {PIECES_MAX} pieces of in-flight data"
+        for channel in channels:
+            problem = self._problem(task, channel)
+            if problem is not None:
+                return f"in-flight data of {channel.source[:200]!r} -> {channel.target[:200]!r}: {problem}"
+        return None
+
+    def _problem(self, task: SubtaskKey, channel: ChannelState) -> str | None:
+        name = EdgeName(channel.source, channel.tag, channel.target, channel.input, channel.ordinal)
+        edge = self._edges.get(name)
+        is_input = channel.side == "input"
+        if edge is None or (edge.target if is_input else edge.source) != task.vertex or channel.partitioning != edge.partitioning:
+            return f"no edge of the task that may be overtaken, on its {channel.side} side"
+        if channel.subtask != task.subtask:
+            return f"of subtask {channel.subtask}"
+        peers = (producers_of if is_input else consumers_of)(self._graph, edge, task.subtask)
+        return self._problem_of_pieces(channel, peers)
+
+    @staticmethod
+    def _problem_of_pieces(channel: ChannelState, peers: range) -> str | None:
+        length, end, rows = channel.part.length, 0, 0
+        for piece in channel.pieces:
+            if piece.peer not in peers:
+                return f"a channel to subtask {piece.peer}, which is none"
+            if piece.offset != end or piece.length < 1 or piece.rows < 0:
+                return f"a piece of {piece.length} bytes and {piece.rows} rows at {piece.offset}, where {end} is next"
+            end, rows = piece.offset + piece.length, rows + piece.rows
+        if end != length or not channel.pieces:
+            return f"pieces of {end} bytes in a part of {length}"
+        return None if rows == channel.rows else f"{channel.rows} rows, and {rows} in its pieces"
