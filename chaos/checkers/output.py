@@ -102,7 +102,7 @@ class OutputChecker(Checker):
     def _remember(self, snapshot: Snapshot) -> None:
         """Read the positions of a completed checkpoint while its files exist."""
         self._drains.note(snapshot)
-        if not snapshot.is_recovery_point:
+        if not snapshot.is_recovery_point or snapshot.metadata.in_flight:  # what is in flight has not come to the sinks
             return
         number, view = snapshot.checkpoint_id, SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
         with suppress(*_UNREADABLE):

@@ -61,6 +61,8 @@ OBJECTS_SHARE = 0.35
 WIRE_SHARE = 0.5
 """Share of these that reach it through the product's S3 shell; in the others whole operations fail."""
 
+OVERTAKING_SHARE = 0.5
+"""Of the runs of jobs that may have unaligned checkpoints, those that have them."""
 AT_LEAST_ONCE_SHARE = 0.2
 """Share of the submissions that may be at least once."""
 
@@ -208,7 +210,7 @@ class Cluster:
                 config = msgspec.structs.replace(config, rocksdb=repeatable(config.rocksdb))
             if self._damages:
                 config = msgspec.structs.replace(config, inline_threshold=0)
-            config = self._with_mode(plan, config)
+            config = self._with_overtaking(self._with_mode(plan, config))
             if config.is_incremental:
                 config = msgspec.structs.replace(config, inline_threshold=min(config.inline_threshold, SHARED_BYTES_MIN))
             if config != plan.graph.config:
@@ -227,6 +229,14 @@ class Cluster:
             return config
         changed = msgspec.structs.replace(config, checkpointing_mode=AT_LEAST_ONCE)
         return config if loose_vertices(msgspec.structs.replace(plan.graph, config=changed)) else changed
+
+    def _with_overtaking(self, config: JobConfig) -> JobConfig:
+        """Unaligned checkpoints in a share of the runs, at once or from an age on; at each parallelism by itself, as the mode."""
+        rng = self.streams.of("overtaking")
+        if rng.random() >= OVERTAKING_SHARE or config.checkpointing_mode == AT_LEAST_ONCE or config.max_concurrent_checkpoints > 1:
+            return config
+        timeout_ms = rng.choice((0, 0, 5, 40, 1_000))
+        return msgspec.structs.replace(config, unaligned_checkpoints=True, aligned_checkpoint_timeout_ms=timeout_ms)
 
     def begin(self) -> None:
         """Start the coordinator, and a driver that submits the job."""
