@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, assert_never
@@ -16,7 +17,7 @@ from holdfast.barriers.sinklog import ROOT_FOLDER
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.handles import external_places
+from holdfast.statebackends.handles import FileHandle, external_places
 from holdfast.statebackends.layout import (
     CLAIM_NAME,
     FSCK_FOLDER,
@@ -137,6 +138,10 @@ def claimed_paths(metadata: SnapshotMetadata, folder: str) -> Iterator[str]:
                     yield part_path(folder, handle.path)
                 except CorruptStateError:
                     continue
+    for channel in metadata.in_flight:
+        if isinstance(channel.part, FileHandle):
+            with suppress(CorruptStateError):
+                yield part_path(folder, channel.part.path)
     for entry in metadata.external:
         yield from external_places(entry)
 

@@ -356,6 +356,10 @@ def named_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, i
                 if (handle, table_format) not in seen:
                     seen.add((handle, table_format))
                     yield handle, operator.uid, subtask, table_format
+    for channel in metadata.in_flight:
+        if isinstance(channel.part, FileHandle) and (channel.part, "") not in seen:
+            seen.add((channel.part, ""))
+            yield channel.part, channel.target if channel.side == "input" else channel.source, channel.subtask, ""
 
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:
