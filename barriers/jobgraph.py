@@ -331,16 +331,6 @@ class JobConfig(msgspec.Struct, frozen=True):
     As much again may wait at its sender. At least 1."""
     channel_credit_batches: int = 16
     """Batches that may be under way on one channel before its sender waits; at least 1."""
-    buffer_debloat: bool = True
-    """Whether a channel may have only as much under way as its consumer has done in about `buffer_debloat_target_ms`, so that a
-    barrier waits no longer for it. False: always `channel_credit_bytes`."""
-    buffer_debloat_target_ms: int = 200
-    """Time in which a consumer should be done with what a channel has under way and what waits at its sender; at least 1."""
-    buffer_debloat_period_ms: int = 200
-    """Time after which what a channel may have under way is looked at again; at least 1."""
-    channel_credit_bytes_start: int = CREDIT_BYTES_START
-    """Bytes that may be under way on a channel before its consumer's speed is known. 1..channel_credit_bytes; the default is less
-    where that is less."""
     heartbeat_interval_ms: int = 2_000
     """Time between two heartbeats of a worker; at least 1."""
     heartbeat_timeout_ms: int = 50_000
@@ -366,6 +356,16 @@ class JobConfig(msgspec.Struct, frozen=True):
     checkpoint_interval_during_backlog_ms: int | None = None
     """The interval while a source processes a backlog (`SourceReader.is_processing_backlog`), from the first checkpoint on; at
     least checkpoint_interval_ms. 0: no periodic checkpoints meanwhile. None: the interval stays."""
+    buffer_debloat: bool = True
+    """Whether a channel may have only as much under way as its consumer has done in about `buffer_debloat_target_ms`, so that a
+    barrier waits no longer for it. False: always `channel_credit_bytes`."""
+    buffer_debloat_target_ms: int = 200
+    """Time in which a consumer should be done with what a channel has under way and what waits at its sender; at least 1."""
+    buffer_debloat_period_ms: int = 200
+    """Time after which what a channel may have under way is looked at again; at least 1."""
+    channel_credit_bytes_start: int = CREDIT_BYTES_START
+    """Bytes that may be under way on a channel before its consumer's speed is known. 1..channel_credit_bytes; the default is less
+    where that is less."""
 
     @property
     def is_incremental(self) -> bool:
