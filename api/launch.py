@@ -104,6 +104,7 @@ class Environment(BaseEnvironment):
         sinks: SinkMode | str = SinkMode.KEEP,
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
+        without_channel_state: int | None = None,
     ) -> PreflightReport:
         """Check a snapshot as `execute` with the same arguments would; nothing is started and nothing changed.
 
@@ -117,6 +118,7 @@ class Environment(BaseEnvironment):
             sinks=sink_mode_of(sinks),
             allow_non_restored_state=allow_non_restored_state,
             allow_output_repeat=allow_output_repeat,
+            without_channel_state=without_channel_state,
         )
         if self.coordinator is not None:
             return preflight_online(submission, os.environ, self.coordinator, self.token)

@@ -571,6 +571,8 @@ class Submission(msgspec.Struct, frozen=True):
     sinks: SinkMode = SinkMode.KEEP
     driver_nonce: str = ""
     """Makes a retried POST idempotent."""
+    without_channel_state: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Id of the snapshot whose in-flight records are given up; of another snapshot they never are. None: of none."""
     launch_key: Annotated[str, msgspec.Meta(max_length=255)] = ""
     """Shared by launcher and coordinator: only workers that the launcher started can register (launches.py). Empty: any can."""
 

@@ -418,6 +418,10 @@ def preflight(
     allow_output_repeat: Annotated[
         bool, typer.Option("--allow-output-repeat", help="Output that was committed already may be written again.")
     ] = False,
+    without_channel_state: Annotated[
+        int | None,
+        typer.Option("--without-channel-state", min=1, metavar="ID", help="In-flight records of the snapshot of this id are lost."),
+    ] = None,
     claim: Annotated[bool, typer.Option("--claim", help="As with claim_mode=CLAIM: the job would own the snapshot.")] = False,
     sinks: Annotated[
         SinkMode, typer.Option("--sinks", help="fork: a sink that writes elsewhere begins a new log; abandon: despite lost rows.")
@@ -441,6 +445,7 @@ def preflight(
             sinks=sinks,
             allow_non_restored_state=allow_non_restored_state,
             allow_output_repeat=allow_output_repeat,
+            without_channel_state=without_channel_state,
         )
         directory = state_dir or environment.state_dir
         report = preflight_offline(submission, None if directory is None else absolute_location(directory))

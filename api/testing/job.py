@@ -215,11 +215,16 @@ class Job:
         return self._clock.wall_ms()
 
     def start(
-        self, *, from_: Location | None = None, sinks: SinkMode | str = "keep", allow_non_restored_state: bool = False
+        self,
+        *,
+        from_: Location | None = None,
+        sinks: SinkMode | str = "keep",
+        allow_non_restored_state: bool = False,
+        without_channel_state: int | None = None,
     ) -> Job:
         """Deploy the job and run it until nothing moves; gives the job itself.
 
-        from_: a snapshot to start from, also one of another job. sinks, allow_non_restored_state: as of `Environment.execute`; the
+        from_: a snapshot to start from, also one of another job. the other settings: as of `Environment.execute`; the
         outputs of another test's job lay elsewhere, so its savepoint needs sinks="fork", and a checkpoint right before it: its
         output must not wait for a commit. Raises GraphError, RestoreError and their kinds, and what the functions raise when they
         are opened."""
@@ -232,7 +237,11 @@ class Job:
         )
         workers.rides_out_failures = self._rides_out_failures
         self._submit(
-            workers, restore=_location(from_), sinks=sink_mode_of(sinks), allow_non_restored_state=allow_non_restored_state
+            workers,
+            restore=_location(from_),
+            sinks=sink_mode_of(sinks),
+            allow_non_restored_state=allow_non_restored_state,
+            without_channel_state=without_channel_state,
         )
         return self
 
@@ -315,6 +324,7 @@ class Job:
         sinks: SinkMode | str = "keep",
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
+        without_channel_state: int | None = None,
     ) -> None:
         """Every process dies, and the job is submitted again: from its last checkpoint, or from the beginning when there is none.
 
@@ -341,6 +351,7 @@ class Job:
                 sinks=sink_mode_of(sinks),
                 allow_non_restored_state=allow_non_restored_state,
                 allow_output_repeat=allow_output_repeat,
+                without_channel_state=without_channel_state,
             )
         except HoldfastError:
             if self._run is run:  # it was not accepted

@@ -454,7 +454,15 @@ class Dispatcher:
 
     def _launch(self, setup: JobSetup) -> JobMasterRunner:
         """Start the runner of a job that this process leads."""
-        identity = Identity(setup.job_id, setup.epoch, self._nonce(), setup.submission, setup.graph, setup.started_ms)
+        identity = Identity(
+            setup.job_id,
+            setup.epoch,
+            self._nonce(),
+            setup.submission,
+            setup.graph,
+            setup.started_ms,
+            setup.without_channel_state,
+        )
         service = JobMasterRunner(
             JobMaster(setup, rng=random.Random(self._rng.getrandbits(64)), draw_secret=self._draw_secret),
             StorageEffects(identity, self._clock.wall_ms),

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, assert_never
 import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
-from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskKey
+from holdfast.barriers.messages import CheckpointKind, FailureReason, InFlightRestore, SubtaskKey
 from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.pending import assemble_operators
 from holdfast.coordinator.ha.leadership import check_leadership
@@ -47,6 +47,7 @@ from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import release_snapshot
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.coordinator.restore.finished import encode_finished, find_finished
+from holdfast.coordinator.restore.in_flight import assign_in_flight
 from holdfast.coordinator.restore.sink_forks import find_forgone
 from holdfast.coordinator.totals import COUNTERS_PROPERTY, encode_totals
 from holdfast.statebackends.errors import (
@@ -88,6 +89,8 @@ class Identity:
     submission: int
     graph: JobGraph
     started_ms: int = 0
+    without_channel_state: int | None = None
+    """As of Submission."""
 
 
 class StorageEffects:
@@ -318,8 +321,9 @@ class StorageEffects:
                 return job_events.AttemptTaken(action.attempt)
             states: AssignedState = {}
             finished: frozenset[str] = frozenset()
+            in_flight: dict[SubtaskKey, InFlightRestore] = {}
             if restore is not None:
-                states, finished = yield from self._restore(restore)
+                states, finished, in_flight = yield from self._restore(restore)
         except FencedError as error:
             return job_events.LeadershipEnded(str(error))
         except StorageUnavailableError as error:
@@ -328,10 +332,11 @@ class StorageEffects:
             return job_events.AttemptImpossible(action.attempt, _explained(error, restore))
         except HoldfastError as error:
             return job_events.AttemptImpossible(action.attempt, error)
-        return job_events.AttemptPrepared(action.attempt, states, finished)
+        return job_events.AttemptPrepared(action.attempt, states, finished, in_flight)
 
-    def _restore(self, restore: RestorePoint) -> Flow[tuple[AssignedState, frozenset[str]]]:
-        """Verify the snapshot's files, then assign its state to subtasks; with it the vertices that begin as finished."""
+    def _restore(self, restore: RestorePoint) -> Flow[tuple[AssignedState, frozenset[str], dict[SubtaskKey, InFlightRestore]]]:
+        """Verify the snapshot's files, then assign its state and in-flight records to subtasks; with them the vertices that begin
+        as finished."""
         known = self._newest
         if known is not None and known[0] == restore.folder:
             metadata = known[1]
@@ -343,7 +348,9 @@ class StorageEffects:
         for operator, name in find_list_states(metadata, graph):
             lists[operator.uid, name] = yield from read_lists(operator, name, restore.folder)
         self._newest = (restore.folder, metadata)
-        return assign_state(metadata, graph, lists), find_finished(metadata, graph)
+        given_up = metadata.checkpoint_id == self._identity.without_channel_state
+        in_flight = {} if given_up else assign_in_flight(metadata.in_flight, metadata.graph, graph)
+        return assign_state(metadata, graph, lists), find_finished(metadata, graph), in_flight
 
     def _end(self, action: job_actions.WriteResult) -> Flow[job_events.Event | None]:
         record = ResultRecord(

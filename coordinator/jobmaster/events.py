@@ -14,6 +14,7 @@ from holdfast.barriers.messages import (
     AckBatch,
     CheckpointKind,
     Heartbeat,
+    InFlightRestore,
     RegisterWorker,
     StatusBatch,
     SubtaskKey,
@@ -118,6 +119,8 @@ class AttemptPrepared(msgspec.Struct, frozen=True):
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
     finished: frozenset[str] = frozenset()
     """Vertices that begin as finished."""
+    in_flight: Mapping[SubtaskKey, InFlightRestore] = {}
+    """Of those subtasks that restore records in flight."""
 
 
 class AttemptTaken(msgspec.Struct, frozen=True):

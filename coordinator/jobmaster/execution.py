@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph
-from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey, SubtaskMetrics, SubtaskStatus, TaskState
+from holdfast.barriers.messages import (
+    Deployment,
+    InFlightRestore,
+    SubtaskDeployment,
+    SubtaskKey,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+)
 from holdfast.coordinator.ha.records import BackoffRecord, RestorePoint
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
@@ -250,6 +258,7 @@ class NextAttempt:
         """Counts of the submission's operators at the cut that it begins with."""
         self._states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]] | None = None
         self._finished: frozenset[str] = frozenset()
+        self._in_flight: Mapping[SubtaskKey, InFlightRestore] = {}
         self._under_way = False
         self._retry_ms: int | None = None
         self._tries = 0
@@ -277,7 +286,7 @@ class NextAttempt:
     def prepared(self, event: job_events.AttemptPrepared) -> None:
         if event.attempt == self.number:
             self._under_way = False
-            self._states, self._finished = event.states, event.finished
+            self._states, self._finished, self._in_flight = event.states, event.finished, event.in_flight
 
     def taken(self, event: job_events.AttemptTaken) -> None:
         """An older leader has recorded the number: go on with the next one."""
@@ -311,6 +320,7 @@ class NextAttempt:
                         slot,
                         dict(states.get(SubtaskKey(vertex.vertex_id, slot), nothing)),
                         finished=vertex.vertex_id in finished,
+                        in_flight=self._in_flight.get(SubtaskKey(vertex.vertex_id, slot), InFlightRestore()),
                     )
                     for vertex in self._graph.vertices
                     if slot < vertex.parallelism

@@ -90,6 +90,8 @@ class JobSetup(msgspec.Struct, frozen=True):
     """Notes of its restore: see SubmissionAccepted."""
     subsumed: tuple[RestorePoint, ...] = ()
     """Claimed snapshots that the job needs no more: they are deleted."""
+    without_channel_state: int | None = None
+    """As of Submission."""
     launch_key: str = ""
     """Key of the submission's launcher: see barriers/launches.py."""
     stops: tuple[StopIntent, ...] = ()

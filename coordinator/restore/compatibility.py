@@ -14,6 +14,7 @@ from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, loose
 from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.sinklog import PLACE_PROPERTY
 from holdfast.coordinator.restore.assign import stored_lists
+from holdfast.coordinator.restore.in_flight import check_in_flight
 from holdfast.coordinator.restore.preflight import OperatorFinding, Presence, Refusal, SchemaVerdict, SinkFinding, StateFinding
 from holdfast.coordinator.restore.sink_forks import MovedSink
 from holdfast.statebackends.decoding import UNDECODABLE
@@ -86,8 +87,9 @@ def check_compatibility(
 ) -> CompatibilityResult:
     """Compare `_metadata` with a job's graph; reads no file.
 
-    Refusals: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, and RestoreError if subtasks
-    of a union state had finished (docs/invariants.md, L08)."""
+    Refusals: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, InFlightStateError (whatever
+    is allowed), CorruptStateError for channels that can't have been, and RestoreError if subtasks of a union state had finished
+    (docs/invariants.md, L08)."""
     stored = {operator.uid: operator for operator in metadata.operators}
     declared = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
     dropped = {uid: state.size for uid, state in stored.items() if uid not in declared and has_state(state)}
@@ -111,6 +113,7 @@ def check_compatibility(
             found.append(error)
             vertices.append(vertex)
     adopted = msgspec.structs.replace(graph, vertices=tuple(vertices))
+    found += check_in_flight(metadata.in_flight, metadata.graph, adopted, checkpoint_id=metadata.checkpoint_id)
     operators = tuple(_operator_findings(stored, adopted, findings))
     refusals = tuple(Refusal.of(error) for error in found)
     return CompatibilityResult(adopted, operators, refusals, dropped, dropped_states, _repeats(metadata, adopted))

@@ -16,9 +16,10 @@ from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, Partitionin
 from holdfast.barriers.messages import InFlightRestore, RestoredChannel, RestoredPiece, SubtaskKey
 from holdfast.barriers.wiring import EdgeName, name_edges
 from holdfast.statebackends.decoding import UNDECODABLE
-from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InFlightStateError
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InFlightStateError, InvalidConfigError
 from holdfast.statebackends.handles import ChannelPiece, ChannelState, InlineHandle, StateHandle
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 
 EDGES_SHOWN_MAX = 8
 """Edges that a message lists; the error's fields have all."""
@@ -56,6 +57,26 @@ def summarise(channels: Iterable[ChannelState]) -> tuple[EdgeFlight, ...]:
         totals[0] += state.rows
         totals[1] += sum(piece.length for piece in state.pieces)
     return tuple(EdgeFlight(name, rows, size) for name, (rows, size) in found.items())
+
+
+def give_up_in_flight(metadata: SnapshotMetadata, checkpoint_id: int | None) -> tuple[SnapshotMetadata, tuple[str, ...]]:
+    """The snapshot without its in-flight records, and what is lost, if they are to be given up. `checkpoint_id`: of the snapshot
+    for which this was allowed; None: of none.
+
+    Raises InvalidConfigError for the id of another snapshot, of which nobody said that it could lose any."""
+    if checkpoint_id is None:
+        return metadata, ()
+    if metadata.checkpoint_id != checkpoint_id:
+        raise InvalidConfigError(
+            f"without_channel_state={checkpoint_id}, and the snapshot that is restored has the id {metadata.checkpoint_id}",
+            setting="without_channel_state",
+        )
+    lost = tuple(
+        f"in flight on {describe_edge(each.name)}, and lost by without_channel_state={checkpoint_id}: {each.rows} rows "
+        f"({each.size} bytes)"
+        for each in summarise(metadata.in_flight)
+    )
+    return (metadata.without_in_flight() if lost else metadata), lost
 
 
 def check_in_flight(

@@ -31,6 +31,7 @@ from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.stopping import derive_cut_off_stops
 from holdfast.coordinator.ownership.claims import check_name, check_owner, check_returnable, derive_releases, find_owner, job_folder
 from holdfast.coordinator.restore.compatibility import CompatibilityResult, check_compatibility, find_sinks
+from holdfast.coordinator.restore.in_flight import give_up_in_flight
 from holdfast.coordinator.restore.preflight import (
     PreflightReport,
     Refusal,
@@ -146,8 +147,13 @@ def check_submission(
         raise (yield from _explain_missing(job, submission, error)) from error
     base = resolved.base
     if base is None:
+        if submission.without_channel_state is not None:
+            raise InvalidConfigError(
+                "without_channel_state names a snapshot, and the job starts from none", setting="without_channel_state"
+            )
         return _begin_empty(job, submission, (yield from check_fresh_start(job, submission)))
     metadata = yield from _load_base(job, base)
+    metadata, lost = give_up_in_flight(metadata, submission.without_channel_state)
     compatibility = check_compatibility(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
     forks = SinkCheckResult()
     problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
@@ -158,7 +164,7 @@ def check_submission(
         problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
     ownership = yield from check_ownership(job, submission, base, metadata, now_ms=now_ms)
     rewind = yield from find_rewind(job, resolved, metadata, submission.graph, moved=[sink.sink_id for sink in forks.moved])
-    checked = _Checked(base, resolved.skipped, metadata, compatibility, forks, tuple(problems), ownership, rewind)
+    checked = _Checked(base, resolved.skipped, metadata, compatibility, forks, tuple(problems), ownership, rewind, lost)
     report = checked.report(job.job_id, submission, external=external)
     first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
     graph = forks.applied_to(compatibility.graph)
@@ -208,6 +214,8 @@ class _Checked:
     problems: tuple[SnapshotProblem, ...]
     ownership: Ownership
     rewind: Rewind | None
+    lost: tuple[str, ...]
+    """Notes on in-flight records that are given up."""
 
     def report(self, job_id: str, submission: Submission, *, external: bool) -> PreflightReport:
         refusals, notes = self._verdict(allow_output_repeat=submission.allow_output_repeat)
@@ -228,7 +236,7 @@ class _Checked:
     def _verdict(self, *, allow_output_repeat: bool) -> tuple[list[Refusal], list[str]]:
         """(refusals, notes)."""
         refusals = [*self.ownership.refusals, *self.compatibility.refusals, *self.forks.refusals]
-        notes = [*self.compatibility.notes, *self.ownership.notes, *self.forks.notes]
+        notes = [*self.lost, *self.compatibility.notes, *self.ownership.notes, *self.forks.notes]
         if self.problems:
             hint = "" if self.base.explicit else FALLBACK_HINT
             refusals.append(Refusal.of(damage_error(self.base.folder, self.problems, hint=hint)))
@@ -304,6 +312,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         notes=record.notes,
         subsumed=derive_releases(job),
         launch_key=record.submission.launch_key,
+        without_channel_state=record.submission.without_channel_state,
         stops=derive_cut_off_stops(job, record) if same else (),
         totals=attempt.totals if attempt is not None and same else {},
         backoff=attempt.backoff if attempt is not None and same else None,

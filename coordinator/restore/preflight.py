@@ -152,6 +152,7 @@ _GRAVEST = (
     errors.BackendMismatchError,
     errors.MaxParallelismError,
     errors.UnclaimedStateError,
+    errors.InFlightStateError,
     errors.SinkMovedError,
     errors.CommittablesLeftError,
     errors.OutputMayRepeatError,

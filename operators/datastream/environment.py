@@ -213,6 +213,7 @@ class Environment:
         sinks: SinkMode | str = SinkMode.KEEP,
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
+        without_channel_state: int | None = None,
         progress: bool = True,
     ) -> JobHandle:
         """Submit the job and return its handle; `handle.wait()` blocks until it ends. If this driver runs the job already with the
@@ -224,6 +225,7 @@ class Environment:
         `claim_mode`: NO_CLAIM never changes the restored snapshot; with CLAIM the job owns it and deletes it once it is subsumed.
         `sinks`: "keep" refuses a sink that writes elsewhere than before; "fork" begins a new log there; "abandon" does so, too,
         where this leaves staged rows that are never committed.
+        `without_channel_state`: id of the snapshot whose in-flight records are lost, all of them; another snapshot is refused.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
             job = self._launch(
@@ -235,6 +237,7 @@ class Environment:
                     sinks=sink_mode_of(sinks),
                     allow_non_restored_state=allow_non_restored_state,
                     allow_output_repeat=allow_output_repeat,
+                    without_channel_state=without_channel_state,
                     coordinator_url=self.coordinator,
                     token=self.token,
                     state_directory=self.state_dir,

@@ -78,6 +78,7 @@ class LaunchOptions:
     sinks: SinkMode = SinkMode.KEEP
     allow_non_restored_state: bool = False
     allow_output_repeat: bool = False
+    without_channel_state: int | None = None
     coordinator_url: str | None = None
     """None: a coordinator is embedded in the driver's process."""
     token: str | None = None

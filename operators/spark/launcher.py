@@ -256,6 +256,7 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         restore=options.restore,
         allow_non_restored_state=options.allow_non_restored_state,
         allow_output_repeat=options.allow_output_repeat,
+        without_channel_state=options.without_channel_state,
         fresh=options.fresh,
         claim_mode=options.claim_mode,
         sinks=options.sinks,

@@ -16,14 +16,17 @@ import msgspec
 
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
-from holdfast.statebackends.handles import OperatorState, PlaceholderHandle
+from holdfast.statebackends.handles import ChannelState, OperatorState, PlaceholderHandle
 from holdfast.statebackends.serialization.key_hash import KEY_HASH_VERSION
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.flows import RECORD_BYTES_MAX
 
 FORMAT = "holdfast-snapshot"
 VERSION = 1
-"""The version of the format that this code writes, and the only one that it reads."""
+"""The version of a snapshot without in-flight records."""
+
+IN_FLIGHT_VERSION = 2
+"""That of one with such records, which a reader of version 1 would lose."""
 
 FINISHED_PROPERTY = "finished_tasks"
 """Property of `_metadata`: subtasks that had come to the end of their input, `vertex:subtask,...`."""
@@ -63,6 +66,17 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
     properties: dict[str, str] = msgspec.field(default_factory=dict)
     graph: dict[str, Any] | None = None
     """JSON of the job graph, for tools and preflight; None: not known."""
+    channels: tuple[ChannelState, ...] | msgspec.UnsetType = msgspec.UNSET
+    """In-flight records; never empty, unset in a snapshot of version 1, and there is no version 2 without."""
+
+    @property
+    def in_flight(self) -> tuple[ChannelState, ...]:
+        """In-flight records, by edge and subtask."""
+        return () if self.channels is msgspec.UNSET else self.channels
+
+    def without_in_flight(self) -> SnapshotMetadata:
+        """The same snapshot, of version 1."""
+        return msgspec.structs.replace(self, channels=msgspec.UNSET, version=VERSION)
 
     @property
     def size(self) -> int:
@@ -91,11 +105,11 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
 
     Raises UnsupportedVersionError for another version of the format or the key hash, CorruptStateError for other bytes than
     `encode_metadata` gives."""
-    body = _open_envelope(data, path)
+    version, body = _open_envelope(data, path)
     try:
         metadata = _DECODER.decode(body)
     except UNDECODABLE as error:
-        raise _corrupt(path, len(data) - len(body) - len(_TRAILER), f"not a snapshot of version {VERSION}: {error}") from error
+        raise _corrupt(path, len(data) - len(body) - len(_TRAILER), f"not a snapshot of version {version}: {error}") from error
     if metadata.key_hash_version != KEY_HASH_VERSION:
         raise UnsupportedVersionError(
             f"{path}: key hash version {metadata.key_hash_version} is not known; this Holdfast knows {KEY_HASH_VERSION}",
@@ -103,6 +117,7 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
             version=metadata.key_hash_version,
             supported=KEY_HASH_VERSION,
         )
+    metadata = msgspec.structs.replace(metadata, version=version)
     _validate(metadata, lambda reason: _corrupt(path, 0, reason))
     return metadata
 
@@ -113,17 +128,18 @@ def promised_length(head: bytes) -> int:
     return RECORD_BYTES_MAX if header is None else min(header.end() + int(header[2]) + len(_TRAILER), METADATA_BYTES_MAX)
 
 
-def _open_envelope(data: bytes, path: str) -> memoryview:
+def _open_envelope(data: bytes, path: str) -> tuple[int, memoryview]:
+    """(version, body)."""
     header = _HEADER.match(data[:HEADER_BYTES_MAX])
     if header is None:
         raise _corrupt(path, _header_damage(data), "no snapshot header" if data else "the file is empty")
     version, length = int(header[1]), int(header[2])
-    if version != VERSION:
+    if version not in (VERSION, IN_FLIGHT_VERSION):
         raise UnsupportedVersionError(
-            f"{path}: snapshot format version {version} is not supported; this Holdfast reads version {VERSION}",
+            f"{path}: snapshot format version {version} is not supported; this Holdfast reads up to version {IN_FLIGHT_VERSION}",
             path=path,
             version=version,
-            supported=VERSION,
+            supported=IN_FLIGHT_VERSION,
         )
     expected = header.end() + length + len(_TRAILER)
     if len(data) < expected:
@@ -133,7 +149,7 @@ def _open_envelope(data: bytes, path: str) -> memoryview:
         raise _corrupt(path, header.end() + length, "does not end where its header says")
     if checksum_of(body) != header[3].decode("ascii"):
         raise _corrupt(path, header.end(), "the checksum does not match")
-    return body
+    return version, body
 
 
 def _header_damage(data: bytes) -> int:
@@ -150,6 +166,8 @@ def _corrupt(path: str, position: int, reason: str) -> CorruptStateError:
 def _validate(metadata: SnapshotMetadata, error: Callable[[str], HoldfastError]) -> None:
     if not metadata.job_id or not metadata.job_name:
         raise error("the job's id or name is empty")
+    if metadata.version != (IN_FLIGHT_VERSION if metadata.in_flight else VERSION):
+        raise error(f"version {metadata.version} with in-flight records of {len(metadata.in_flight)} channels' ends")
     uids: set[str] = set()
     for operator in metadata.operators:
         if not operator.uid or not operator.name or not operator.operator_id:
