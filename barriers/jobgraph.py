@@ -353,6 +353,9 @@ class JobConfig(msgspec.Struct, frozen=True):
     combine_aggregates: bool = True
     """Whether records of columnar aggregates are combined by key and window before an exchange, where it pays and the results are
     the same. A combined row waits `buffer_timeout_ms` at most."""
+    checkpoint_interval_during_backlog_ms: int | None = None
+    """The interval while a source processes a backlog (`SourceReader.is_processing_backlog`), from the first checkpoint on; at
+    least checkpoint_interval_ms. 0: no periodic checkpoints meanwhile. None: the interval stays."""
     buffer_debloat: bool = True
     """Whether a channel may have only as much under way as its consumer has done in about `buffer_debloat_target_ms`, so that a
     barrier waits no longer for it. False: always `channel_credit_bytes`."""
@@ -363,9 +366,6 @@ class JobConfig(msgspec.Struct, frozen=True):
     channel_credit_bytes_start: int = CREDIT_BYTES_START
     """Bytes that may be under way on a channel before its consumer's speed is known. 1..channel_credit_bytes; the default is less
     where that is less."""
-    checkpoint_interval_during_backlog_ms: int | None = None
-    """The interval while a source processes a backlog (`SourceReader.is_processing_backlog`), from the first checkpoint on; at
-    least checkpoint_interval_ms. 0: no periodic checkpoints meanwhile. None: the interval stays."""
     unaligned_checkpoints: bool = False
     """Barriers overtake what waits in front of them, and the checkpoint stores it: it is quick when queues are full, and larger.
     Savepoints stay aligned. Needs exactly_once and max_concurrent_checkpoints=1."""

@@ -105,11 +105,11 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
 
     Raises UnsupportedVersionError for another version of the format or the key hash, CorruptStateError for other bytes than
     `encode_metadata` gives."""
-    body = _open_envelope(data, path)
+    version, body = _open_envelope(data, path)
     try:
         metadata = _DECODER.decode(body)
     except UNDECODABLE as error:
-        raise _corrupt(path, len(data) - len(body) - len(_TRAILER), f"not a snapshot of version {VERSION}: {error}") from error
+        raise _corrupt(path, len(data) - len(body) - len(_TRAILER), f"not a snapshot of version {version}: {error}") from error
     if metadata.key_hash_version != KEY_HASH_VERSION:
         raise UnsupportedVersionError(
             f"{path}: key hash version {metadata.key_hash_version} is not known; this Holdfast knows {KEY_HASH_VERSION}",
@@ -117,6 +117,7 @@ def decode_metadata(data: bytes, path: str) -> SnapshotMetadata:
             version=metadata.key_hash_version,
             supported=KEY_HASH_VERSION,
         )
+    metadata = msgspec.structs.replace(metadata, version=version)
     _validate(metadata, lambda reason: _corrupt(path, 0, reason))
     return metadata
 
@@ -127,7 +128,8 @@ def promised_length(head: bytes) -> int:
     return RECORD_BYTES_MAX if header is None else min(header.end() + int(header[2]) + len(_TRAILER), METADATA_BYTES_MAX)
 
 
-def _open_envelope(data: bytes, path: str) -> memoryview:
+def _open_envelope(data: bytes, path: str) -> tuple[int, memoryview]:
+    """(version, body)."""
     header = _HEADER.match(data[:HEADER_BYTES_MAX])
     if header is None:
         raise _corrupt(path, _header_damage(data), "no snapshot header" if data else "the file is empty")
@@ -147,7 +149,7 @@ def _open_envelope(data: bytes, path: str) -> memoryview:
         raise _corrupt(path, header.end() + length, "does not end where its header says")
     if checksum_of(body) != header[3].decode("ascii"):
         raise _corrupt(path, header.end(), "the checksum does not match")
-    return body
+    return version, body
 
 
 def _header_damage(data: bytes) -> int:

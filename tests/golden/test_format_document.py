@@ -52,6 +52,8 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     "**KeyedHandle**": handles.KeyedStateHandle,
     "**ListHandle**": handles.OperatorListHandle,
     "**State**": handles.StateMeta,
+    "**Channels**": handles.ChannelState,
+    "**Piece**": handles.ChannelPiece,
 }
 
 
@@ -67,7 +69,9 @@ def test_every_field_of_a_record_is_described_and_nothing_else(heading: str) -> 
     for name, field in fields.items():
         default = described[name][2] if len(described[name]) == 4 else ""
         assert bool(default) == (not field.required) or name == "format", name
-        if default:
+        if default == "unset":
+            assert field.default is msgspec.UNSET, name
+        elif default:
             value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
             assert json.loads(default.strip("`")) == json.loads(msgspec.json.encode(value)), name
 
