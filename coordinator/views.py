@@ -287,7 +287,7 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     restarts_at_ms: int = -1
     """As in JobView."""
     subtasks: tuple[SubtaskMetrics, ...] = ()
-    """Of running subtasks that tell event time or latency, as of their last heartbeats; SUBTASKS_SHOWN_MAX at most."""
+    """Of running subtasks, as of their last heartbeats; SUBTASKS_SHOWN_MAX at most."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):

@@ -16,10 +16,6 @@ BUCKETS = 20
 BUCKET_S = 0.05
 """The last second is kept in so many pieces of this length; the oldest, partly in it, counts in proportion."""
 
-LOW_ABOVE = 0.1
-HIGH_ABOVE = 0.5
-"""Bounds of levels of backpressure, as Flink's."""
-
 
 class Spent(IntEnum):
     """What a subtask does, or waits for."""
