@@ -109,6 +109,8 @@ class _Times:
     """Seconds since the attempt began, by what keeps sources and event time waiting. What users are told is timing.py's."""
 
     last_end_s: float
+    held_s: float = 0.0
+    """An output was full, or an operator took no more."""
     was_backpressured: bool = False
     silent_s: float = 0.0
     """The subtask could have read, and found nothing."""
@@ -119,12 +121,14 @@ class _Times:
 
     def waited(self, now_s: float) -> None:
         """A step begins: count the time since the last one."""
-        if not self.was_backpressured:
-            passed_s = now_s - self.last_end_s
-            if not self.was_paused:
-                self.running_s += passed_s
-            if self.was_silent:
-                self.silent_s += passed_s
+        passed_s = now_s - self.last_end_s
+        if self.was_backpressured:
+            self.held_s += passed_s
+            return
+        if not self.was_paused:
+            self.running_s += passed_s
+        if self.was_silent:
+            self.silent_s += passed_s
 
 
 def _go_on() -> None:

@@ -68,7 +68,7 @@ class SubtaskTime:
 
     def total_ms(self, spent: Spent) -> int:
         """Since the attempt began."""
-        return int(self._totals[spent] * 1000)
+        return int(self._totals[spent] * 1000 + 1e-6)
 
     def last_second(self) -> TimePerSecond:
         """The second in front of the moment that was counted last."""
