@@ -206,6 +206,10 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     state_size: _Count = 0
     operators: OperatorCounts = ()
     """The counters of the subtask's operators at the cut."""
+    bytes_persisted_during_alignment: _Count | msgspec.UnsetType = msgspec.UNSET
+    """In-flight data that is stored with its state; absent without any."""
+    unaligned: bool | msgspec.UnsetType = msgspec.UNSET
+    """True: the barrier has overtaken at its input, or what it overtook is stored; else absent."""
 
 
 # ---------------------------------------------------------------------------------------------- worker -> coordinator
