@@ -206,6 +206,10 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     state_size: _Count = 0
     operators: OperatorCounts = ()
     """The counters of the subtask's operators at the cut."""
+    bytes_persisted_during_alignment: _Count | msgspec.UnsetType = msgspec.UNSET
+    """In-flight data that is stored with its state; absent without any."""
+    unaligned: bool | msgspec.UnsetType = msgspec.UNSET
+    """True: the barrier has overtaken at its input, or what it overtook is stored; else absent."""
 
 
 # ---------------------------------------------------------------------------------------------- worker -> coordinator
@@ -308,6 +312,21 @@ class SubtaskMetrics(msgspec.Struct, frozen=True):
     """Things to commit of these, staged files of most sinks (Flink's pendingCommittables, which also counts younger ones)."""
     commit_lag_ms: _Count | msgspec.UnsetType = msgspec.UNSET
     """Since the oldest of these was complete, as far as the attempt knows; 0: nothing waits."""
+    busy_ms_per_second: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Of the last second, while it runs: ms in which it worked, or waited for its turn with something to do. This and the next two
+    sum to 1,000."""
+    idle_ms_per_second: _Count | msgspec.UnsetType = msgspec.UNSET
+    backpressured_ms_per_second: _Count | msgspec.UnsetType = msgspec.UNSET
+    """ms in which it could not work, since an output was full."""
+    queued_in_bytes: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Received and not taken yet."""
+    queued_out_bytes: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Emitted and not sent yet."""
+    allocated_in_bytes: _Count | msgspec.UnsetType = msgspec.UNSET
+    """What those in front of it may have under way to it, over all channels; the next one tells what is more than that."""
+    overshoot_in_bytes: _Count | msgspec.UnsetType = msgspec.UNSET
+    time_to_consume_ms: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Estimate for what is held of its slowest channel; absent while no rate is known, and without debloating."""
     latencies: Latencies | msgspec.UnsetType = msgspec.UNSET
     """By the markers that came, of each source vertex; absent in a job that does not track latency."""
 

@@ -148,6 +148,9 @@ class SubtaskCheckpointView(msgspec.Struct, frozen=True):
     alignment_ms: int
     alignment_processed: int
     start_delay_ms: int
+    persisted: int = 0
+    """Bytes of in-flight data."""
+    unaligned: bool = False
 
     @property
     def acknowledged(self) -> bool:
@@ -195,6 +198,10 @@ class VertexCheckpointView(msgspec.Struct, frozen=True):
     subtasks: tuple[SubtaskCheckpointView, ...]
 
     @property
+    def persisted_bytes(self) -> int:
+        return sum(subtask.persisted for subtask in self.subtasks)
+
+    @property
     def summary(self) -> Mapping[str, Quantiles]:
         """Quantiles over the subtasks that acknowledged; computed on access, not on the job's thread at every checkpoint."""
         acked = [subtask for subtask in self.subtasks if subtask.acknowledged]
@@ -206,6 +213,7 @@ class VertexCheckpointView(msgspec.Struct, frozen=True):
             "async": summarise(subtask.async_ms for subtask in acked),
             "alignment": summarise(subtask.alignment_ms for subtask in acked),
             "alignment_processed": summarise(subtask.alignment_processed for subtask in acked),
+            "alignment_persisted": summarise(subtask.persisted for subtask in acked),
             "start_delay": summarise(subtask.start_delay_ms for subtask in acked),
         }
 
@@ -227,6 +235,8 @@ class CheckpointView(msgspec.Struct, frozen=True):
     num_subtasks: int
     num_acknowledged_subtasks: int
     vertices: Mapping[str, VertexCheckpointView]
+    unaligned: bool = False
+    """The barrier has overtaken records at any subtask."""
     location: str | None = None
     """Location of the snapshot, if COMPLETED."""
     savepoint_format: str | None = None
@@ -287,7 +297,7 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     restarts_at_ms: int = -1
     """As in JobView."""
     subtasks: tuple[SubtaskMetrics, ...] = ()
-    """Of running subtasks that tell event time or latency, as of their last heartbeats; SUBTASKS_SHOWN_MAX at most."""
+    """Of running subtasks, as of their last heartbeats; SUBTASKS_SHOWN_MAX at most."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):

@@ -180,7 +180,7 @@ class CompletedSubtask(Record):
     checkpoint: SubtaskDurations
     alignment: SubtaskAlignment
     start_delay: int
-    unaligned_checkpoint: bool = False
+    unaligned_checkpoint: bool
     aborted: bool
 
 

@@ -1,6 +1,6 @@
 """Checkpoints and triggers in Flink's dialect: pure functions from the coordinator's views to response records.
 
-Aligned checkpoints store no in-flight data: buffered and persisted data are 0 or unknown throughout."""
+Nothing is buffered for an alignment beyond what channels may hold: `buffered` is 0, or unknown, throughout, as in Flink."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _checkpoint_fields(view: CheckpointView) -> dict[str, object]:
         "persisted_data": view.persisted_bytes,
         "num_subtasks": view.num_subtasks,
         "num_acknowledged_subtasks": view.num_acknowledged_subtasks,
-        "checkpoint_type": _CHECKPOINT_TYPES[view.kind],
+        "checkpoint_type": "UNALIGNED_CHECKPOINT" if view.unaligned else _CHECKPOINT_TYPES[view.kind],
         "tasks": {
             vertex_id: schemas.TaskCheckpoint.model_validate(_task_fields(view.checkpoint_id, vertex))
             for vertex_id, vertex in view.vertices.items()
@@ -127,7 +127,7 @@ def _task_fields(checkpoint_id: int, view: VertexCheckpointView) -> dict[str, in
         "state_size": view.state_size,
         "end_to_end_duration": view.end_to_end_ms,
         "processed_data": view.processed_bytes,
-        "persisted_data": 0,
+        "persisted_data": view.persisted_bytes,
         "num_subtasks": view.num_subtasks,
         "num_acknowledged_subtasks": view.num_acknowledged_subtasks,
     }
@@ -179,7 +179,7 @@ def _subtask_summary(summary: Mapping[str, Quantiles]) -> schemas.SubtaskSummary
         alignment=schemas.AlignmentSummary(
             buffered=nothing,
             processed=_statistics(summary, "alignment_processed"),
-            persisted=nothing,
+            persisted=_statistics(summary, "alignment_persisted"),
             duration=_statistics(summary, "alignment"),
         ),
         start_delay=_statistics(summary, "start_delay"),
@@ -197,8 +197,11 @@ def _subtask(view: SubtaskCheckpointView, *, aborted: bool) -> schemas.SubtaskCh
         checkpointed_size=view.checkpointed_size,
         state_size=view.state_size,
         checkpoint=schemas.SubtaskDurations(sync=view.sync_ms, async_=view.async_ms),
-        alignment=schemas.SubtaskAlignment(processed=view.alignment_processed, persisted=0, duration=view.alignment_ms),
+        alignment=schemas.SubtaskAlignment(
+            processed=view.alignment_processed, persisted=view.persisted, duration=view.alignment_ms
+        ),
         start_delay=view.start_delay_ms,
+        unaligned_checkpoint=view.unaligned,
         aborted=aborted,
     )
 

@@ -119,7 +119,7 @@ def job_plan(view: JobView) -> schemas.JobPlan:
 
 def vertex_watermarks(view: JobView, vertex_id: str) -> list[schemas.Metric]:
     """Of each subtask that has told one, in order. Raises NotFoundError for a vertex that the job doesn't have."""
-    vertex = _vertex_of(view, vertex_id)
+    vertex = vertex_of(view, vertex_id)
     told = ((each.subtask, each.metrics.watermark_ms) for each in vertex.subtasks)
     return [
         schemas.Metric(id=f"{subtask}.currentInputWatermark", value=str(watermark_ms))
@@ -128,7 +128,8 @@ def vertex_watermarks(view: JobView, vertex_id: str) -> list[schemas.Metric]:
     ]
 
 
-def _vertex_of(view: JobView, vertex_id: str) -> VertexView:
+def vertex_of(view: JobView, vertex_id: str) -> VertexView:
+    """One vertex of a job. Raises NotFoundError if the job doesn't have it."""
     vertex = next((each for each in view.vertices if each.vertex_id == vertex_id), None)
     if vertex is None:
         raise NotFoundError(f"job {view.overview.job_id} has no vertex {vertex_id!r}", job=view.overview.job_id, vertex=vertex_id)
@@ -157,8 +158,17 @@ _IF_TOLD = {
     "uncommitted_rows": "uncommittedRows",
     "pending_committables": "pendingCommittables",
     "commit_lag_ms": "commitLag",
+    "busy_ms_per_second": "busyTimeMsPerSecond",
+    "idle_ms_per_second": "idleTimeMsPerSecond",
+    "backpressured_ms_per_second": "backPressuredTimeMsPerSecond",
+    "queued_in_bytes": "inputQueueSize",
+    "queued_out_bytes": "outputQueueSize",
+    "time_to_consume_ms": "estimatedTimeToConsumeBuffersMs",
+    "allocated_in_bytes": "inputAllocation",
+    "overshoot_in_bytes": "inputOvershoot",
 }
-"""Field of SubtaskMetrics -> Flink's name (ours: `isIdle`, `isDrained`, `commitLag` and what begins with `uncommitted`)."""
+"""Field of SubtaskMetrics -> Flink's name (ours: `isIdle`, `isDrained`, `commitLag`, `inputAllocation`, `inputOvershoot` and what
+begins with `uncommitted`)."""
 _OF_SPLITS = {
     "watermark_ms": "watermark.currentWatermark",
     "watermark_lag_ms": "watermarkLag",
@@ -174,7 +184,7 @@ def vertex_metrics(view: JobView, vertex_id: str) -> dict[str, str]:
     """The numbers of each subtask of a vertex by their names; a number that a subtask has not told is left out.
 
     Raises NotFoundError for a vertex that the job doesn't have."""
-    vertex = _vertex_of(view, vertex_id)
+    vertex = vertex_of(view, vertex_id)
     head = view.graph.vertex(vertex_id).operators[0].operator_id
     found: dict[str, str] = {}
     for subtask in sorted(vertex.subtasks, key=lambda each: each.subtask):

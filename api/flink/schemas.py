@@ -5,7 +5,7 @@ unknown number is -1. Source: Flink's rest_api_v1 snapshot."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -191,6 +191,26 @@ class MetricName(Record):
     """A number that can be asked for."""
 
     id: str
+
+
+class SubtaskBackPressure(Record):
+    """Where one subtask's time goes: three shares of its last second, which sum to 1."""
+
+    subtask: int
+    attempt_number: Annotated[int, Field(alias="attempt-number")]
+    backpressureLevel: Literal["ok", "low", "high"]
+    ratio: float
+    idleRatio: float
+    busyRatio: float
+
+
+class VertexBackPressure(Record):
+    """Of the subtasks that run. `deprecated`, Flink's word: none has told anything, and the rest is left out."""
+
+    status: Literal["ok", "deprecated"]
+    backpressureLevel: Literal["ok", "low", "high"] | None
+    end_timestamp: Annotated[int | None, Field(alias="end-timestamp")]
+    subtasks: list[SubtaskBackPressure] | None
 
 
 class JobDetails(BaseModel):

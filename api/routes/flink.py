@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request
 
 from holdfast.api.flink import checkpoint_schemas as checkpoints_of
-from holdfast.api.flink import render_checkpoints, render_jobs, schemas
+from holdfast.api.flink import render_backpressure, render_checkpoints, render_jobs, schemas
 from holdfast.api.http.request_log import SUBJECT
 from holdfast.api.routes.common import (
     ERRORS,
@@ -126,6 +126,12 @@ def vertex_metrics(
     if get is None:
         return [schemas.MetricName(id=name) for name in found]
     return [schemas.Metric(id=name, value=found[name]) for name in dict.fromkeys(get.split(",")) if name in found]
+
+
+@router.get("/jobs/{jobid}/vertices/{vertexid}/backpressure", response_model_exclude_none=True)
+def vertex_backpressure(service: Service, job_id: JobId, vertex_id: VertexId) -> schemas.VertexBackPressure:
+    """How much of its last second each running subtask of a vertex waited at full outputs, as of its last heartbeat."""
+    return render_backpressure.vertex_backpressure(service.job(job_id), vertex_id)
 
 
 @router.get("/jobs/{jobid}/exceptions")

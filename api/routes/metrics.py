@@ -93,6 +93,26 @@ class JobMetrics:
         self.lag = GaugeMetricFamily(
             "holdfast_subtask_watermark_lag_seconds", "Wall clock less event time of the subtask.", labels=of_subtasks
         )
+        self.time = GaugeMetricFamily(
+            "holdfast_subtask_time_ratio",
+            "Share of the subtask's last second by what it did: busy, idle or backpressured; they sum to 1.",
+            labels=(*of_subtasks, "activity"),
+        )
+        self.queued_in = GaugeMetricFamily(
+            "holdfast_subtask_input_queue_bytes", "Bytes received and not taken yet.", labels=of_subtasks
+        )
+        self.queued_out = GaugeMetricFamily(
+            "holdfast_subtask_output_queue_bytes", "Bytes emitted and not sent yet.", labels=of_subtasks
+        )
+        self.allocated_in = GaugeMetricFamily(
+            "holdfast_subtask_input_allocation_bytes", "Bytes that may be under way to the subtask.", labels=of_subtasks
+        )
+        self.overshoot_in = GaugeMetricFamily(
+            "holdfast_subtask_input_overshoot_bytes", "Bytes held beyond the allocation.", labels=of_subtasks
+        )
+        self.to_consume = GaugeMetricFamily(
+            "holdfast_subtask_time_to_consume_seconds", "Estimate for what is held of its slowest channel.", labels=of_subtasks
+        )
         self.emit_lag = GaugeMetricFamily(
             "holdfast_source_emit_event_time_lag_seconds",
             "Wall clock less event time of the source's last record, when it was emitted.",
@@ -186,7 +206,8 @@ class JobMetrics:
         for metrics in job.subtasks:
             if metrics.latencies:
                 latencies.setdefault(metrics.vertex, []).extend(metrics.latencies)
-            if max(len(each.samples) for each in (self.lag, self.silence, self.committables)) >= SUBTASKS_MAX:
+            seen = (len(self.lag.samples), len(self.silence.samples), len(self.committables.samples), len(self.time.samples) // 3)
+            if max(seen) >= SUBTASKS_MAX:
                 continue
             place = (*labels, metrics.vertex, str(metrics.subtask))
             for family, told_ms in (
@@ -194,6 +215,7 @@ class JobMetrics:
                 (self.emit_lag, metrics.emit_lag_ms),
                 (self.silence, metrics.source_idle_ms),
                 (self.commit_lag, metrics.commit_lag_ms),
+                (self.to_consume, metrics.time_to_consume_ms),
             ):
                 if told_ms is not UNSET:
                     family.add_metric(place, told_ms / 1000)
@@ -203,9 +225,20 @@ class JobMetrics:
                 (self.uncommitted, metrics.uncommitted_checkpoints),
                 (self.uncommitted_rows, metrics.uncommitted_rows),
                 (self.committables, metrics.pending_committables),
+                (self.queued_in, metrics.queued_in_bytes),
+                (self.queued_out, metrics.queued_out_bytes),
+                (self.allocated_in, metrics.allocated_in_bytes),
+                (self.overshoot_in, metrics.overshoot_in_bytes),
             ):
                 if number is not UNSET:
                     family.add_metric(place, number)
+            for activity, spent_ms in (
+                ("busy", metrics.busy_ms_per_second),
+                ("idle", metrics.idle_ms_per_second),
+                ("backpressured", metrics.backpressured_ms_per_second),
+            ):
+                if spent_ms is not UNSET:
+                    self.time.add_metric((*place, activity), spent_ms / 1000)
             self._add_splits(metrics, place)
         for vertex, found in latencies.items():
             for source, histogram in merge(found).items():

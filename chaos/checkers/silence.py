@@ -85,19 +85,19 @@ class SilenceChecker(Checker):
         watched = self._watched.get(key)
         self._check_pause(subtask, node, watched, records)
         if watched is None:
-            watched = self._watched[key] = _Watched(now_s, records, subtask._times.backpressured_s, held, _passed(subtask, node))
+            watched = self._watched[key] = _Watched(now_s, records, subtask._times.held_s, held, _passed(subtask, node))
             return watched
         gap_s = now_s - watched.looked_s
         if records != watched.records:
             watched.silent_min_s, watched.silent_max_s = 0.0, gap_s
         else:
             stepped = subtask._times.last_end_s <= now_s  # a long step that is under way ends ahead of the clock
-            free = stepped and not held and not watched.was_held and subtask._times.backpressured_s == watched.backpressured_s
+            free = stepped and not held and not watched.was_held and subtask._times.held_s == watched.backpressured_s
             watched.silent_min_s += gap_s if free else 0.0
             watched.silent_max_s += 0.0 if held and watched.was_held else gap_s
         watched.looked_s, watched.records, watched.was_held = now_s, records, held
         watched.maximum_ms = _passed(subtask, node)
-        watched.backpressured_s = subtask._times.backpressured_s
+        watched.backpressured_s = subtask._times.held_s
         return watched
 
     def _check_pause(self, subtask: Subtask, node: ChainNode, before: _Watched | None, records: int) -> None:

@@ -42,7 +42,8 @@ class _Tracked:
         self.acks: dict[SubtaskKey, tuple[int, AcknowledgeCheckpoint]] = {}
 
         self.latest_ack_ms = -1
-        self.checkpointed_size = self.state_size = self.processed_bytes = 0
+        self.checkpointed_size = self.state_size = self.processed_bytes = self.persisted_bytes = 0
+        self.unaligned = False
 
     def acknowledge(self, ack: AcknowledgeCheckpoint, at_ms: int) -> None:
         task = SubtaskKey(ack.vertex, ack.subtask)
@@ -51,6 +52,8 @@ class _Tracked:
             self.checkpointed_size += ack.metrics.checkpointed_size
             self.state_size += ack.metrics.state_size
             self.processed_bytes += ack.metrics.bytes_processed_during_alignment
+            self.persisted_bytes += ack.metrics.bytes_persisted_during_alignment or 0
+            self.unaligned = self.unaligned or ack.metrics.unaligned is True
             self.acks[task] = (at_ms, ack)
 
     def view(self, status: str) -> CheckpointView:
@@ -73,7 +76,8 @@ class _Tracked:
             state_size=self.state_size,
             end_to_end_ms=max(0, self.latest_ack_ms - self.trigger_ms) if self.acks else -1,
             processed_bytes=self.processed_bytes,
-            persisted_bytes=0,
+            persisted_bytes=self.persisted_bytes,
+            unaligned=self.unaligned,
             num_subtasks=len(self.tasks),
             num_acknowledged_subtasks=len(self.acks),
             vertices={},
@@ -96,6 +100,8 @@ class _Tracked:
             alignment_ms=round(metrics.alignment_duration_ms),
             alignment_processed=metrics.bytes_processed_during_alignment,
             start_delay_ms=round(metrics.start_delay_ms),
+            persisted=metrics.bytes_persisted_during_alignment or 0,
+            unaligned=metrics.unaligned is True,
         )
 
 

@@ -80,7 +80,7 @@ class Execution:
         }
         self._counts = Counter({TaskState.CREATED: len(self._tasks)})
         self._timed: dict[SubtaskKey, _Task] = {}
-        """Tasks that tell event time or latency."""
+        """Tasks that tell where their time goes, event time or latency."""
         self._vertices = frozenset(vertex.vertex_id for vertex in graph.vertices)
 
     @property
@@ -145,7 +145,8 @@ class Execution:
         return self._tally.totals()
 
     def timeliness(self, count_max: int) -> tuple[SubtaskMetrics, ...]:
-        """Newest metrics of subtasks that tell event time or latency, of `count_max` at most: those that told it first."""
+        """Newest metrics of subtasks that tell where their time goes, event time or latency, of `count_max` at most: those that
+        told it first."""
         timed = itertools.islice(self._timed.values(), count_max)
         return tuple(task.metrics for task in timed if task.state is TaskState.RUNNING and not task.drained)
 
@@ -234,7 +235,7 @@ class Execution:
 
 
 def _tells_time(metrics: SubtaskMetrics) -> bool:
-    told = (metrics.watermark_lag_ms, metrics.emit_lag_ms, metrics.source_idle_ms, metrics.latencies)
+    told = (metrics.busy_ms_per_second, metrics.watermark_lag_ms, metrics.emit_lag_ms, metrics.source_idle_ms, metrics.latencies)
     return any(entry is not msgspec.UNSET for entry in told)
 
 

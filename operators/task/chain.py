@@ -58,6 +58,10 @@ class ResultPort(Protocol):
         """Bytes that one channel got, at most, since the attempt began."""
 
     @property
+    def pending_bytes(self) -> int:
+        """What waits here to be sent."""
+
+    @property
     def bytes_out(self) -> int: ...
 
 

@@ -26,6 +26,7 @@ from typing import Protocol, assert_never
 import msgspec
 
 from holdfast.barriers.alignment import AbortCheckpoint, InFlightCollected, TriggerSnapshot
+from holdfast.barriers.credits import ReceiverCredit
 from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -259,6 +260,14 @@ class InputPort(Protocol):
     @property
     def in_flight_bytes(self) -> int:
         """Referred to for a checkpoint that is collected."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits to be taken, on all channels."""
+
+    @property
+    def credits(self) -> Sequence[ReceiverCredit]:
+        """Of each channel; empty where nothing bounds it."""
 
     def notify_aborted(self, checkpoint_id: int, *, now_ms: int) -> None: ...
     def processed(self, rows: int, *, rows_min: int = 0) -> None: ...

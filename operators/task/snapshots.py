@@ -65,6 +65,8 @@ class _RunningSnapshot(msgspec.Struct):
     finished: bool
     states: dict[str, OperatorSubtaskState] | None = None
     """None: the state is not durable."""
+    overtakes: bool = False
+    """Its barrier has overtaken at the input."""
     channels: tuple[ChannelState, ...] | None = ()
     """In-flight data; None: it is not durable."""
     kept_folder: str | None = None
@@ -216,6 +218,7 @@ class SubtaskCheckpointCoordinator:
         counted = chain.metrics()  # as of the cut: no record was processed since
         sync_ms = max(0.0, (now - began) * 1000)
         running = _RunningSnapshot(barrier, tuple(parts), alignment, sync_ms, now, counted, finished)
+        running.overtakes = held is not None
         running.channels = None if barrier.checkpoint_id in self._in_flight else ()
         self._running[barrier.checkpoint_id] = running
         self._store(running)
@@ -342,6 +345,7 @@ class SubtaskCheckpointCoordinator:
         if states is None or channels is None:
             return
         self._running.pop(running.checkpoint_id, None)
+        persisted = sum(piece.length for channel in channels for piece in channel.pieces)
         metrics = CheckpointMetrics(
             alignment_duration_ms=running.alignment.alignment_duration_ms,
             start_delay_ms=running.alignment.start_delay_ms,
@@ -351,6 +355,8 @@ class SubtaskCheckpointCoordinator:
             checkpointed_size=sum(state.new_size for state in states.values()),
             state_size=sum(state.size for state in states.values()),
             operators=running.counted,
+            bytes_persisted_during_alignment=persisted or msgspec.UNSET,
+            unaligned=True if running.overtakes or persisted else msgspec.UNSET,
         )
         if self._copies is not None and running.kept_folder is not None:
             self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder, channels))

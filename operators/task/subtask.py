@@ -53,6 +53,7 @@ from holdfast.operators.task.context import (
 from holdfast.operators.task.input import GateInputs, OutputRoom, RowBudget, TaskInput, never_delayed
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
+from holdfast.operators.task.timing import Spent, SubtaskTime
 from holdfast.operators.task.user_failures import error_line, stack_trace
 from holdfast.statebackends.local_recovery.storage import RestoredBytes
 from holdfast.statebackends.rocksdb.database import failure_of
@@ -105,19 +106,29 @@ Notice: TypeAlias = NotifyCheckpointComplete | NotifyCheckpointAborted | FinishT
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds since the attempt began, by what the subtask did."""
+    """Seconds since the attempt began, by what keeps sources and event time waiting. What users are told is timing.py's."""
 
     last_end_s: float
-    busy_s: float = 0.0
-    idle_s: float = 0.0
-    backpressured_s: float = 0.0
+    held_s: float = 0.0
+    """An output was full, or an operator took no more."""
     was_backpressured: bool = False
     silent_s: float = 0.0
-    """Of `idle_s`: the subtask could have read, and found nothing."""
+    """The subtask could have read, and found nothing."""
     was_silent: bool = False
     running_s: float = 0.0
     """Without backpressure, and without pauses of a source."""
     was_paused: bool = False
+
+    def waited(self, now_s: float) -> None:
+        """A step begins: count the time since the last one."""
+        passed_s = now_s - self.last_end_s
+        if self.was_backpressured:
+            self.held_s += passed_s
+            return
+        if not self.was_paused:
+            self.running_s += passed_s
+        if self.was_silent:
+            self.silent_s += passed_s
 
 
 def _go_on() -> None:
@@ -181,7 +192,9 @@ class Subtask:
         """Monotonic."""
         self._backlog_changes = 0
         """See SubtaskStatus.backlog."""
-        self._times = _Times(ports.clock.seconds())
+        began_s = ports.clock.seconds()
+        self._times = _Times(began_s)
+        self._time = SubtaskTime(began_s)
         for node in ports.chain.nodes:
             node.context.reading = self._reading_ms
             node.context.running = self._running_ms
@@ -259,9 +272,8 @@ class Subtask:
             bytes_in=self._input.bytes_in,
             bytes_out=sum(output.bytes_out for output in self._outputs),
             operators=self.chain.metrics(),
-            busy_ms=max(0, int(self._times.busy_s * 1000)),
-            idle_ms=max(0, int(self._times.idle_s * 1000)),
-            backpressured_ms=max(0, int(self._times.backpressured_s * 1000)),
+            **self._time_metrics(),
+            **self._queue_metrics(),
             watermark_ms=watermark_ms,
             restored_local_bytes=self._ports.restored.local,
             restored_remote_bytes=self._ports.restored.remote,
@@ -272,6 +284,43 @@ class Subtask:
             **self._source_metrics(),
             **self._commit_metrics(),
         )
+
+    def _time_metrics(self) -> dict[str, Any]:
+        """In all, and in the last second while it runs."""
+        time = self._time
+        time.observe(self._clock.seconds())
+        found = {
+            "busy_ms": time.total_ms(Spent.BUSY),
+            "idle_ms": time.total_ms(Spent.IDLE),
+            "backpressured_ms": time.total_ms(Spent.BACKPRESSURED),
+        }
+        if self.state is TaskState.RUNNING:
+            second = time.last_second()
+            found["busy_ms_per_second"] = second.busy_ms
+            found["idle_ms_per_second"] = second.idle_ms
+            found["backpressured_ms_per_second"] = second.backpressured_ms
+        return found
+
+    def _queue_metrics(self) -> dict[str, Any]:
+        """What waits at either side of it, and how much may; none of a side that has no channels."""
+        if self.state is not TaskState.RUNNING:
+            return {}
+        found: dict[str, Any] = {}
+        if self._outputs:
+            found["queued_out_bytes"] = sum(output.pending_bytes for output in self._outputs)
+        inputs = self._ports.inputs
+        if inputs is None:
+            return found
+        found["queued_in_bytes"] = inputs.gate.queued_bytes
+        credits = inputs.gate.credits
+        if credits:
+            found["allocated_in_bytes"] = sum(each.allocated_bytes for each in credits)
+            found["overshoot_in_bytes"] = sum(each.overshoot_bytes for each in credits)
+            told = [each.time_to_consume_ms for each in credits]
+            known = [time_ms for time_ms in told if time_ms is not None]
+            if known:
+                found["time_to_consume_ms"] = min(INT_MAX, max(known))
+        return found
 
     def _commit_metrics(self) -> dict[str, Any]:
         """How far the commits of its sinks are behind the checkpoints; none of a subtask that commits nothing."""
@@ -386,18 +435,13 @@ class Subtask:
 
     # ---------------------------------------------------------------------------------------------------------- step
 
-    def step(self, now_ms: int) -> StepResult:
-        """All mail, then input for one time budget. Never raises for what user code does: that is FAILED."""
+    def step(self, now_ms: int, due_s: float | None = None) -> StepResult:
+        """All mail, then input for one time budget. Never raises for what user code does: that is FAILED.
+
+        `due_s`: since when, by the clock's seconds, the loop knows that there is something to do; None: since now."""
         began = self._clock.seconds()
-        times = self._times
-        if times.was_backpressured:
-            times.backpressured_s += began - times.last_end_s
-        else:
-            times.idle_s += began - times.last_end_s
-            if not times.was_paused:
-                times.running_s += began - times.last_end_s
-            if times.was_silent:
-                times.silent_s += began - times.last_end_s
+        self._time.step_begins(began, due_s)
+        self._times.waited(began)
         progress = self._serve_mail()
         self._input.end_urgent()
         backpressured = False
@@ -413,12 +457,13 @@ class Subtask:
             except BaseException as error:
                 self._fail(failure_of(error))
                 progress = has_more = True
-        times.last_end_s = self._clock.seconds()
-        times.was_backpressured = backpressured or (self.state is TaskState.RUNNING and self._input.is_full)
-        times.was_paused = self.reads_source and self._input.is_paused
-        times.busy_s += times.last_end_s - began
-        times.running_s += times.last_end_s - began
         is_running = self.state is TaskState.RUNNING
+        times = self._times
+        times.last_end_s = self._clock.seconds()
+        times.was_backpressured = backpressured or (is_running and self._input.is_full)
+        times.was_paused = self.reads_source and self._input.is_paused
+        times.running_s += times.last_end_s - began
+        self._time.step_ends(times.last_end_s, Spent.BACKPRESSURED if backpressured else Spent(has_more))
         waits = backpressured or self._checkpoints.is_preparing
         wakeup_ms = self._next_wakeup_ms() if is_running and not waits else None
         if not is_running and not self._disposed and self._pool.threads_ending:

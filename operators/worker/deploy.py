@@ -85,6 +85,10 @@ class EdgeOutput:
         return self.gate.dealt_bytes_max
 
     @property
+    def pending_bytes(self) -> int:
+        return self.gate.pending_bytes
+
+    @property
     def bytes_out(self) -> int:
         return self.gate.bytes_out
 

@@ -135,13 +135,16 @@ class Worker:
         now_ms = self._clock.monotonic_ms()
         attempt = self._attempt
         if attempt is not None:
+            due_s = self._clock.seconds()  # what makes a subtask due has come by now, but for what others do in this round
             if self._urgent or self._aging:
                 self._carry_urgent(attempt, now_ms)
             is_full_round = now_ms >= self._full_round_due_ms
             if is_full_round:
                 self._full_round_due_ms = now_ms + IDLE_WAIT_MS_MAX
             for each in attempt.subtasks:
-                if _is_due(each, now_ms) or (is_full_round and not each.subtask.is_disposed):
+                if _is_due(each, now_ms):
+                    progress = each.subtask.step(now_ms, due_s).progress or progress
+                elif is_full_round and not each.subtask.is_disposed:
                     progress = each.subtask.step(now_ms).progress or progress
                 elif _is_drained(each):
                     continue

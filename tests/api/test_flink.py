@@ -13,8 +13,8 @@ from holdfast.api.flink import checkpoint_schemas
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
 from holdfast.barriers.latency import LatencyStats
-from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SplitMetrics, SubtaskMetrics
-from holdfast.coordinator.views import RestoredView, TriggerView
+from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SplitMetrics, SubtaskMetrics, TaskState
+from holdfast.coordinator.views import RestoredView, SubtaskView, TriggerView
 from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served
 
 SIZES = {
@@ -241,6 +241,49 @@ def test_metrics_of_a_vertex(
     assert served.json("GET", f"{path}?get=") == []
     served.json("GET", f"{prefix}/jobs/{JOB}/vertices/{'f' * 32}/metrics", status=404)
     served.json("GET", f"{path}?get={'x' * 20_000}", status=400)
+
+
+def test_backpressure_of_a_vertex(
+    served: Served, coordinator: FakeCoordinator, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{prefix}/jobs/{JOB}/vertices/{SINK}/backpressure"
+    assert served.json("GET", path) == {"status": "deprecated"}, "none has told it"
+    served.json("GET", path.replace(JOB, "0" * 32), status=404)
+    view = coordinator.job(JOB)
+    vertex = view.vertices[1]
+
+    def subtask(number: int, busy_ms: int, full_ms: int, state: TaskState = TaskState.RUNNING) -> SubtaskView:
+        idle_ms = 1_000 - busy_ms - full_ms
+        told = SubtaskMetrics(
+            SINK, number, busy_ms_per_second=busy_ms, idle_ms_per_second=idle_ms, backpressured_ms_per_second=full_ms
+        )
+        return replace(vertex.subtasks[0], subtask=number, state=state, metrics=told)
+
+    told = replace(
+        vertex, subtasks=(subtask(2, 300, 500), subtask(0, 100, 100), subtask(1, 0, 101), subtask(3, 0, 900, TaskState.CANCELED))
+    )
+    monkeypatch.setattr(coordinator, "job", lambda job_id: replace(view, vertices=(view.vertices[0], told)))
+    attempt = vertex.subtasks[0].attempt
+    assert served.json("GET", path) == {
+        "status": "ok",
+        "backpressureLevel": "low",
+        "end-timestamp": view.now_ms,
+        "subtasks": [
+            {
+                "subtask": number, "attempt-number": attempt, "backpressureLevel": found, "ratio": ratio, "idleRatio": idle,
+                "busyRatio": busy,
+            }
+            for number, found, ratio, idle, busy in (
+                (0, "ok", 0.1, 0.8, 0.1), (1, "low", 0.101, 0.899, 0), (2, "low", 0.5, 0.2, 0.3),
+            )
+        ],
+    }  # fmt: skip
+    told = replace(told, subtasks=(*told.subtasks, subtask(4, 0, 501)))
+    assert served.json("GET", path)["backpressureLevel"] == "high", "that of the worst"
+    names = {each["id"] for each in served.json("GET", path.replace("backpressure", "metrics"))}
+    assert {"4.busyTimeMsPerSecond", "4.idleTimeMsPerSecond", "4.backPressuredTimeMsPerSecond"} <= names
+    refused = served.json("GET", f"{prefix}/jobs/{JOB}/vertices/{'f' * 32}/backpressure", status=404)
+    assert "has no vertex" in refused["errors"][0]
 
 
 def test_watermarks_of_a_vertex(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
+from holdfast.api.flink import render_checkpoints
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
 from holdfast.coordinator import views
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
@@ -39,6 +40,27 @@ def test_completed_checkpoint_sums_its_subtasks() -> None:
     assert [subtask.end_to_end_ms for subtask in vertex.subtasks] == [10, 20]
     assert vertex.summary["sync"].max == 3
     assert vertex.summary["start_delay"].avg == 5
+
+
+def test_a_checkpoint_is_unaligned_if_a_subtask_was_and_tells_what_was_stored_in_flight() -> None:
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(), TASKS, 1_000)
+    overtaken = CheckpointMetrics(bytes_persisted_during_alignment=700, unaligned=True)
+    stats.acknowledged(AcknowledgeCheckpoint(1, 1, "V", 0), 1_010)
+    aligned = stats.checkpoint(1)
+    stats.acknowledged(AcknowledgeCheckpoint(1, 1, "V", 1, metrics=overtaken), 1_020)
+    stats.completed(1, "job/chk-1", 1_030)
+    view = stats.checkpoint(1)
+    assert aligned is not None
+    assert view is not None
+    assert (render_checkpoints.checkpoint(aligned, "/s").checkpoint_type, aligned.persisted_bytes) == ("CHECKPOINT", 0)
+    shown = render_checkpoints.checkpoint(view, "/s")
+    assert (shown.checkpoint_type, shown.persisted_data, shown.tasks["V"].persisted_data) == ("UNALIGNED_CHECKPOINT", 700, 700)
+    details = render_checkpoints.task_checkpoint(1, view.vertices["V"])
+    assert details.summary.alignment.persisted.max == 700
+    told = [(each.unaligned_checkpoint, each.alignment.persisted) for each in details.subtasks if each.className == "completed"]
+    assert told == [(False, 0), (True, 700)]
+    assert stats.view().summary["persisted_data"].max == 700
 
 
 def test_quantiles_are_computed_for_who_looks_and_not_at_completion(monkeypatch: pytest.MonkeyPatch) -> None:

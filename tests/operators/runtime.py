@@ -128,6 +128,7 @@ class Port:
         self.elements: list[Any] = []
         self.is_available = True
         self.bytes_out = 0
+        self.pending_bytes = 0
         self.queued: set[int] = set()
         """Ids whose barrier has not left."""
         self.overtook: tuple[tuple[int, tuple[Element, ...]], ...] = ()

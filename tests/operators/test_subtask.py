@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+from msgspec import UNSET
 
 from holdfast.barriers.elements import (
     MAX_WATERMARK,
@@ -343,6 +344,27 @@ def test_nothing_is_taken_while_an_output_is_above_its_mark() -> None:
     bench.port.is_available = True
     bench.run()
     assert bench.port.take() == [1]
+
+
+def test_its_last_second_is_told_while_it_runs() -> None:
+    clock = ManualClock(0)
+    bench = recordings(1, clock=clock)
+    bench.port.is_available, bench.port.pending_bytes = False, 70
+    bench.rows(0, 1)
+    bench.subtask.step(0)
+    for at_ms, due_s in ((600, None), (900, 0.8)):
+        clock.now_ms = at_ms
+        if due_s is not None:
+            bench.port.is_available = True
+        bench.subtask.step(at_ms, due_s)
+    clock.now_ms = 1_000
+    told = bench.subtask.metrics()
+    assert (told.busy_ms_per_second, told.idle_ms_per_second, told.backpressured_ms_per_second) == (100, 100, 800)
+    assert (told.busy_ms, told.idle_ms, told.backpressured_ms) == (100, 100, 800)
+    assert (told.queued_in_bytes, told.queued_out_bytes) == (0, 70)
+    bench.mailbox.put(FailSubtask(ValueError("over")))
+    bench.run()
+    assert bench.subtask.metrics().busy_ms_per_second is UNSET, "nothing of what was is shown as of now"
 
 
 def test_bounded_source_ends_with_the_maximum_watermark_and_stays_running() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import UNSET
 
 from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, Watermark
 from holdfast.barriers.inflight import decode
@@ -97,6 +98,9 @@ def test_the_rest_of_the_batch_in_hand_is_in_flight_in_front_of_what_is_queued()
     }
     rows = [each for each in numbers(bench) if isinstance(each, int)]
     assert sorted(rows) == [1, 2, 3, 4, 5, 6, 8, 10, 11, 12]
+    (told,) = [each for each in bench.reports if isinstance(each, AcknowledgeCheckpoint)]
+    lengths = [piece.length for channel in told.channels for piece in channel.pieces]
+    assert (told.metrics.unaligned, told.metrics.bytes_persisted_during_alignment) == (True, sum(lengths))
 
 
 def test_timers_that_a_barrier_interrupts_go_on_and_their_watermark_leaves_behind_them() -> None:
@@ -181,6 +185,8 @@ def test_an_aligned_snapshot_in_time_holds_nothing_of_the_input() -> None:
     serve(bench)
     bench.settle()
     assert stored(bench, 1) == {}
+    (told,) = [each for each in bench.reports if isinstance(each, AcknowledgeCheckpoint)]
+    assert (told.metrics.unaligned, told.metrics.bytes_persisted_during_alignment) == (UNSET, UNSET)
 
 
 @pytest.mark.parametrize("when", ["collecting", "writing"])

@@ -546,6 +546,23 @@ def test_late_records_are_counted(job: hf.testing.Job) -> None:
     assert [each["total"] for each in out.rows()] == [2]
 
 
+@pytest.mark.parametrize(("mode", "results"), [("exactly_once", []), ("at_least_once", [1])])
+def test_at_least_once_event_time_begins_anew_behind_a_restore(mode: Any, results: list[int]) -> None:
+    """Subtasks have come to different points at such a cut: what one has passed would be late, and lost, for the others."""
+    with hf.testing.Job(parallelism=2, checkpointing_mode=mode) as job:
+        feeds = [job.input(name, EVENTS) for name in ("first", "second")]
+        out = job.output(windows(feeds[0].stream.union(feeds[1].stream)))
+        job.start()
+        for feed in feeds:
+            feed.watermark(5_000)
+        job.checkpoint()
+        job.restart()
+        feeds[0].add(row("a", 1), at=100)
+        for feed in feeds:
+            feed.watermark(6_000)
+        assert [found["n"] for found, _ in out.take()] == results
+
+
 # -------------------------------------------------------------------------------------------------------------- bad use
 
 
