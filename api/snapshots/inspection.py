@@ -8,6 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.api.snapshots.snapshot import Snapshot, SnapshotOperator
+from holdfast.coordinator.restore.in_flight import describe_edge
+from holdfast.coordinator.restore.in_flight import summarise as in_flight
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.snapshot.parts import SnapshotProblem
 from holdfast.statebackends.state_processor.verify import VerifyReport
@@ -29,6 +31,7 @@ def summarise(snapshot: Snapshot) -> dict[str, Any]:
     """The snapshot as JSON-ready data."""
     metadata = snapshot.metadata
     ids = {operator.uid: operator.operator_id for operator in metadata.operators}
+    flights = [{"edge": describe_edge(each.name), "rows": each.rows, "size": each.size} for each in in_flight(metadata.in_flight)]
     return {
         "location": snapshot.location,
         "job_id": metadata.job_id,
@@ -42,6 +45,7 @@ def summarise(snapshot: Snapshot) -> dict[str, Any]:
         "size": metadata.size,
         "external": list(metadata.external),
         "operators": [_summarise_operator(operator, ids[operator.uid]) for operator in snapshot.operators.values()],
+        **({"in_flight": flights} if flights else {}),
     }
 
 

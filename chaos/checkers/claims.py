@@ -12,7 +12,7 @@ from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, folder_
 from holdfast.chaos.checkers.observations import Observation, Report, Stored, Submitted, WorldView
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.layout import METADATA_NAME, parse_owner_name
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.snapshot.parts import snapshot_files
 from holdfast.statebackends.storage import is_absolute_folder
 
 _USER = "user"
@@ -72,10 +72,8 @@ class ClaimsChecker(Checker):
 
     def _check_files(self, snapshot: Snapshot) -> None:
         own = join(snapshot.view.root, snapshot.folder if is_absolute_folder(snapshot.claim.folder) else self.world.job_id)
-        for operator in snapshot.metadata.operators:
-            for state in operator.subtasks:
-                for handle in file_handles(state):
-                    location = snapshot.location(handle.path)
-                    if not location.startswith(f"{own}/"):
-                        self.report("I25", f"{snapshot.kind} {snapshot.checkpoint_id} needs {location}, which is not the job's")
-                        return
+        for handle, _, _ in snapshot_files(snapshot.metadata):
+            location = snapshot.location(handle.path)
+            if not location.startswith(f"{own}/"):
+                self.report("I25", f"{snapshot.kind} {snapshot.checkpoint_id} needs {location}, which is not the job's")
+                return

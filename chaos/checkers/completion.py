@@ -39,7 +39,7 @@ from holdfast.chaos.checkers.oracle import is_replaced
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
 from holdfast.statebackends.layout import METADATA_NAME, SHARED_FOLDER
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.snapshot.parts import snapshot_files
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.checksums import checksum_of
 
@@ -250,7 +250,7 @@ def _same(file: FileHandle, placeholder: PlaceholderHandle) -> bool:
 
 
 def _files(snapshot: Snapshot) -> list[FileHandle]:
-    return [handle for operator in snapshot.metadata.operators for state in operator.subtasks for handle in file_handles(state)]
+    return [handle for handle, _, _ in snapshot_files(snapshot.metadata)]
 
 
 def _file_problem(snapshot: Snapshot, handle: FileHandle) -> str:

@@ -24,7 +24,7 @@ from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, JobPaths
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.snapshot.parts import snapshot_files
 from holdfast.statebackends.storage.port import Flow, run_flow
 
 _RECORDS = ("leader", "submissions", "attempts", "results", "sources", "sinks")  # `sinks`: I42
@@ -93,8 +93,7 @@ class RecoveryChecker(Checker):
         snapshot = self.ledger.completed.get(number)
         savepoint = checkpoint.kind.is_savepoint
         if checkpoint.fact is CheckpointFact.COMPLETED and snapshot is not None and not savepoint:
-            for operator in snapshot.metadata.operators:
-                owned |= {snapshot.path(handle.path) for state in operator.subtasks for handle in file_handles(state)}
+            owned |= {snapshot.path(handle.path) for handle, _, _ in snapshot_files(snapshot.metadata)}
         return owned
 
 

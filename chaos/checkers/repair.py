@@ -19,7 +19,7 @@ from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import JobPaths
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.snapshot.parts import snapshot_files
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, one_by_one, run_flow
 
 MOMENTS_MAX = 1
@@ -119,6 +119,5 @@ class RepairChecker(Checker):
             snapshot = self.ledger.completed.get(checkpoint.checkpoint_id)
             if snapshot is None or checkpoint.kind.is_savepoint:
                 continue
-            for operator in snapshot.metadata.operators:
-                found |= {snapshot.path(handle.path) for state in operator.subtasks for handle in file_handles(state)}
+            found |= {snapshot.path(handle.path) for handle, _, _ in snapshot_files(snapshot.metadata)}
         return found

@@ -43,8 +43,9 @@ from holdfast.chaos.checkers.observations import (
 )
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.handles import FileHandle
 from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, SHARED_FOLDER, writer_of
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.snapshot.parts import file_handles, snapshot_files
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, ListFolder
 
 DISCARD_MS_MAX = 5_000
@@ -175,7 +176,8 @@ class RetentionChecker(Checker):
         if claim is not None and claim.kind.is_savepoint:
             return
         folder = f"{self.world.job_id}/chk-{ack.checkpoint_id}"
-        handles = (handle for state in ack.states.values() for handle in file_handles(state))
+        handles = [handle for state in ack.states.values() for handle in file_handles(state)]
+        handles += [channel.part for channel in ack.channels if isinstance(channel.part, FileHandle)]
         paths = tuple(posixpath.normpath(f"{folder}/{handle.path}") for handle in handles)
         if paths:
             self._discarded.append(_Discarded(fact.at_ms, fact.actor, paths))
@@ -258,8 +260,7 @@ class RetentionChecker(Checker):
             self.report("I16", f"the job has finished and was to keep checkpoint {newest}, its last, which is gone")
             return
         snapshot = self.ledger.completed[newest]
-        handles = [each for operator in snapshot.metadata.operators for state in operator.subtasks for each in file_handles(state)]
-        for path in sorted({snapshot.path(handle.path) for handle in handles}):
+        for path in sorted({snapshot.path(handle.path) for handle, _, _ in snapshot_files(snapshot.metadata)}):
             if snapshot.view.size(path) is None:
                 self.report("I16", f"the job has finished and keeps checkpoint {newest}, of which {path} is gone")
                 return

@@ -17,7 +17,7 @@ from holdfast.statebackends.errors import CorruptStateError, HoldfastError, Obje
 from holdfast.statebackends.handles import OperatorState
 from holdfast.statebackends.layout import metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
-from holdfast.statebackends.snapshot.parts import ProblemKind, SnapshotProblem, file_handles, read_metadata_file, verify_snapshot
+from holdfast.statebackends.snapshot.parts import ProblemKind, SnapshotProblem, read_metadata_file, snapshot_files, verify_snapshot
 from holdfast.statebackends.state_processor.contents import check_described
 from holdfast.statebackends.state_processor.external import check_external
 from holdfast.statebackends.storage import is_absolute_folder, split_folder
@@ -150,13 +150,10 @@ def find_missing_external(entries: Iterable[str]) -> Flow[list[SnapshotProblem]]
 def _path_problems(metadata: SnapshotMetadata, folder: str) -> Iterator[SnapshotProblem]:
     """Paths that leave the snapshot: a savepoint's files are in its folder, a checkpoint's in its job's."""
     inside = folder.rstrip("/") if metadata.kind != "checkpoint" else folder.rstrip("/").rpartition("/")[0]
-    for operator in metadata.operators:
-        for subtask, state in enumerate(operator.subtasks):
-            for handle in file_handles(state):
-                joined = posixpath.normpath(posixpath.join(folder, handle.path))
-                if handle.path.startswith("/") or "\0" in handle.path or not joined.startswith(f"{posixpath.normpath(inside)}/"):
-                    detail = f"the path leaves {inside}"
-                    yield SnapshotProblem(ProblemKind.PATH, operator.uid, subtask, handle.path, detail)
+    for handle, uid, subtask in snapshot_files(metadata):
+        joined = posixpath.normpath(posixpath.join(folder, handle.path))
+        if handle.path.startswith("/") or "\0" in handle.path or not joined.startswith(f"{posixpath.normpath(inside)}/"):
+            yield SnapshotProblem(ProblemKind.PATH, uid, subtask, handle.path, f"the path leaves {inside}")
 
 
 def damage_error(folder: str, problems: Sequence[SnapshotProblem], hint: str = "") -> CorruptStateError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, assert_never
@@ -17,7 +16,7 @@ from holdfast.barriers.sinklog import ROOT_FOLDER
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.handles import FileHandle, external_places
+from holdfast.statebackends.handles import external_places
 from holdfast.statebackends.layout import (
     CLAIM_NAME,
     FSCK_FOLDER,
@@ -37,7 +36,7 @@ from holdfast.statebackends.layout import (
     writer_of,
 )
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.snapshot.parts import snapshot_files
 from holdfast.statebackends.storage.port import FileFacts
 
 SMALL_FILE_BYTES = 128 << 10
@@ -131,17 +130,11 @@ class Claims:
 def claimed_paths(metadata: SnapshotMetadata, folder: str) -> Iterator[str]:
     """Storage paths of all files that a snapshot names, in its folder and outside of it. Paths that leave the storage are left
     out."""
-    for operator in metadata.operators:
-        for state in operator.subtasks:
-            for handle in file_handles(state):
-                try:
-                    yield part_path(folder, handle.path)
-                except CorruptStateError:
-                    continue
-    for channel in metadata.in_flight:
-        if isinstance(channel.part, FileHandle):
-            with suppress(CorruptStateError):
-                yield part_path(folder, channel.part.path)
+    for handle, _, _ in snapshot_files(metadata):
+        try:
+            yield part_path(folder, handle.path)
+        except CorruptStateError:
+            continue
     for entry in metadata.external:
         yield from external_places(entry)
 

@@ -43,7 +43,7 @@ from holdfast.statebackends.layout import (
     part_path,
 )
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
-from holdfast.statebackends.snapshot.parts import SnapshotProblem, file_handles, read_metadata_file, verify_file, verify_snapshot
+from holdfast.statebackends.snapshot.parts import SnapshotProblem, read_metadata_file, snapshot_files, verify_file, verify_snapshot
 from holdfast.statebackends.state_processor.external import (
     INPUT_VERSION,
     ExternalReport,
@@ -317,10 +317,8 @@ def _find_problems(evidence: JobEvidence, *, checksums: bool) -> Flow[list[Snaps
         else:
             looked = yield from _together(
                 [
-                    verify_file(handle, folder, operator.uid, subtask, checksums=False)
-                    for operator in metadata.operators
-                    for subtask, state in enumerate(operator.subtasks)
-                    for handle in file_handles(state)
+                    verify_file(handle, folder, uid, subtask, checksums=False)
+                    for handle, uid, subtask in snapshot_files(metadata)
                     if sizes.get(_path_of(folder, handle.path)) != handle.file_length
                 ]
             )

@@ -55,7 +55,7 @@ from holdfast.statebackends.errors import (
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 from holdfast.statebackends.layout import DIRECTORY_FILE, METADATA_NAME, SNAPSHOT_PREFIXES, folder_of_snapshot, metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.parts import SnapshotProblem, file_handles
+from holdfast.statebackends.snapshot.parts import SnapshotProblem, snapshot_files
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.port import Flow, ListFolder
 
@@ -453,7 +453,5 @@ def _check_foreign(folder: str, job_id: str, directory: str) -> Flow[None]:
 
 def _leaves_folder(metadata: SnapshotMetadata) -> Iterator[bool]:
     """For each file, whether it is outside the snapshot's folder."""
-    for operator in metadata.operators:
-        for state in operator.subtasks:
-            for handle in file_handles(state):
-                yield posixpath.normpath(handle.path).startswith("../")
+    for handle, _, _ in snapshot_files(metadata):
+        yield posixpath.normpath(handle.path).startswith("../")

@@ -356,10 +356,25 @@ def named_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, i
                 if (handle, table_format) not in seen:
                     seen.add((handle, table_format))
                     yield handle, operator.uid, subtask, table_format
+    for handle, uid, subtask in _in_flight_files(metadata):
+        if (handle, "") not in seen:
+            seen.add((handle, ""))
+            yield handle, uid, subtask, ""
+
+
+def snapshot_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, int]]:
+    """Files and segments of a snapshot, state and in-flight data, as often as they are named: (handle, uid of the operator that
+    names it, its subtask)."""
+    for operator in metadata.operators:
+        for subtask, state in enumerate(operator.subtasks):
+            yield from ((handle, operator.uid, subtask) for handle in file_handles(state))
+    yield from _in_flight_files(metadata)
+
+
+def _in_flight_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, int]]:
     for channel in metadata.in_flight:
-        if isinstance(channel.part, FileHandle) and (channel.part, "") not in seen:
-            seen.add((channel.part, ""))
-            yield channel.part, channel.target if channel.side == "input" else channel.source, channel.subtask, ""
+        if isinstance(channel.part, FileHandle):
+            yield channel.part, channel.target if channel.side == "input" else channel.source, channel.subtask
 
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:

@@ -292,6 +292,15 @@ def check_described(metadata: SnapshotMetadata, path: str) -> None:
             _check_state(path, stored)
 
 
+def refuse_in_flight(snapshot: StoredSnapshot, what: str) -> None:
+    """Raise InvalidConfigError for a snapshot with in-flight data, of which `what` would lose or miss some."""
+    channels = snapshot.metadata.in_flight
+    if channels:
+        rows, size = sum(each.rows for each in channels), sum(each.part.length for each in channels)
+        message = f"{snapshot.location} holds {rows} rows ({size} bytes) in flight, which {what} does not know: take a savepoint"
+        raise InvalidConfigError(message, path=snapshot.location)
+
+
 def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     groups = handle.key_groups
     if not 0 <= groups.start <= groups.stop <= max_parallelism:

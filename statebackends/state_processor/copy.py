@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
+from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import FileHandle, OperatorState, SegmentHandle, StateHandle
 from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, OWNER_NAME, UNFINISHED_NAME
-from holdfast.statebackends.snapshot.metadata import VERSION, SnapshotMetadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import file_handles
-from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, refuse_in_flight
 from holdfast.statebackends.state_processor.writing import claimed_folder
 from holdfast.statebackends.storage.port import Storage, transfers_between
 
@@ -65,10 +65,8 @@ def _place_of(source: StoredSnapshot, handle: FileHandle, operator: str) -> _Pla
 
 
 def _files(source: StoredSnapshot) -> dict[_Place, _File]:
-    """Each file or segment of the source, once. Raises CorruptStateError, and UnsupportedVersionError for in-flight data."""
-    if source.metadata.in_flight:
-        message = "a snapshot with in-flight data can't be copied: restore it and take a savepoint, which holds none"
-        raise UnsupportedVersionError(message, version=source.metadata.version, supported=VERSION)
+    """Each file or segment of the source, once. Raises CorruptStateError, and InvalidConfigError where data is in flight."""
+    refuse_in_flight(source, "a copy")
     files: dict[_Place, _File] = {}
     for operator in source.metadata.operators:
         for subtask, state in enumerate(operator.subtasks):

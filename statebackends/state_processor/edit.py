@@ -30,7 +30,7 @@ from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMe
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.arrangement import renamed
 from holdfast.statebackends.state_processor.conform import EntryLists, StateLayout, refuse_json
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents, states_of
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, check_contents, refuse_in_flight, states_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.state_processor.values import stored_serializer
@@ -54,7 +54,8 @@ def edit_snapshot(
 
     `changes`: (operator uid, state name) -> change. `now_ms`: stamp of values with a TTL that come without one. Raises
     NotFoundError for an unknown state; InvalidKeyError, StateValueError and InvalidConfigError naming operator, state and row for
-    invalid rows; CorruptStateError, StorageUnavailableError. The folder is then as it was."""
+    invalid rows, or where records are in flight; CorruptStateError, StorageUnavailableError. The folder is then as it was."""
+    refuse_in_flight(source, "an edit")
     for uid, name in changes:
         source.state(uid, name)
     with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.statebackends.layout import file_name
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, refuse_in_flight
 from holdfast.statebackends.state_processor.reading import PartReader, scratch_errors
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.state_processor.writing import ClaimedFolder, claimed_folder
@@ -62,7 +62,9 @@ class ExportReport:
 def export_snapshot(source: StoredSnapshot, states: Sequence[StoredState], storage: Storage, folder: str) -> ExportReport:
     """Export states into a folder of a storage, which must be new or empty.
 
-    Raises CorruptStateError, InvalidConfigError for a folder in use, StorageUnavailableError; the folder is then as it was."""
+    Raises CorruptStateError, InvalidConfigError for a folder in use or where records are in flight, StorageUnavailableError; the
+    folder is then as it was."""
+    refuse_in_flight(source, "an export")
     exported: list[ExportedState] = []
     with claimed_folder(storage, folder, "export") as target, source.reader() as reader, source.reader() as scratch:
         uploads = _Uploads(scratch, target)
