@@ -150,6 +150,8 @@ class InputGate:
         self._queues: list[deque[_Queued]] = [deque() for _ in range(handler.channel_count)]
         self._queued_bytes = [0] * handler.channel_count
         self._queued_markers = [0] * handler.channel_count
+        self._queued_restored = [0] * handler.channel_count
+        """Elements out of a snapshot: however many a channel inherits, they count for no bound."""
         self._blocked: set[int] = set()
         self._ready: list[tuple[int, int]] = []
         """Heap of (arrival, channel): the head of every unblocked, non-empty queue, once."""
@@ -172,6 +174,7 @@ class InputGate:
         for element in elements:
             size = element.size if isinstance(element, Batch) else 0
             self._arrivals += 1
+            self._queued_restored[channel] += 1
             self._enqueue(channel, _Queued(self._arrivals, element, size, is_restored=True))
 
     def offer(self, channel: int, element: Element, size: int = 0) -> None:
@@ -189,7 +192,7 @@ class InputGate:
             if self._queued_markers[channel] >= MARKERS_QUEUED_MAX:
                 return
             self._queued_markers[channel] += 1
-        if len(queue) >= QUEUED_ELEMENTS_MAX:
+        if len(queue) - self._queued_restored[channel] >= QUEUED_ELEMENTS_MAX:
             raise ProtocolError(f"more than {QUEUED_ELEMENTS_MAX} elements wait on channel {channel}", channel=channel)
         if self._credits and isinstance(element, Batch):
             self._credits[channel].received(size)
@@ -350,6 +353,7 @@ class InputGate:
         queue = self._queues[channel]
         _, element, size, is_restored = queue.popleft()
         self._queued_bytes[channel] -= size
+        self._queued_restored[channel] -= is_restored
         match element:
             case Batch():
                 if self._credits:
@@ -517,4 +521,4 @@ class InputGate:
         self._blocked.clear()
         for channel, queue in enumerate(self._queues):
             queue.clear()
-            self._queued_bytes[channel] = self._queued_markers[channel] = 0
+            self._queued_bytes[channel] = self._queued_markers[channel] = self._queued_restored[channel] = 0

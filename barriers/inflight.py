@@ -16,6 +16,8 @@ from holdfast.statebackends.errors import CorruptStateError
 
 EVENT_METADATA = b"holdfast.event"
 TIMESTAMPS = "_timestamp_ms"
+END_OF_STREAM_BYTES = 8
+"""What Arrow writes behind the last batch: a mark, and a length of 0."""
 
 _events = msgspec.json.Decoder(Watermark | WatermarkStatus)
 
@@ -59,13 +61,18 @@ def decode(data: bytes | memoryview, *, rows: int) -> list[Element]:
 
 def _elements(data: bytes | memoryview) -> list[Element]:
     found: list[Element] = []
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+    source = pa.BufferReader(pa.py_buffer(data))
+    with pa.ipc.open_stream(source) as reader:
         names = reader.schema.names
         timed = bool(names) and names[-1] == TIMESTAMPS
         while True:
+            read_bytes = source.tell()
             try:
                 columns, metadata = reader.read_next_batch_with_custom_metadata()
             except StopIteration:
+                # Arrow takes a stream that stops between two batches for a whole one: events at its end would be missing.
+                if source.tell() - read_bytes != END_OF_STREAM_BYTES or source.tell() != len(data):
+                    raise ValueError(f"the stream of {len(data)} bytes is cut off, or something follows its end") from None
                 return found
             if metadata is not None and EVENT_METADATA in metadata:
                 found.append(_events.decode(metadata[EVENT_METADATA]))

@@ -555,6 +555,8 @@ class Subtask:
         return int(self._times.running_s * 1000 + 1e-6)
 
     def _finish_if_due(self) -> bool:
+        if self._finish_id and not self._input.is_drained:
+            self._input.clear()  # nothing reads what it would emit, and where the output is full it would never be done
         if not self._finish_id or self._input.has_work or self.chain.has_pending_work() or self._pool.under_way:
             return False
         self._finish()

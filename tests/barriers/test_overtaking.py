@@ -12,6 +12,7 @@ from holdfast.barriers.alignment import AbortCheckpoint, AbortReason, InFlightCo
 from holdfast.barriers.credits import ReceiverCredit
 from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition, Watermark
 from holdfast.barriers.gate import BarrierOutput, Delivered, InputGate
+from holdfast.statebackends.errors import ProtocolError
 
 RECORD_BYTES = 10
 
@@ -243,6 +244,19 @@ def test_restored_elements_take_no_credit_and_are_in_flight_again() -> None:
     assert [each.batches_held for each in credits] == [0, 1], "the new one is in hand"
     gate.processed(1)
     assert [(each.batches_held, each.bytes_held) for each in credits] == [(0, 0), (0, 0)]
+
+
+def test_what_a_channel_inherits_does_not_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.barriers.gate.QUEUED_ELEMENTS_MAX", 3)
+    gate = gate_of(1)
+    gate.restore(0, [record(f"r{number}") for number in range(5)])
+    offer(gate, 0, "a1", "a2", "a3")
+    with pytest.raises(ProtocolError, match="more than 3 elements wait"):
+        offer(gate, 0, "a4")
+    assert drain(gate) == ["r0", "r1", "r2", "r3", "r4", "a1", "a2", "a3"]
+    offer(gate, 0, "a4", "a5", "a6")
+    with pytest.raises(ProtocolError, match="more than 3 elements wait"):
+        offer(gate, 0, "a7")
 
 
 # ----------------------------------------------------------------------------------------------------------- the law

@@ -411,6 +411,17 @@ def test_attempt_that_only_commits_the_last_checkpoint_ends_its_data_too() -> No
     assert bench.port.take()[-2:] == [EndOfData(False), EndOfPartition()]
 
 
+def test_such_an_attempt_ends_with_a_full_output_and_work_in_hand() -> None:
+    """Whoever reads has ended: the output stays full for ever."""
+    bench = source(1_000)
+    bench.subtask.step(0)
+    bench.subtask._input.add_work(iter([None, None]))
+    bench.port.is_available = False
+    bench.mailbox.put(FinishTasks(1, 4))
+    bench.subtask.step(0)
+    assert bench.subtask.state is TaskState.FINISHED
+
+
 class QuarterReader(ListReader):
     """Barriers fall behind every fourth row."""
 

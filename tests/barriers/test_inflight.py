@@ -1,0 +1,69 @@
+"""Pieces of in-flight data: what is written is read, and nothing that is damaged is taken for whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from holdfast.barriers.elements import Batch, CheckpointBarrier, Element, LatencyMarker, Watermark, WatermarkStatus
+from holdfast.barriers.inflight import decode, encode
+from holdfast.statebackends.errors import CorruptStateError
+
+
+def batch(*numbers: int, timed: bool = True) -> Batch:
+    columns = pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "s": [f"row {number}" for number in numbers]})
+    return Batch(columns=columns, timestamps=np.array(numbers, np.int64) * 10 if timed else None)
+
+
+def plain(elements: list[Element]) -> list[object]:
+    """Elements as values that can be compared."""
+    found: list[object] = []
+    for each in elements:
+        if isinstance(each, Batch):
+            stamps = None if each.timestamps is None else each.timestamps.tolist()
+            found.append((each.columns().to_pydict(), stamps))
+        else:
+            found.append(each)
+    return found
+
+
+ELEMENTS: list[Element] = [Watermark(5), batch(1, 2), WatermarkStatus(idle=True), batch(3), Watermark(40)]
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_elements_come_back_in_their_places(timed: bool) -> None:
+    elements: list[Element] = [Watermark(5), batch(1, 2, timed=timed), batch(3, timed=timed), Watermark(40)]
+    assert plain(decode(encode(elements), rows=3)) == plain(elements)
+
+
+def test_events_alone_come_back() -> None:
+    events: list[Element] = [Watermark(7), WatermarkStatus(idle=False)]
+    assert decode(encode(events), rows=0) == events
+
+
+def test_barriers_and_latency_markers_are_left_out() -> None:
+    elements: list[Element] = [batch(1), CheckpointBarrier(1, 0), LatencyMarker(0, "s", 0), batch(2)]
+    assert plain(decode(encode(elements), rows=2)) == plain([batch(1), batch(2)])
+
+
+def test_metadata_of_the_columns_survives() -> None:
+    columns = batch(1).columns().replace_schema_metadata({"holdfast.rows": "combined"})
+    (found,) = decode(encode([Batch(columns=columns, timestamps=np.array([1], np.int64))]), rows=1)
+    assert isinstance(found, Batch)
+    assert found.columns().schema.metadata == {b"holdfast.rows": b"combined"}
+
+
+def test_a_piece_cut_off_at_any_offset_is_refused() -> None:
+    data = encode(ELEMENTS)
+    assert plain(decode(data, rows=3)) == plain(ELEMENTS)
+    for length in range(len(data)):
+        with pytest.raises(CorruptStateError, match="in-flight data"):
+            decode(data[:length], rows=3)
+
+
+def test_a_piece_with_something_behind_it_or_other_rows_is_refused() -> None:
+    data = encode(ELEMENTS)
+    for wrong, rows in ((data + b"\0", 3), (data + data, 6), (data, 2), (data, 4)):
+        with pytest.raises(CorruptStateError, match="in-flight data"):
+            decode(wrong, rows=rows)
