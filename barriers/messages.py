@@ -226,8 +226,13 @@ class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
     metrics: CheckpointMetrics = CheckpointMetrics()
     finished: bool = False
     """The subtask had come to the end of its input in front of this state: it emits nothing behind it, in any attempt."""
-    channels: tuple[ChannelState, ...] = ()
-    """What was in flight at this subtask's ends of its channels."""
+    channels: tuple[ChannelState, ...] | msgspec.UnsetType = msgspec.UNSET
+    """In-flight records at this subtask's ends of its channels; unset where nothing was in flight."""
+
+    @property
+    def in_flight(self) -> tuple[ChannelState, ...]:
+        """In-flight records, by edge and end."""
+        return () if self.channels is msgspec.UNSET else self.channels
 
 
 class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):

@@ -177,7 +177,7 @@ class RetentionChecker(Checker):
             return
         folder = f"{self.world.job_id}/chk-{ack.checkpoint_id}"
         handles = [handle for state in ack.states.values() for handle in file_handles(state)]
-        handles += [channel.part for channel in ack.channels if isinstance(channel.part, FileHandle)]
+        handles += [channel.part for channel in ack.in_flight if isinstance(channel.part, FileHandle)]
         paths = tuple(posixpath.normpath(f"{folder}/{handle.path}") for handle in handles)
         if paths:
             self._discarded.append(_Discarded(fact.at_ms, fact.actor, paths))

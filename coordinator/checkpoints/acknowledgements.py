@@ -177,7 +177,7 @@ class AcknowledgementValidator:
             writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
             parts: list[StateHandle] = [part for keyed in state.keyed for part in keyed.parts]
             parts += [listed.part for listed in state.operator]
-            parts += [channel.part for channel in ack.channels]
+            parts += [channel.part for channel in ack.in_flight]
             for part in parts:
                 if isinstance(part, FileHandle) and not part.path.startswith("_") and writer.wrote(part.path, alone=True):
                     yield part.path
@@ -257,15 +257,15 @@ class AcknowledgementValidator:
 
     def _check_channels(self, writer: _Writer, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> None:
         """Files of in-flight data are written by the head of the chain."""
-        if not ack.channels:
+        if not ack.in_flight:
             return
         if not pending.unaligned:
             raise _Refused("in-flight data of a checkpoint whose barriers overtake nothing")
-        problem = self._channels.problem(SubtaskKey(ack.vertex, ack.subtask), ack.channels)
+        problem = self._channels.problem(SubtaskKey(ack.vertex, ack.subtask), ack.in_flight)
         if problem is not None:
             raise _Refused(problem)
         files: dict[str, FileHandle] = {}
-        for channel in ack.channels:
+        for channel in ack.in_flight:
             self._check_part(writer, channel.part, self._lists, None, "")
             if isinstance(channel.part, FileHandle):
                 _check_same_file(files, channel.part)

@@ -170,13 +170,13 @@ class PendingCheckpoint:
 
     def channels(self) -> tuple[ChannelState, ...]:
         """In-flight data of all tasks."""
-        return tuple(channel for task in sorted(self.acks) for channel in self.acks[task].channels)
+        return tuple(channel for task in sorted(self.acks) for channel in self.acks[task].in_flight)
 
     @property
     def size(self) -> int:
         """Bytes of the acknowledged state, those shared with the base included, and of in-flight data."""
         states = sum(state.size for ack in self.acks.values() for state in ack.states.values())
-        return states + sum(channel.part.length for ack in self.acks.values() for channel in ack.channels)
+        return states + sum(channel.part.length for ack in self.acks.values() for channel in ack.in_flight)
 
     @property
     def shared(self) -> tuple[FileHandle, ...]:
@@ -187,7 +187,7 @@ class PendingCheckpoint:
 
 def list_files(ack: AcknowledgeCheckpoint) -> tuple[str, ...]:
     """Paths of every file that an acknowledgement names, relative to the snapshot's folder; each once."""
-    files = [channel.part.path for channel in ack.channels if isinstance(channel.part, FileHandle)]
+    files = [channel.part.path for channel in ack.in_flight if isinstance(channel.part, FileHandle)]
     for _uid, state in sorted(ack.states.items()):
         for keyed in state.keyed:
             files.extend(part.path for part in keyed.parts if isinstance(part, FileHandle))

@@ -362,7 +362,9 @@ class SubtaskCheckpointCoordinator:
             self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder, channels))
         key, number = self._key, running.checkpoint_id
         self._report(
-            AcknowledgeCheckpoint(self._attempt, number, key.vertex, key.subtask, states, metrics, running.finished, channels)
+            AcknowledgeCheckpoint(
+                self._attempt, number, key.vertex, key.subtask, states, metrics, running.finished, channels or msgspec.UNSET
+            )
         )
 
     # ------------------------------------------------------------------------------------------------- in-flight data

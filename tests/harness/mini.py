@@ -253,7 +253,7 @@ class ScriptedCoordinator:
             key = SubtaskKey(item.vertex, item.subtask)
             pending.awaited.discard(key)
             pending.states[key] = item.states
-            pending.channels += item.channels
+            pending.channels += item.in_flight
             if not pending.awaited:
                 self._complete(pending)
         else:

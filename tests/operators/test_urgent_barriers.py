@@ -61,7 +61,7 @@ def stored(bench: Bench, checkpoint_id: int) -> dict[tuple[str, int], list[Any]]
     (ack,) = [each for each in bench.answers() if isinstance(each, AcknowledgeCheckpoint)]
     assert ack.checkpoint_id == checkpoint_id
     found: dict[tuple[str, int], list[Any]] = {}
-    for channel in ack.channels:
+    for channel in ack.in_flight:
         assert (channel.source, channel.target, channel.subtask) == ("up", "op0", 0)
         part = channel.part
         if isinstance(part, FileHandle):
@@ -99,7 +99,7 @@ def test_the_rest_of_the_batch_in_hand_is_in_flight_in_front_of_what_is_queued()
     rows = [each for each in numbers(bench) if isinstance(each, int)]
     assert sorted(rows) == [1, 2, 3, 4, 5, 6, 8, 10, 11, 12]
     (told,) = [each for each in bench.reports if isinstance(each, AcknowledgeCheckpoint)]
-    lengths = [piece.length for channel in told.channels for piece in channel.pieces]
+    lengths = [piece.length for channel in told.in_flight for piece in channel.pieces]
     assert (told.metrics.unaligned, told.metrics.bytes_persisted_during_alignment) == (True, sum(lengths))
 
 
