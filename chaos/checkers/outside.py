@@ -74,8 +74,8 @@ class OutsideChecker(Checker):
             self._follow(self._outside)
 
     def _remember(self, outside: OutsideExpectation, snapshot: Snapshot) -> None:
-        if not snapshot.is_recovery_point or snapshot.claim.drain:
-            return
+        if not snapshot.is_recovery_point or snapshot.claim.drain or snapshot.metadata.in_flight:
+            return  # what is in flight has not come to the target
         with suppress(HoldfastError, ValueError, KeyError):
             view = SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata)
             self._positions[snapshot.checkpoint_id] = view.positions((outside.source_uid,))
