@@ -463,7 +463,7 @@ class Subtask:
         times.was_backpressured = backpressured or (is_running and self._input.is_full)
         times.was_paused = self.reads_source and self._input.is_paused
         times.running_s += times.last_end_s - began
-        self._time.step_ends(times.last_end_s, Spent.BACKPRESSURED if backpressured else Spent(has_more))
+        self._time.step_ends(times.last_end_s, Spent.BACKPRESSURED if times.was_backpressured else Spent(has_more))
         waits = backpressured or self._checkpoints.is_preparing
         wakeup_ms = self._next_wakeup_ms() if is_running and not waits else None
         if not is_running and not self._disposed and self._pool.threads_ending:
