@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from holdfast.chaos.workloads import (
     aggregate,
     async_io,
+    backlog,
     broadcast,
     column_sessions,
     connected,
@@ -49,7 +50,7 @@ WORKLOADS: dict[str, Workload] = {
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn, window_top),
         *(joins, latecomers, sessions, column_sessions, window_joins, count_windows, outside, splits),
-        merging,
+        *(merging, backlog),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }
