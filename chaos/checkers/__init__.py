@@ -32,6 +32,7 @@ from holdfast.chaos.checkers.repair import RepairChecker
 from holdfast.chaos.checkers.repeats import RepeatsChecker
 from holdfast.chaos.checkers.restarts import RestartsChecker
 from holdfast.chaos.checkers.retention import RetentionChecker
+from holdfast.chaos.checkers.settings import SettingsChecker
 from holdfast.chaos.checkers.silence import AlignmentChecker, SilenceChecker
 from holdfast.chaos.checkers.splits import SplitsChecker
 from holdfast.chaos.checkers.stops import StopsChecker
@@ -59,6 +60,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     RecoveryChecker,
     RepairChecker,
     PacingChecker,
+    SettingsChecker,
     RestartsChecker,
     ReconcilingChecker,
     EventTimeChecker,

@@ -121,7 +121,9 @@ class BoundsChecker(Checker):
 
     def _look_at_times(self, host: Any, service: Any) -> None:
         """A coordinator that is awake aborts an expired checkpoint at its next turn."""
-        timeout_ms = service._master.setup.graph.config.checkpoint_timeout_ms
+        setup = service._master.setup
+        configs = self.ledger.configs_of(setup.submission, setup.graph.config).values()  # a user may have changed it
+        timeout_ms = max(each.checkpoint_timeout_ms for each in configs)
         now_ms = host.clock.monotonic_ms()
         for entry in service._master.coordinator.pending:
             place = (host.process.name, service.epoch, entry.checkpoint_id)

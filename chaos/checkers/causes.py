@@ -99,7 +99,9 @@ class CausesChecker(Checker):
         limits_ms = []
         for host in self.world.coordinators():
             for service in (each for each in host.services if each.epoch == epoch):
-                limits_ms.append(service._master.setup.graph.config.checkpoint_timeout_ms)
+                setup = service._master.setup
+                configs = self.ledger.configs_of(setup.submission, setup.graph.config).values()  # a user may have changed it
+                limits_ms.append(min(each.checkpoint_timeout_ms for each in configs))
                 begun_ms += [each.started_ms for each in service._master.coordinator.pending if each.checkpoint_id == number]
         lasted_ms = self.world.now_ms - max(begun_ms, default=0)
         if limits_ms and begun_ms and lasted_ms < limits_ms[0]:

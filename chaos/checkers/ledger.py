@@ -13,14 +13,16 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.barriers.jobgraph import ClaimMode, Submission
+from holdfast.barriers.jobgraph import ClaimMode, JobConfig, Submission
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.tunable import apply_settings
 from holdfast.chaos.checkers.observations import Lifecycle, Observation, Stored, StoreView, WorldView
 from holdfast.coordinator.ha.recorded_job import Decision, decode_decision
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
     ClaimRecord,
+    ConfigRecord,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
@@ -174,6 +176,8 @@ class JobLedger:
         self.submissions: dict[int, SubmissionRecord] = {}
         self.attempts: dict[int, AttemptRecord] = {}
         self.results: dict[int, ResultRecord] = {}
+        self.configs: dict[int, ConfigRecord] = {}
+        """Changed settings, by number; one that came too late to count is among them."""
         self.claims: dict[int, ClaimRecord] = {}
         """Claims that exist, but for those in `_alone`."""
         self._alone: dict[int, ClaimRecord] = {}
@@ -233,6 +237,15 @@ class JobLedger:
         """Whether a submission on record is of a user who gave this snapshot; a refused submission has no record."""
         nonces = {record.submission.driver_nonce for record in self.submissions.values()}
         return not nonces.isdisjoint(self._givers.get(folder, ()))
+
+    def configs_of(self, submission: int, submitted: JobConfig) -> dict[int, JobConfig]:
+        """Number of a record -> the settings that it makes hold for a submission; 0: as submitted. Which of them holds is not
+        said."""
+        found = {0: submitted}
+        for number, record in self.configs.items():
+            if record.submission == submission:
+                found[number] = apply_settings(submitted, record.settings)
+        return found
 
     def abort_record(self, number: int) -> AbortRecord | None:
         """Content of an aborted id's register; None if it is gone."""
@@ -319,6 +332,8 @@ class JobLedger:
             case "submissions":
                 if not is_void(content := self._content(path, fact)):
                     self.submissions[int(stem)] = decode_record(SubmissionRecord, content, path)
+            case "config":
+                self.configs[int(stem)] = decode_record(ConfigRecord, self._content(path, fact), path)
             case "results":
                 self.results[int(stem)] = decode_record(ResultRecord, self._content(path, fact), path)
                 changes.append(ResultRecorded(self.results[int(stem)]))
@@ -397,6 +412,7 @@ class JobLedger:
         self._forget(self.attempts, "attempts")
         self._forget(self.submissions, "submissions")
         self._forget(self.results, "results")
+        self._forget(self.configs, "config")
         self.newest_attempt = max(self.attempts, default=0)
         self._come_back()
         return PowerLost(tuple(lost))

@@ -7,6 +7,7 @@ announced, so that nothing is reported that it could not have known."""
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -33,7 +34,8 @@ _CHECKPOINT_FAILED = re.compile(r"CheckpointFailed: checkpoint (\d+): ")
 class _Leader:
     """Observed acts of one leader."""
 
-    config: JobConfig
+    submission: int
+    submitted: JobConfig
     stored: dict[int, int] = field(default_factory=dict)
     """Completed id -> when it became durable, ms."""
     told: dict[int, int] = field(default_factory=dict)
@@ -82,8 +84,8 @@ class PacingChecker(Checker):
                 self._told(number, epoch, observation.at_ms)
             case Commanded(command=NotifyCheckpointAborted() as notice, epoch=epoch):
                 self._told_aborted(notice, epoch, observation.at_ms)
-            case Led(epoch=epoch, graph=graph):
-                self._leaders[epoch] = _Leader(graph.config)
+            case Led(epoch=epoch, graph=graph, submission=submission):
+                self._leaders[epoch] = _Leader(submission, graph.config)
             case _:
                 pass
 
@@ -128,7 +130,7 @@ class PacingChecker(Checker):
         if number not in leader.aborted or number <= max(leader.stored, default=0) or leader.is_unsure:
             return
         leader.at_least += 1
-        if leader.at_least > leader.config.tolerable_failed_checkpoints:
+        if leader.at_least > max(each.tolerable_failed_checkpoints for each in self._configs(leader)):
             leader.exceeded[notice.attempt] = at_ms
             leader.at_least = 0
 
@@ -144,17 +146,22 @@ class PacingChecker(Checker):
         began_ms, number = pending.started_ms, trigger.checkpoint_id
         failed_ms = leader.exceeded.get(trigger.attempt)
         if failed_ms is not None and began_ms > failed_ms:
-            tolerable = leader.config.tolerable_failed_checkpoints
+            tolerable = max(each.tolerable_failed_checkpoints for each in self._configs(leader))
             self.report("I16", f"attempt {trigger.attempt} takes checkpoint {number} after {tolerable + 1} failed in a row")
-        if not pending.request.periodic or not leader.config.min_pause_ms:
+        pause_least_ms = min(each.min_pause_ms for each in self._configs(leader))
+        if not pending.request.periodic or not pause_least_ms:
             return
         for other in reversed(leader.told):
             if leader.told[other] < began_ms:
                 pause_ms = began_ms - leader.stored[other]
-                if pause_ms < leader.config.min_pause_ms:
+                if pause_ms < pause_least_ms:
                     message = f"checkpoint {number} began {pause_ms} ms after {other} was complete"
-                    self.report("I16", f"{message}; the pause is {leader.config.min_pause_ms} ms")
+                    self.report("I16", f"{message}; the pause is {pause_least_ms} ms")
                 return
+
+    def _configs(self, leader: _Leader) -> Collection[JobConfig]:
+        """Settings that may hold, those included that a user has changed: the checks are as lenient as any of them."""
+        return self.ledger.configs_of(leader.submission, leader.submitted).values()
 
     def _began(self, record: AttemptRecord) -> None:
         """An attempt fails because of checkpoints only after too many failures in a row."""
@@ -170,7 +177,7 @@ class PacingChecker(Checker):
         claim = self.ledger.first_claims.get(int(found[1]))
         if claim is None or claim.kind is CheckpointKind.STOP_SAVEPOINT:  # sources may have stopped: always fails the attempt
             return
-        failures, tolerable = len(leader.at_most), leader.config.tolerable_failed_checkpoints
+        failures, tolerable = len(leader.at_most), min(each.tolerable_failed_checkpoints for each in self._configs(leader))
         if failures <= tolerable:
             who = f"attempt {record.attempt} follows one that was given up after {failures} failed checkpoints in a row"
             self.report("I16", f"{who}; {tolerable} are tolerable")

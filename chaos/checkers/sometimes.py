@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import (
     AckAnswers,
     AcknowledgeCheckpoint,
@@ -38,7 +39,7 @@ from holdfast.chaos.checkers.observations import (
     Submitted,
 )
 from holdfast.coordinator.ha.records import AttemptRecord, ClaimRecord, decode_record
-from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError
+from holdfast.statebackends.errors import AmbiguousWriteError, AuthenticationError, FencedError, HoldfastError
 from holdfast.statebackends.layout import SHARED_FOLDER, parse_checkpoint_name
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Operation, PutIfAbsent
 
@@ -98,6 +99,8 @@ SOMETIMES: dict[str, str] = {
     "barrier_in_firing": "a subtask takes its part of a checkpoint between two slices of a firing",
     "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
+    "backlog_ended": "a source has worked off a backlog, for which the job has an interval of its own",
+    "settings_changed": "a user's change of settings holds while the job runs",
     "power_lost": "storage loses what was not durable",
     "power_lost_behind_found": "a loss of power follows the use of a name that was not known to be durable",
 }
@@ -113,6 +116,7 @@ class Sometimes:
         self._attempt = 0
         self._epoch = 0
         self._leader = ""
+        self._has_backlog = False
         self._parallelism: tuple[int, ...] = ()
         self._completed: dict[int, int] = {}
         self._owners = 0
@@ -261,6 +265,10 @@ class Sometimes:
             self._drains.add(number)
 
     def _answered(self, fact: Answered) -> None:
+        if isinstance(fact.answer, JobConfig):
+            self._visit("settings_changed")
+        elif self._has_backlog and fact.request == "states" and _tells_end_of_backlog(fact):
+            self._visit("backlog_ended")
         if fact.receiver in self._strangers:
             if isinstance(fact.answer, AuthenticationError):
                 self._visit("impostor_refused")
@@ -345,6 +353,7 @@ class Sometimes:
             self._visit("resumed_from_drain")
             self._drained = False
         self._submission = fact.submission
+        self._has_backlog = fact.graph.config.checkpoint_interval_during_backlog_ms is not None
         self._epoch, self._leader = fact.epoch, fact.actor
         self._led_ms[fact.epoch] = fact.at_ms
         parallelism = tuple(vertex.parallelism for vertex in fact.graph.vertices)
@@ -373,6 +382,11 @@ _CRASHES: dict[str, tuple[str, ...]] = {
     "crash_in_commit": ("worker.PutIfAbsent.log", "worker.LinkFile"),
     "crash_in_deletion": ("coordinator.DeleteFile", "coordinator.DeleteFolder"),
 }
+
+
+def _tells_end_of_backlog(fact: Answered) -> bool:
+    ended = any(status.backlog and status.backlog % 2 == 0 and not status.drained for status in fact.body.subtasks)
+    return ended and not isinstance(fact.answer, HoldfastError)
 
 
 def _number(data: bytes, key: bytes) -> int:

@@ -665,6 +665,9 @@ class FaultActions:
     def _strike_restore(self, fault: Fault, process: Process | None) -> bool:
         return self._cluster.users.restore(drain=False)
 
+    def _strike_retune(self, fault: Fault, process: Process | None) -> bool:
+        return self._cluster.users.retune()
+
     def _strike_rewind(self, fault: Fault, process: Process | None) -> bool:
         return self._cluster.users.rewind()
 

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.tunable import SettingValue
 from holdfast.chaos.checkers.observations import Led, Listened
 from holdfast.chaos.cluster.worker_host import SimPorts
 from holdfast.chaos.sim.gateway import Epoch
@@ -63,11 +64,13 @@ class UserRequest(msgspec.Struct, frozen=True):
     """A user's request: a snapshot, a stop, or a cancellation."""
 
     kind: CheckpointKind | None
-    """Kind of snapshot; None: cancel."""
+    """Kind of snapshot; None: cancel, or change settings."""
     trigger_id: str
     target: str | None = None
     drain: bool = False
     native: bool = False
+    settings: dict[str, SettingValue] | None = None
+    """Settings to change."""
 
 
 class RequestResult(msgspec.Struct, frozen=True):
@@ -257,7 +260,9 @@ class CoordinatorHost:
         return future
 
     def _request(self, job_id: str, request: UserRequest) -> Future[Any]:
-        kind = request.kind
+        kind, settings = request.kind, request.settings
+        if settings is not None:
+            return self._calls.call(job_id, lambda ticket: job_events.SettingsRequested(ticket, settings))
         if kind is None:
             return _then(self._calls.call(job_id, job_events.CancelRequested), lambda _: "")
         if kind is not CheckpointKind.CHECKPOINT and request.target is None:

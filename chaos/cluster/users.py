@@ -4,10 +4,13 @@ A user asks the leader, retries without an answer, and gives up in the end, as a
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
+from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.tunable import SettingValue
 from holdfast.chaos.checkers.observations import StoreView
 from holdfast.chaos.cluster.coordinator_host import RequestResult, UserRequest
 from holdfast.chaos.cluster.driver import DriverHost
@@ -19,7 +22,7 @@ from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.claims import dispose_snapshot
-from holdfast.statebackends.errors import HoldfastError, NotFoundError
+from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, parse_checkpoint_name, parse_owner_name
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
@@ -42,6 +45,7 @@ DISPOSE_AFTER_US = 60_000
 """Most delay until a user tries to delete what the job was given with CLAIM: before its first checkpoint, as a rule."""
 REQUEST_TRIES = 40
 REQUEST_POLL_US = 150_000
+RETUNE_TRIES = 5
 
 
 class UsedCluster(Protocol):
@@ -119,6 +123,16 @@ class Users:
         self._stop_job(request, REQUEST_TRIES)
         return True
 
+    def retune(self) -> bool:
+        """Change settings of the job while it runs."""
+        if self._cluster.outcome:
+            return False
+        settings = draw_changes(self._cluster.streams.of("settings"))
+        request = UserRequest(None, self._trigger_id(), settings=settings)
+        self._cluster.trace.add("user", "changes settings", f"{request.trigger_id} {settings}")
+        self._change_settings(request, RETUNE_TRIES)
+        return True
+
     def rewind(self) -> bool:
         """Start the job again from one of its older snapshots while it runs."""
         cluster = self._cluster
@@ -178,6 +192,16 @@ class Users:
                 self._follow(request, REQUEST_TRIES)
 
         self._ask("wish", request, str, asked)
+
+    def _change_settings(self, request: UserRequest, tries: int) -> None:
+        """Retry until the change is made or refused."""
+
+        def asked(answer: Any) -> None:
+            refused = isinstance(answer, InvalidConfigError | FencedError)
+            if isinstance(answer, HoldfastError) and not refused and tries > 0 and not self._cluster.outcome:
+                self._cluster.kernel.after(REQUEST_POLL_US, lambda: self._change_settings(request, tries - 1), self._user)
+
+        self._ask("wish", request, JobConfig, asked)
 
     def _again(self, tries: int, act: Callable[[], None]) -> None:
         cluster = self._cluster
@@ -267,6 +291,18 @@ class Users:
             else:
                 cluster.trace.add("user", "disposed of", folder.rpartition("/")[2])
                 return
+
+
+def draw_changes(rng: random.Random) -> dict[str, SettingValue]:
+    """One to three settings, with values that a job may have; together with its others they may be refused."""
+    choices: dict[str, tuple[SettingValue, ...]] = {
+        "checkpoint_interval_ms": (None, 40, 80, 150, 300),
+        "checkpoint_interval_during_backlog_ms": (None, 0, 200, 600),
+        "checkpoint_timeout_ms": (2_000, 3_000, 5_000),
+        "min_pause_ms": (0, 20, 80),
+        "tolerable_failed_checkpoints": (0, 1, 3, 10),
+    }
+    return {name: rng.choice(choices[name]) for name in rng.sample(sorted(choices), rng.randint(1, 3))}
 
 
 def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claimed: Collection[str | None]) -> list[str]:

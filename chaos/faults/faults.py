@@ -150,6 +150,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("restore", "the job is stopped with a savepoint, and started again from it", ""),
         FaultKind("drain", "the job is drained and stopped with a savepoint, and started again from it", ""),
         FaultKind("rewind", "the job is started again from an older snapshot than its newest one", ""),
+        FaultKind("retune", "a user changes settings of the running job", ""),
         FaultKind("rescale", "the driver is replaced by one with another parallelism", "", "new parallelism"),
     )
 }
@@ -179,7 +180,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "clocks": ("clock_jump",),
     "operators": ("slow_operator", "blocked_operator", "user_error"),
-    "users": ("checkpoint", "savepoint", "restore", "drain", "rewind", "rescale"),
+    "users": ("checkpoint", "savepoint", "restore", "drain", "rewind", "retune", "rescale"),
 }
 """Names of families, which `--faults` takes beside single kinds."""
 

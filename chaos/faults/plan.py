@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.chaos.faults.combinations import draw_combination
-from holdfast.chaos.faults.faults import KINDS, MESSAGES, STORE_OPERATIONS, Fault, FaultKind
+from holdfast.chaos.faults.faults import KINDS, MESSAGES, STORE_OPERATIONS, Fault, FaultKind, encode_plan
 from holdfast.chaos.workloads.scenario import Scenario
 
 FAULTS_MAX = 6
@@ -67,6 +67,12 @@ WORKER_POINTS = (
 _DRAWN_OPERATIONS = tuple(name for name in STORE_OPERATIONS if name != "SyncFile")
 """`all` hits the other one, too: as a name of its own it would give every seed another plan."""
 
+RETUNE = "retune"
+"""Drawn beside the other faults."""
+RETUNED_SHARE = 0.2
+"""Share of the plans with changes of settings."""
+RETUNE_POINTS = ("coordinator.PutIfAbsent.config", "coordinator.PutIfAbsent.config.done", "coordinator.answer.wish")
+
 _FREQUENT = frozenset(
     {"kill_worker", "kill_coordinator", "kill_driver", "old_leader_wakes", "pause_worker", "user_error", "power_loss"}
 )
@@ -98,15 +104,28 @@ def draw_plan(
 ) -> tuple[Fault, ...]:
     """A plan for one run of a job with so many worker slots. `faults`: how many; None: 1..FAULTS_MAX, more in a long job, and now
     and then a combination that fits its `config`. Faults begin before `horizon_ms`, about the end of the job without them."""
-    usable = [kind for kind in kinds if _fits(kind, scenario, slots)]
+    usable = [kind for kind in kinds if kind != RETUNE and _fits(kind, scenario, slots)]
     if not usable:
-        return ()
+        return draw_retunes(rng, faults or rng.randint(1, FAULTS_MAX), horizon_ms) if RETUNE in kinds else ()
     weights = [3 if kind in _FREQUENT else 1 for kind in usable]
     count = faults if faults is not None else min(FAULTS_LIMIT, rng.randint(1, FAULTS_MAX) * max(1, horizon_ms // SHORT_MS))
     plan = tuple(_draw(rng, KINDS[rng.choices(usable, weights)[0]], scenario, slots, horizon_ms) for _ in range(count))
     if faults is not None or config is None:
         return plan
-    return plan + draw_combination(rng, tuple(usable), config, scenario.operators, horizon_ms)
+    plan += draw_combination(rng, tuple(usable), config, scenario.operators, horizon_ms)
+    own = random.Random(encode_plan(plan))  # so that older seeds keep their other faults
+    return plan + draw_retunes(own, own.randint(1, 3), horizon_ms) if RETUNE in kinds and own.random() < RETUNED_SHARE else plan
+
+
+def draw_retunes(rng: random.Random, count: int, horizon_ms: int) -> tuple[Fault, ...]:
+    """Changes of settings at random moments, half of them with the death or the sleep of a coordinator around their record."""
+    faults = [Fault(RETUNE, at_ms=rng.randrange(20, horizon_ms)) for _ in range(count)]
+    if rng.random() < 0.5:
+        kind = rng.choice(("kill_coordinator", "old_leader_wakes", "pause_coordinator"))
+        lasts = KINDS[kind].lasts
+        point = rng.choice(RETUNE_POINTS)
+        faults.append(Fault(kind, on=point, duration_ms=800 if lasts else 0, amount=0 if lasts else rng.choice((1, 50, 300))))
+    return tuple(faults)
 
 
 def _fits(kind: str, scenario: Scenario, slots: int) -> bool:

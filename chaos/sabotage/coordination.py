@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+import holdfast.coordinator.dispatcher.storage_effects as storage_effects_module
 import holdfast.coordinator.dispatcher.submit as submit_module
 import holdfast.coordinator.ha.store as store_module
 import holdfast.coordinator.restore.plan as plan_module
@@ -27,16 +28,17 @@ from holdfast.coordinator.checkpoints.acknowledgements import AcknowledgementVal
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.failures import CheckpointFailureManager
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint, list_files
-from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Load
+from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Load, PeriodicSchedule
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.coordinator.ha.records import SubmissionRecord
+from holdfast.coordinator.ha.records import ConfigRecord, SubmissionRecord
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.slots import SlotPool
 from holdfast.coordinator.jobmaster.stopping import StopRetries
 from holdfast.operators.worker.session import Session
 from holdfast.statebackends.errors import AmbiguousWriteError, ObjectMissingError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, ListFolder, PutIfAbsent
 
@@ -124,6 +126,14 @@ def _notifies_savepoints(original: Any) -> Any:
             self._turn.out.append(actions.NotifyComplete(pending.checkpoint_id, pending.attempt, pending.timestamp_ms))
 
     return complete
+
+
+def _only_remembers(original: Any) -> Any:
+    def write_config(paths: JobPaths, record: ConfigRecord) -> Flow[ConfigRecord]:
+        return record
+        yield
+
+    return write_config
 
 
 def _skips_the_final(original: Any) -> Any:
@@ -372,6 +382,30 @@ SABOTAGES = (
             Fault("kill_coordinator", at_ms=650, amount=1),
             Fault("user_error", at_ms=1_000),
         ),
+    ),
+    Sabotage(
+        "ignored_backlog",
+        "checkpoints begin at the job's normal interval while its source processes a backlog",
+        ("I16",),
+        (Mutant(PeriodicSchedule, "note_backlog", constant(None)),),
+        workloads=("backlog",),
+        plan=(),
+    ),
+    Sabotage(
+        "remembered_settings",
+        "changed settings are in the leader's memory alone",
+        ("I16",),
+        (Mutant(storage_effects_module, "write_config", _only_remembers),),
+        workloads=("counter", "backlog", "windows"),
+        plan=(Fault("retune", at_ms=300), Fault("retune", at_ms=400), Fault("kill_coordinator", at_ms=600, amount=50)),
+    ),
+    Sabotage(
+        "overwritten_settings",
+        "a new leader begins with the settings of the submission",
+        ("I16",),
+        (Mutant(plan_module, "derive_config", lambda original: lambda job, record: record.graph.config),),
+        workloads=("counter", "backlog", "windows"),
+        plan=(Fault("retune", at_ms=300), Fault("retune", at_ms=400), Fault("kill_coordinator", at_ms=600, amount=50)),
     ),
     Sabotage(
         "untried_stop",

@@ -39,6 +39,8 @@ class Feed:
     """Event time between two records; 0: the feed has no event time."""
     disorder_ms: int = 0
     """Most that a record's event time may lie off its turn, ms."""
+    backlog_rows: int = 0
+    """Records that the source calls a backlog: the first ones. They come at the same pace."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -72,7 +74,8 @@ class Feed:
 
     def source(self, rows_per_second: float, step_rows: int) -> PacedSource:
         """The source of this feed."""
-        return PacedSource(self.make_batch, self.rows, self.schema, rows_per_second, step_rows, name=self.uid)
+        backlog = self.backlog_rows
+        return PacedSource(self.make_batch, self.rows, self.schema, rows_per_second, step_rows, name=self.uid, unpaced_rows=backlog)
 
 
 class PacedSource(GeneratorSource):
@@ -86,7 +89,14 @@ class PacedSource(GeneratorSource):
 
 class PacedReader(GeneratorReader):
     def __init__(self, source: PacedSource, subtask: int, parallelism: int, max_parallelism: int) -> None:
-        unpaced = GeneratorSource(source.make_batch, source.rows, source.schema, batch_rows=source.batch_rows, name=source.name)
+        unpaced = GeneratorSource(
+            source.make_batch,
+            source.rows,
+            source.schema,
+            batch_rows=source.batch_rows,
+            name=source.name,
+            unpaced_rows=source.unpaced_rows,
+        )
         super().__init__(unpaced, subtask, parallelism, max_parallelism)
         assert source.rows_per_second is not None
         self._ms_per_row = 1_000 * parallelism / source.rows_per_second

@@ -253,14 +253,19 @@ def is_late(record: ConfigRecord, seals: Mapping[int, int]) -> bool:
     return any(epoch > record.epoch and found < record.number for epoch, found in seals.items())
 
 
+def find_config(job: RecordedJob, submission: SubmissionRecord) -> ConfigRecord | None:
+    """The record that holds for a submission; None: its settings are as submitted."""
+    counted = [each for each in job.configs.values() if each.submission == submission.number and not is_late(each, job.seals)]
+    return max(counted, key=lambda each: each.number, default=None)
+
+
 def derive_config(job: RecordedJob, submission: SubmissionRecord) -> JobConfig:
     """Settings that hold for a submission: as submitted, with those that were changed since.
 
     Raises CorruptStateError for a record with settings that can't hold."""
-    counted = [each for each in job.configs.values() if each.submission == submission.number and not is_late(each, job.seals)]
-    if not counted:
+    newest = find_config(job, submission)
+    if newest is None:
         return submission.graph.config
-    newest = max(counted, key=lambda each: each.number)
     try:
         return apply_settings(submission.graph.config, newest.settings)
     except InvalidConfigError as error:

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.ha.leadership import check_newest
-from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_garbage, derive_shared_garbage
+from holdfast.coordinator.ha.recorded_job import (
+    CheckpointFact,
+    RecordedJob,
+    derive_garbage,
+    derive_shared_garbage,
+    find_config,
+)
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord
 from holdfast.coordinator.ha.store import (
     abort_checkpoint,
@@ -82,6 +88,9 @@ def _make_durable(paths: JobPaths, job: RecordedJob) -> Flow[None]:
     record = job.newest_submission
     if record is not None:
         yield from make_durable(paths.submission(record.number), read_submission)
+        config = find_config(job, record)
+        if config is not None:
+            yield from make_durable(paths.config(config.number))
     kept = job.with_fact(CheckpointFact.COMPLETED)
     newest = max((checkpoint.checkpoint_id for checkpoint in kept if checkpoint.is_recovery_point), default=0)
     if newest > 0:
