@@ -137,6 +137,15 @@ class ChannelEnded(msgspec.Struct, frozen=True):
     aligning: bool
 
 
+class AllocationMoved(msgspec.Struct, frozen=True):
+    """A channel of a subtask grants another number of bytes than before."""
+
+    at_ms: int
+    actor: str
+    before: int
+    after: int
+
+
 class DataEnded(msgspec.Struct, frozen=True):
     """A subtask flushes: all of its input has come."""
 
@@ -225,6 +234,7 @@ Observation: TypeAlias = (
     | Impersonated
     | SnapshotBegan
     | ChannelEnded
+    | AllocationMoved
     | DataEnded
     | EmittedBehind
     | Listened

@@ -23,6 +23,7 @@ from holdfast.barriers.messages import (
     TaskState,
 )
 from holdfast.chaos.checkers.observations import (
+    AllocationMoved,
     Answered,
     ChannelEnded,
     Commanded,
@@ -96,6 +97,8 @@ SOMETIMES: dict[str, str] = {
     "sink_taken_over": "a sink changes its owner",
     "retention_dropped": "a checkpoint is dropped because a newer one is complete",
     "ended_in_alignment": "a channel ends while its reader waits for barriers",
+    "allocation_grown": "a channel grants more in flight than before",
+    "allocation_shrunk": "a channel grants less in flight than its sender may have used already",
     "barrier_in_firing": "a subtask takes its part of a checkpoint between two slices of a firing",
     "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
@@ -164,6 +167,8 @@ class Sometimes:
             case ChannelEnded():
                 if observation.aligning:
                     self._visit("ended_in_alignment")
+            case AllocationMoved():
+                self._visit("allocation_grown" if observation.after > observation.before else "allocation_shrunk")
             case SnapshotBegan():
                 if observation.firing:
                     self._visit("barrier_in_firing")

@@ -23,6 +23,7 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.chaos.checkers.observations import (
+    AllocationMoved,
     ChannelEnded,
     DataEnded,
     Delivered,
@@ -392,16 +393,26 @@ class WorkerHost:
             self._watch_channels(subtask._ports.inputs.gate)
 
     def _watch_channels(self, gate: Any) -> None:
-        kernel, process, observe = self._kernel, self.process, self._ports.observe
+        kernel, host, observe = self._kernel, self.process, self._ports.observe
         handler = gate._handler
         ended = handler._ended
 
         def end(channel: int, now_ms: int) -> Any:
-            if process.alive:
-                observe(ChannelEnded(kernel.now_ms, process.name, bool(handler.pending)))
+            if host.alive:
+                observe(ChannelEnded(kernel.now_ms, host.name, bool(handler.pending)))
             return ended(channel, now_ms)
 
         handler._ended = end
+        processed = gate.processed
+
+        def process(rows: int, *, rows_min: int = 0) -> None:
+            before = [credit.allocated_bytes for credit in gate.credits]
+            processed(rows, rows_min=rows_min)
+            for was, credit in zip(before, gate.credits, strict=True):
+                if was != credit.allocated_bytes and host.alive:
+                    observe(AllocationMoved(kernel.now_ms, host.name, was, credit.allocated_bytes))
+
+        gate.processed = process
 
     def _in_slices(self, original: Callable[[int], Iterator[None]], point: str, uid: str) -> Callable[[int], Iterator[None]]:
         """Each slice of a firing takes time, so that events may fall between two of them."""
