@@ -80,6 +80,8 @@ class SettingsChecker(Checker):
         self._answered[led.submission] = max(self._answered.get(led.submission, 0), max(numbers))
 
     def look(self) -> None:
+        if not self._answered:
+            return
         for host in self.world.coordinators():
             for service in host.services:
                 if service.closed or service.epoch != self.ledger.newest_epoch or service._master.state is JobState.SUSPENDED:

@@ -135,7 +135,7 @@ def leader(began_ms: int, timeout_ms: int) -> Any:
     """A coordinator process with checkpoint 2 pending since `began_ms`."""
     pending = SimpleNamespace(checkpoint_id=2, started_ms=began_ms, is_undecided=False)
     config = SimpleNamespace(checkpoint_timeout_ms=timeout_ms)
-    setup = SimpleNamespace(graph=SimpleNamespace(config=config))
+    setup = SimpleNamespace(submission=1, graph=SimpleNamespace(config=config))
     master = SimpleNamespace(coordinator=SimpleNamespace(pending=(pending,)), setup=setup)
     return SimpleNamespace(process=SimpleNamespace(name=LEADER), services=[SimpleNamespace(epoch=1, _master=master)])
 

@@ -415,7 +415,7 @@ def coordinator(
     config = SimpleNamespace(max_concurrent_checkpoints=1, checkpoint_timeout_ms=2_000)
     master = SimpleNamespace(
         coordinator=machine,
-        setup=SimpleNamespace(graph=SimpleNamespace(config=config)),
+        setup=SimpleNamespace(submission=1, graph=SimpleNamespace(config=config)),
         lifecycle=SimpleNamespace(exceptions=SimpleNamespace(_exceptions=())),
         triggers=SimpleNamespace(_triggers=()),
         slot_pool=SimpleNamespace(slots=()),

@@ -53,6 +53,7 @@ MOMENTS: dict[str, Fault] = {
     "user_error": Fault("user_error", "all", on="worker.snapshot.", nth=3),
     "checkpoint": Fault("checkpoint", at_ms=300),
     "savepoint": Fault("savepoint", at_ms=300),
+    "retune": Fault("retune", at_ms=300),
     "restore": Fault("restore", at_ms=300),
     "drain": Fault("drain", at_ms=300),
     "rewind": Fault("rewind", at_ms=700),
