@@ -90,8 +90,10 @@ class BoundsChecker(Checker):
             self._at_most(where, "bytes in flight on one channel", credit.bytes_in_flight, credit.bytes_in_flight_max)
 
     def _look_at_gate(self, where: str, gate: Any) -> None:
-        """A channel holds at most what its receiver ever granted, plus one batch of any size; its grant is within the settings."""
-        for queue, credit in zip(gate._queues, gate._credits, strict=True):
+        """A channel holds at most what its receiver ever granted, plus one batch of any size; its grant is within the settings.
+        What it inherits from a snapshot takes no credit and counts for neither."""
+        for inherited, credit in zip(gate._queues, gate._credits, strict=True):
+            queue = [queued for queued in inherited if not queued.is_restored]
             self._at_most(where, "queued elements of one channel", queue, QUEUED_ELEMENTS_MAX)
             sizes = [queued.size for queued in queue if isinstance(queued.element, Batch)]
             if len(sizes) > 1:

@@ -355,7 +355,7 @@ def test_faults_may_hold_a_job_up(story: Story) -> None:
 
 def gate(sizes: list[int], *, batches: int = 2, size_max: int = 100) -> Any:
     """A gate of one channel with batches of these sizes."""
-    queue = deque(SimpleNamespace(element=Batch(rows=[{}]), size=size) for size in sizes)
+    queue = deque(SimpleNamespace(element=Batch(rows=[{}]), size=size, is_restored=False) for size in sizes)
     return SimpleNamespace(_queues=[queue], _credits=[ReceiverCredit(allocated_bytes=size_max, allocated_batches=batches)])
 
 
@@ -364,6 +364,15 @@ def test_a_channel_holds_what_its_credit_allows(story: Story, sizes: list[int], 
     story.live_workers = [worker(subtask(gate=gate(sizes)))]
     story.look()
     assert story.broken == broken
+
+
+def test_what_a_channel_inherits_from_a_snapshot_takes_no_credit(story: Story) -> None:
+    inheriting = gate([1] * 13 + [40, 40])
+    for queued in list(inheriting._queues[0])[:13]:
+        queued.is_restored = True
+    story.live_workers = [worker(subtask(gate=inheriting))]
+    story.look()
+    assert story.broken == []
 
 
 @pytest.mark.parametrize(("sizes", "broken"), [([90], []), ([40, 40], []), ([500], []), ([1, 1, 1], ["I17"]), ([60, 60], ["I17"])])
