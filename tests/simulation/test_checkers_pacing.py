@@ -23,7 +23,7 @@ class Job(Story):
         self.pending: list[SimpleNamespace] = []
         exceptions = SimpleNamespace(newest=None)
         self.master = SimpleNamespace(
-            setup=SimpleNamespace(submission=1, graph=SimpleNamespace(config=SimpleNamespace(checkpoint_timeout_ms=0))),  # may expire
+            setup=SimpleNamespace(submission=1, graph=SimpleNamespace(config=SimpleNamespace(checkpoint_timeout_ms=0))),
             coordinator=SimpleNamespace(pending=self.pending),
             lifecycle=SimpleNamespace(exceptions=exceptions, attempt=0),
         )
