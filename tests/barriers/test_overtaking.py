@@ -104,6 +104,27 @@ def test_c15_a_savepoint_aligns_where_checkpoints_overtake() -> None:
     assert not snapshot.overtakes
 
 
+def test_c16_what_was_in_flight_comes_before_any_new_input() -> None:
+    before = gate_of(2)
+    offer(before, 0, "a1")
+    assert drain(before) == ["a1"]
+    offer(before, 0, barrier(1))
+    assert kinds(drain(before)) == [TriggerSnapshot]
+    offer(before, 1, "b1", "b2", barrier(1), "b3")
+    (collected,) = urgent(before)
+    assert isinstance(collected, InFlightCollected)
+    gate = gate_of(2)
+    for channel, elements in collected.channels:
+        gate.restore(channel, elements)
+    offer(gate, 0, Watermark(8), "a2")
+    offer(gate, 1, Watermark(9), "b3")
+    elements = []
+    while (output := gate.poll(now_ms=0)) is not None:
+        assert isinstance(output, Delivered)
+        elements.append(name_of(output.element) if isinstance(output.element, Batch) else output.element)
+    assert elements == ["b1", "b2", Watermark(8), "a2", Watermark(9), "b3"]
+
+
 def test_d13_savepoints_between_checkpoints_that_switch() -> None:
     gate = gate_of(2)
     snapshots: list[tuple[int, bool]] = []

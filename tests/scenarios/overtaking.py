@@ -29,8 +29,12 @@ from tests.scenarios.tables import Row, UnparsedError
 
 TESTS = "tests/barriers/test_overtaking.py"
 REQUIREMENTS = {
+    "C13": "tests/barriers/test_output_overtaking.py::test_c13_a_barrier_overtakes_its_own_output",
     "C14": f"{TESTS}::test_c14_an_abort_while_channels_are_collected_leaves_nothing",
     "C15": f"{TESTS}::test_c15_a_savepoint_aligns_where_checkpoints_overtake",
+    "C16": f"{TESTS}::test_c16_what_was_in_flight_comes_before_any_new_input",
+    "C17": "tests/coordinator/restore/test_in_flight.py::test_c17_more_consumers_process_each_record_in_flight_once",
+    "C18": "tests/operators/worker/test_loop.py::test_c18_barriers_stay_in_line_on_edges_that_can_not_be_dealt_out_again",
     "D13": f"{TESTS}::test_d13_savepoints_between_checkpoints_that_switch",
     "D14": f"{TESTS}::test_d14_a_queued_barrier_is_taken_out_from_behind_500_records",
     "D15": f"{TESTS}::test_d15_elapsed_time_counts_from_creation",

@@ -16,9 +16,6 @@ from tests.scenarios.redistribution import check_redistribution_row
 from tests.scenarios.tables import NOTATION_GROUPS, Row, UnparsedError, parse_rows
 from tests.scenarios.valves import check_valve_row
 
-NOT_BUILT = {"C13": "output queues", "C16": "restore in flight", "C17": "rescale in flight", "C18": "overtakable edges"}
-"""Rows whose mechanism does not exist yet."""
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -81,9 +78,7 @@ def run_rows(rows: Iterable[Row]) -> Report:
     report = Report()
     skipped: Counter[str] = Counter()
     for row in rows:
-        if row.id in NOT_BUILT:
-            report.lines.append(f"{row.id}: not built ({NOT_BUILT[row.id]})")
-        elif row.group not in NOTATION_GROUPS:
+        if row.group not in NOTATION_GROUPS:
             skipped[row.group] += 1
         else:
             report.add(row, run_row(row))

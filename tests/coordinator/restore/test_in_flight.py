@@ -193,6 +193,31 @@ def test_each_row_by_key_is_restored_once_and_in_order(
             assert elements == logs[producer, consumer]
 
 
+def test_c17_more_consumers_process_each_record_in_flight_once() -> None:
+    """Two consumers become three: the records of an old one are offered to each new one that has some of its key groups."""
+    name, rows = EdgeName("in", None, "out", 0, 0), [(key, key) for key in range(200)]
+    deal = SelectorPartitioner(BY_KEY, parallelism=2, max_parallelism=128, operator="out")
+    stored, offered = Stored(), {0: {0, 1}, 1: {1, 2}}
+    parts = {consumer: numbers([part]) for consumer, part in deal.split(batch(rows))}
+    for consumer, part in deal.split(batch(rows)):
+        stored.add(name, "hash", "input", consumer, {1: [part]})
+    before, now = graph_of(Partitioning.HASH, 2, 2), graph_of(Partitioning.HASH, 2, 3)
+    found = assign_in_flight(stored.channels, msgspec.to_builtins(before), now)
+    processed: Counter[int] = Counter()
+    for key, restore in found.items():
+        whole = {
+            number for channel in restore.channels for piece in channel.pieces for number in numbers(stored.of(restore, piece))
+        }
+        assert whole == {number for old, part in parts.items() if key.subtask in offered[old] for number in part}
+        ((_, elements),) = restored(stored, now, key, restore)
+        mine = assign_key_groups(128, 3, key.subtask)
+        for each in elements:
+            assert isinstance(each, Batch)
+            assert all(int(group) in mine for group in BY_KEY.keys(each, max_parallelism=128, operator="out").key_groups)
+        processed.update(numbers(elements))
+    assert processed == Counter(range(200))
+
+
 def test_a_piece_is_filtered_only_where_others_may_own_its_rows() -> None:
     name = EdgeName("in", None, "out", 0, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from holdfast.barriers.jobgraph import RocksDBConfig
 from holdfast.barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
+from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.aggregates import count
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.windows.assigners import Tumbling
@@ -175,6 +177,54 @@ def test_barriers_overtake_full_queues_at_either_end(tmp_path: Path) -> None:
     cluster.deploy()
     cluster.run_to_end()
     assert committed(path) == expected(2_000)
+
+
+IN_LINE: dict[str, Callable[[Stream], Stream]] = {
+    "forward": lambda stream: stream.start_new_chain(),
+    "rescale": lambda stream: stream.rescale(),
+    "broadcast": lambda stream: stream.broadcast(),
+}
+
+
+@pytest.mark.parametrize("deal", [*IN_LINE, "rebalance"])
+def test_c18_barriers_stay_in_line_on_edges_that_can_not_be_dealt_out_again(tmp_path: Path, deal: str) -> None:
+    """The step behind the edge stands still: a checkpoint that may overtake waits for it, but for an edge that it can overtake."""
+    path = f"mem://in-line-{deal}"
+    OUTPUTS.pop(path, None)
+    env = Environment("dealt", parallelism=2, channel_credit_bytes=400, buffer_timeout_ms=0, step_budget_ms=1)
+    source = env.from_source(GeneratorSource(make_batch, 400, SCHEMA, batch_rows=40)).uid("source").disable_chaining()
+    dealt = IN_LINE.get(deal, lambda stream: stream.rebalance())(source)
+    dealt.filter(bool).uid("next").sink_to(ParquetSink(path, "out", open_storage=open_output), uid="sink")
+    plan = env.build()
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    coordinator = cluster.coordinator
+    coordinator.aligned_timeout_ms = 0
+    cluster.deploy()
+    cluster.run_until(lambda: coordinator.all_running)
+    subtasks = [each.subtask for worker in cluster.workers if worker._attempt for each in worker._attempt.subtasks]
+    behind = [each for each in subtasks if each.key.vertex == plan.graph.vertices[1].vertex_id]
+    for subtask in behind:
+        subtask._run_input = lambda now_ms, deadline_s: (False, False, True)  # type: ignore[method-assign]
+    for _ in range(200):
+        cluster.step()
+    coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
+    for _ in range(500):
+        if not cluster.step() and not cluster.settle_once():
+            cluster._pass_time()
+    overtook = deal not in IN_LINE
+    assert (coordinator.pending is None) is overtook
+    for subtask in behind:
+        del subtask._run_input  # type: ignore[method-assign]
+    cluster.run_until(lambda: coordinator.pending is None)
+    (completed,) = coordinator.completed
+    assert (sum(each.rows for each in completed.channels) > 20) is overtook
+    assert completed.channels if overtook else completed.channels == ()
+    cluster.crash()
+    cluster.deploy()
+    cluster.run_to_end()
+    copies = 2 if deal == "broadcast" else 1
+    found = read_committed(path, "out", open_storage=open_output)
+    assert Counter(found["id"].to_pylist()) == Counter(dict.fromkeys(range(400), copies))
 
 
 def test_killed_at_every_operation_of_the_stores(tmp_path: Path) -> None:

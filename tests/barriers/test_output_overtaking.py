@@ -1,0 +1,171 @@
+"""The producer's end of a barrier that overtakes: what is queued in front of it, when it does, and any order of all that."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from holdfast.barriers.channels import OutputGate, OutputSettings
+from holdfast.barriers.credits import CreditAnnouncement
+from holdfast.barriers.elements import (
+    Batch,
+    CancelMarker,
+    CheckpointBarrier,
+    Element,
+    LatencyMarker,
+    Watermark,
+    WatermarkStatus,
+)
+from holdfast.barriers.frames import ChannelId, Frame
+from holdfast.barriers.partition import RebalancePartitioner
+
+ROW_BYTES = 8
+
+
+def rows(*numbers: int) -> Batch:
+    return Batch(columns=pa.record_batch({"n": pa.array(numbers, pa.int64())}))
+
+
+def barrier(checkpoint_id: int, timeout_ms: int | None = 0) -> CheckpointBarrier:
+    return CheckpointBarrier(checkpoint_id, 0, unaligned=True, aligned_timeout_ms=timeout_ms)
+
+
+def told(element: Element) -> object:
+    """A batch by its numbers, an event as it is."""
+    return [row["n"] for row in element.rows()] if isinstance(element, Batch) else element
+
+
+class Output:
+    """An output over one edge, and what its channels were granted."""
+
+    def __init__(self, channels: int = 1, *, overtakable: bool = True, credit_rows: int = 10**6, batch_rows_max: int = 100) -> None:
+        self.gate = OutputGate(
+            attempt=1,
+            edge_id=0,
+            producer=0,
+            consumers=range(channels),
+            partitioner=RebalancePartitioner(channels),
+            settings=OutputSettings(batch_rows_max=batch_rows_max, buffer_timeout_ms=10),
+            overtakable=overtakable,
+        )
+        self.consumed = [0] * channels
+        self.frames: list[list[Frame]] = [[] for _ in range(channels)]
+        for channel in range(channels):
+            self.grant(channel, credit_rows)
+
+    def grant(self, channel: int, credit_rows: int) -> None:
+        """The consumer has processed all that came, and grants so much."""
+        sent = [frame for frame in self.frames[channel] if isinstance(frame.payload, Batch)]
+        announcement = CreditAnnouncement(credit_rows * ROW_BYTES, 10**6, sum(frame.size for frame in sent), len(sent))
+        self.gate.announced(Frame(1, ChannelId(0, 0, channel), 0, announcement))
+
+    def send(self) -> list[object]:
+        """What may leave now, of all channels."""
+        frames = self.gate.take_frames()
+        for frame in frames:
+            self.frames[frame.channel.consumer].append(frame)
+        return [told(frame.payload) for frame in frames]  # type: ignore[arg-type]
+
+    def overtaken(self, checkpoint_id: int) -> dict[int, list[object]] | None:
+        """By consumer; None: not known yet."""
+        found = self.gate.overtaken(checkpoint_id)
+        return None if found is None else {consumer: [told(each) for each in elements] for consumer, elements in found}
+
+
+def test_c13_a_barrier_overtakes_its_own_output() -> None:
+    output = Output(credit_rows=4)
+    output.gate.emit(rows(0), now_ms=0)
+    output.gate.flush_all()
+    assert output.send() == [[0]]
+    output.gate.emit(rows(1, 2, 3, 4), now_ms=0)
+    output.gate.broadcast_event(Watermark(5))
+    output.gate.emit(rows(6), now_ms=0)  # small: it waits to be merged
+    output.gate.broadcast_event(barrier(1))
+    output.gate.let_overtake(1, 0, now_ms=0)
+    output.gate.emit(rows(7), now_ms=0)
+    output.gate.flush_all()
+    assert output.overtaken(1) == {0: [[1, 2, 3, 4], Watermark(5), [6]]}
+    sent = output.send()
+    assert sent[0] == barrier(1), "in front of what it has overtaken"
+    for _ in range(5):
+        output.grant(0, 4)
+        sent += output.send()
+    assert sent[1:] == [[1], [2], [3], [4], Watermark(5), [6], [7]], "and that is sent as ever"
+    assert [frame.sequence for frame in output.frames[0]] == list(range(1, len(output.frames[0]) + 1))
+
+
+def test_what_is_no_record_of_the_past_is_not_stored() -> None:
+    output = Output()
+    for event in (LatencyMarker(1, "v", 0), CancelMarker(1), WatermarkStatus(idle=True), CheckpointBarrier(2, 0)):
+        output.gate.broadcast_event(event)
+    output.gate.broadcast_event(barrier(3))
+    output.gate.let_overtake(3, 0, now_ms=0)
+    assert output.overtaken(3) == {0: [WatermarkStatus(idle=True)]}
+
+
+@pytest.mark.parametrize("overtakable", [True, False])
+def test_an_edge_in_line_is_not_overtaken_whatever_the_barrier_says(overtakable: bool) -> None:
+    """FLINK-22815, 37870: of an edge that must not be overtaken the timeout knows that, too."""
+    for timeout_ms in (0, 10):
+        output = Output(credit_rows=1, overtakable=overtakable)
+        output.gate.emit(rows(1, 2, 3), now_ms=0)
+        output.gate.broadcast_event(barrier(1, timeout_ms))
+        output.gate.let_overtake(1, timeout_ms, now_ms=0)
+        output.gate.overtake_due(1_000)
+        assert output.overtaken(1) == ({0: [[1, 2, 3]]} if overtakable else {})
+        first = output.send()[0]
+        assert first == (barrier(1, 0) if overtakable else [1])
+
+
+def test_a_barrier_that_waits_overtakes_at_its_age_and_says_so() -> None:
+    output = Output(channels=2, credit_rows=1)
+    for number in range(4):
+        output.gate.emit(rows(number), now_ms=0)
+    output.gate.broadcast_event(barrier(1, 10))
+    output.gate.let_overtake(1, 10, now_ms=0)
+    assert output.send() == [[0], [1]]
+    assert output.gate.next_overtake_ms == 10
+    output.gate.overtake_due(9)
+    assert output.overtaken(1) is None, "it may overtake yet"
+    output.gate.overtake_due(10)
+    assert output.overtaken(1) == {0: [[2]], 1: [[3]]}
+    assert output.gate.next_overtake_ms is None
+    assert output.send() == [barrier(1), barrier(1)], "those behind do not wait for its age"
+
+
+def test_a_barrier_that_has_left_overtakes_nothing() -> None:
+    output = Output(channels=2)
+    output.gate.emit(rows(1), now_ms=0)
+    output.gate.broadcast_event(barrier(1, 10))
+    output.gate.let_overtake(1, 10, now_ms=0)
+    assert output.send() == [[1], barrier(1, 10), barrier(1, 10)]
+    assert output.overtaken(1) == {}
+    assert output.gate.next_overtake_ms is None
+    output.gate.emit(rows(2), now_ms=0)
+    output.gate.overtake_due(1_000)
+    assert output.overtaken(1) == {}
+
+
+def test_one_that_is_aborted_or_replaced_overtakes_nothing_any_more() -> None:
+    """FLINK-17869, 20331: nothing of an aborted checkpoint gets into the next."""
+    output = Output(credit_rows=1)
+    output.gate.emit(rows(1, 2), now_ms=0)
+    output.gate.broadcast_event(barrier(1, 10))
+    output.gate.let_overtake(1, 10, now_ms=0)
+    output.gate.forget(1)
+    output.gate.overtake_due(1_000)
+    assert output.overtaken(1) == {}
+    output.gate.emit(rows(3), now_ms=0)
+    output.gate.broadcast_event(barrier(2, 10))
+    output.gate.let_overtake(2, 1_010, now_ms=1_000)
+    output.gate.emit(rows(4), now_ms=0)
+    output.gate.overtake_due(1_010)
+    assert output.overtaken(1) == {}
+    assert output.overtaken(2) == {0: [[1, 2], [3]]}
+    sent = output.send()
+    for _ in range(6):
+        output.grant(0, 1)
+        sent += output.send()
+    output.gate.flush_all()
+    sent += output.send()
+    assert sent == [barrier(2), [1], [2], barrier(1, 10), [3], [4]]
