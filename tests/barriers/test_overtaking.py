@@ -118,11 +118,11 @@ def test_c16_what_was_in_flight_comes_before_any_new_input() -> None:
         gate.restore(channel, elements)
     offer(gate, 0, Watermark(8), "a2")
     offer(gate, 1, Watermark(9), "b3")
-    elements = []
+    found: list[object] = []
     while (output := gate.poll(now_ms=0)) is not None:
         assert isinstance(output, Delivered)
-        elements.append(name_of(output.element) if isinstance(output.element, Batch) else output.element)
-    assert elements == ["b1", "b2", Watermark(8), "a2", Watermark(9), "b3"]
+        found.append(name_of(output.element) if isinstance(output.element, Batch) else output.element)
+    assert found == ["b1", "b2", Watermark(8), "a2", Watermark(9), "b3"]
 
 
 def test_d13_savepoints_between_checkpoints_that_switch() -> None:

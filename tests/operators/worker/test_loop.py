@@ -214,7 +214,7 @@ def test_c18_barriers_stay_in_line_on_edges_that_can_not_be_dealt_out_again(tmp_
     overtook = deal not in IN_LINE
     assert (coordinator.pending is None) is overtook
     for subtask in behind:
-        del subtask._run_input  # type: ignore[method-assign]
+        del subtask._run_input
     cluster.run_until(lambda: coordinator.pending is None)
     (completed,) = coordinator.completed
     assert (sum(each.rows for each in completed.channels) > 20) is overtook
