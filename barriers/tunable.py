@@ -20,6 +20,8 @@ TUNABLE: tuple[str, ...] = (
     "checkpoint_timeout_ms",
     "min_pause_ms",
     "tolerable_failed_checkpoints",
+    "unaligned_checkpoints",
+    "aligned_checkpoint_timeout_ms",
 )
 """Names of fields of JobConfig, which has their types, meanings and bounds."""
 

@@ -301,6 +301,8 @@ def draw_changes(rng: random.Random) -> dict[str, SettingValue]:
         "checkpoint_timeout_ms": (2_000, 3_000, 5_000),
         "min_pause_ms": (0, 20, 80),
         "tolerable_failed_checkpoints": (0, 1, 3, 10),
+        "unaligned_checkpoints": (False, True, True),
+        "aligned_checkpoint_timeout_ms": (0, 5, 40, 1_000),
     }
     return {name: rng.choice(choices[name]) for name in rng.sample(sorted(choices), rng.randint(1, 3))}
 

@@ -45,6 +45,8 @@ def test_a_change_is_answered_with_what_holds(served: Served, coordinator: FakeC
         ({"checkpoint_interval_ms": 1e300}, "checkpoint_interval_ms"),
         ({"min_pause_ms": -1}, "min_pause_ms"),
         (b'{"min_pause_ms": %d}' % 2**70, "min_pause_ms"),
+        ({"unaligned_checkpoints": "yes"}, "unaligned_checkpoints"),
+        ({"aligned_checkpoint_timeout_ms": -1}, "aligned_checkpoint_timeout_ms"),
         (b"[1]", "SettingsChange"),
         (b"{", "SettingsChange"),
     ],
@@ -88,6 +90,7 @@ def test_the_command_line(served: Served, coordinator: FakeCoordinator) -> None:
     assert lines[0] == ["SETTING", "VALUE"]
     assert ["checkpoint_interval_ms", "none"] in lines
     assert ["min_pause_ms", "2000"] in lines
+    assert ["unaligned_checkpoints", "true"] in [line.split() for line in run("--set", "unaligned_checkpoints=true").splitlines()]
     answer = json.loads(run("--set", "checkpoint_interval_during_backlog_ms=0", "--json"))
     assert answer["settings"]["checkpoint_interval_during_backlog_ms"] == 0
     asked = len(coordinator.calls)

@@ -75,6 +75,11 @@ def triggers(rig: Rig) -> list[int]:
         ({"checkpoint_interval_during_backlog_ms": -1}, "checkpoint_interval_during_backlog_ms"),
         ({"checkpoint_interval_during_backlog_ms": 5_000}, "checkpoint_interval_during_backlog_ms"),
         ({"min_pause_ms": 5, "checkpoint_timeout_ms": 0}, "checkpoint_timeout_ms"),
+        ({"unaligned_checkpoints": 1}, "unaligned_checkpoints"),
+        ({"unaligned_checkpoints": None}, "unaligned_checkpoints"),
+        ({"aligned_checkpoint_timeout_ms": -1}, "aligned_checkpoint_timeout_ms"),
+        ({"aligned_checkpoint_timeout_ms": None}, "aligned_checkpoint_timeout_ms"),
+        ({"checkpointing_mode": "at_least_once"}, "checkpointing_mode"),
     ],
 )
 def test_what_can_t_hold_is_refused_by_name_and_changes_nothing(settings: dict[str, Any], named: str) -> None:
@@ -93,6 +98,17 @@ def test_settings_are_judged_together_with_those_that_hold() -> None:
     change(rig, checkpoint_interval_ms=100, checkpoint_interval_during_backlog_ms=200)
     with pytest.raises(InvalidConfigError, match="which is 300"):
         change(rig, checkpoint_interval_ms=300)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "why"), [({"checkpointing_mode": "at_least_once"}, "exactly_once"), ({"max_concurrent_checkpoints": 2}, "=1")]
+)
+def test_a_job_that_can_t_overtake_does_not_begin_to(fixed: dict[str, Any], why: str) -> None:
+    rig = Rig(**fixed)
+    with pytest.raises(InvalidConfigError, match=why) as caught:
+        change(rig, aligned_checkpoint_timeout_ms=5, unaligned_checkpoints=True)
+    assert caught.value.fields["setting"] == "unaligned_checkpoints"
+    assert change(rig, aligned_checkpoint_timeout_ms=5).aligned_checkpoint_timeout_ms == 5, "it holds when one overtakes"
 
 
 def test_each_setting_that_can_be_changed_is_one_of_the_job() -> None:
@@ -143,6 +159,24 @@ def test_a_change_holds_from_the_next_trigger_on_and_no_worker_hears_of_it() -> 
     assert rig.master.coordinator.pending == ()
     rig.pass_time(100_000)
     assert triggers(rig) == [1, 2], "paused"
+
+
+def test_the_next_trigger_says_whether_its_barriers_overtake() -> None:
+    rig = Rig(checkpoint_interval_ms=None).run()
+    rig.feed_request()
+    changes: tuple[dict[str, Any], ...] = (
+        {"unaligned_checkpoints": True},
+        {"aligned_checkpoint_timeout_ms": 70},
+        {"unaligned_checkpoints": False},
+    )
+    for number, settings in enumerate(changes, 1):
+        change(rig, **settings)
+        assert triggers(rig)[-1] == number, "the pending one is as it was triggered"
+        rig.feed_request()
+        for slot in range(2):
+            rig.acknowledge(slot, 1, number)
+    sent = [(each.unaligned, each.aligned_timeout_ms) for each in rig.commands(0, TriggerCheckpoint)]
+    assert sent == [(False, None), (True, 0), (True, 70), (False, None)]
 
 
 def test_a_shorter_pause_lets_the_postponed_checkpoint_begin_at_once() -> None:
