@@ -150,11 +150,22 @@ class RestClient:
         body = self._call("POST", "/v1/preflight", msgspec.json.encode(submission))
         return _decode(lambda: decode_json(body, PreflightReport), self.url)
 
-    def trigger_checkpoint(self, job_id: str, *, timeout_s: float | None = None) -> int:
+    def trigger_checkpoint(
+        self,
+        job_id: str,
+        *,
+        unaligned: bool | None = None,
+        aligned_timeout_ms: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
         """Trigger one checkpoint, wait until it is complete, and return its id.
 
-        Raises CheckpointFailedError if it was refused or aborted, TimeoutError after timeout_s."""
-        request = {"checkpointType": "CONFIGURED", "triggerId": secrets.token_hex(16)}
+        `unaligned`, `aligned_timeout_ms` (at least 0): whether its barriers may overtake what is queued, and from which age on;
+        None is as the job's settings say. Raises InvalidConfigError for what the job can't have, CheckpointFailedError if the checkpoint
+        was refused or aborted, TimeoutError after timeout_s."""
+        mode = {"unaligned": unaligned, "alignedCheckpointTimeout": aligned_timeout_ms}
+        request: dict[str, Any] = {"checkpointType": "CONFIGURED", "triggerId": secrets.token_hex(16)}
+        request |= {name: value for name, value in mode.items() if value is not None}  # older coordinators know neither
         operation = self._operate(f"/v1/jobs/{job_id}/checkpoints", "checkpoints", request, job_id, timeout_s)
         _raise_cause(operation.get("failureCause"), job_id)
         return int(operation["checkpointId"])

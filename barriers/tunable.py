@@ -51,6 +51,44 @@ def apply_settings(config: JobConfig, settings: Mapping[str, object]) -> JobConf
     return changed
 
 
+class CheckpointMode(msgspec.Struct, frozen=True):
+    """What one checkpoint by hand does in place of the job's settings; None: as these say."""
+
+    unaligned: bool | None = None
+    """As JobConfig.unaligned_checkpoints."""
+    aligned_timeout_ms: int | None = None
+    """As JobConfig.aligned_checkpoint_timeout_ms."""
+
+    def checked(self, config: JobConfig) -> CheckpointMode:
+        """What holds for a job with these settings, also if they change before the trigger: both or none of the two are named.
+
+        Raises InvalidConfigError that names `unaligned` or `alignedCheckpointTimeout`, as requests spell them."""
+        if self == AS_CONFIGURED:
+            return self
+        unaligned = config.unaligned_checkpoints if self.unaligned is None else self.unaligned
+        timeout_ms = config.aligned_checkpoint_timeout_ms if self.aligned_timeout_ms is None else self.aligned_timeout_ms
+        if self.aligned_timeout_ms is not None:
+            self._check_timeout(self.aligned_timeout_ms, unaligned=unaligned)
+        settings = {"unaligned_checkpoints": unaligned, "aligned_checkpoint_timeout_ms": timeout_ms}
+        try:
+            apply_settings(config, settings)
+        except InvalidConfigError as error:
+            message = f"unaligned: this checkpoint can't be taken so: {error.message}"
+            raise InvalidConfigError(message, setting="unaligned") from error
+        return CheckpointMode(unaligned, timeout_ms)
+
+    def _check_timeout(self, timeout_ms: int, *, unaligned: bool) -> None:
+        name = "alignedCheckpointTimeout"
+        if not 0 <= timeout_ms <= INT_MAX:
+            raise InvalidConfigError(f"{name} must be a whole number of ms from 0 to 2^63 - 1, got {timeout_ms}", setting=name)
+        if not unaligned:
+            raise InvalidConfigError(f"{name} needs a checkpoint that may overtake: say unaligned, too", setting=name)
+
+
+AS_CONFIGURED = CheckpointMode()
+"""As the job's settings say when the checkpoint is triggered."""
+
+
 def parse_setting(text: str) -> tuple[str, SettingValue]:
     """A setting from `NAME=VALUE`, as at a command line: numbers, `true`, `false`, and `none`.
 

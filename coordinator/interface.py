@@ -14,7 +14,7 @@ from typing import Protocol
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
-from holdfast.barriers.tunable import SettingValue
+from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
     CheckpointConfigView,
@@ -125,8 +125,11 @@ class Coordinator(Protocol):
 
     # -- requests of users
 
-    def request_checkpoint(self, job_id: str, trigger_id: str | None = None) -> str:
-        """Request one checkpoint now; returns the trigger id, new or given. Its outcome is in `trigger_status`."""
+    def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
+        """Request one checkpoint now; returns the trigger id, new or given. Its outcome is in `trigger_status`.
+
+        `mode`: in place of the job's settings; a repetition of a request keeps that of the first one. Raises InvalidConfigError for
+        one that the job can't have."""
 
     def request_savepoint(
         self,

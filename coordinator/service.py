@@ -24,7 +24,7 @@ from holdfast.barriers.messages import (
     StatusBatch,
     clip,
 )
-from holdfast.barriers.tunable import SettingValue
+from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
@@ -208,8 +208,8 @@ class CoordinatorService:
 
     # ----------------------------------------------------------------------------------------------- requests of users
 
-    def request_checkpoint(self, job_id: str, trigger_id: str | None = None) -> str:
-        return self._request(job_id, CheckpointKind.CHECKPOINT, trigger_id)
+    def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
+        return self._request(job_id, CheckpointKind.CHECKPOINT, trigger_id, mode=mode)
 
     def request_savepoint(
         self,
@@ -286,12 +286,13 @@ class CoordinatorService:
         drain: bool = False,
         cancel: bool = False,
         native: bool = False,
+        mode: CheckpointMode = AS_CONFIGURED,
     ) -> str:
         chosen = trigger_id or f"{self._rng.getrandbits(128):032x}"
         future: Future[str] = self._calls.call(
             job_id,
             lambda ticket: job_events.SnapshotRequested(
-                ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native
+                ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native, mode=mode
             ),
         )
         return self._calls.wait_for(future)

@@ -299,6 +299,36 @@ def checkpoints(
     )
 
 
+@app.command()
+def checkpoint(
+    job: Job,
+    unaligned: Annotated[
+        bool | None,
+        typer.Option(
+            "--unaligned/--aligned",
+            help="Whether its barriers overtake what is queued, which it stores then; as the job's settings say if left out.",
+        ),
+    ] = None,
+    aligned_timeout: Annotated[
+        int | None,
+        typer.Option("--aligned-timeout", min=0, metavar="MS", help="They overtake from this age on; 0: at once."),
+    ] = None,
+    timeout: Timeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Take a checkpoint now and print its id, in the job's own mode or in one for it alone."""
+    client = connect(url, token_file, state_dir)
+    job_id = resolve_job(client, job)
+    number = client.trigger_checkpoint(job_id, unaligned=unaligned, aligned_timeout_ms=aligned_timeout, timeout_s=timeout)
+    if as_json:
+        console.show_json({"job": job_id, "checkpoint": number})
+    else:
+        console.show_line(str(number))
+
+
 def _change_settings(client: RestClient, job: str, changes: list[str], *, as_json: bool) -> None:
     settings: dict[str, SettingValue] = {}
     for name, value in map(parse_setting, changes):

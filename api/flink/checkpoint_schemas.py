@@ -254,6 +254,10 @@ class SavepointTriggerStatus(Record):
 class CheckpointTriggerRequest(RequestBody):
     checkpointType: Literal["CONFIGURED", "FULL", "INCREMENTAL"] | None = None
     triggerId: HexId | None = None
+    unaligned: bool | None = None
+    """Whether its barriers may overtake; by default as the job's settings say."""
+    alignedCheckpointTimeout: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Age, ms, from which on they do; by default as the job's settings say."""
 
 
 class SavepointTriggerRequest(RequestBody):

@@ -23,6 +23,7 @@ from holdfast.api.routes.common import (
     describe_model,
 )
 from holdfast.api.version import DIALECT_VERSION, REVISION
+from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
@@ -180,8 +181,10 @@ def trigger_checkpoint(
     job_id: JobId,
     body: Annotated[checkpoints_of.CheckpointTriggerRequest, Depends(body_of(checkpoints_of.CheckpointTriggerRequest))],
 ) -> checkpoints_of.TriggerAccepted:
-    """Trigger a checkpoint. All checkpoints follow the job's configuration: FULL and INCREMENTAL change nothing."""
-    return checkpoints_of.TriggerAccepted(request_id=service.request_checkpoint(job_id, body.triggerId))
+    """Trigger a checkpoint. FULL and INCREMENTAL change nothing: that is the job's configuration. `unaligned` and
+    `alignedCheckpointTimeout` are for this one, in place of the job's settings."""
+    mode = CheckpointMode(body.unaligned, body.alignedCheckpointTimeout)
+    return checkpoints_of.TriggerAccepted(request_id=service.request_checkpoint(job_id, body.triggerId, mode=mode))
 
 
 @router.get("/jobs/{jobid}/checkpoints/{triggerid}")

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.barriers.tunable import SettingValue
+from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.chaos.checkers.observations import Led, Listened
 from holdfast.chaos.cluster.worker_host import SimPorts
 from holdfast.chaos.sim.gateway import Epoch
@@ -71,6 +71,8 @@ class UserRequest(msgspec.Struct, frozen=True):
     native: bool = False
     settings: dict[str, SettingValue] | None = None
     """Settings to change."""
+    mode: CheckpointMode = AS_CONFIGURED
+    """Of a checkpoint."""
 
 
 class RequestResult(msgspec.Struct, frozen=True):
@@ -270,7 +272,13 @@ class CoordinatorHost:
         return self._calls.call(
             job_id,
             lambda ticket: job_events.SnapshotRequested(
-                ticket, kind, request.trigger_id, target=request.target, drain=request.drain, native=request.native
+                ticket,
+                kind,
+                request.trigger_id,
+                target=request.target,
+                drain=request.drain,
+                native=request.native,
+                mode=request.mode,
             ),
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.barriers.tunable import SettingValue
+from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.chaos.checkers.observations import StoreView
 from holdfast.chaos.cluster.coordinator_host import RequestResult, UserRequest
 from holdfast.chaos.cluster.driver import DriverHost
@@ -107,8 +107,11 @@ class Users:
             return False
         is_savepoint = kind is CheckpointKind.SAVEPOINT
         native = is_savepoint and self._random.random() < NATIVE_SHARE
-        request = UserRequest(kind, self._trigger_id(), target=SAVEPOINTS if is_savepoint else None, native=native)
-        self._cluster.trace.add("user", f"asks for {kind}", request.trigger_id)
+        target, trigger_id = SAVEPOINTS if is_savepoint else None, self._trigger_id()
+        mode = AS_CONFIGURED if is_savepoint else draw_mode(self._cluster.streams.of("modes"))
+        request = UserRequest(kind, trigger_id, target=target, native=native, mode=mode)
+        said = "" if mode == AS_CONFIGURED else f" unaligned={mode.unaligned} aligned_timeout_ms={mode.aligned_timeout_ms}"
+        self._cluster.trace.add("user", f"asks for {kind}", f"{trigger_id}{said}")
         self._ask("wish", request, str, lambda answer: None)
         return True
 
@@ -305,6 +308,11 @@ def draw_changes(rng: random.Random) -> dict[str, SettingValue]:
         "aligned_checkpoint_timeout_ms": (0, 5, 40, 1_000),
     }
     return {name: rng.choice(choices[name]) for name in rng.sample(sorted(choices), rng.randint(1, 3))}
+
+
+def draw_mode(rng: random.Random) -> CheckpointMode:
+    """Of a checkpoint by hand; half of them are as the job's settings say. A job may have to refuse it."""
+    return CheckpointMode(rng.choice((None, None, None, False, True, True)), rng.choice((None, None, None, 0, 20, 1_000)))
 
 
 def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claimed: Collection[str | None]) -> list[str]:

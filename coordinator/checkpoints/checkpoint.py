@@ -22,6 +22,10 @@ class CheckpointRequest(msgspec.Struct, frozen=True):
     """A stop that sends the maximum watermark first, so that event-time timers fire."""
     native: bool = False
     """A savepoint in the state backend's own files."""
+    unaligned: bool | None = None
+    """Of a checkpoint: whether its barriers may overtake; None: as the job's settings say when it is triggered."""
+    aligned_timeout_ms: int | None = None
+    """Of a checkpoint whose barriers may overtake: the age from which on they do; None: as the job's settings say then."""
 
     @property
     def is_savepoint(self) -> bool:

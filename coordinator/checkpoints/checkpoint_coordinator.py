@@ -418,7 +418,7 @@ class CheckpointCoordinator:
         else:
             self._timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
             unaligned = self._may_overtake(pending.request)
-            timeout_ms = self._config.aligned_checkpoint_timeout_ms if unaligned else None
+            timeout_ms = self._aligned_timeout_ms(pending.request) if unaligned else None
             base = self._base_of(pending.request)
             pending.trigger(self._timestamp_ms, base, unaligned=unaligned, aligned_timeout_ms=timeout_ms)
             self.stats.triggered(pending.checkpoint_id, pending.request, pending.tasks, pending.timestamp_ms)
@@ -427,8 +427,13 @@ class CheckpointCoordinator:
     def _may_overtake(self, request: CheckpointRequest) -> bool:
         """Whether a checkpoint's barriers may overtake: not those of savepoints, nor of what ends the job.
 
-        It is alone when it is triggered: the setting needs max_concurrent_checkpoints=1, and savepoints count, too."""
-        return self._config.unaligned_checkpoints and request.kind is CheckpointKind.CHECKPOINT
+        It is alone when it is triggered: it needs max_concurrent_checkpoints=1, and savepoints count, too."""
+        wanted = self._config.unaligned_checkpoints if request.unaligned is None else request.unaligned
+        return wanted and request.kind is CheckpointKind.CHECKPOINT
+
+    def _aligned_timeout_ms(self, request: CheckpointRequest) -> int:
+        own_ms = request.aligned_timeout_ms
+        return self._config.aligned_checkpoint_timeout_ms if own_ms is None else own_ms
 
     def _base_of(self, request: CheckpointRequest) -> int | None:
         """Checkpoint that increments may build on; None for savepoints and without incremental checkpoints."""

@@ -19,7 +19,7 @@ from holdfast.barriers.messages import (
     StatusBatch,
     SubtaskKey,
 )
-from holdfast.barriers.tunable import SettingValue
+from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.checkpoints import events
 from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
@@ -78,6 +78,8 @@ class SnapshotRequested(msgspec.Struct, frozen=True):
     drain: bool = False
     cancel: bool = False
     native: bool = False
+    mode: CheckpointMode = AS_CONFIGURED
+    """Of a checkpoint."""
 
 
 class SettingsRequested(msgspec.Struct, frozen=True):

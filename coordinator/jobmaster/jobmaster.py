@@ -383,7 +383,8 @@ class JobMaster:
     def _request(self, event: job_events.SnapshotRequested) -> str:
         """Request a checkpoint, savepoint or stop; idempotent by trigger id.
 
-        Raises InvalidConfigError for the trigger id of a request of another kind, whose outcome would be taken for this one's."""
+        Raises InvalidConfigError for the trigger id of a request of another kind, whose outcome would be taken for this one's, and
+        for a mode that the job can't have."""
         known = self.triggers.get(event.trigger_id)
         if known is not None and known.kind is not event.kind:
             raise InvalidConfigError(
@@ -391,6 +392,7 @@ class JobMaster:
                 setting="triggerId",
                 trigger=event.trigger_id,
             )
+        mode = event.mode.checked(self.settings.config) if known is None else event.mode
         if not self.triggers.begin(event.trigger_id, event.kind, cancel=event.cancel):
             return event.trigger_id
         if event.kind is CheckpointKind.STOP_SAVEPOINT and event.target is not None:
@@ -399,7 +401,15 @@ class JobMaster:
             self.stops.begin(intent, now_ms=now_ms, wall_ms=wall_ms)
             self.stops.note_try(event.trigger_id)
         folder = self._savepoint_folder(event.target) if event.target is not None else None
-        request = CheckpointRequest(event.kind, event.trigger_id, folder=folder, drain=event.drain, native=event.native)
+        request = CheckpointRequest(
+            event.kind,
+            event.trigger_id,
+            folder=folder,
+            drain=event.drain,
+            native=event.native,
+            unaligned=mode.unaligned,
+            aligned_timeout_ms=mode.aligned_timeout_ms,
+        )
         self._pass_on(events.CheckpointRequested(request))
         return event.trigger_id
 

@@ -40,7 +40,7 @@ from holdfast.barriers.messages import (
     SubtaskMetrics,
     TaskState,
 )
-from holdfast.barriers.tunable import SettingValue, apply_settings
+from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
@@ -221,6 +221,7 @@ class FakeCoordinator:
     refusals: tuple[Refusal, ...] = ()
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
 
+    config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
     is_referring: bool = False
 
@@ -287,8 +288,9 @@ class FakeCoordinator:
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._later(1, "heartbeat", job_id, message)
 
-    def request_checkpoint(self, job_id: str, trigger_id: str | None = None) -> str:
-        self._called("request_checkpoint", job_id, trigger_id)
+    def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
+        self._called("request_checkpoint", job_id, trigger_id, *(() if mode == AS_CONFIGURED else (mode,)))
+        mode.checked(self.config)
         return self._begun(CheckpointKind.CHECKPOINT, trigger_id)
 
     def request_savepoint(
@@ -366,7 +368,7 @@ class FakeCoordinator:
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         self._called("checkpoint_config", job_id)
-        return CheckpointConfigView(JobConfig(checkpoint_interval_ms=1_000), self.directory)
+        return CheckpointConfigView(self.config, self.directory)
 
     def savepoint_places(self) -> SavepointPlaces:
         return self.places

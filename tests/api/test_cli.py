@@ -16,6 +16,7 @@ from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError
 from tests.api.fakes import JOB, NAME, TRIGGER, FakeCoordinator, Served, make_overview, make_stats, serving
@@ -255,7 +256,20 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "jobs", "checkpoints", "savepoint", "stop", "cancel", "inspect"])
+def test_checkpoint_waits_and_prints_the_id(flags: list[str], coordinator: FakeCoordinator) -> None:
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.CHECKPOINT, False, checkpoint_id=7)
+    assert run("checkpoint", NAME, *flags) == "7\n"
+    assert json.loads(run("checkpoint", NAME, "--unaligned", "--aligned-timeout", "250", "--json", *flags)) == {
+        "job": JOB,
+        "checkpoint": 7,
+    }
+    run("checkpoint", NAME, "--aligned", *flags)
+    asked = [call[3:] for call in coordinator.calls if call[0] == "request_checkpoint"]
+    assert asked == [(), (CheckpointMode(unaligned=True, aligned_timeout_ms=250),), (CheckpointMode(unaligned=False),)]
+    assert "alignedCheckpointTimeout" in fails("checkpoint", NAME, "--aligned", "--aligned-timeout", "5", *flags, code=2)
+
+
+@pytest.mark.parametrize("command", ["serve", "jobs", "checkpoint", "checkpoints", "savepoint", "stop", "cancel", "inspect"])
 def test_every_command_has_help_and_json(command: str) -> None:
     output = run(command, "--help")
     assert "--json" in output

@@ -15,10 +15,11 @@ from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.jobmaster.stopping import CUT_OFF
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.worker.leader_retrieval import Target
-from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError
+from holdfast.statebackends.errors import CheckpointFailedError, InvalidConfigError, NotFoundError, NotLeaderError, ProtocolError
 from holdfast.statebackends.layout import DIRECTORY_FILE
 from tests.api.fakes import JOB, SOURCE, TOKEN, TRIGGER, FakeCoordinator, Served, make_graph, serving
 
@@ -56,6 +57,16 @@ def test_waiting_for_a_checkpoint(client: RestClient, coordinator: FakeCoordinat
     assert client.trigger_checkpoint(JOB, timeout_s=10) == 7
     timer.join()
     assert sum(call[0] == "request_checkpoint" for call in coordinator.calls) == 1
+
+
+def test_a_checkpoint_s_own_mode(client: RestClient, coordinator: FakeCoordinator) -> None:
+    coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.CHECKPOINT, False, checkpoint_id=7)
+    assert client.trigger_checkpoint(JOB, unaligned=True, aligned_timeout_ms=0) == 7
+    (asked,) = (call for call in coordinator.calls if call[0] == "request_checkpoint")
+    assert asked[3] == CheckpointMode(unaligned=True, aligned_timeout_ms=0)
+    with pytest.raises(InvalidConfigError) as caught:
+        client.trigger_checkpoint(JOB, aligned_timeout_ms=5)
+    assert caught.value.fields["setting"] == "alignedCheckpointTimeout"
 
 
 def test_a_failed_one_is_raised_with_its_reason(client: RestClient, coordinator: FakeCoordinator) -> None:

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from holdfast.api.flink import checkpoint_schemas
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
+from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SplitMetrics, SubtaskMetrics, TaskState
+from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.views import RestoredView, SubtaskView, TriggerView
 from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served
 
@@ -482,6 +484,39 @@ def test_trigger_checkpoint(served: Served, coordinator: FakeCoordinator, prefix
     body = {"checkpointType": "FULL", "triggerId": "e" * 32}
     assert served.json("POST", f"{prefix}/jobs/{JOB}/checkpoints", body, status=202) == {"request-id": "e" * 32}
     assert coordinator.calls == [("request_checkpoint", JOB, "e" * 32)]
+
+
+def test_a_checkpoint_names_its_own_mode(served: Served, coordinator: FakeCoordinator, prefix: str) -> None:
+    body = {"unaligned": True, "alignedCheckpointTimeout": 250}
+    assert served.json("POST", f"{prefix}/jobs/{JOB}/checkpoints", body, status=202) == {"request-id": TRIGGER}
+    assert coordinator.calls == [("request_checkpoint", JOB, None, CheckpointMode(unaligned=True, aligned_timeout_ms=250))]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"unaligned": "true"}, "unaligned"),
+        ({"unaligned": 1}, "unaligned"),
+        ({"unaligned": True, "alignedCheckpointTimeout": -1}, "alignedCheckpointTimeout"),
+        ({"unaligned": True, "alignedCheckpointTimeout": 2**63}, "alignedCheckpointTimeout"),
+        ({"unaligned": True, "alignedCheckpointTimeout": 1.5}, "alignedCheckpointTimeout"),
+        ({"unaligned": True, "alignedCheckpointTimeout": True}, "alignedCheckpointTimeout"),
+        ({"alignedCheckpointTimeout": 5}, "alignedCheckpointTimeout"),
+        ({"alignedTimeout": 5}, "alignedTimeout"),
+    ],
+)
+def test_a_mode_that_can_t_be_is_refused_by_name(served: Served, body: dict[str, Any], named: str) -> None:
+    assert named in served.json("POST", f"/v1/jobs/{JOB}/checkpoints", body, status=400)["errors"][0]
+
+
+@pytest.mark.parametrize("fixed", [JobConfig(checkpointing_mode="at_least_once"), JobConfig(max_concurrent_checkpoints=2)])
+def test_a_job_that_can_t_overtake_refuses_to_for_one_checkpoint(
+    served: Served, coordinator: FakeCoordinator, fixed: JobConfig
+) -> None:
+    coordinator.config = fixed
+    answer = served.json("POST", f"/v1/jobs/{JOB}/checkpoints", {"unaligned": True}, status=400)
+    assert "unaligned_checkpoints needs" in answer["errors"][0]
+    served.json("POST", f"/v1/jobs/{'d' * 32}/checkpoints", {"unaligned": True}, status=404)
 
 
 def test_trigger_without_a_body_or_content_type(served: Served, coordinator: FakeCoordinator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -353,6 +354,27 @@ def test_only_checkpoints_are_told_that_they_may_overtake(kind: CheckpointKind) 
     (trigger,) = of(bench.request(kind), actions.SendTriggers)
     may = kind is CheckpointKind.CHECKPOINT
     assert (trigger.unaligned, trigger.aligned_timeout_ms) == (may, 40 if may else None)
+
+
+@pytest.mark.parametrize("by_settings", [True, False])
+@pytest.mark.parametrize(
+    ("own", "sent"),
+    [
+        ({"unaligned": True}, (True, 40)),
+        ({"unaligned": True, "aligned_timeout_ms": 0}, (True, 0)),
+        ({"unaligned": False}, (False, None)),
+        ({"unaligned": False, "aligned_timeout_ms": 9}, (False, None)),
+    ],
+)
+def test_a_request_s_own_mode_is_for_it_alone(
+    own: dict[str, Any], sent: tuple[bool, int | None], *, by_settings: bool
+) -> None:
+    bench = Bench(max_concurrent_checkpoints=1, unaligned_checkpoints=by_settings, aligned_checkpoint_timeout_ms=40)
+    (trigger,) = of(bench.request(**own), actions.SendTriggers)
+    assert (trigger.unaligned, trigger.aligned_timeout_ms) == sent
+    bench.ack_all(1)
+    (after,) = of(bench.trigger(), actions.SendTriggers)
+    assert (after.unaligned, after.aligned_timeout_ms) == (by_settings, 40 if by_settings else None)
 
 
 def test_nothing_that_may_overtake_is_triggered_beside_another_or_beside_a_savepoint() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, TaskState, TriggerCheckpoint
-from holdfast.barriers.tunable import TUNABLE, apply_settings, parse_setting
+from holdfast.barriers.tunable import AS_CONFIGURED, TUNABLE, CheckpointMode, apply_settings, parse_setting
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
 from holdfast.coordinator.ha.recorded_job import derive_config
 from holdfast.coordinator.ha.records import ConfigRecord, encode_record
@@ -373,6 +373,48 @@ def test_a_damaged_record_is_named(content: bytes, error: type[HoldfastError]) -
     with pytest.raises(error) as caught:
         next_leader(rig.storage, "second")
     assert caught.value.fields["path"] == PATHS.config(1)
+
+
+def by_hand(rig: Rig, trigger_id: str, mode: CheckpointMode) -> TriggerCheckpoint | None:
+    """The trigger that was sent for it, if any."""
+    before = len(triggers(rig))
+    rig.call(lambda ticket: job_events.SnapshotRequested(ticket, CheckpointKind.CHECKPOINT, trigger_id, mode=mode))
+    sent = rig.commands(0, TriggerCheckpoint)
+    return sent[-1] if len(sent) > before else None
+
+
+def test_a_checkpoint_by_hand_names_its_own_mode() -> None:
+    rig = Rig(checkpoint_interval_ms=None, aligned_checkpoint_timeout_ms=30).run()
+    first = by_hand(rig, "first", CheckpointMode(unaligned=True))
+    assert first is not None
+    assert (first.unaligned, first.aligned_timeout_ms) == (True, 30)
+    assert by_hand(rig, "second", CheckpointMode(unaligned=True, aligned_timeout_ms=0)) is None, "one at a time"
+    change(rig, aligned_checkpoint_timeout_ms=50)
+    for slot in range(2):
+        rig.acknowledge(slot, 1, 1)
+    second = rig.commands(0, TriggerCheckpoint)[-1]
+    assert (second.checkpoint_id, second.unaligned, second.aligned_timeout_ms) == (2, True, 0)
+    assert by_hand(rig, "second", CheckpointMode(aligned_timeout_ms=7)) is None, "a repetition: the first one's mode holds"
+
+
+@pytest.mark.parametrize(
+    ("config", "mode", "named"),
+    [
+        ({"checkpointing_mode": "at_least_once"}, CheckpointMode(unaligned=True), "unaligned"),
+        ({"max_concurrent_checkpoints": 2}, CheckpointMode(unaligned=True, aligned_timeout_ms=5), "unaligned"),
+        ({}, CheckpointMode(aligned_timeout_ms=5), "alignedCheckpointTimeout"),
+        ({"unaligned_checkpoints": True}, CheckpointMode(unaligned=False, aligned_timeout_ms=5), "alignedCheckpointTimeout"),
+        ({}, CheckpointMode(unaligned=True, aligned_timeout_ms=-1), "alignedCheckpointTimeout"),
+        ({}, CheckpointMode(unaligned=True, aligned_timeout_ms=2**63), "alignedCheckpointTimeout"),
+    ],
+)
+def test_a_mode_that_the_job_can_t_have_is_refused_by_name(config: dict[str, Any], mode: CheckpointMode, named: str) -> None:
+    rig = Rig(checkpoint_interval_ms=None, **config).run()
+    with pytest.raises(InvalidConfigError) as caught:
+        by_hand(rig, "t", mode)
+    assert caught.value.fields["setting"] == named
+    assert (triggers(rig), rig.master.triggers.get("t")) == ([], None)
+    assert by_hand(rig, "t", AS_CONFIGURED) is not None, "the id is free"
 
 
 def test_a_checkpoint_by_hand_is_taken_while_periodic_ones_are_paused() -> None:
