@@ -161,8 +161,8 @@ class RestClient:
         """Trigger one checkpoint, wait until it is complete, and return its id.
 
         `unaligned`, `aligned_timeout_ms` (at least 0): whether its barriers may overtake what is queued, and from which age on;
-        None is as the job's settings say. Raises InvalidConfigError for what the job can't have, CheckpointFailedError if the checkpoint
-        was refused or aborted, TimeoutError after timeout_s."""
+        None is as the job's settings say. Raises InvalidConfigError for what the job can't have, CheckpointFailedError if the
+        checkpoint was refused or aborted, TimeoutError after timeout_s."""
         mode = {"unaligned": unaligned, "alignedCheckpointTimeout": aligned_timeout_ms}
         request: dict[str, Any] = {"checkpointType": "CONFIGURED", "triggerId": secrets.token_hex(16)}
         request |= {name: value for name, value in mode.items() if value is not None}  # older coordinators know neither
