@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, is_loose
-from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
+from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.wiring import consumers_of, producers_of
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.graph import COMMITTER_SUFFIX, LinkReasons, StreamEdge, StreamGraph, StreamNode
@@ -114,6 +114,10 @@ class Explained(msgspec.Struct, frozen=True):
     checkpointing_mode: str
     guarantee: str
     """What a failure does to the records, in one line."""
+    unaligned_checkpoints: bool = False
+    """Whether barriers overtake, on links whose `in_line` is None. Of links it says what holds with this setting, also where it is
+    off: it can be changed while the job runs."""
+    aligned_checkpoint_timeout_ms: int = 0
 
 
 def explain_graph(stream_graph: StreamGraph, plan: JobPlan, links: Sequence[LinkReasons]) -> Explained:
@@ -136,6 +140,8 @@ def explain_graph(stream_graph: StreamGraph, plan: JobPlan, links: Sequence[Link
         execution_plan=ExecutionPlan(graph.slots_required, channels, subtasks),
         checkpointing_mode=graph.config.checkpointing_mode,
         guarantee=describe_guarantee(graph),
+        unaligned_checkpoints=graph.config.unaligned_checkpoints,
+        aligned_checkpoint_timeout_ms=graph.config.aligned_checkpoint_timeout_ms,
     )
 
 
@@ -198,6 +204,8 @@ def explained_text(explained: Explained, graph: JobGraph) -> str:
     lines = [f"job {graph.name}: {len(graph.vertices)} vertices, {execution.slots} slots, {explained.state_backend} state"]
     if explained.checkpointing_mode == AT_LEAST_ONCE:
         lines.append(explained.guarantee)
+    if explained.unaligned_checkpoints:
+        lines.append(_overtaking(explained.aligned_checkpoint_timeout_ms))
     exchanges = (each for each in explained.job_graph.links if not each.chained)
     lines += _job_graph(graph, {edge.edge_id: link for edge, link in zip(graph.edges, exchanges, strict=True)})
     unused = [node.uid or node.name for node in explained.stream_graph if not node.used]
@@ -229,15 +237,24 @@ def _job_graph(graph: JobGraph, links: Mapping[int, JobLink]) -> list[str]:
             link = links[edge.edge_id]
             combined = f"; {link.combined}" if link.combined else ""
             columns = f"; sends {', '.join(link.columns)}" if link.columns else ""
-            more = combined + columns + _in_line(link)
+            more = combined + columns + _in_line(link, graph.config)
             lines.append(f"    -> [{numbers[edge.target]}] {_edge(edge)}; not chained: {link.reason}{more}")
     return lines
 
 
-def _in_line(link: JobLink) -> str:
-    """Where the partitioning alone would let a barrier overtake records: of a sink, and of other partitionings, it is no news."""
-    shown = link.in_line is not None and link.partitioning in DEALT_OUT_AGAIN and not link.target.endswith(COMMITTER_SUFFIX)
-    return f"; barriers stay in line: {link.in_line}" if shown else ""
+def _overtaking(timeout_ms: int) -> str:
+    when = f", in a checkpoint that is {timeout_ms} ms old" if timeout_ms else ""
+    return f"unaligned checkpoints: barriers overtake what is queued{when}"
+
+
+def _in_line(link: JobLink, config: JobConfig) -> str:
+    """Where the partitioning alone would let a barrier overtake records: of a sink, and of other partitionings, it is no news; nor
+    for a job whose barriers never may."""
+    is_news = link.in_line is not None and link.partitioning in DEALT_OUT_AGAIN and not link.target.endswith(COMMITTER_SUFFIX)
+    if not is_news or config.checkpointing_mode == AT_LEAST_ONCE or config.max_concurrent_checkpoints > 1:
+        return ""
+    stay = "barriers stay in line" if config.unaligned_checkpoints else "barriers would stay in line with unaligned_checkpoints"
+    return f"; {stay}: {link.in_line}"
 
 
 def _call(node: StreamGraphNode) -> str:

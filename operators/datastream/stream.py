@@ -93,6 +93,8 @@ from holdfast.statebackends.state import (
 )
 
 DEFAULT_SLOT_SHARING_GROUP = "default"
+
+KEYED_UNION = "a union of keyed streams loses the key: call union before key_by"
 """Of all operators (ADR 59)."""
 
 
@@ -376,9 +378,11 @@ class Stream(Stage):
     # --------------------------------------------------------------------------------------------------- partitionings
 
     def union(self, *others: Stream) -> Stream:
-        """One stream of the records of all; their columns must be equal."""
+        """One stream of the records of all; their columns must be equal. Key the union, not what it is made of."""
         streams = (self, *others)
         for other in others:
+            if isinstance(other, KeyedStream):
+                raise GraphError(KEYED_UNION)
             if other.environment is not self.environment:
                 raise GraphError("a union takes streams of one environment")
         row_type = reduce(lambda left, right: merged_type(left, right, "union"), (stream._row_type for stream in streams))
@@ -814,7 +818,7 @@ class KeyedStream(Stream):
 
     def union(self, *others: Stream) -> Stream:
         """Refused: unite the streams first, then key the union."""
-        raise GraphError("a union of keyed streams loses the key: call union before key_by")
+        raise GraphError(KEYED_UNION)
 
     def _add_keyed(self, kind: str, operator: Operator, output: RowType, **properties: Any) -> Stream:
         stream = self._add(kind, operator, output, selector=self._selector, properties=properties)

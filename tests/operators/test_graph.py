@@ -335,6 +335,8 @@ UNDECLARED_STREAM: Callable[[], Stream] = lambda: source().map(lambda row: row) 
         (lambda: source().key_by("carrier").aggregate(carrier=count()), GraphError, "already has a column 'carrier'"),
         (lambda: source().key_by("carrier").aggregate(n=count(), emit="all"), GraphError, "emit"),
         (lambda: source().key_by("carrier").union(source()), GraphError, "union before key_by"),
+        (lambda: (one := source()).union(one.key_by("carrier")), GraphError, "union before key_by"),
+        (lambda: (one := source()).union(one.filter(bool), one.key_by("carrier")), GraphError, "union before key_by"),
         (lambda: source().union(source()), GraphError, "one environment"),
         (lambda: source().key_by("carrier").process(ProcessFunction()), GraphError, "process_element"),
         (lambda: source().key_by("carrier").process(Records), GraphError, "neither"),  # type: ignore[arg-type]

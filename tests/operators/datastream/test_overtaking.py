@@ -139,15 +139,34 @@ def test_splits_stay_in_line(tmp_path: Path) -> None:
     assert reasons(stream)["files-enumerator", "files"] == "a split is in one place at the barrier"
 
 
-def test_the_text_names_the_reason_only_where_it_is_news() -> None:
-    found = united(lambda stream: stream.broadcast())
+@pytest.mark.parametrize(
+    ("settings", "head", "stay"),
+    [
+        ({}, None, "barriers would stay in line with unaligned_checkpoints: "),
+        ({"unaligned_checkpoints": True}, "unaligned checkpoints: barriers overtake what is queued", "barriers stay in line: "),
+        (
+            {"unaligned_checkpoints": True, "aligned_checkpoint_timeout_ms": 70},
+            "unaligned checkpoints: barriers overtake what is queued, in a checkpoint that is 70 ms old",
+            "barriers stay in line: ",
+        ),
+        ({"checkpointing_mode": "at_least_once"}, None, None),
+    ],
+)
+def test_the_text_names_the_reason_only_where_it_is_news(settings: dict[str, Any], head: str | None, stay: str | None) -> None:
+    first = flights(Environment("job", parallelism=2, **settings))
+    found = behind(first.rebalance().union(flights(first.environment, "others").broadcast()))
     reasons(found, commits=True)
-    said = [line.split("; ")[-1] for line in found.environment.explain().splitlines() if "not chained" in line]
+    lines = found.environment.explain().splitlines()
+    said = [line.split("; ")[-1] for line in lines if "not chained" in line]
     assert said == [
-        f"barriers stay in line: next also reads others ({BROADCAST})",
+        "not chained: partitioned: rebalance" if stay is None else f"{stay}next also reads others ({BROADCAST})",
         "not chained: partitioned: broadcast",
         "not chained: parallelism 2 and 1",
     ]
+    assert [line for line in lines if line.startswith("unaligned")] == ([] if head is None else [head])
+    told = json.loads(found.environment.explain(format="json"))
+    wanted = {name: settings.get(name, default) for name, default in (("unaligned_checkpoints", False), ("aligned_checkpoint_timeout_ms", 0))}
+    assert {name: told[name] for name in wanted} == wanted
 
 
 def test_graphs_of_before_are_read_and_new_ones_keep_it() -> None:
