@@ -93,7 +93,8 @@ class RestClient:
         return _decode(lambda: sorted(answer["jobs"], key=lambda job: (-int(job["start-time"]), str(job["jid"]))), self.url)
 
     def totals(self) -> dict[str, dict[str, Any]]:
-        """Records that each job has read, written and dropped, by job id; empty from a coordinator of an older version."""
+        """Records that each job has read, written and dropped, and how backpressured it is, by job id; empty from a coordinator
+        of an older version."""
         try:
             answer = self._get("/v1/totals")
         except NotFoundError:

@@ -206,7 +206,8 @@ def jobs(
     url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, offline: Offline = False, as_json: Json = False
 ) -> None:
     """List jobs, newest first, with the rows that they have read, written, dropped as late, and skipped because a function failed
-    on them; without a coordinator, the jobs recorded in the state directory."""
+    on them, and how backpressured their worst subtask is: ok, low or high; without a coordinator, the jobs recorded in the state
+    directory."""
     client = connect_to_read(url, token_file, state_dir, offline=offline)
     found, totals = client.jobs(), client.totals()
     if as_json:
@@ -221,10 +222,11 @@ def jobs(
             console.time_text(job["start-time"]),
             console.duration_text(job["duration"]),
             *(_count(totals, job["jid"], name) for name in ("records_in", "records_out", "late_dropped", "rows_skipped")),
+            totals.get(job["jid"], {}).get("backpressure") or "-",
         )
         for job in found
     ]
-    columns = ("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE", "SKIPPED")
+    columns = ("JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE", "SKIPPED", "PRESSURE")
     console.show_table(columns, rows, empty="no jobs")
     for job in found:
         numbers = totals.get(job["jid"], {})

@@ -118,6 +118,7 @@ def _totals(job: RecordedJob) -> dict[str, Any]:
         "restarts": attempt.restarts if attempt is not None else 0,
         "restart_strategy": record.graph.config.restart.describe(),
         "restarts_at": -1,
+        "backpressure": None,
         **msgspec.structs.asdict(derive_job_totals(record.graph, result.totals)),
     }
 

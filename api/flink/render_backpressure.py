@@ -4,7 +4,7 @@ It decides what counts as much: levels have Flink's bounds, and a vertex has tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 from msgspec import UNSET
@@ -32,6 +32,12 @@ def backpressure_of(metrics: SubtaskMetrics) -> float | None:
     """Share of its last second that it waited at full outputs; None if it has not told."""
     told_ms = metrics.backpressured_ms_per_second
     return None if told_ms is UNSET else told_ms / 1000
+
+
+def worst_level(subtasks: Iterable[SubtaskMetrics]) -> Level | None:
+    """Of the subtask that is backpressured most; None if none has told."""
+    told = [ratio for each in subtasks if (ratio := backpressure_of(each)) is not None]
+    return level(max(told)) if told else None
 
 
 def vertex_backpressure(view: JobView, vertex_id: str) -> schemas.VertexBackPressure:

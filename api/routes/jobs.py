@@ -10,6 +10,7 @@ from pydantic import ConfigDict
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.flink import schemas
+from holdfast.api.flink.render_backpressure import Level, worst_level
 from holdfast.api.http.request_log import SUBJECT
 from holdfast.api.routes.common import (
     ERRORS,
@@ -113,6 +114,8 @@ class JobNumbers(schemas.Record):
     """In a line, with its limits."""
     restarts_at: int
     """End of the pause before the next attempt, ms since the epoch; -1 unless the job is RESTARTING."""
+    backpressure: Level | None = None
+    """Level of its worst running subtask; null if none has told."""
 
 
 class Totals(schemas.Record):
@@ -121,7 +124,7 @@ class Totals(schemas.Record):
 
 @router.get("/totals")
 def totals(service: Service) -> Totals:
-    """Records read, written and dropped by each job."""
+    """Records read, written and dropped by each job, and whether it is backpressured."""
     return Totals(
         jobs=[
             JobNumbers(
@@ -129,6 +132,7 @@ def totals(service: Service) -> Totals:
                 restarts=job.restarts,
                 restart_strategy=job.graph.config.restart.describe(),
                 restarts_at=job.restarts_at_ms,
+                backpressure=worst_level(job.subtasks),
                 **msgspec.structs.asdict(derive_job_totals(job.graph, job.totals)),
             )
             for job in service.numbers()

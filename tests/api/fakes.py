@@ -119,6 +119,25 @@ def make_totals() -> Totals:
     return {"in": OperatorTotals(records_out=1_200), "out": late}
 
 
+def make_pressure() -> tuple[SubtaskMetrics, ...]:
+    """A source that waits for its sink."""
+    source = SubtaskMetrics(
+        SOURCE, 0, busy_ms_per_second=240, idle_ms_per_second=0, backpressured_ms_per_second=760, queued_out_bytes=4_096
+    )
+    sink = SubtaskMetrics(
+        SINK,
+        0,
+        busy_ms_per_second=900,
+        idle_ms_per_second=100,
+        backpressured_ms_per_second=0,
+        queued_in_bytes=65_536,
+        allocated_in_bytes=32_768,
+        overshoot_in_bytes=1_024,
+        time_to_consume_ms=1_500,
+    )
+    return source, sink
+
+
 def make_checkpoint(number: int, status: str, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CheckpointView:
     acknowledged = SubtaskCheckpointView(0, 2_010, 10, 100, 200, 1, 2, 3, 4, 5)
     missing = SubtaskCheckpointView(1, -1, -1, -1, -1, -1, -1, -1, -1, -1)
@@ -342,7 +361,10 @@ class FakeCoordinator:
         stats = make_stats()
         totals = make_totals()
         return tuple(
-            JobNumbersView(job, 2, 1, stats.counts, stats.latest_completed, 0, make_graph(), totals, totals) for job in self.jobs()
+            JobNumbersView(
+                job, 2, 1, stats.counts, stats.latest_completed, 0, make_graph(), totals, totals, subtasks=make_pressure()
+            )
+            for job in self.jobs()
         )
 
     def job(self, job_id: str) -> JobView:

@@ -53,9 +53,9 @@ def fails(*arguments: str, code: int = 1) -> str:
 
 def test_jobs(flags: list[str]) -> None:
     lines = run("jobs", *flags).splitlines()
-    assert lines[0].split() == ["JOB", "NAME", "STATE", "RUNNING", "STARTED", "DURATION", "IN", "OUT", "LATE", "SKIPPED"]
+    assert " ".join(lines[0].split()) == "JOB NAME STATE RUNNING STARTED DURATION IN OUT LATE SKIPPED PRESSURE"
     assert lines[1].split()[:4] == [JOB, NAME, "RUNNING", "2/2"]
-    assert lines[1].split()[-4:] == ["1,200", "0", "3", "5"]
+    assert lines[1].split()[-5:] == ["1,200", "0", "3", "5", "high"], "of the worst subtask"
 
 
 def test_jobs_as_json(flags: list[str]) -> None:
@@ -63,7 +63,7 @@ def test_jobs_as_json(flags: list[str]) -> None:
     assert (job["jid"], job["state"]) == (JOB, "RUNNING")
     counted = {"records_in": 1_200, "records_out": 0, "late_dropped": 3, "rows_skipped": 5}
     restarts = {"restarts": 1, "restart_strategy": RestartStrategy().describe(), "restarts_at": -1}
-    assert job["totals"] == {"jid": JOB, **counted, **restarts}
+    assert job["totals"] == {"jid": JOB, **counted, **restarts, "backpressure": "high"}
 
 
 def test_a_job_in_a_pause_shows_when_and_how_it_restarts(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_jobs_of_a_coordinator_that_has_no_totals(flags: list[str], monkeypatch:
 
     original = RestClient._get
     monkeypatch.setattr(RestClient, "_get", not_found)
-    assert run("jobs", *flags).splitlines()[1].split()[-3:] == ["-", "-", "-"]
+    assert run("jobs", *flags).splitlines()[1].split()[-5:] == ["-"] * 5
 
 
 def test_no_jobs(flags: list[str], coordinator: FakeCoordinator) -> None:

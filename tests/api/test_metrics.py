@@ -1,0 +1,58 @@
+"""/metrics: where the time of subtasks goes, and what is in their queues."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.api.routes import metrics
+from holdfast.api.routes.metrics import CoordinatorCollector
+from tests.api.fakes import JOB, NAME, SINK, SOURCE, FakeCoordinator, Served, make_overview
+
+OF_PRESSURE = (
+    "holdfast_subtask_time_ratio",
+    "holdfast_subtask_input_queue_bytes",
+    "holdfast_subtask_output_queue_bytes",
+    "holdfast_subtask_input_allocation_bytes",
+    "holdfast_subtask_input_overshoot_bytes",
+    "holdfast_subtask_time_to_consume_seconds",
+)
+
+
+def test_the_numbers_of_a_job_under_pressure(served: Served) -> None:
+    shown = served.request("GET", "/metrics").data.decode().splitlines()
+    label = f'job_id="{JOB}",job_name="{NAME}",subtask="0",vertex='
+    assert sorted(line for line in shown if line.startswith(OF_PRESSURE)) == sorted(
+        [
+            *(
+                f'holdfast_subtask_time_ratio{{activity="{activity}",{label}"{vertex}"}} {ratio}'
+                for vertex, ratios in ((SOURCE, (0.24, 0.0, 0.76)), (SINK, (0.9, 0.1, 0.0)))
+                for activity, ratio in zip(("busy", "idle", "backpressured"), ratios, strict=True)
+            ),
+            f'holdfast_subtask_output_queue_bytes{{{label}"{SOURCE}"}} 4096.0',
+            f'holdfast_subtask_input_queue_bytes{{{label}"{SINK}"}} 65536.0',
+            f'holdfast_subtask_input_allocation_bytes{{{label}"{SINK}"}} 32768.0',
+            f'holdfast_subtask_input_overshoot_bytes{{{label}"{SINK}"}} 1024.0',
+            f'holdfast_subtask_time_to_consume_seconds{{{label}"{SINK}"}} 1.5',
+        ]
+    )
+
+
+def test_labels_by_subtask_are_bounded_over_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "SUBTASKS_MAX", 3)
+    service = FakeCoordinator(overviews=tuple(make_overview(job_id=f"{number:032x}", start_ms=number) for number in range(5)))
+    families = {family.name: family for family in CoordinatorCollector(service).collect()}
+    shares = [(each.labels["job_id"][-1], each.labels["vertex"]) for each in families["holdfast_subtask_time_ratio"].samples]
+    assert shares == [place for place in (("4", SOURCE), ("4", SINK), ("3", SOURCE)) for _ in range(3)], "newest jobs first"
+    assert all(len(families[name].samples) <= 9 for name in OF_PRESSURE)
+
+
+def test_what_no_subtask_has_told_is_left_out(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tuple(replace(job, subtasks=()) for job in coordinator.numbers())
+    monkeypatch.setattr(coordinator, "numbers", lambda: silent)
+    shown = served.request("GET", "/metrics").data.decode().splitlines()
+    assert not [line for line in shown if line.startswith(OF_PRESSURE)]
+    (job,) = served.json("GET", "/v1/totals")["jobs"]
+    assert job["backpressure"] is None
