@@ -141,6 +141,14 @@ class OutputChannel:
         """True when nothing waits here."""
         return not self._queue and self._coalescer.since_ms is None
 
+    @property
+    def is_leaving(self) -> bool:
+        """The next of what waits here leaves as soon as frames are taken."""
+        if not self._queue or not self._credit.is_open:
+            return False
+        element, size = self._queue[0]
+        return not isinstance(element, Batch) or self._credit.can_send(min(size, self._frame_bytes_max))
+
     def announced(self, announcement: CreditAnnouncement) -> None:
         """Take an announcement of the receiver. Raises ProtocolError on an impossible count."""
         self._credit.announced(announcement)
@@ -425,6 +433,11 @@ class OutputGate:
             if not channel.is_drained:
                 return False
         return True
+
+    @property
+    def is_leaving(self) -> bool:
+        """Something of what waits in the channels leaves as soon as frames are taken."""
+        return any(channel.is_leaving for channel in self._channels)
 
     @property
     def pending_bytes(self) -> int:

@@ -62,6 +62,10 @@ class ResultPort(Protocol):
         """What waits here to be sent."""
 
     @property
+    def is_leaving(self) -> bool:
+        """Something of what waits here leaves with the next frames; the rest needs credit of a consumer, or that it begins."""
+
+    @property
     def bytes_out(self) -> int: ...
 
 

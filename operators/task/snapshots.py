@@ -447,7 +447,8 @@ class SubtaskCheckpointCoordinator:
     def abandon(self, checkpoint_id: int, reason: FailureReason | None, message: str) -> None:
         """Give up an id that the gate abandoned: cancel marker downstream, and a decline unless the coordinator knows already."""
         self._newest_id = max(self._newest_id, checkpoint_id)
-        self._give_up(checkpoint_id)
+        if not self._give_up(checkpoint_id):
+            self._forget_preparing(checkpoint_id)
         self._chain.broadcast(CancelMarker(checkpoint_id))
         if reason is not None:
             self._decline(checkpoint_id, reason, message)

@@ -181,6 +181,8 @@ class Subtask:
         """Of what it FAILED: the error itself, which its status tells in words."""
         self._newest_notified = 0
         self._finish_id = 0
+        self._said_end = False
+        """Its outputs have got the end; it ends once all that can leave them has left."""
         self._early: list[Notice] = []
         self._deferred: list[TriggerCheckpoint] = []
         """Their source is in the middle of something."""
@@ -419,13 +421,16 @@ class Subtask:
         if self.state is TaskState.CANCELING:
             self._enter(TaskState.CANCELED)
 
-    def _finish(self) -> None:
+    def _say_end(self) -> None:
         """Commits are done: nothing more will come from here.
 
         An attempt that was restored from a job's last checkpoint only to commit it ends before its data does."""
+        self._said_end = True
         if not self._input.is_drained:
             self.chain.broadcast(EndOfData(drain=False))
         self.chain.broadcast(EndOfPartition())
+
+    def _finish(self) -> None:
         errors = self.chain.close()
         if errors:
             self._fail(errors[0])
@@ -444,11 +449,12 @@ class Subtask:
         self._times.waited(began)
         progress = self._serve_mail()
         self._input.end_urgent()
-        backpressured = False
+        moved = backpressured = False
         has_more = progress
         if self.state is TaskState.RUNNING:
             try:
-                moved, has_more, backpressured = self._run_input(now_ms, began + self._budget_s)
+                if not self._said_end:
+                    moved, has_more, backpressured = self._run_input(now_ms, began + self._budget_s)
                 if self._look_for_backlog():
                     self._report_status()
                 finished = self._finish_if_due()
@@ -486,7 +492,7 @@ class Subtask:
         Whether those of another one wait for the next step. Never raises, as `step`."""
         self._serve_mail()
         self.last_step = self.last_step._replace(has_more=True)
-        if self.state is not TaskState.RUNNING:
+        if self.state is not TaskState.RUNNING or self._said_end:
             return False
         try:
             self.chain.set_processing_time()
@@ -555,11 +561,16 @@ class Subtask:
         return int(self._times.running_s * 1000 + 1e-6)
 
     def _finish_if_due(self) -> bool:
+        """The end of a subtask whose commits are done. True: a step is due at once, unless it has ended."""
         if self._finish_id and not self._input.is_drained:
             self._input.clear()  # nothing reads what it would emit, and where the output is full it would never be done
         if not self._finish_id or self._input.has_work or self.chain.has_pending_work() or self._pool.under_way:
             return False
-        self._finish()
+        if not self._said_end:
+            self._say_end()
+        # Behind the job's last checkpoint; what a consumer that has ended gives no credit for is read by nobody.
+        if not any(output.is_leaving for output in self._outputs):
+            self._finish()
         return True
 
     # ---------------------------------------------------------------------------------------------------------- mail

@@ -89,6 +89,10 @@ class EdgeOutput:
         return self.gate.pending_bytes
 
     @property
+    def is_leaving(self) -> bool:
+        return self.gate.is_leaving
+
+    @property
     def bytes_out(self) -> int:
         return self.gate.bytes_out
 

@@ -169,3 +169,28 @@ def test_one_that_is_aborted_or_replaced_overtakes_nothing_any_more() -> None:
     output.gate.flush_all()
     sent += output.send()
     assert sent == [barrier(2), [1], [2], barrier(1, 10), [3], [4]]
+
+
+def test_what_is_leaving_is_what_the_next_frames_take() -> None:
+    output = Output(credit_rows=8)
+    seen = []
+    output.gate.emit(rows(1), now_ms=0)
+    assert not output.gate.is_leaving, "it waits to be merged"
+    output.gate.emit(rows(*range(2, 21)), now_ms=0)
+    output.gate.broadcast_event(Watermark(1))
+    for _ in range(8):
+        seen.append((output.gate.is_leaving, output.send()))
+        seen.append((output.gate.is_leaving, output.send()))
+        output.grant(0, 8)
+    assert all(leaves is bool(sent) for leaves, sent in seen)
+    assert 2 < sum(leaves for leaves, _ in seen) < 8
+    unopened = OutputGate(
+        attempt=1,
+        edge_id=0,
+        producer=0,
+        consumers=(0,),
+        partitioner=RebalancePartitioner(1),
+        settings=OutputSettings(),
+    )
+    unopened.broadcast_event(Watermark(1))
+    assert not unopened.is_leaving

@@ -127,6 +127,7 @@ class Port:
     def __init__(self) -> None:
         self.elements: list[Any] = []
         self.is_available = True
+        self.is_leaving = False
         self.bytes_out = 0
         self.pending_bytes = 0
         self.queued: set[int] = set()

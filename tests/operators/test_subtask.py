@@ -422,6 +422,21 @@ def test_such_an_attempt_ends_with_a_full_output_and_work_in_hand() -> None:
     assert bench.subtask.state is TaskState.FINISHED
 
 
+def test_a_subtask_ends_only_when_what_can_leave_its_outputs_has_left() -> None:
+    bench = source(3)
+    bench.settle()
+    bench.port.take()
+    bench.port.is_leaving = True
+    bench.mailbox.put(FinishTasks(1, 4))
+    for _ in range(3):
+        assert bench.subtask.step(0).has_more
+        assert bench.subtask.state is TaskState.RUNNING
+    assert bench.port.take() == [EndOfPartition()], "said once"
+    bench.port.is_leaving = False
+    bench.subtask.step(0)
+    assert (bench.subtask.state, bench.port.take()) == (TaskState.FINISHED, [])
+
+
 class QuarterReader(ListReader):
     """Barriers fall behind every fourth row."""
 

@@ -211,6 +211,56 @@ def test_an_abort_forgets_what_was_collected_and_the_next_checkpoint_is_clean(wh
     assert stored(bench, 2) == {("input", 0): [3], ("input", 1): [4]}
 
 
+class LongHook(Recording):
+    """Its hook ends when the test says so."""
+
+    has_ended = False
+
+    def is_preparing(self) -> bool:
+        return not self.has_ended
+
+
+def hooked() -> tuple[Bench, LongHook]:
+    log: list[str] = []
+    hook = LongHook("a", log)
+    return Bench([hook], 2, log=log).started(), hook
+
+
+def test_what_comes_while_a_hook_runs_is_in_flight_and_nothing_is_processed() -> None:
+    bench, hook = hooked()
+    offer(bench, 0, batch(1), barrier(1))
+    serve(bench)
+    offer(bench, 1, batch(2), barrier(1), batch(3))
+    serve(bench)
+    bench.settle()
+    assert (bench.answers(), numbers(bench)) == ([], []), "the barrier waits for the hook, and input for the barrier"
+    hook.has_ended = True
+    bench.settle()
+    assert stored(bench, 1) == {("input", 0): [1], ("input", 1): [2]}
+    assert bench.log.index("a snapshot 1") < bench.log.index("a process {'n': 1}")
+
+
+@pytest.mark.parametrize("why", ["newer barrier", "notice"])
+def test_a_checkpoint_that_is_given_up_while_its_hook_runs_is_answered_once(why: str) -> None:
+    bench, hook = hooked()
+    offer(bench, 0, batch(1), barrier(1))
+    serve(bench)
+    if why == "notice":
+        bench.mailbox.put(NotifyCheckpointAborted(1, 1))
+    else:
+        offer(bench, 1, barrier(2))
+    while serve(bench):
+        bench.subtask.step(0)
+    hook.has_ended = True
+    bench.settle()
+    declined = [] if why == "notice" else [1]
+    assert [each.checkpoint_id for each in bench.answers()] == declined
+    assert "a snapshot 1" not in bench.log
+    sent = [each for each in bench.port.take() if isinstance(each, CancelMarker | CheckpointBarrier)]
+    assert CancelMarker(1) in sent
+    assert 1 not in [each.checkpoint_id for each in sent if isinstance(each, CheckpointBarrier)]
+
+
 def test_more_in_flight_than_allowed_is_declined_with_subtask_and_bytes() -> None:
     bench = bench_of(2, inflight_bytes_max=100)
     offer(bench, 0, batch(*range(10)), barrier(1))
