@@ -54,7 +54,7 @@ class OutputChannel:
 
     __slots__ = (
         "_attempt", "_coalescer", "_credit", "_frame_bytes_max", "_queue", "_queued_bytes", "_sequence", "_timeout_ms", "channel",
-        "mark_bytes", "queued_barrier",
+        "mark_bytes", "queued_barriers",
     )  # fmt: skip
 
     def __init__(self, channel: ChannelId, *, attempt: int, settings: OutputSettings) -> None:
@@ -66,8 +66,8 @@ class OutputChannel:
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
         self._sequence = 0
-        self.queued_barrier = 0
-        """Id of the newest barrier that waits here; 0: none does."""
+        self.queued_barriers: set[int] = set()
+        """Ids of the barriers that wait here."""
         self._allow(settings.high_water_bytes)
 
     def _allow(self, allocated_bytes: int) -> None:
@@ -92,11 +92,11 @@ class OutputChannel:
             self._queue.pop()
         self._queue.append((event, 0))
         if isinstance(event, CheckpointBarrier):
-            self.queued_barrier = event.checkpoint_id
+            self.queued_barriers.add(event.checkpoint_id)
 
     def overtake(self, checkpoint_id: int) -> tuple[Element, ...]:
         """Move the barrier of an id to the front, if it is queued; what it has overtaken that a snapshot stores, in order."""
-        if self.queued_barrier != checkpoint_id:
+        if checkpoint_id not in self.queued_barriers:
             return ()
         place = next(at for at, (each, _) in enumerate(self._queue) if _is_barrier(each, checkpoint_id))
         overtaken = [each for each, _ in islice(self._queue, place) if isinstance(each, Batch | Watermark | WatermarkStatus)]
@@ -178,8 +178,8 @@ class OutputChannel:
                     break
                 credit.sent(size)
                 self._queued_bytes -= size
-            elif isinstance(element, CheckpointBarrier) and element.checkpoint_id == self.queued_barrier:
-                self.queued_barrier = 0
+            elif isinstance(element, CheckpointBarrier):
+                self.queued_barriers.discard(element.checkpoint_id)
             queue.popleft()
             self._sequence += 1
             frames.append(Frame(self._attempt, self.channel, self._sequence, element, size))
@@ -348,7 +348,7 @@ class OutputGate:
         """What the barrier has overtaken, by consumer, in order. None: it is queued and may yet overtake."""
         if self._aging is not None and self._aging[0] == checkpoint_id:
             for channel in self._channels:
-                if channel.queued_barrier == checkpoint_id:
+                if checkpoint_id in channel.queued_barriers:
                     return None
             self._aging = None
         if self._overtaken is None or self._overtaken[0] != checkpoint_id:

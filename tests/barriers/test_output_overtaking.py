@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pyarrow as pa
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.barriers.channels import OutputGate, OutputSettings
 from holdfast.barriers.credits import CreditAnnouncement
@@ -12,12 +17,14 @@ from holdfast.barriers.elements import (
     CancelMarker,
     CheckpointBarrier,
     Element,
+    ElementEvent,
     LatencyMarker,
     Watermark,
     WatermarkStatus,
 )
 from holdfast.barriers.frames import ChannelId, Frame
 from holdfast.barriers.partition import RebalancePartitioner
+from tests.examples import examples
 
 ROW_BYTES = 8
 
@@ -133,6 +140,25 @@ def test_a_barrier_that_waits_overtakes_at_its_age_and_says_so() -> None:
     assert output.send() == [barrier(1), barrier(1)], "those behind do not wait for its age"
 
 
+def test_a_savepoint_behind_it_keeps_no_barrier_from_overtaking() -> None:
+    """FLINK-17342, 27251: a savepoint beside a checkpoint whose barrier waits in the producer's queue."""
+    output = Output(credit_rows=1)
+    output.gate.emit(rows(1, 2), now_ms=0)
+    output.gate.broadcast_event(barrier(1, 10))
+    output.gate.let_overtake(1, 10, now_ms=0)
+    output.gate.emit(rows(3), now_ms=0)
+    savepoint = CheckpointBarrier(2, 0, "savepoint")
+    output.gate.broadcast_event(savepoint)
+    assert output.overtaken(1) is None, "it has not left"
+    output.gate.overtake_due(10)
+    assert output.overtaken(1) == {0: [[1, 2]]}
+    sent = output.send()
+    for _ in range(3):
+        output.grant(0, 1)
+        sent += output.send()
+    assert sent == [barrier(1), [1], [2], [3], savepoint]
+
+
 def test_a_barrier_that_has_left_overtakes_nothing() -> None:
     output = Output(channels=2)
     output.gate.emit(rows(1), now_ms=0)
@@ -194,3 +220,128 @@ def test_what_is_leaving_is_what_the_next_frames_take() -> None:
     )
     unopened.broadcast_event(Watermark(1))
     assert not unopened.is_leaving
+
+
+# ---------------------------------------------------------------------------------------------------------- any order
+
+
+class OutputMachine(RuleBasedStateMachine):
+    """One output, its channels and their consumers: whatever happens, each element leaves once and in order but for barriers that
+    overtake, and of one that did, what left in front of it and what is stored are all that was emitted in front of it."""
+
+    @initialize(channels=st.integers(1, 3), overtakable=st.booleans(), batch_rows_max=st.sampled_from([1, 3, 100]))
+    def open_output(self, channels: int, overtakable: bool, batch_rows_max: int) -> None:
+        self.output = Output(channels, overtakable=overtakable, credit_rows=4, batch_rows_max=batch_rows_max)
+        self.dealer = RebalancePartitioner(channels)
+        self.overtakable = overtakable
+        self.channels = channels
+        self.now_ms = 0
+        self.numbers = itertools.count()
+        self.emitted: list[list[int]] = [[] for _ in range(channels)]
+        self.in_front: dict[int, list[list[int]]] = {}
+        self.stored: dict[int, dict[int, list[int]]] = {}
+        self.newest = 0
+        self.aging: tuple[int, int] | None = None
+        """(id, when it overtakes) of a checkpoint that was not told yet what its barrier has overtaken."""
+
+    @rule(count=st.integers(1, 12))
+    def emit(self, count: int) -> None:
+        batch = rows(*itertools.islice(self.numbers, count))
+        for channel, part in self.dealer.split(batch):
+            self.emitted[channel] += [row["n"] for row in part.rows()]
+        self.output.gate.emit(batch, now_ms=self.now_ms)
+
+    @rule(event=st.sampled_from([LatencyMarker(1, "v", 0), WatermarkStatus(idle=True), Watermark(7), CancelMarker(1)]))
+    def event(self, event: ElementEvent) -> None:
+        self.output.gate.broadcast_event(event)
+
+    @rule(timeout_ms=st.sampled_from([0, 5, 20, None]))
+    def barrier(self, timeout_ms: int | None) -> None:
+        self.newest += 1
+        self.in_front[self.newest] = [list(each) for each in self.emitted]
+        self.output.gate.broadcast_event(
+            CheckpointBarrier(self.newest, 0) if timeout_ms is None else barrier(self.newest, timeout_ms)
+        )
+        if timeout_ms is not None:
+            self.aging = (self.newest, self.now_ms + timeout_ms)
+            self.output.gate.let_overtake(*self.aging, now_ms=self.now_ms)
+
+    @rule(ms=st.integers(1, 30))
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        due_ms = self.output.gate.next_overtake_ms
+        assert due_ms is None or (self.aging is not None and due_ms == self.aging[1])
+        self.output.gate.overtake_due(self.now_ms)
+        self.output.gate.flush(self.now_ms)
+
+    @precondition(lambda self: self.aging is not None)
+    @rule()
+    def abort(self) -> None:
+        assert self.aging is not None
+        checkpoint_id, self.aging = self.aging[0], None
+        self.output.gate.forget(checkpoint_id)
+        assert self.output.overtaken(checkpoint_id) == {}
+        assert self.output.gate.next_overtake_ms is None
+
+    @rule(channel=st.integers(0, 2), credit_rows=st.integers(1, 40))
+    def grant(self, channel: int, credit_rows: int) -> None:
+        self.output.grant(channel % self.channels, credit_rows)
+
+    @rule()
+    def send(self) -> None:
+        self.output.send()
+
+    @precondition(lambda self: self.aging is not None)
+    @rule()
+    def ask(self) -> None:
+        assert self.aging is not None
+        checkpoint_id, due_ms = self.aging
+        found = self.output.overtaken(checkpoint_id)
+        queued = any(checkpoint_id not in ids_of(frames) for frames in self.output.frames)
+        assert (found is None) is (self.overtakable and queued and self.now_ms < due_ms)
+        if found is not None:
+            self.aging = None
+            self.stored[checkpoint_id] = {
+                consumer: [number for each in elements if isinstance(each, list) for number in each]
+                for consumer, elements in found.items()
+            }
+            told = [each for elements in found.values() for each in elements]
+            assert all(isinstance(each, list | Watermark | WatermarkStatus) for each in told), "no markers, no barriers"
+            if not self.overtakable:
+                assert found == {}
+
+    @invariant()
+    def what_left_is_in_order(self) -> None:
+        if hasattr(self, "output"):
+            for channel, frames in enumerate(self.output.frames):
+                left = numbers_of(frames)
+                assert left == self.emitted[channel][: len(left)]
+                assert [frame.sequence for frame in frames] == list(range(1, len(frames) + 1))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "output"):
+            return
+        self.output.gate.flush_all()
+        while not self.output.gate.is_drained:
+            self.output.send()
+            for channel in range(self.channels):
+                self.output.grant(channel, 4)
+        for channel, frames in enumerate(self.output.frames):
+            assert numbers_of(frames) == self.emitted[channel]
+            for checkpoint_id, stored in self.stored.items():
+                place = ids_of(frames).index(checkpoint_id)
+                barriers = [at for at, frame in enumerate(frames) if isinstance(frame.payload, CheckpointBarrier)]
+                left = numbers_of(frames[: barriers[place]])
+                assert left + stored.get(channel, []) == self.in_front[checkpoint_id][channel]
+
+
+def numbers_of(frames: list[Frame]) -> list[int]:
+    return [row["n"] for frame in frames if isinstance(frame.payload, Batch) for row in frame.payload.rows()]
+
+
+def ids_of(frames: list[Frame]) -> list[int]:
+    return [frame.payload.checkpoint_id for frame in frames if isinstance(frame.payload, CheckpointBarrier)]
+
+
+TestOutputMachine = OutputMachine.TestCase
+TestOutputMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
