@@ -1,16 +1,19 @@
 """Settings that users change while the job runs, and the schedule of checkpoints during a backlog (of I16, docs/invariants.md).
 
-A change that was answered is on record, and every later leader of its submission holds to it, or to what was changed since. While
+A change that was answered is on record, and every later leader of its submission holds to it, or to what was changed since. A
+checkpoint's barriers overtake as these settings say, or as its user did; those of savepoints and of the last one never do. While
 the leader knows of a backlog, periodic checkpoints begin at the interval of a backlog, or not at all; that is judged where every
 record of the submission says the same, since which of them holds at a moment is the leader's to know."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.barriers.messages import RegisterWorker, StatusBatch, TriggerCheckpoint
+from holdfast.barriers.messages import CheckpointKind, RegisterWorker, StatusBatch, TriggerCheckpoint
+from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.observations import Answered, Commanded, Led, Observation, Report, Stored, WorldView
@@ -46,6 +49,8 @@ class SettingsChecker(Checker):
         self._backlogs: dict[tuple[str, int], _Backlog] = {}
         """(process, attempt) -> what it knows."""
         self._triggered: set[int] = set()
+        self._modes: dict[str, CheckpointMode] = {}
+        """Trigger id -> the mode that its user wants."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -57,12 +62,15 @@ class SettingsChecker(Checker):
                 pass
             case Answered(request="wish", answer=JobConfig() as config):
                 self._changed(observation.actor, config)
+            case Answered(request="wish", answer=str() as trigger_id, body=body) if body is not None:
+                self._modes.setdefault(trigger_id, body.mode)
             case Answered(request="states" | "register", body=StatusBatch() | RegisterWorker()):
                 self._reported(observation)
             case Commanded(command=TriggerCheckpoint() as trigger):
                 if trigger.checkpoint_id not in self._triggered:
                     self._triggered.add(trigger.checkpoint_id)
-                    self._check_trigger(trigger, observation)
+                    self._check_mode(trigger, observation)
+                    self._check_pace(trigger, observation)
             case _:
                 pass
 
@@ -95,6 +103,26 @@ class SettingsChecker(Checker):
                     text = f"epoch {service.epoch} leads submission {setup.submission} without settings that a user has changed"
                     self.report("I16", f"{text}: record {answered}")
 
+    def _check_mode(self, trigger: TriggerCheckpoint, fact: Commanded) -> None:
+        """Which of the settings on record holds is the leader's to know: any of them will do."""
+        led, claim = self._leader(fact.epoch), self.ledger.first_claims.get(trigger.checkpoint_id)
+        if led is None or claim is None:
+            return
+        may, mode = {(False, None)}, AS_CONFIGURED
+        if trigger.kind is CheckpointKind.CHECKPOINT:
+            if claim.trigger_id:
+                if claim.trigger_id not in self._modes:
+                    return
+                mode = self._modes[claim.trigger_id]
+            may = _modes_of(mode, self.ledger.configs_of(led.submission, led.graph.config).values())
+        found = (trigger.unaligned, trigger.aligned_timeout_ms)
+        if found not in may:
+            which = f"{trigger.kind} {trigger.checkpoint_id} of request {claim.trigger_id or 'none'}"
+            self.report("I16", f"{which} is triggered with (unaligned, timeout) {found}, and may be {sorted(may, key=str)}")
+
+    def _leader(self, epoch: int) -> Led | None:
+        return next((each for each in self._led.values() if each.epoch == epoch), None)
+
     # ---------------------------------------------------------------------------------------------------------- backlog
 
     def _reported(self, fact: Answered) -> None:
@@ -107,8 +135,8 @@ class SettingsChecker(Checker):
             elif known.since_ms is None:
                 known.since_ms, known.begun = fact.at_ms, 0
 
-    def _check_trigger(self, trigger: TriggerCheckpoint, fact: Commanded) -> None:
-        led = next((each for each in self._led.values() if each.epoch == fact.epoch), None)
+    def _check_pace(self, trigger: TriggerCheckpoint, fact: Commanded) -> None:
+        led = self._leader(fact.epoch)
         master: Any = self.master_of(fact.epoch)
         if led is None or master is None:
             return
@@ -126,3 +154,12 @@ class SettingsChecker(Checker):
         if known.begun > most:
             begun = f"{known.begun} checkpoints, {trigger.checkpoint_id} the last, began in a backlog of "
             self.report("I16", f"{begun}{pending.started_ms - known.since_ms} ms; its interval is {interval} ms")
+
+
+def _modes_of(mode: CheckpointMode, configs: Collection[JobConfig]) -> set[tuple[bool, int | None]]:
+    """(unaligned, aligned_timeout_ms) that a trigger may have."""
+    wanted = {each.unaligned_checkpoints if mode.unaligned is None else mode.unaligned for each in configs}
+    own_ms = mode.aligned_timeout_ms
+    times = {each.aligned_checkpoint_timeout_ms if own_ms is None else own_ms for each in configs}
+    found: set[tuple[bool, int | None]] = {(True, time_ms) for time_ms in times} if True in wanted else set()
+    return found | {(False, None)} if False in wanted else found

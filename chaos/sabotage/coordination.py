@@ -56,6 +56,10 @@ def _notifies_at_once(original: Any) -> Any:
     return write_next
 
 
+def _by_settings_alone(original: Any) -> Any:
+    return lambda self, request: self._config.unaligned_checkpoints and request.kind is CheckpointKind.CHECKPOINT
+
+
 def _lacks_one(original: Any) -> Any:
     return property(lambda self: len(self.acks) >= max(1, len(self.tasks) - 1))
 
@@ -398,6 +402,14 @@ SABOTAGES = (
         (Mutant(storage_effects_module, "write_config", _only_remembers),),
         workloads=("counter", "backlog", "windows"),
         plan=(Fault("retune", at_ms=300), Fault("retune", at_ms=400), Fault("kill_coordinator", at_ms=600, amount=50)),
+    ),
+    Sabotage(
+        "forgotten_mode",
+        "a checkpoint by hand is taken as the job's settings say, whatever its user wants",
+        ("I16",),
+        (Mutant(CheckpointCoordinator, "_may_overtake", _by_settings_alone),),
+        workloads=("counter", "windows"),
+        plan=tuple(Fault("checkpoint", at_ms=at_ms) for at_ms in (200, 300, 400, 500, 600)),
     ),
     Sabotage(
         "overwritten_settings",

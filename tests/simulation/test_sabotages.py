@@ -76,6 +76,7 @@ SCENES = {
     "ignored_backlog": drawn("ignored_backlog", first=0),
     "remembered_settings": drawn("remembered_settings", first=0),
     "overwritten_settings": drawn("overwritten_settings", first=0),
+    "forgotten_mode": drawn("forgotten_mode", first=2),
     "believed_silence": Scene("counter", (throughout("store_fails", "PutIfAbsent", probability=0.3),), 11),
     "claimed_name": Scene("counter", (Fault("second_coordinator", on="coordinator.send.trigger", nth=3, duration_ms=800),), 11),
     "unlimited_credit": Scene("windows", (throughout("slow_link", "all", amount=60),), 1),
