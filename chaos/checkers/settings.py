@@ -108,7 +108,8 @@ class SettingsChecker(Checker):
         led, claim = self._leader(fact.epoch), self.ledger.first_claims.get(trigger.checkpoint_id)
         if led is None or claim is None:
             return
-        may, mode = {(False, None)}, AS_CONFIGURED
+        may: set[tuple[bool, int | None]] = {(False, None)}
+        mode = AS_CONFIGURED
         if trigger.kind is CheckpointKind.CHECKPOINT:
             if claim.trigger_id:
                 if claim.trigger_id not in self._modes:

@@ -133,10 +133,11 @@ def _is_at(handle: SparkJobHandle, client: CoordinatorClient) -> bool:
 
 
 def checkpoint_before_takeover(job: RunningJob, execution: Execution) -> None:
-    """Take a checkpoint, so that the new plan repeats nothing; may fail."""
+    """Take a checkpoint, so that the new plan repeats nothing; may fail. Its barriers overtake nothing: the new plan may lack the
+    exchange that records in flight belong to."""
     if execution.begins_with is not None:
         return
     try:
-        job.handle.client.trigger_checkpoint(job.handle.job_id, timeout_s=CHECKPOINT_WAIT_S)
+        job.handle.client.trigger_checkpoint(job.handle.job_id, unaligned=False, timeout_s=CHECKPOINT_WAIT_S)
     except (HoldfastError, TimeoutError) as error:
         log.warning("%s: its new plan begins with an older checkpoint: %s", execution.name, error)

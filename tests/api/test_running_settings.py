@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.barriers.messages import TaskState
-from holdfast.barriers.tunable import TUNABLE
+from holdfast.barriers.tunable import TUNABLE, CheckpointMode
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.statebackends.errors import FencedError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.errors import CheckpointFailedError, FencedError, InvalidConfigError, NotFoundError
 from tests.api.fakes import JOB, NAME, FakeCoordinator, Served, serving
 from tests.coordinator.doubles import Crew, leading, submission, word_count
 
@@ -120,10 +120,16 @@ def test_settings_outlive_the_coordinator_process_and_not_the_job(tmp_path: Path
             client.change_settings(job_id, {"checkpoint_interval_ms": 30})
         with pytest.raises(NotFoundError):
             client.change_settings("e" * 32, {"checkpoint_interval_ms": 30})
+        with pytest.raises(CheckpointFailedError, match="it takes no more snapshots"):
+            client.trigger_checkpoint(job_id, unaligned=True, timeout_s=5)
+        with pytest.raises(NotFoundError):
+            client.trigger_checkpoint("e" * 32, unaligned=True, timeout_s=5)
         assert client.settings(job_id)["settings"]["checkpoint_interval_ms"] == 20
     service.close()
     service = leading(ServiceConfig(str(tmp_path / "state"), seed=3))
     assert service.checkpoint_config(job_id).config.checkpoint_interval_ms == 20, "from its records"
     with pytest.raises(FencedError):
         service.change_settings(job_id, {"checkpoint_interval_ms": 30})
+    with pytest.raises(FencedError):
+        service.request_checkpoint(job_id, mode=CheckpointMode(unaligned=True))
     service.close()

@@ -34,7 +34,8 @@ class Handle:
     def await_ending(self) -> bool:
         return self.ends
 
-    def _checkpoint(self, job_id: str, *, timeout_s: float) -> int:
+    def _checkpoint(self, job_id: str, *, unaligned: bool, timeout_s: float) -> int:
+        assert not unaligned, "the new plan may lack the exchange of records in flight"
         self.taken.append(job_id)
         raise CheckpointFailedError("declined", job_id=job_id, reason="DECLINED")
 
