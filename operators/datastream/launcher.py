@@ -43,8 +43,8 @@ class CoordinatorClient(Protocol):
         "workers": [{"slot", "pid", "nonce", "registered", "spawn", "timed_out", "fingerprint"}]}."""
 
     def trigger_checkpoint(self, job_id: str, *, unaligned: bool | None = None, timeout_s: float | None = None) -> int:
-        """Trigger one checkpoint, wait until it is complete, and return its id. `unaligned`: whether its barriers may overtake; None:
-        as the job's settings say. Raises CheckpointFailedError."""
+        """Trigger one checkpoint, wait until it is complete, and return its id. `unaligned`: whether its barriers may overtake;
+        None: as the job's settings say. Raises CheckpointFailedError."""
 
     def savepoint(
         self, job_id: str, target: str | None = None, *, format_type: str = "CANONICAL", timeout_s: float | None = None
