@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,3 +62,15 @@ class TimedCountPerKey(CountPerKey):
 
     def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
         """At the end of the input."""
+
+
+class HeldUp:
+    """Passes rows on, slowly as long as a file exists."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self.file.exists():
+            time.sleep(0.005)
+        return row
