@@ -95,7 +95,7 @@ INVARIANTS: dict[str, str] = {
     "I13": "an id is decided once, for good; one that was aborted, or is older than a complete one, is not triggered again",
     "I14": "a notice follows the durable record of what it says",
     "I15": "a stale leader, attempt or process can't complete, abort, commit or delete, nor fail an attempt; nor can a stranger",
-    "I16": "retention, pauses, tolerated failures and waits are as configured, and the newest checkpoint can be restored",
+    "I16": "retention, pauses, tolerated failures, waits and modes are as configured, and the newest checkpoint can be restored",
     "I17": "memory is bounded",
     "I18": "output is visible only once a checkpoint that covers it is complete",
     "I19": "output is committed once, in the order of ids, and never taken back",
