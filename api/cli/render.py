@@ -130,6 +130,9 @@ def show_summary(snapshot: Snapshot, *, verified: bool, as_json: bool) -> None:
     rows = [row for operator in summary["operators"] for row in _rows_of(operator)]
     columns = ("OPERATOR", "PARALLELISM", "OPERATOR SIZE", "STATE", "KIND", "KEY", "TYPE", "FORMAT", "SIZE")
     console.show_table(columns, rows, empty="no operators")
+    if "in_flight" in summary:
+        flights = [(each["edge"], each["rows"], console.size_text(each["size"])) for each in summary["in_flight"]]
+        console.show_table(("IN FLIGHT", "ROWS", "SIZE"), flights, empty="")
     if summary["external"]:
         console.show_line(f"needs {len(summary['external'])} files outside its folder, the first: {summary['external'][0]}")
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.wiring import EdgeName, consumers_of, name_edges, producers_of
+from holdfast.barriers.wiring import consumers_of, name_edges, producers_of
 from holdfast.statebackends.handles import ChannelState
+from holdfast.statebackends.snapshot.in_flight import EdgeName, edge_name
 
 PIECES_MAX = 1_000_000
 """Pieces of one task: some for each of its channels."""
@@ -35,8 +36,7 @@ class AcknowledgedChannels:
         return None
 
     def _problem(self, task: SubtaskKey, channel: ChannelState) -> str | None:
-        name = EdgeName(channel.source, channel.tag, channel.target, channel.input, channel.ordinal)
-        edge = self._edges.get(name)
+        edge = self._edges.get(edge_name(channel))
         is_input = channel.side == "input"
         if edge is None or (edge.target if is_input else edge.source) != task.vertex or channel.partitioning != edge.partitioning:
             return f"no edge of the task that may be overtaken, on its {channel.side} side"

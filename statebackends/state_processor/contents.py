@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.errors import CorruptStateError, InFlightStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import (
     CHECKPOINT_ID_MAX,
     DELTA_FORMATS,
@@ -33,6 +33,7 @@ from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, meta
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import COLUMNAR_KIND, ROW_TABLE_KIND, TIMERS_KIND
 from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, state_parts
+from holdfast.statebackends.snapshot.in_flight import summarise
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import (
     LINK_DETAIL,
@@ -292,8 +293,31 @@ def check_described(metadata: SnapshotMetadata, path: str) -> None:
             _check_state(path, stored)
 
 
-def refuse_in_flight(snapshot: StoredSnapshot, what: str) -> None:
-    """Raise InvalidConfigError for a snapshot with in-flight data, of which `what` would lose or miss some."""
+FLIGHTS_SHOWN_MAX = 8
+"""Edges that a refusal lists; the error's fields have all."""
+
+
+def refuse_in_flight(snapshot: StoredSnapshot) -> None:
+    """Raise InFlightStateError for a snapshot with in-flight records: they fit the state as it is, and not an edited one."""
+    flights = summarise(snapshot.metadata.in_flight)
+    if not flights:
+        return
+    rows, size = sum(each.rows for each in flights), sum(each.size for each in flights)
+    more = f" and {len(flights) - FLIGHTS_SHOWN_MAX} more" if len(flights) > FLIGHTS_SHOWN_MAX else ""
+    shown = ", ".join(map(str, flights[:FLIGHTS_SHOWN_MAX]))
+    reason = "records in flight fit the state that they were stored with"
+    raise InFlightStateError(
+        f"{snapshot.location} holds {rows} rows ({size} bytes) in flight on {shown}{more}, and can't be edited: {reason}. Start "
+        "the job from it, take a savepoint, which holds none, and edit that",
+        edges=[{**each.name._asdict(), "rows": each.rows, "size": each.size, "reason": reason} for each in flights],
+        rows=rows,
+        size=size,
+        checkpoint_id=snapshot.metadata.checkpoint_id,
+    )
+
+
+def refuse_unknown(snapshot: StoredSnapshot, what: str) -> None:
+    """Raise InvalidConfigError for a snapshot with in-flight records, of which `what` would miss some."""
     channels = snapshot.metadata.in_flight
     if channels:
         rows, size = sum(each.rows for each in channels), sum(each.part.length for each in channels)

@@ -25,7 +25,7 @@ from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITIO
 from holdfast.statebackends.serialization.keys import key_columns
 from holdfast.statebackends.snapshot.deltas import own_keys_of
 from holdfast.statebackends.state import Redistribution
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, refuse_in_flight, states_of
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, refuse_unknown, states_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import fetched_lists, state_batches, state_schema
 from holdfast.statebackends.state_processor.values import Comparer, named, plain_entry, stored_serializer
@@ -321,7 +321,7 @@ def diff_snapshots(
     flight."""
     sides = before, after
     for side in sides:
-        refuse_in_flight(side, "a comparison")
+        refuse_unknown(side, "a comparison")
     operators = [{operator.uid: operator for operator in side.metadata.operators} for side in sides]
     uids = [each for each in dict.fromkeys((*operators[0], *operators[1])) if uid in (None, each)]
     if uid is not None and not uids:

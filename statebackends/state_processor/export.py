@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.statebackends.layout import file_name
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, refuse_in_flight
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, refuse_unknown
 from holdfast.statebackends.state_processor.reading import PartReader, scratch_errors
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.state_processor.writing import ClaimedFolder, claimed_folder
@@ -64,7 +64,7 @@ def export_snapshot(source: StoredSnapshot, states: Sequence[StoredState], stora
 
     Raises CorruptStateError, InvalidConfigError for a folder in use or where records are in flight, StorageUnavailableError; the
     folder is then as it was."""
-    refuse_in_flight(source, "an export")
+    refuse_unknown(source, "an export")
     exported: list[ExportedState] = []
     with claimed_folder(storage, folder, "export") as target, source.reader() as reader, source.reader() as scratch:
         uploads = _Uploads(scratch, target)
