@@ -55,6 +55,32 @@ class EdgeFlight:
         return f"{describe_edge(self.name)} ({self.rows} rows, {self.size} bytes)"
 
 
+OVERTAKABLE = ("hash", "rebalance", "shuffle", "global")
+"""How an edge may be partitioned that has any: others are never overtaken."""
+
+
+def problem_of(state: ChannelState) -> str | None:
+    """Why the record can be of no snapshot, whatever its graph; None if it can be of one."""
+    if state.partitioning not in OVERTAKABLE:
+        return f"an edge partitioned by {state.partitioning!r}, which is never overtaken"
+    if state.subtask < 0 or state.input < 0 or state.ordinal < 0:
+        return f"subtask {state.subtask}, input {state.input}, edge {state.ordinal}"
+    peer = next((piece.peer for piece in state.pieces if piece.peer < 0), None)
+    return problem_of_pieces(state) if peer is None else f"a channel to subtask {peer}"
+
+
+def problem_of_pieces(state: ChannelState) -> str | None:
+    """Why the pieces can't be all of their part; None if they can."""
+    length, end, rows = state.part.length, 0, 0
+    for piece in state.pieces:
+        if piece.offset != end or piece.length < 1 or piece.rows < 0:
+            return f"a piece of {piece.length} bytes and {piece.rows} rows at {piece.offset}, where {end} is next"
+        end, rows = piece.offset + piece.length, rows + piece.rows
+    if end != length or not state.pieces:
+        return f"pieces of {end} bytes in a part of {length}"
+    return None if rows == state.rows else f"{state.rows} rows, and {rows} in its pieces"
+
+
 def summarise(channels: Iterable[ChannelState]) -> tuple[EdgeFlight, ...]:
     """Rows and bytes of each edge, in the snapshot's order."""
     found: dict[EdgeName, list[int]] = {}

@@ -20,6 +20,7 @@ from holdfast.statebackends.handles import (
     DELTA_FORMATS,
     NATIVE_FORMAT,
     TABLE_FORMATS,
+    ChannelState,
     InlineHandle,
     KeyedStateHandle,
     OperatorListHandle,
@@ -33,7 +34,7 @@ from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, meta
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import COLUMNAR_KIND, ROW_TABLE_KIND, TIMERS_KIND
 from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, state_parts
-from holdfast.statebackends.snapshot.in_flight import summarise
+from holdfast.statebackends.snapshot.in_flight import describe_edge, edge_name, problem_of, storing_uid, summarise
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import (
     LINK_DETAIL,
@@ -291,6 +292,19 @@ def check_described(metadata: SnapshotMetadata, path: str) -> None:
                     raise _refused(path, operator, f"subtask {subtask}: {part.path} of {part.length} bytes")
         for stored in states_of(operator).values():
             _check_state(path, stored)
+    for channel in metadata.in_flight:
+        unfit = _wrong_in_flight(channel)
+        if unfit is not None:
+            uid, edge = storing_uid(channel), describe_edge(edge_name(channel))
+            reason = f"in-flight records of {edge}, {channel.side} side of subtask {channel.subtask}: {unfit}"
+            raise CorruptStateError(f"{path}: {reason}", path=path, operator=uid, reason="contents")
+
+
+def _wrong_in_flight(channel: ChannelState) -> str | None:
+    part = channel.part
+    if isinstance(part, SegmentHandle) and not part.is_inside:
+        return f"{part.path}: {outside_detail(part)}"
+    return problem_of(channel)
 
 
 FLIGHTS_SHOWN_MAX = 8

@@ -14,13 +14,13 @@ import pytest
 from holdfast.api.snapshots.inspection import summarise
 from holdfast.coordinator.ownership.files import claimed_paths
 from holdfast.statebackends.errors import CorruptStateError, InFlightStateError, InvalidConfigError
-from holdfast.statebackends.handles import ChannelPiece, ChannelState, FileHandle, InlineHandle, SegmentHandle
+from holdfast.statebackends.handles import ChannelPiece, ChannelState, FileHandle, InlineHandle, PlaceholderHandle, SegmentHandle
 from holdfast.statebackends.snapshot.metadata import IN_FLIGHT_VERSION, SnapshotMetadata, decode_metadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import snapshot_files, verify_snapshot
 from holdfast.statebackends.state_processor.arrange import write_arranged
 from holdfast.statebackends.state_processor.arrangement import Arrangement
 from holdfast.statebackends.state_processor.bootstrap import Shape
-from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
 from holdfast.statebackends.state_processor.copy import copy_snapshot
 from holdfast.statebackends.state_processor.diff import diff_snapshots
 from holdfast.statebackends.state_processor.edit import edit_snapshot
@@ -56,6 +56,43 @@ def test_its_files_are_named_claimed_and_verified() -> None:
     storage.files[path] = DATA[:-1]
     (problem,) = run_flow(verify_snapshot(stored.metadata, stored.folder), storage)
     assert (problem.operator, problem.subtask) == ("count", 1)
+
+
+RECORDS: dict[str, Callable[[ChannelState], ChannelState]] = {
+    "a broadcast edge": lambda c: msgspec.structs.replace(c, partitioning="broadcast"),
+    "no subtask": lambda c: msgspec.structs.replace(c, subtask=-1),
+    "no peer": lambda c: with_piece(c, peer=-1),
+    "no pieces": lambda c: msgspec.structs.replace(c, pieces=(), rows=0),
+    "a piece too long": lambda c: with_piece(c, length=10),
+    "a piece too short": lambda c: with_piece(c, length=8),
+    "a piece of nothing": lambda c: with_piece(c, length=0),
+    "a piece before the part": lambda c: with_piece(c, offset=-1, length=10),
+    "rows that no piece has": lambda c: msgspec.structs.replace(c, rows=5),
+    "a negative number of rows": lambda c: msgspec.structs.replace(with_piece(c, rows=-1), rows=-1),
+    "a placeholder": lambda c: msgspec.structs.replace(c, part=PlaceholderHandle("x", len(DATA))),
+    "a segment outside of its file": lambda c: msgspec.structs.replace(c, part=SegmentHandle("x", len(DATA), "", 1, len(DATA))),
+}
+
+
+def with_piece(channel: ChannelState, **fields: Any) -> ChannelState:
+    return msgspec.structs.replace(channel, pieces=(msgspec.structs.replace(channel.pieces[0], **fields),))
+
+
+@pytest.mark.parametrize("what", list(RECORDS))
+def test_records_that_can_be_of_no_snapshot_are_damage(what: str) -> None:
+    stored = snapshot(DictStorage())
+    check_contents(stored)
+    (channel,) = stored.metadata.in_flight
+    forged = msgspec.structs.replace(stored.metadata, channels=(RECORDS[what](channel),))
+    with pytest.raises(CorruptStateError, match="'source'"):
+        check_contents(StoredSnapshot(decode_metadata(sealed(forged), "_metadata"), stored.storage, stored.folder))
+
+
+def sealed(metadata: SnapshotMetadata) -> bytes:
+    """Bytes of `_metadata` that nobody has checked, with a right checksum."""
+    body = msgspec.json.encode(metadata)
+    head = b'{"format":"holdfast-snapshot","version":2,"length":%d,"checksum":"%s","snapshot":'
+    return head % (len(body), checksum_of(body).encode()) + body + b"}\n"
 
 
 def test_a_copy_keeps_it_in_files_of_its_own(tmp_path: Path) -> None:
