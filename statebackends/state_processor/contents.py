@@ -330,15 +330,6 @@ def refuse_in_flight(snapshot: StoredSnapshot) -> None:
     )
 
 
-def refuse_unknown(snapshot: StoredSnapshot, what: str) -> None:
-    """Raise InvalidConfigError for a snapshot with in-flight records, of which `what` would miss some."""
-    channels = snapshot.metadata.in_flight
-    if channels:
-        rows, size = sum(each.rows for each in channels), sum(each.part.length for each in channels)
-        message = f"{snapshot.location} holds {rows} rows ({size} bytes) in flight, which {what} does not know: take a savepoint"
-        raise InvalidConfigError(message, path=snapshot.location)
-
-
 def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     groups = handle.key_groups
     if not 0 <= groups.start <= groups.stop <= max_parallelism:
