@@ -12,12 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch, Element, Watermark, WatermarkStatus
+from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError
-
-EVENT_METADATA = b"holdfast.event"
-TIMESTAMPS = "_timestamp_ms"
-END_OF_STREAM_BYTES = 8
-"""What Arrow writes behind the last batch: a mark, and a length of 0."""
+from holdfast.statebackends.snapshot.pieces import EVENT_METADATA, is_timed, read_piece
+from holdfast.statebackends.snapshot.pieces import TIMESTAMPS as TIMESTAMPS
 
 _events = msgspec.json.Decoder(Watermark | WatermarkStatus)
 
@@ -49,37 +47,24 @@ def _with_timestamps(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
 
 def decode(data: bytes | memoryview, *, rows: int) -> list[Element]:
     """The elements of one stream. Raises CorruptStateError on bytes that are none, or that have another number of rows."""
-    try:
-        elements = list(_elements(data))
-    except (pa.ArrowException, msgspec.MsgspecError, ValueError, OSError, LookupError) as error:
-        raise CorruptStateError(f"in-flight data that can't be read: {error}") from error
-    found = sum(element.num_rows for element in elements if isinstance(element, Batch))
-    if found != rows:
-        raise CorruptStateError(f"in-flight data of {found} rows instead of {rows}")
-    return elements
-
-
-def _elements(data: bytes | memoryview) -> list[Element]:
+    schema, batches = read_piece(data, rows=rows)
+    names, timed = schema.names, is_timed(schema)
     found: list[Element] = []
-    source = pa.BufferReader(pa.py_buffer(data))
-    with pa.ipc.open_stream(source) as reader:
-        names = reader.schema.names
-        timed = bool(names) and names[-1] == TIMESTAMPS
-        while True:
-            read_bytes = source.tell()
-            try:
-                columns, metadata = reader.read_next_batch_with_custom_metadata()
-            except StopIteration:
-                # Arrow takes a stream that stops between two batches for a whole one: events at its end would be missing.
-                if source.tell() - read_bytes != END_OF_STREAM_BYTES or source.tell() != len(data):
-                    raise ValueError(f"the stream of {len(data)} bytes is cut off, or something follows its end") from None
-                return found
-            if metadata is not None and EVENT_METADATA in metadata:
-                found.append(_events.decode(metadata[EVENT_METADATA]))
-                continue
-            columns.validate(full=True)
-            stamps = None
-            if timed:
-                stamps = columns.column(len(names) - 1).to_numpy()
-                columns = columns.select(names[:-1]).replace_schema_metadata(reader.schema.metadata)
-            found.append(Batch(columns=columns, timestamps=stamps))
+    for columns, event in batches:
+        if event is not None:
+            found.append(_event(event))
+            continue
+        stamps = None
+        if timed:
+            stamps = columns.column(len(names) - 1).to_numpy()
+            columns = columns.select(names[:-1]).replace_schema_metadata(schema.metadata)
+        found.append(Batch(columns=columns, timestamps=stamps))
+    return found
+
+
+def _event(said: bytes) -> Watermark | WatermarkStatus:
+    try:
+        event: Watermark | WatermarkStatus = _events.decode(said)
+    except UNDECODABLE as error:
+        raise CorruptStateError(f"in-flight data with an event that can't be read: {error}") from error
+    return event

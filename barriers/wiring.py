@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
+from holdfast.statebackends.snapshot.in_flight import EdgeName as EdgeName
 
 
 class InputPlan(NamedTuple):
@@ -71,21 +72,6 @@ def derive_inputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[InputP
 def derive_outputs(graph: JobGraph, vertex_id: str, subtask: int) -> tuple[OutputPlan, ...]:
     """Output edges of a subtask, in the graph's order. Empty for the end of a pipeline."""
     return tuple(OutputPlan(edge, tuple(consumers_of(graph, edge, subtask))) for edge in graph.outputs(vertex_id))
-
-
-class EdgeName(NamedTuple):
-    """What an edge is known by in a snapshot, whatever its number in the graph."""
-
-    source: str
-    """Uid of the operator that feeds it."""
-    tag: str | None
-    """Of its side output; None: its main output."""
-    target: str
-    """Uid of the target's head."""
-    input: int
-    """Which input of the target."""
-    ordinal: int
-    """Number among edges that are equal in all of this, in the graph's order."""
 
 
 def name_edges(graph: JobGraph) -> dict[int, EdgeName]:

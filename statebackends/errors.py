@@ -267,7 +267,8 @@ class UnclaimedStateError(RestoreError):
 
 
 class InFlightStateError(RestoreError):
-    """The snapshot holds records in flight on an edge that the job does not have, or has otherwise."""
+    """The snapshot holds records in flight on an edge that the job does not have, or has otherwise; or which an edit would part
+    from the state that lacks their effect."""
 
     edges: Sequence[Mapping[str, object]]
     """Of each: source, tag, target, input, ordinal, rows, size (bytes), reason."""

@@ -15,7 +15,8 @@ from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.coordinator.restore.preflight import OperatorFinding, PreflightReport
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta
-from holdfast.statebackends.state_processor.diff import SnapshotDiff, StateDiff
+from holdfast.statebackends.snapshot.in_flight import describe_edge
+from holdfast.statebackends.state_processor.diff import FlightDiff, SnapshotDiff, StateDiff
 from holdfast.statebackends.state_processor.export import ExportReport
 from holdfast.statebackends.state_processor.verify import VerifyReport
 
@@ -55,6 +56,7 @@ def show_diff(before: Snapshot, after: Snapshot, found: SnapshotDiff, *, as_json
                 "operators_added": list(found.operators_added),
                 "operators_removed": list(found.operators_removed),
                 "states": [_state_diff(state) for state in found.states],
+                **({"in_flight": [_flight_diff(each) for each in found.in_flight]} if found.in_flight else {}),
             }
         )
         return
@@ -69,7 +71,15 @@ def show_diff(before: Snapshot, after: Snapshot, found: SnapshotDiff, *, as_json
     keys = [(s.operator, s.state, k.change, k.key, k.namespace, k.entry, k.before, k.after) for s in found.states for k in s.keys]
     if keys:
         console.show_table(("OPERATOR", "STATE", "CHANGE", "KEY", "NAMESPACE", "ENTRY", "BEFORE", "AFTER"), keys, empty="")
+    if found.in_flight:
+        flights = [(describe_edge(each.edge), each.added, each.removed, each.same) for each in found.in_flight]
+        console.show_table(("IN FLIGHT", "ADDED", "REMOVED", "SAME"), flights, empty="")
     console.show_line("same" if found.is_same else "different")
+
+
+def _flight_diff(found: FlightDiff) -> dict[str, Any]:
+    edge = describe_edge(found.edge)
+    return {"edge": edge, "added": found.added, "removed": found.removed, "same": found.same}
 
 
 def _meta(state: StateDiff) -> StateMeta:
@@ -109,10 +119,17 @@ def _described(meta: StateMeta | None) -> dict[str, Any] | None:
 def show_exported(report: ExportReport, *, as_json: bool) -> None:
     """Print one row for each dataset."""
     if as_json:
-        console.show_json({"location": report.location, "states": [asdict(state) for state in report.states]})
+        flights = {"in_flight": [asdict(flight) for flight in report.in_flight]} if report.in_flight else {}
+        console.show_json({"location": report.location, "states": [asdict(state) for state in report.states], **flights})
         return
     rows = [(s.operator, s.state, s.kind, s.rows, len(s.files), console.size_text(s.size), s.folder) for s in report.states]
     console.show_table(("OPERATOR", "STATE", "KIND", "ROWS", "FILES", "SIZE", "FOLDER"), rows, empty="no states")
+    if report.in_flight:
+        datasets = [
+            (f"{each.source} -> {each.target}", each.rows, len(each.files), console.size_text(each.size), each.folder)
+            for each in report.in_flight
+        ]
+        console.show_table(("IN FLIGHT", "ROWS", "FILES", "SIZE", "FOLDER"), datasets, empty="")
     console.show_line(report.location)
 
 
@@ -130,6 +147,9 @@ def show_summary(snapshot: Snapshot, *, verified: bool, as_json: bool) -> None:
     rows = [row for operator in summary["operators"] for row in _rows_of(operator)]
     columns = ("OPERATOR", "PARALLELISM", "OPERATOR SIZE", "STATE", "KIND", "KEY", "TYPE", "FORMAT", "SIZE")
     console.show_table(columns, rows, empty="no operators")
+    if "in_flight" in summary:
+        flights = [(each["edge"], each["rows"], console.size_text(each["size"])) for each in summary["in_flight"]]
+        console.show_table(("IN FLIGHT", "ROWS", "SIZE"), flights, empty="")
     if summary["external"]:
         console.show_line(f"needs {len(summary['external'])} files outside its folder, the first: {summary['external'][0]}")
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.api.snapshots.snapshot import Snapshot, SnapshotOperator
-from holdfast.coordinator.restore.in_flight import describe_edge
-from holdfast.coordinator.restore.in_flight import summarise as in_flight
 from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.snapshot.in_flight import describe_edge
+from holdfast.statebackends.snapshot.in_flight import summarise as in_flight
 from holdfast.statebackends.snapshot.parts import SnapshotProblem
 from holdfast.statebackends.state_processor.verify import VerifyReport
 

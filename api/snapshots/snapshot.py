@@ -41,6 +41,7 @@ from holdfast.statebackends.state_processor.copy import copy_snapshot
 from holdfast.statebackends.state_processor.diff import SnapshotDiff, diff_snapshots
 from holdfast.statebackends.state_processor.edit import edit_snapshot
 from holdfast.statebackends.state_processor.export import ExportReport, export_snapshot
+from holdfast.statebackends.state_processor.flights import flights_of
 from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
 from holdfast.statebackends.state_processor.verify import VerifyReport, verify_files
 from holdfast.statebackends.storage.port import ListFolder, run_flow
@@ -237,13 +238,15 @@ class Snapshot:
         return metadata_table(self._stored)
 
     def export(self, folder: Location, *, uid: str | None = None, state: str | None = None) -> ExportReport:
-        """Write one Parquet dataset for each state into a new folder; all states, those of one operator, or one.
+        """Write one Parquet dataset for each state into a new folder; all states, those of one operator, or one. Records in flight
+        are a dataset for each edge: of all edges, of those of the operator, or of none with `state`.
 
         Raises InvalidConfigError for a folder in use, NotFoundError, CorruptStateError, StorageUnavailableError. On an error the
         folder is left as it was."""
         states = list(self._stored.states(uid, state))
         place = outside_of(self.location, folder)
-        return export_snapshot(self._stored, states, place.storage, place.folder)
+        flights = flights_of(self._stored, uid) if state is None else ()
+        return export_snapshot(self._stored, states, place.storage, place.folder, flights)
 
     def copy(self, target: Location) -> Snapshot:
         """Write an independent savepoint with the same content into a new folder, checking every file, and return it.

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.wiring import EdgeName, consumers_of, name_edges, producers_of
+from holdfast.barriers.wiring import consumers_of, name_edges, producers_of
 from holdfast.statebackends.handles import ChannelState
+from holdfast.statebackends.snapshot.in_flight import EdgeName, edge_name, problem_of_pieces
 
 PIECES_MAX = 1_000_000
 """Pieces of one task: some for each of its channels."""
@@ -35,25 +36,12 @@ class AcknowledgedChannels:
         return None
 
     def _problem(self, task: SubtaskKey, channel: ChannelState) -> str | None:
-        name = EdgeName(channel.source, channel.tag, channel.target, channel.input, channel.ordinal)
-        edge = self._edges.get(name)
+        edge = self._edges.get(edge_name(channel))
         is_input = channel.side == "input"
         if edge is None or (edge.target if is_input else edge.source) != task.vertex or channel.partitioning != edge.partitioning:
             return f"no edge of the task that may be overtaken, on its {channel.side} side"
         if channel.subtask != task.subtask:
             return f"of subtask {channel.subtask}"
         peers = (producers_of if is_input else consumers_of)(self._graph, edge, task.subtask)
-        return self._problem_of_pieces(channel, peers)
-
-    @staticmethod
-    def _problem_of_pieces(channel: ChannelState, peers: range) -> str | None:
-        length, end, rows = channel.part.length, 0, 0
-        for piece in channel.pieces:
-            if piece.peer not in peers:
-                return f"a channel to subtask {piece.peer}, which is none"
-            if piece.offset != end or piece.length < 1 or piece.rows < 0:
-                return f"a piece of {piece.length} bytes and {piece.rows} rows at {piece.offset}, where {end} is next"
-            end, rows = piece.offset + piece.length, rows + piece.rows
-        if end != length or not channel.pieces:
-            return f"pieces of {end} bytes in a part of {length}"
-        return None if rows == channel.rows else f"{channel.rows} rows, and {rows} in its pieces"
+        peer = next((piece.peer for piece in channel.pieces if piece.peer not in peers), None)
+        return problem_of_pieces(channel) if peer is None else f"a channel to subtask {peer}, which is none"

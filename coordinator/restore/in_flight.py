@@ -6,7 +6,7 @@ of it, and leaves out the rows of others (`barriers/restored.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,49 +14,16 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, Partitioning
 from holdfast.barriers.messages import InFlightRestore, RestoredChannel, RestoredPiece, SubtaskKey
-from holdfast.barriers.wiring import EdgeName, name_edges
+from holdfast.barriers.wiring import name_edges
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InFlightStateError, InvalidConfigError
 from holdfast.statebackends.handles import ChannelPiece, ChannelState, InlineHandle, StateHandle
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.snapshot.in_flight import EdgeName, describe_edge, edge_name, summarise
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 
 EDGES_SHOWN_MAX = 8
 """Edges that a message lists; the error's fields have all."""
-
-
-def edge_name(state: ChannelState) -> EdgeName:
-    return EdgeName(state.source, state.tag, state.target, state.input, state.ordinal)
-
-
-def describe_edge(name: EdgeName) -> str:
-    """Such as `'flights' -> 'days'`, with tag, input and number where the edge has them."""
-    tag = f" ({name.tag})" if name.tag is not None else ""
-    more = [f"input {name.input + 1}"] * (name.input > 0) + [f"edge {name.ordinal + 1}"] * (name.ordinal > 0)
-    return f"{name.source!r}{tag} -> {name.target!r}" + (f" ({', '.join(more)})" if more else "")
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeFlight:
-    """What a snapshot has of one edge."""
-
-    name: EdgeName
-    rows: int
-    size: int
-    """Bytes."""
-
-    def __str__(self) -> str:
-        return f"{describe_edge(self.name)} ({self.rows} rows, {self.size} bytes)"
-
-
-def summarise(channels: Iterable[ChannelState]) -> tuple[EdgeFlight, ...]:
-    """Rows and bytes of each edge, in the snapshot's order."""
-    found: dict[EdgeName, list[int]] = {}
-    for state in channels:
-        totals = found.setdefault(edge_name(state), [0, 0])
-        totals[0] += state.rows
-        totals[1] += sum(piece.length for piece in state.pieces)
-    return tuple(EdgeFlight(name, rows, size) for name, (rows, size) in found.items())
 
 
 def give_up_in_flight(metadata: SnapshotMetadata, checkpoint_id: int | None) -> tuple[SnapshotMetadata, tuple[str, ...]]:

@@ -17,9 +17,10 @@ from holdfast.barriers.elements import Batch, Element
 from holdfast.barriers.inflight import encode
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.wiring import EdgeName, derive_inputs, name_edges
+from holdfast.barriers.wiring import derive_inputs, name_edges
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import ChannelPiece, ChannelState
+from holdfast.statebackends.snapshot.in_flight import EdgeName
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.storage.port import Flow
 

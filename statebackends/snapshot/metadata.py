@@ -168,6 +168,9 @@ def _validate(metadata: SnapshotMetadata, error: Callable[[str], HoldfastError])
         raise error("the job's id or name is empty")
     if metadata.version != (IN_FLIGHT_VERSION if metadata.in_flight else VERSION):
         raise error(f"version {metadata.version} with in-flight records of {len(metadata.in_flight)} channels' ends")
+    for channel in metadata.in_flight:
+        if isinstance(channel.part, PlaceholderHandle):
+            raise error(f"in-flight records of {channel.source!r}: {channel.part.path} is a placeholder that was never resolved")
     uids: set[str] = set()
     for operator in metadata.operators:
         if not operator.uid or not operator.name or not operator.operator_id:

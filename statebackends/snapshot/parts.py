@@ -40,6 +40,7 @@ from holdfast.statebackends.layout import (
     shared_name,
     shared_path,
 )
+from holdfast.statebackends.snapshot.in_flight import storing_uid
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, promised_length
 from holdfast.statebackends.storage.checksums import Digest, checksum_of
 from holdfast.statebackends.storage.flows import FIRST_BYTES
@@ -374,7 +375,7 @@ def snapshot_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str
 def _in_flight_files(metadata: SnapshotMetadata) -> Iterator[tuple[FileHandle, str, int]]:
     for channel in metadata.in_flight:
         if isinstance(channel.part, FileHandle):
-            yield channel.part, channel.target if channel.side == "input" else channel.source, channel.subtask
+            yield channel.part, storing_uid(channel), channel.subtask
 
 
 def file_handles(state: OperatorSubtaskState) -> Iterator[FileHandle]:

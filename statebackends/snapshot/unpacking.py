@@ -28,8 +28,10 @@ from holdfast.statebackends.errors import InvalidConfigError
 _MAGIC = b"ARROW1"
 _METADATA_BYTES_MAX = 64 << 20
 """Bytes of a footer, or of one batch's message, which has 16 for each buffer."""
-_RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
+_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
 """Types of messages."""
+_CONTINUATION = 0xFFFFFFFF
+"""Mark before each message of a stream."""
 _PAST_HEADER = 8
 """Bytes of a continuation mark and the metadata's length. Old files have the length alone, and are refused."""
 
@@ -403,6 +405,33 @@ def check_arrow(source: pa.NativeFile) -> Unpacked:
             unpacked.add(max(block.unpacked_bytes, ROW_BYTES * block.rows, _VALUE_BYTES * block.values))
     except struct.error as error:
         raise ValueError(f"not an Arrow file: {error}") from error
+    return unpacked
+
+
+def check_stream(data: bytes | memoryview) -> Unpacked:
+    """As `check_arrow`, of one Arrow IPC stream, which must be all of the bytes: Arrow takes one that stops between two batches for
+    a whole one. Raises ValueError."""
+    unpacked, size, position = Unpacked(len(data)), len(data), 0
+    source = pa.BufferReader(pa.py_buffer(data))
+    try:
+        while True:
+            mark, length = struct.unpack_from("<Ii", data, position)
+            if mark != _CONTINUATION or not 0 <= length <= min(size - position - _PAST_HEADER, _METADATA_BYTES_MAX):
+                raise ValueError(f"no message of {length} bytes can be at {position} of {size}")
+            if length == 0:
+                break
+            message = _Table(bytes(data[position + _PAST_HEADER : position + _PAST_HEADER + length]))
+            body_length = message.number(3, "<q")
+            if body_length < 0:
+                raise ValueError(f"a message at {position} with {body_length} bytes of body")
+            if position or message.number(1, "<B") != _SCHEMA:
+                block = _block(source, size, position, _PAST_HEADER + length, body_length)
+                unpacked.add(max(block.unpacked_bytes, ROW_BYTES * block.rows, _VALUE_BYTES * block.values))
+            position += _PAST_HEADER + length + body_length
+    except struct.error as error:
+        raise ValueError(f"cut off at {position}: {error}") from error
+    if position + _PAST_HEADER != size:
+        raise ValueError(f"{size - position - _PAST_HEADER} bytes behind the end of the stream")
     return unpacked
 
 

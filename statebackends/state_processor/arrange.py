@@ -16,7 +16,7 @@ from holdfast.statebackends.handles import OperatorState, OperatorSubtaskState
 from holdfast.statebackends.layout import KEY_GROUP
 from holdfast.statebackends.state_processor.arrangement import Arrangement, KeptOperator, renamed
 from holdfast.statebackends.state_processor.bootstrap import AnyState, NewState, Shape, grouped, new_operator
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, refuse_in_flight, states_of
 from holdfast.statebackends.state_processor.edit import Batches, OperatorRewriting, finish_edited, layout_of, named_schema
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches
@@ -48,6 +48,7 @@ def write_arranged(
     others have that of `shape_of`. Raises InvalidConfigError for an added state that is kept already, and as `write_savepoint` and
     `edit_snapshot` do; the folder is then as it was."""
     source = arrangement.snapshot
+    refuse_in_flight(source)
     by_operator = grouped(added, {uid: list(arrangement.metas(uid).values()) for uid in arrangement.operators})
     places = {kept.source: uid for uid, kept in arrangement.operators.items()}
     with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:

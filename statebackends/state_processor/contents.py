@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.errors import CorruptStateError, InFlightStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import (
     CHECKPOINT_ID_MAX,
     DELTA_FORMATS,
     NATIVE_FORMAT,
     TABLE_FORMATS,
+    ChannelState,
     InlineHandle,
     KeyedStateHandle,
     OperatorListHandle,
@@ -33,6 +34,7 @@ from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, meta
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import COLUMNAR_KIND, ROW_TABLE_KIND, TIMERS_KIND
 from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, state_parts
+from holdfast.statebackends.snapshot.in_flight import describe_edge, edge_name, problem_of, storing_uid, summarise
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import (
     LINK_DETAIL,
@@ -290,15 +292,42 @@ def check_described(metadata: SnapshotMetadata, path: str) -> None:
                     raise _refused(path, operator, f"subtask {subtask}: {part.path} of {part.length} bytes")
         for stored in states_of(operator).values():
             _check_state(path, stored)
+    for channel in metadata.in_flight:
+        unfit = _wrong_in_flight(channel)
+        if unfit is not None:
+            uid, edge = storing_uid(channel), describe_edge(edge_name(channel))
+            reason = f"in-flight records of {edge}, {channel.side} side of subtask {channel.subtask}: {unfit}"
+            raise CorruptStateError(f"{path}: {reason}", path=path, operator=uid, reason="contents")
 
 
-def refuse_in_flight(snapshot: StoredSnapshot, what: str) -> None:
-    """Raise InvalidConfigError for a snapshot with in-flight data, of which `what` would lose or miss some."""
-    channels = snapshot.metadata.in_flight
-    if channels:
-        rows, size = sum(each.rows for each in channels), sum(each.part.length for each in channels)
-        message = f"{snapshot.location} holds {rows} rows ({size} bytes) in flight, which {what} does not know: take a savepoint"
-        raise InvalidConfigError(message, path=snapshot.location)
+def _wrong_in_flight(channel: ChannelState) -> str | None:
+    part = channel.part
+    if isinstance(part, SegmentHandle) and not part.is_inside:
+        return f"{part.path}: {outside_detail(part)}"
+    return problem_of(channel)
+
+
+FLIGHTS_SHOWN_MAX = 8
+"""Edges that a refusal lists; the error's fields have all."""
+
+
+def refuse_in_flight(snapshot: StoredSnapshot) -> None:
+    """Raise InFlightStateError for a snapshot with in-flight records: they fit the state as it is, and not an edited one."""
+    flights = summarise(snapshot.metadata.in_flight)
+    if not flights:
+        return
+    rows, size = sum(each.rows for each in flights), sum(each.size for each in flights)
+    more = f" and {len(flights) - FLIGHTS_SHOWN_MAX} more" if len(flights) > FLIGHTS_SHOWN_MAX else ""
+    shown = ", ".join(map(str, flights[:FLIGHTS_SHOWN_MAX]))
+    reason = "records in flight fit the state that they were stored with"
+    raise InFlightStateError(
+        f"{snapshot.location} holds {rows} rows ({size} bytes) in flight on {shown}{more}, and can't be edited: {reason}. Start "
+        "the job from it, take a savepoint, which holds none, and edit that",
+        edges=[{**each.name._asdict(), "rows": each.rows, "size": each.size, "reason": reason} for each in flights],
+        rows=rows,
+        size=size,
+        checkpoint_id=snapshot.metadata.checkpoint_id,
+    )
 
 
 def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:

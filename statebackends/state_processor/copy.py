@@ -12,11 +12,12 @@ from typing import TypeAlias
 import msgspec
 
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.handles import FileHandle, OperatorState, SegmentHandle, StateHandle
+from holdfast.statebackends.handles import FileHandle, SegmentHandle, StateHandle
 from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, OWNER_NAME, UNFINISHED_NAME
+from holdfast.statebackends.snapshot.in_flight import storing_uid
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
-from holdfast.statebackends.snapshot.parts import file_handles
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, refuse_in_flight
+from holdfast.statebackends.snapshot.parts import snapshot_files
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.writing import claimed_folder
 from holdfast.statebackends.storage.port import Storage, transfers_between
 
@@ -35,7 +36,7 @@ class _File:
 
 def copy_snapshot(source: StoredSnapshot, storage: Storage, folder: str, *, nonce: str = "") -> StoredSnapshot:
     """Copy a snapshot into a folder of a storage, which must be new or empty. Files keep their formats; a segment becomes a file of
-    its own, and a checkpoint a savepoint.
+    its own, and a checkpoint a savepoint. Records in flight are copied with it.
 
     External files keep their names, and are not copied. `nonce`: unique to this writer; drawn unless given. Raises
     CorruptStateError for a damaged source, InvalidConfigError for a folder in use, StorageUnavailableError; the folder is then as
@@ -65,21 +66,18 @@ def _place_of(source: StoredSnapshot, handle: FileHandle, operator: str) -> _Pla
 
 
 def _files(source: StoredSnapshot) -> dict[_Place, _File]:
-    """Each file or segment of the source, once. Raises CorruptStateError, and InvalidConfigError where data is in flight."""
-    refuse_in_flight(source, "a copy")
+    """Each file or segment of the source, once. Raises CorruptStateError."""
     files: dict[_Place, _File] = {}
-    for operator in source.metadata.operators:
-        for subtask, state in enumerate(operator.subtasks):
-            for handle in file_handles(state):
-                place = _place_of(source, handle, operator.uid)
-                file = files.setdefault(place, _File(operator.uid, subtask, place[0], handle))
-                if (file.handle.length, file.handle.checksum) != (handle.length, handle.checksum):
-                    raise CorruptStateError(
-                        f"operator {operator.uid!r} subtask {subtask}: {place[0]} is named with two checksums",
-                        path=place[0],
-                        operator=operator.uid,
-                        reason="contents",
-                    )
+    for handle, uid, subtask in snapshot_files(source.metadata):
+        place = _place_of(source, handle, uid)
+        file = files.setdefault(place, _File(uid, subtask, place[0], handle))
+        if (file.handle.length, file.handle.checksum) != (handle.length, handle.checksum):
+            raise CorruptStateError(
+                f"operator {uid!r} subtask {subtask}: {place[0]} is named with two checksums",
+                path=place[0],
+                operator=uid,
+                reason="contents",
+            )
     return files
 
 
@@ -103,10 +101,10 @@ def _new_names(source: StoredSnapshot, files: dict[_Place, _File]) -> dict[_Plac
 
 
 def _renamed(source: StoredSnapshot, names: dict[_Place, str]) -> SnapshotMetadata:
-    def part(handle: StateHandle, operator: OperatorState) -> StateHandle:
+    def part(handle: StateHandle, uid: str) -> StateHandle:
         if not isinstance(handle, FileHandle):
             return handle
-        return FileHandle(names[_place_of(source, handle, operator.uid)], handle.length, handle.checksum)
+        return FileHandle(names[_place_of(source, handle, uid)], handle.length, handle.checksum)
 
     operators = []
     for operator in source.metadata.operators:
@@ -114,13 +112,15 @@ def _renamed(source: StoredSnapshot, names: dict[_Place, str]) -> SnapshotMetada
             msgspec.structs.replace(
                 state,
                 keyed=tuple(
-                    msgspec.structs.replace(keyed, parts=tuple(part(each, operator) for each in keyed.parts))
+                    msgspec.structs.replace(keyed, parts=tuple(part(each, operator.uid) for each in keyed.parts))
                     for keyed in state.keyed
                 ),
-                operator=tuple(msgspec.structs.replace(listed, part=part(listed.part, operator)) for listed in state.operator),
+                operator=tuple(msgspec.structs.replace(listed, part=part(listed.part, operator.uid)) for listed in state.operator),
             )
             for state in operator.subtasks
         ]
         operators.append(msgspec.structs.replace(operator, subtasks=tuple(subtasks)))
     kind = "savepoint" if source.metadata.kind == "checkpoint" else source.metadata.kind
-    return msgspec.structs.replace(source.metadata, kind=kind, operators=tuple(operators))
+    copied = msgspec.structs.replace(source.metadata, kind=kind, operators=tuple(operators))
+    channels = tuple(msgspec.structs.replace(each, part=part(each.part, storing_uid(each))) for each in source.metadata.in_flight)
+    return msgspec.structs.replace(copied, channels=channels) if channels else copied

@@ -24,8 +24,10 @@ from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION
 from holdfast.statebackends.serialization.keys import key_columns
 from holdfast.statebackends.snapshot.deltas import own_keys_of
+from holdfast.statebackends.snapshot.in_flight import EdgeName
 from holdfast.statebackends.state import Redistribution
-from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, refuse_in_flight, states_of
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.state_processor.flights import StoredFlight, flight_rows, flights_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import fetched_lists, state_batches, state_schema
 from holdfast.statebackends.state_processor.values import Comparer, named, plain_entry, stored_serializer
@@ -300,28 +302,45 @@ class StateDiff:
 
 
 @dataclass(frozen=True, slots=True)
+class FlightDiff:
+    """Difference of the records in flight on one edge, as a bag of rows with their timestamps: not of their order, nor of which
+    channel they were on."""
+
+    edge: EdgeName
+    added: int
+    removed: int
+    same: int
+
+    @property
+    def is_same(self) -> bool:
+        return not self.added and not self.removed
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotDiff:
     """Difference of two snapshots."""
 
     states: tuple[StateDiff, ...]
     operators_added: tuple[str, ...]
     operators_removed: tuple[str, ...]
+    in_flight: tuple[FlightDiff, ...] = ()
+    """Of edges on which either had records in flight."""
 
     @property
     def is_same(self) -> bool:
-        return not self.operators_added and not self.operators_removed and all(state.is_same for state in self.states)
+        if self.operators_added or self.operators_removed:
+            return False
+        return all(state.is_same for state in self.states) and all(each.is_same for each in self.in_flight)
 
 
 def diff_snapshots(
     before: StoredSnapshot, after: StoredSnapshot, uid: str | None = None, name: str | None = None, *, keys_max: int = 0
 ) -> SnapshotDiff:
-    """Compare all states, those of one operator, or one. `keys_max`: differing keys to return of each state.
+    """Compare all states and what is in flight, those of one operator, or one state. `keys_max`: differing keys to return of each
+    state.
 
-    Raises CorruptStateError; NotFoundError if neither snapshot has the operator or state; InvalidConfigError where records are in
-    flight."""
+    Raises CorruptStateError; NotFoundError if neither snapshot has the operator or state."""
     sides = before, after
-    for side in sides:
-        refuse_in_flight(side, "a comparison")
     operators = [{operator.uid: operator for operator in side.metadata.operators} for side in sides]
     uids = [each for each in dict.fromkeys((*operators[0], *operators[1])) if uid in (None, each)]
     if uid is not None and not uids:
@@ -334,11 +353,27 @@ def diff_snapshots(
             raise NotFoundError(f"operator {each!r} has no state {name!r} in either snapshot", operator=each, state=name)
         with before.reader() as left, after.reader() as right:
             found += [_diff_state(left, right, states[0].get(state), states[1].get(state), keys_max) for state in names]
+    flights = [flights_of(side, uid) if name is None else () for side in sides]
+    with before.reader() as left, after.reader() as right:
+        flown = _diff_flights(left, right, *flights)
     return SnapshotDiff(
         tuple(found),
         tuple(each for each in uids if each not in operators[0]),
         tuple(each for each in uids if each not in operators[1]),
+        tuple(flown),
     )
+
+
+def _diff_flights(
+    left: PartReader, right: PartReader, before: Sequence[StoredFlight], after: Sequence[StoredFlight]
+) -> list[FlightDiff]:
+    """Edge by edge; the records of one edge, 16 bytes each, are in memory."""
+    sides = [{flight.name: flight for flight in side} for side in (before, after)]
+    found = []
+    for edge in dict.fromkeys((*sides[0], *sides[1])):
+        old, new = flight_rows(left, sides[0].get(edge)), flight_rows(right, sides[1].get(edge))
+        found.append(FlightDiff(edge, (new - old).total(), (old - new).total(), (old & new).total()))
+    return found
 
 
 def _diff_state(

@@ -54,8 +54,9 @@ def edit_snapshot(
 
     `changes`: (operator uid, state name) -> change. `now_ms`: stamp of values with a TTL that come without one. Raises
     NotFoundError for an unknown state; InvalidKeyError, StateValueError and InvalidConfigError naming operator, state and row for
-    invalid rows, or where records are in flight; CorruptStateError, StorageUnavailableError. The folder is then as it was."""
-    refuse_in_flight(source, "an edit")
+    invalid rows; InFlightStateError where records are in flight; CorruptStateError, StorageUnavailableError. The folder is then
+    as it was."""
+    refuse_in_flight(source)
     for uid, name in changes:
         source.state(uid, name)
     with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:

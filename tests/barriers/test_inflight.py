@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from holdfast.barriers.elements import Batch, CheckpointBarrier, Element, LatencyMarker, Watermark, WatermarkStatus
 from holdfast.barriers.inflight import decode, encode
 from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.snapshot.unpacking import SETTING
 
 
 def batch(*numbers: int, timed: bool = True) -> Batch:
@@ -67,3 +70,57 @@ def test_a_piece_with_something_behind_it_or_other_rows_is_refused() -> None:
     for wrong, rows in ((data + b"\0", 3), (data + data, 6), (data, 2), (data, 4)):
         with pytest.raises(CorruptStateError, match="in-flight data"):
             decode(wrong, rows=rows)
+
+
+def stream(*batches: pa.RecordBatch, event: bytes | None = None, **options: Any) -> bytes:
+    """Of another writer. `event`: metadata of the last batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for each in batches[:-1]:
+            writer.write_batch(each)
+        writer.write_batch(batches[-1], custom_metadata=None if event is None else {"holdfast.event": event})
+    return bytes(sink.getvalue())
+
+
+ROWS = batch(1, 2, timed=False).columns()
+WRONG: dict[str, bytes] = {
+    "an event with rows": stream(ROWS, event=b'{"type":"watermark","timestamp_ms":1}'),
+    "an event that is none": stream(ROWS, ROWS.slice(0, 0), event=b'{"type":"barrier"}'),
+    "an event that is no JSON": stream(ROWS, ROWS.slice(0, 0), event=b"\xff"),
+    "timestamps of another type": stream(ROWS.append_column("_timestamp_ms", pa.array([1.0, 2.0]))),
+    "a record without a timestamp": stream(ROWS.append_column("_timestamp_ms", pa.array([1, None]))),
+    "columns of one name": stream(ROWS.append_column("n", pa.array([1, 2]))),
+    "an offset that is not within the column": stream(ROWS).replace(
+        np.array([0, 5, 10], np.int32).tobytes(), np.array([0, 5, 1 << 20], np.int32).tobytes()
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(WRONG))
+def test_a_stream_that_is_no_piece_is_refused(what: str) -> None:
+    assert plain(decode(stream(ROWS), rows=2)) == plain([batch(1, 2, timed=False)])
+    assert WRONG[what] != stream(ROWS)
+    with pytest.raises(CorruptStateError, match="in-flight data"):
+        decode(WRONG[what], rows=2)
+
+
+def nulls(count: int) -> pa.Array:
+    """Of no type, which take no memory."""
+    return pa.Array.from_buffers(pa.null(), count, [None])
+
+
+BOMBS: dict[str, pa.Array] = {
+    "packed": pa.array(np.zeros(1 << 20, np.int64)),
+    "rows of nothing": nulls(1 << 30),
+    "nested nothing": pa.Array.from_buffers(pa.list_(pa.null(), 1 << 22), 1 << 8, [None], children=[nulls(1 << 30)]),
+}
+
+
+@pytest.mark.parametrize("what", list(BOMBS))
+def test_a_piece_that_unpacks_to_more_than_it_may_is_refused_unopened(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, str(1 << 20))
+    column = BOMBS[what]
+    data = stream(pa.RecordBatch.from_arrays([column], ["n"]), compression="zstd")
+    assert len(data) < 1 << 12
+    with pytest.raises(CorruptStateError, match=r"in-flight data.* unpack to more than"):
+        decode(data, rows=len(column))

@@ -29,7 +29,15 @@ from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.backend import SnapshotTarget
-from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorListHandle, OperatorSubtaskState, StateHandle
+from holdfast.statebackends.handles import (
+    ChannelPiece,
+    ChannelState,
+    FileHandle,
+    KeyedStateHandle,
+    OperatorListHandle,
+    OperatorSubtaskState,
+    StateHandle,
+)
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.serialization.keys import KeyType
@@ -210,6 +218,22 @@ def upload(
     return states
 
 
+def flying(number: int) -> list[bytes]:
+    """What each subtask has in flight when a checkpoint is taken."""
+    return [b"in flight to %d at %d" % (subtask, number) for subtask in range(2)]
+
+
+def fly(scene: Scene, number: int) -> tuple[ChannelState, ...]:
+    """What the workers store of it."""
+    found = []
+    for subtask, content in enumerate(flying(number)):
+        target = SnapshotTarget(number, JobPaths(JOB).checkpoint(number), f"count-{subtask}-1-n", False, 0)
+        part = scene.run(write_part(content, "inflight-0", target))
+        pieces = (ChannelPiece(0, 0, len(content), 3),)
+        found.append(ChannelState("source", None, "count", 0, 0, "hash", "input", subtask, 3, part, pieces))
+    return tuple(found)
+
+
 def claim(scene: Scene, number: int, request: CheckpointRequest | None = None, job_id: str = JOB) -> Any:
     request = request or CheckpointRequest()
     folder = request.folder or JobPaths(job_id).checkpoint(number)
@@ -222,10 +246,11 @@ def publish(
     states: States,
     request: CheckpointRequest | None = None,
     job_id: str = JOB,
+    channels: tuple[ChannelState, ...] = (),
 ) -> Any:
     request = request or CheckpointRequest()
     folder = request.folder or JobPaths(job_id).checkpoint(number)
-    action = actions.WriteMetadata(number, request.kind, 1, folder, scene.now_ms, states)
+    action = actions.WriteMetadata(number, request.kind, 1, folder, scene.now_ms, states, channels=channels)
     return scene.run(scene.effects(job_id).flow(action))
 
 
@@ -268,6 +293,21 @@ def second_completed() -> Scene:
     """The first one is to be dropped."""
     scene = second_claimed()
     publish(scene, 2, upload(scene, 2, SECOND, base=1))
+    return scene
+
+
+def in_flight_claimed() -> Scene:
+    """As `second_claimed`, of a job whose barriers overtake."""
+    scene = started()
+    claim(scene, 1)
+    publish(scene, 1, upload(scene, 1), channels=fly(scene, 1))
+    claim(scene, 2)
+    return scene
+
+
+def in_flight_completed() -> Scene:
+    scene = in_flight_claimed()
+    publish(scene, 2, upload(scene, 2, SECOND, base=1), channels=fly(scene, 2))
     return scene
 
 

@@ -38,8 +38,8 @@ def _read(view: StoreView, folder: str) -> Checkpoint:
     decoded: dict[str, Any] = json.loads(content)
     if "snapshot" not in decoded:
         return Checkpoint(claimed, decoded["decision"])
-    operators = decoded["snapshot"]["operators"]
-    files = {posixpath.normpath(f"{folder}/{path}"): facts for path, facts in _files(operators)}
+    named = [decoded["snapshot"]["operators"], decoded["snapshot"].get("channels", [])]
+    files = {posixpath.normpath(f"{folder}/{path}"): facts for path, facts in _files(named)}
     return Checkpoint(claimed, "completed", files)
 
 

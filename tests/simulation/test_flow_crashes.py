@@ -39,7 +39,7 @@ from holdfast.statebackends.handles import FileHandle, KeyGroupRange, OperatorSt
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import METADATA_NAME, OWNER_NAME, JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
-from holdfast.statebackends.snapshot.parts import file_handles
+from holdfast.statebackends.snapshot.parts import file_handles, read_parts
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.copy import copy_snapshot
 from holdfast.statebackends.state_processor.diff import diff_snapshots
@@ -130,6 +130,37 @@ def uploaded_with_states() -> tuple[Scene, scenes.States]:
 
 def uploaded() -> Scene:
     return uploaded_with_states()[0]
+
+
+def uploads_in_flight(scene: Scene, before: Scene) -> Any:
+    return upload(scene, 2, SECOND, base=1), scenes.fly(scene, 2)
+
+
+def completes_in_flight(scene: Scene, before: Scene) -> Any:
+    states, channels = uploads_in_flight(scene, before)
+    return publish(scene, 2, states, channels=channels)
+
+
+def uploaded_in_flight() -> Scene:
+    scene = at(scenes.in_flight_claimed).copy()
+    uploads_in_flight(scene, scene)
+    return scene
+
+
+def with_flights(holds: Callable[[Scene, bool], None]) -> Callable[[Scene, bool], None]:
+    """And every completed checkpoint has its own records in flight, whole."""
+
+    def checked(scene: Scene, finished: bool) -> None:
+        holds(scene, finished)
+        for number in scene.completed():
+            assert in_flight_of(scene, JobPaths(JOB).checkpoint(number)) == scenes.flying(number)
+
+    return checked
+
+
+def in_flight_of(scene: Scene, folder: str) -> list[bytes]:
+    parts = [channel.part for channel in scene.run(load_snapshot(folder)).in_flight]
+    return list(scene.run(in_folder(folder, functools.partial(read_parts, parts, operator="count"))))
 
 
 def takes_a_savepoint(scene: Scene, before: Scene) -> Any:
@@ -329,6 +360,11 @@ def copy_is_equal(scene: Scene) -> None:
     deals_out(scene, MADE)
 
 
+def flown_copy_is_equal(scene: Scene) -> None:
+    copy_is_equal(scene)
+    assert in_flight_of(scene, MADE) == scenes.flying(2)
+
+
 def edit_is_equal(scene: Scene) -> None:
     assert contents(scene, MADE) == ({key: value + 100 for key, value in ROWS.items()}, [entry.upper() for entry in ENTRIES])
     deals_out(scene, MADE)
@@ -376,6 +412,13 @@ CASES = {
     "copy": Case(scenes.second_completed, copies, is_made(copy_is_equal, copies), outside=True),
     "edit": Case(scenes.first_completed, edits, is_made(edit_is_equal, edits), outside=True),
     "bootstrap": Case(scenes.started, bootstraps, is_made(bootstrap_is_equal, bootstraps), outside=True),
+    "upload in flight": Case(scenes.in_flight_claimed, uploads_in_flight, with_flights(recovers_at(1, done=1))),
+    "write and complete in flight": Case(scenes.in_flight_claimed, completes_in_flight, with_flights(recovers_at(1, 2, done=2))),
+    "abort in flight": Case(uploaded_in_flight, aborts, with_flights(recovers_at(1, done=1))),
+    "subsume in flight": Case(scenes.in_flight_completed, subsumes, with_flights(recovers_at(2, done=2))),
+    "recover in flight": Case(uploaded_in_flight, leads, with_flights(recovers_at(1, done=1))),
+    "delete at the end, in flight": Case(scenes.in_flight_completed, ends, has_ended(2)),
+    "copy in flight": Case(scenes.in_flight_completed, copies, is_made(flown_copy_is_equal, copies), outside=True),
     "repair": Case(littered, repairs, is_repaired),
 }
 

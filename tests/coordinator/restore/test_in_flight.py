@@ -22,14 +22,15 @@ from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, 
 from holdfast.barriers.messages import InFlightRestore, RestoredChannel, RestoredPiece, SubtaskKey
 from holdfast.barriers.partition import SelectorPartitioner
 from holdfast.barriers.restored import KeyGroupFilter, restored_elements
-from holdfast.barriers.wiring import EdgeName, name_edges
-from holdfast.coordinator.restore.in_flight import assign_in_flight, check_in_flight, describe_edge, summarise
+from holdfast.barriers.wiring import name_edges
+from holdfast.coordinator.restore.in_flight import assign_in_flight, check_in_flight
 from holdfast.operators.functions.schema import declared_type
 from holdfast.operators.functions.selectors import ColumnKeySelector, FunctionKeySelector
 from holdfast.statebackends.errors import CorruptStateError, InFlightStateError, UserFunctionError
 from holdfast.statebackends.handles import ChannelPiece, ChannelState, FileHandle, InlineHandle
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.snapshot.in_flight import EdgeName, describe_edge, summarise
 from tests.coordinator.doubles import operator, vertex
 
 BY_KEY = ColumnKeySelector(("k",), KeyType.parse("int64"))

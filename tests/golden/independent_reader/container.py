@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from .errors import UnreadableError, require
+from .flights import check_edge, read_pieces
 from .native import read_rocksdb
 from .tables import apply_run, combine, raw_rows
 
@@ -37,11 +38,12 @@ def open_envelope(data: bytes) -> dict[str, Any]:
     require(header is not None, "no header")
     assert header is not None
     version, length = int(header[1]), int(header[2])
-    require(version == 1, f"version {version}")
+    require(version in (1, 2), f"version {version}")
     body, trailer = data[header.end() : header.end() + length], data[header.end() + length :]
     require(len(body) == length and trailer == b"}\n", "length")
     require(checksum(body) == header[3].decode(), "checksum of _metadata")
     snapshot: dict[str, Any] = json.loads(body)
+    require(bool(snapshot.get("channels")) == (version == 2), "records in flight are of version 2")
     require(snapshot.get("format", "holdfast-snapshot") == "holdfast-snapshot", "format")
     require(snapshot.get("key_hash_version", 1) == 1, "key hash version")
     require(1 <= snapshot["checkpoint_id"] <= 10**15, "checkpoint id")
@@ -102,7 +104,16 @@ def read_snapshot(folder: Path) -> dict[str, Any]:
     """Every operator with its states, as plain JSON."""
     snapshot = open_envelope((folder / "_metadata").read_bytes())
     operators = {operator["uid"]: read_operator(operator, folder, snapshot["kind"]) for operator in snapshot.get("operators", ())}
-    return {key: snapshot[key] for key in ("kind", "job_name", "checkpoint_id")} | {"operators": operators}
+    found = {key: snapshot[key] for key in ("kind", "job_name", "checkpoint_id")} | {"operators": operators}
+    if "channels" in snapshot:
+        found["in_flight"] = [read_channels(channels, snapshot, folder) for channels in snapshot["channels"]]
+    return found
+
+
+def read_channels(channels: dict[str, Any], snapshot: dict[str, Any], folder: Path) -> dict[str, Any]:
+    check_edge(channels, snapshot.get("graph"))
+    pieces = read_pieces(channels, read_part(channels["part"], folder, snapshot["kind"]))
+    return {name: value for name, value in channels.items() if name != "part"} | {"pieces": pieces}
 
 
 def read_operator(operator: dict[str, Any], folder: Path, kind: str) -> dict[str, Any]:
