@@ -106,7 +106,7 @@ class Cluster:
         wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
         self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
         control = ControlNetwork(kernel, self.injector, observe)
-        self.ports = SimPorts(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
+        self.ports = SimPorts(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted, scenario.row_costs)
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
@@ -225,6 +225,8 @@ class Cluster:
     def _with_mode(self, plan: JobPlan, config: JobConfig) -> JobConfig:
         """At least once in a share of the runs, where nothing can repeat: no oracle but one knows of repetitions. It depends on the
         parallelism, so that a job changes its mode with it."""
+        if config.unaligned_checkpoints:
+            return config
         if config.checkpointing_mode == AT_LEAST_ONCE or self.streams.of("mode").random() >= AT_LEAST_ONCE_SHARE:
             return config
         changed = msgspec.structs.replace(config, checkpointing_mode=AT_LEAST_ONCE)
@@ -232,6 +234,8 @@ class Cluster:
 
     def _with_overtaking(self, config: JobConfig) -> JobConfig:
         """Unaligned checkpoints in a share of the runs, at once or from an age on; at each parallelism by itself, as the mode."""
+        if self.scenario.row_costs:  # its modes are its own
+            return config
         rng = self.streams.of("overtaking")
         if rng.random() >= OVERTAKING_SHARE or config.checkpointing_mode == AT_LEAST_ONCE or config.max_concurrent_checkpoints > 1:
             return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any, assert_never
 
@@ -59,10 +59,15 @@ def make(rng: random.Random) -> Scenario:
     graph = draw_graph(rng)
     parallelism = rng.randint(1, PARALLELISM_MAX)
     chaining = rng.random() < 0.7
+    return scenario_of(graph, partial(build_graph, graph, parallelism, chaining, draw_settings(rng)))
+
+
+def scenario_of(graph: Graph, plan: Callable[[int | None], JobPlan]) -> Scenario:
+    """The job of a description, which `plan` builds at a parallelism, with its expected output and states."""
     expected = _Expected(graph)
     uids = tuple(feed.uid for feed in graph.feeds)
     return Scenario(
-        plan=partial(build_graph, graph, parallelism, chaining, draw_settings(rng)),
+        plan=plan,
         records=sum(feed.rows for feed in graph.feeds),
         sinks=tuple(
             SinkExpectation(

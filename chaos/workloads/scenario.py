@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.chaos.pipelines.rows import Row
@@ -211,6 +211,14 @@ class StateExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class RowCost:
+    """Virtual us that an operator takes for each row, in its first subtask and in the others."""
+
+    first_us: int
+    others_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One job of one seed."""
 
@@ -242,6 +250,8 @@ class Scenario:
     """Modules of the user's own, of which each simulated worker process imports its own."""
     duration_ms: int = 2_000
     """About how long the job takes without failures, in virtual ms: its faults begin before."""
+    row_costs: Mapping[str, RowCost] = field(default_factory=dict)
+    """Uid of an operator -> what a row costs it; the others take no time of their own."""
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:
