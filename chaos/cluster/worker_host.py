@@ -38,6 +38,7 @@ from holdfast.chaos.checkers.observations import (
 )
 from holdfast.chaos.cluster.emitted import EmittedRows
 from holdfast.chaos.cluster.forwarded import watch_watermarks
+from holdfast.chaos.cluster.overtaking import watch_overtaking
 from holdfast.chaos.pipelines.modules import running
 from holdfast.chaos.pipelines.undeclared import Memory, changed, memory_of, memory_of_imports
 from holdfast.chaos.sim.control import ControlNetwork, command_kind
@@ -325,7 +326,14 @@ class WorkerHost:
             if self.process.modules is not None:
                 self._remember(node.operator, node.context.uid)
         self._watch_head(deployed.subtask)
+        watch_overtaking(deployed, partial(self._tell, deployed.subtask))
         watch_watermarks(deployed.subtask, partial(self._emitted_behind, deployed.subtask.key.subtask))
+
+    def _tell(self, subtask: Subtask, kind: Callable[..., Observation], *fields: Any) -> None:
+        """Observe a fact of one subtask."""
+        if self.process.alive:
+            key = subtask.key
+            self._ports.observe(kind(self._kernel.now_ms, self.process.name, subtask.attempt, key.vertex, key.subtask, *fields))
 
     def _emitted_behind(self, subtask: int, uid: str, timestamp_ms: int, watermark_ms: int) -> None:
         if self.process.alive:

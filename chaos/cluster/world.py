@@ -171,7 +171,8 @@ class Simulation:
         if claim is not None:
             self._completed += 1
             record = decode_record(ClaimRecord, claim, operation.path)
-            self._sometimes.completed(record.kind, record.checkpoint_id)
+            in_flight = isinstance(decision, Completed) and b'"version":2,' in bytes(operation.data[:60])
+            self._sometimes.completed(record.kind, record.checkpoint_id, in_flight=in_flight)
 
     def _note_reported(self, fact: Reported) -> None:
         self._attempts.add(fact.item.attempt)

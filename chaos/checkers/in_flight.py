@@ -1,0 +1,162 @@
+"""What a snapshot holds in flight is what the next attempt restores: once, in order, before anything new (I36, docs/invariants.md).
+
+The snapshot is read with Arrow alone, and each restored row at the gate of the subtask that got it. Which of the old channels goes
+where is not repeated here, but for what follows from it: of an edge all rows are restored, none twice, those of an old channel that
+come to one subtask come on one channel and in their order, and those of one key to one subtask."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
+from holdfast.barriers.messages import Deploy, Deployment, SubtaskStatus, TaskState
+from holdfast.barriers.wiring import EdgeName, derive_inputs, name_edges
+from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.observations import (
+    Delivered,
+    InFlightRestored,
+    Observation,
+    Report,
+    Reported,
+    TakenOutOfTurn,
+    WorldView,
+)
+from holdfast.chaos.checkers.state_reading import SnapshotView, StoredChannel
+from holdfast.chaos.workloads.scenario import Scenario
+from holdfast.statebackends.errors import HoldfastError
+
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt that begins with records in flight."""
+
+    where: str
+    graph: JobGraph
+    stored: dict[EdgeName, list[StoredChannel]]
+    restored: dict[int, dict[tuple[int, int], Rows]] = field(default_factory=lambda: defaultdict(dict))
+    """Edge id -> (producer, consumer) -> rows in front of that channel."""
+    running: set[tuple[str, int]] = field(default_factory=set)
+    judged: set[int] = field(default_factory=set)
+
+
+class InFlightChecker(Checker):
+    """Compares what gates restore with the snapshot that their attempt begins from."""
+
+    invariants: ClassVar[tuple[str, ...]] = ("I36",)
+    hears: ClassVar[tuple[type, ...]] = (Delivered, InFlightRestored, TakenOutOfTurn, Reported)
+
+    def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
+        super().__init__(world, scenario, report, ledger)
+        self._newest = 0
+        self._attempt: _Attempt | None = None
+        """The newest attempt, if it begins with records in flight."""
+
+    def observe(self, observation: Observation) -> None:
+        match observation:
+            case Delivered(command=Deploy(deployment=deployment)) if deployment.attempt > self._newest:
+                self._newest = deployment.attempt
+                self._attempt = self._begin(deployment)
+            case InFlightRestored(attempt=attempt):
+                if attempt == self._newest:
+                    self._restored(observation)
+            case TakenOutOfTurn():
+                who = f"{observation.vertex} ({observation.subtask}) of attempt {observation.attempt}"
+                took = f"took a batch on channel {observation.channel} out of turn"
+                self.report("I36", f"{who} {took}: {observation.waiting} restored ones come first")
+            case Reported(item=SubtaskStatus(state=TaskState.RUNNING) as status) if status.attempt == self._newest:
+                self._runs(status)
+            case _:
+                pass
+
+    def _begin(self, deployment: Deployment) -> _Attempt | None:
+        snapshot = self.ledger.completed.get(deployment.restored_checkpoint_id)
+        if snapshot is None or not snapshot.metadata.in_flight:
+            return None
+        stored: dict[EdgeName, list[StoredChannel]] = defaultdict(list)
+        try:
+            for channel in SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata).in_flight():
+                stored[channel.edge].append(channel)
+        except HoldfastError:
+            return None  # damaged or gone: the restore fails, and others say why it may
+        return _Attempt(f"attempt {deployment.attempt} from {snapshot.checkpoint_id}", deployment.graph, dict(stored))
+
+    def _restored(self, fact: InFlightRestored) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            self.report("I36", f"attempt {fact.attempt}: {fact.vertex} ({fact.subtask}) restores rows in flight of no snapshot")
+            return
+        channel = derive_inputs(attempt.graph, fact.vertex, fact.subtask)[fact.channel].channel
+        rows = attempt.restored[channel.edge].setdefault((channel.producer, channel.consumer), [])
+        rows += fact.rows
+
+    def _runs(self, status: SubtaskStatus) -> None:
+        """Once all consumers of an edge run, all that was in flight on it is in front of their channels."""
+        attempt = self._attempt
+        if attempt is None:
+            return
+        attempt.running.add((status.vertex, status.subtask))
+        names = name_edges(attempt.graph)
+        for edge in attempt.graph.inputs(status.vertex):
+            count = attempt.graph.vertex(edge.target).parallelism
+            if edge.edge_id in attempt.judged or any((edge.target, each) not in attempt.running for each in range(count)):
+                continue
+            attempt.judged.add(edge.edge_id)
+            problem = _problem(edge, attempt.stored.get(names[edge.edge_id], []), attempt.restored[edge.edge_id])
+            if problem is not None:
+                self.report("I36", f"{attempt.where}: {edge.source_operator} -> {names[edge.edge_id].target}: {problem}")
+
+
+def _problem(edge: JobEdge, stored: list[StoredChannel], restored: dict[tuple[int, int], Rows]) -> str | None:
+    """What is wrong with the rows of one edge."""
+    before = Counter(tuple(row.values()) for channel in stored for row in channel.rows)
+    after = Counter(row for rows in restored.values() for row in rows)
+    if before != after:
+        missing, extra = before - after, after - before
+        return f"{missing.total()} rows in flight are not restored, and {extra.total()} that were not, or again: {missing or extra}"
+    if edge.partitioning is Partitioning.HASH and edge.key and stored:
+        problem = _one_owner(edge.key, stored, restored)
+        if problem is not None:
+            return problem
+    return _in_order(stored, restored, {row for row, count in before.items() if count == 1})
+
+
+def _one_owner(key: tuple[str, ...], stored: list[StoredChannel], restored: dict[tuple[int, int], Rows]) -> str | None:
+    columns = next((list(channel.rows[0]) for channel in stored if channel.rows), [])
+    places = [columns.index(name) for name in key if name in columns]
+    owners: dict[tuple[Any, ...], int] = {}
+    for (_, consumer), rows in restored.items():
+        for row in rows:
+            value = tuple(row[place] for place in places)
+            if places and owners.setdefault(value, consumer) != consumer:
+                return f"key {value} is restored by the subtasks {owners[value]} and {consumer}"
+    return None
+
+
+def _in_order(
+    stored: list[StoredChannel], restored: dict[tuple[int, int], Rows], single: set[tuple[Any, ...]]
+) -> str | None:
+    """Rows of which there are several can't be told apart, and are left out."""
+    places: dict[tuple[Any, ...], tuple[tuple[int, int], int]] = {}
+    counts: Counter[tuple[int, int]] = Counter()
+    for channel in stored:
+        for row in channel.rows:
+            places[tuple(row.values())] = (channel.channel, counts[channel.channel])
+            counts[channel.channel] += 1
+    used: dict[tuple[tuple[int, int], int], int] = {}
+    for (producer, consumer), rows in restored.items():
+        last: dict[tuple[int, int], int] = {}
+        for row in rows:
+            if row not in single:
+                continue
+            old, at = places[row]
+            if at < last.get(old, -1):
+                return f"row {row} of channel {old} comes behind one that was behind it"
+            last[old] = at
+            if used.setdefault((old, consumer), producer) != producer:
+                return f"rows of channel {old} come to subtask {consumer} on two channels"
+    return None
