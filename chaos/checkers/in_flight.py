@@ -137,9 +137,7 @@ def _one_owner(key: tuple[str, ...], stored: list[StoredChannel], restored: dict
     return None
 
 
-def _in_order(
-    stored: list[StoredChannel], restored: dict[tuple[int, int], Rows], single: set[tuple[Any, ...]]
-) -> str | None:
+def _in_order(stored: list[StoredChannel], restored: dict[tuple[int, int], Rows], single: set[tuple[Any, ...]]) -> str | None:
     """Rows of which there are several can't be told apart, and are left out."""
     places: dict[tuple[Any, ...], tuple[tuple[int, int], int]] = {}
     counts: Counter[tuple[int, int]] = Counter()

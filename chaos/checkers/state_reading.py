@@ -16,7 +16,15 @@ from holdfast.chaos.checkers.observations import StoreView
 from holdfast.chaos.workloads.scenario import Positions
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
-from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, SegmentHandle, StateHandle, StateMeta
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    OperatorState,
+    SegmentHandle,
+    StateHandle,
+    StateMeta,
+)
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, ORDER, POSITION, TIME, VALUE, part_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import read_metadata
@@ -162,7 +170,7 @@ class SnapshotView:
                 try:
                     table = pa.ipc.open_stream(data[piece.offset : piece.offset + piece.length]).read_all()
                 except (pa.ArrowException, OSError) as error:
-                    raise CorruptStateError(f"in flight to {state.target}: no Arrow stream: {error}", operator=state.target) from error
+                    raise CorruptStateError(f"in flight to {state.target}: {error}", operator=state.target) from error
                 found.append(StoredChannel(edge, ends, table.to_pylist()))
         return found
 

@@ -106,7 +106,9 @@ class Cluster:
         wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
         self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
         control = ControlNetwork(kernel, self.injector, observe)
-        self.ports = SimPorts(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted, scenario.row_costs)
+        self.ports = SimPorts(
+            kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted, scenario.row_costs
+        )
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None

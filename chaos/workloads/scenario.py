@@ -23,6 +23,10 @@ Positions = Mapping[str, list[bytes]]
 """uid of a source -> its entries in a snapshot, over all subtasks."""
 
 
+InFlightRows = Mapping[int, Sequence[Mapping[str, Any]]]
+"""Input of an operator -> rows in flight to it."""
+
+
 Drained = tuple[Positions, ...]
 """Positions at the job's drains so far, ascending."""
 
@@ -116,6 +120,10 @@ class CutExpectation:
     """Keyed state of the operator, given the positions of the sources."""
     after_drains: Callable[[Positions, Drained], CutStates] | None = None
     """The same for a job that was drained before; None: `expected`."""
+    beside: Callable[[Positions, InFlightRows], CutStates] | None = None
+    """As `expected`, while these rows are in flight to the operator: they are in front of the cut, and in no state.
+
+    Raises ValueError if they can't be. None: not known."""
     cleanup: Cleanup | None = None
 
 
