@@ -117,7 +117,7 @@ INVARIANTS: dict[str, str] = {
     "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
     "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
     "I35": "no window and no join keeps state past the watermark at which it is to be cleaned up",
-    "I36": "what a snapshot holds in flight is restored by the attempt that begins with it: once, in order, before anything new",
+    "I36": "what a snapshot holds in flight is restored by its attempt: once, in order, first; a savepoint holds none",
     "I37": "at least once: no record is lost, one repeats only behind a restore, and each staged file is committed once",
     "I38": "the rows of a target outside are those that its position says, each once",
     "I39": "a target outside has one owner: whoever was replaced commits nothing, and takes nothing over",

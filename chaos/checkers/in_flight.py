@@ -10,17 +10,21 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+
+from holdfast.barriers.inflight import TIMESTAMPS
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
-from holdfast.barriers.messages import Deploy, Deployment, SubtaskStatus, TaskState
+from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, SubtaskStatus, TaskState
 from holdfast.barriers.wiring import EdgeName, derive_inputs, name_edges
 from holdfast.chaos.checkers.base import Checker
-from holdfast.chaos.checkers.ledger import JobLedger
+from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from holdfast.chaos.checkers.observations import (
     Delivered,
     InFlightRestored,
     Observation,
     Report,
     Reported,
+    Stored,
     TakenOutOfTurn,
     WorldView,
 )
@@ -38,6 +42,10 @@ class _Attempt:
     where: str
     graph: JobGraph
     stored: dict[EdgeName, list[StoredChannel]]
+    before: JobGraph
+    """Of the attempt that stored them."""
+    events: Counter[int] = field(default_factory=Counter)
+    """Edge id -> watermarks and statuses in front of its channels."""
     restored: dict[int, dict[tuple[int, int], Rows]] = field(default_factory=lambda: defaultdict(dict))
     """Edge id -> (producer, consumer) -> rows in front of that channel."""
     running: set[tuple[str, int]] = field(default_factory=set)
@@ -47,8 +55,8 @@ class _Attempt:
 class InFlightChecker(Checker):
     """Compares what gates restore with the snapshot that their attempt begins from."""
 
-    invariants: ClassVar[tuple[str, ...]] = ("I36",)
-    hears: ClassVar[tuple[type, ...]] = (Delivered, InFlightRestored, TakenOutOfTurn, Reported)
+    invariants: ClassVar[tuple[str, ...]] = ("I36", "I17", "I11")
+    hears: ClassVar[tuple[type, ...]] = (Stored, Delivered, InFlightRestored, TakenOutOfTurn, Reported)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
@@ -61,6 +69,9 @@ class InFlightChecker(Checker):
             case Delivered(command=Deploy(deployment=deployment)) if deployment.attempt > self._newest:
                 self._newest = deployment.attempt
                 self._attempt = self._begin(deployment)
+            case Stored():
+                if observation.added:
+                    self._stored(observation)
             case InFlightRestored(attempt=attempt):
                 if attempt == self._newest:
                     self._restored(observation)
@@ -73,6 +84,32 @@ class InFlightChecker(Checker):
             case _:
                 pass
 
+    def _stored(self, fact: Stored) -> None:
+        for change in self.ledger.changes(fact):
+            if not isinstance(change, Decided) or change.snapshot is None or not change.snapshot.metadata.in_flight:
+                continue
+            where = f"{change.snapshot.kind} {change.checkpoint_id}"
+            if change.snapshot.kind is not CheckpointKind.CHECKPOINT:
+                self.report("I36", f"{where} holds records in flight")
+            self._measure(where, change.snapshot)
+
+    def _measure(self, where: str, snapshot: Snapshot) -> None:
+        """What a subtask has stored in flight is within its limit. Numbers have 8 bytes; of anything else 1 is counted."""
+        graph = msgspec.convert(snapshot.metadata.graph, JobGraph)
+        sizes: Counter[tuple[str, int]] = Counter()
+        try:
+            for channel in SnapshotView(snapshot.view, snapshot.folder, snapshot.metadata).in_flight():
+                uid, subtask = (channel.edge.target, 1) if channel.side == "input" else (channel.edge.source, 0)
+                vertex = next(each.vertex_id for each in graph.vertices if any(op.uid == uid for op in each.operators))
+                cells = (value for row in channel.rows for name, value in row.items() if name != TIMESTAMPS)
+                sizes[vertex, channel.channel[subtask]] += sum(8 if isinstance(value, int | float) else 1 for value in cells)
+        except HoldfastError as error:
+            self.report("I11", f"{where}: {error}")
+        for (vertex, subtask), size in sizes.items():
+            if size > graph.config.inflight_bytes_max:
+                limit = graph.config.inflight_bytes_max
+                self.report("I17", f"{where}: {vertex} ({subtask}) has {size} bytes in flight, of {limit} that it may")
+
     def _begin(self, deployment: Deployment) -> _Attempt | None:
         snapshot = self.ledger.completed.get(deployment.restored_checkpoint_id)
         if snapshot is None or not snapshot.metadata.in_flight:
@@ -83,7 +120,8 @@ class InFlightChecker(Checker):
                 stored[channel.edge].append(channel)
         except HoldfastError:
             return None  # damaged or gone: the restore fails, and others say why it may
-        return _Attempt(f"attempt {deployment.attempt} from {snapshot.checkpoint_id}", deployment.graph, dict(stored))
+        before = msgspec.convert(snapshot.metadata.graph, JobGraph)
+        return _Attempt(f"attempt {deployment.attempt} from {snapshot.checkpoint_id}", deployment.graph, dict(stored), before)
 
     def _restored(self, fact: InFlightRestored) -> None:
         attempt = self._attempt
@@ -93,6 +131,7 @@ class InFlightChecker(Checker):
         channel = derive_inputs(attempt.graph, fact.vertex, fact.subtask)[fact.channel].channel
         rows = attempt.restored[channel.edge].setdefault((channel.producer, channel.consumer), [])
         rows += fact.rows
+        attempt.events[channel.edge] += fact.events
 
     def _runs(self, status: SubtaskStatus) -> None:
         """Once all consumers of an edge run, all that was in flight on it is in front of their channels."""
@@ -106,9 +145,21 @@ class InFlightChecker(Checker):
             if edge.edge_id in attempt.judged or any((edge.target, each) not in attempt.running for each in range(count)):
                 continue
             attempt.judged.add(edge.edge_id)
-            problem = _problem(edge, attempt.stored.get(names[edge.edge_id], []), attempt.restored[edge.edge_id])
+            stored = attempt.stored.get(names[edge.edge_id], [])
+            problem = _problem(edge, stored, attempt.restored[edge.edge_id]) or _wrong_events(attempt, edge, stored)
             if problem is not None:
                 self.report("I36", f"{attempt.where}: {edge.source_operator} -> {names[edge.edge_id].target}: {problem}")
+
+
+def _wrong_events(attempt: _Attempt, edge: JobEdge, stored: list[StoredChannel]) -> str | None:
+    """Watermarks and statuses stay if the edge is as it was; those of one channel say nothing of another."""
+    sizes = [
+        [(each.parallelism, each.max_parallelism) for each in (graph.vertex(edge.source), graph.vertex(edge.target))]
+        for graph in (attempt.before, attempt.graph)
+    ]
+    wanted = sum(channel.events for channel in stored) if sizes[0] == sizes[1] else 0
+    found = attempt.events[edge.edge_id]
+    return None if found == wanted else f"{found} watermarks and statuses are restored, not {wanted}"
 
 
 def _problem(edge: JobEdge, stored: list[StoredChannel], restored: dict[tuple[int, int], Rows]) -> str | None:

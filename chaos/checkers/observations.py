@@ -188,6 +188,8 @@ class InFlightRestored(msgspec.Struct, frozen=True):
     """Index in its gate."""
     rows: tuple[tuple[Any, ...], ...]
     """In order; the timestamp last, if they have one."""
+    events: int = 0
+    """Watermarks and statuses among them."""
 
 
 class TakenOutOfTurn(msgspec.Struct, frozen=True):

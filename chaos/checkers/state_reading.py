@@ -46,6 +46,10 @@ class StoredChannel(NamedTuple):
     """(producer, consumer)."""
     rows: list[Row]
     """In order; a timestamp is the column `_timestamp_ms`."""
+    events: int
+    """Watermarks and statuses among them."""
+    side: str
+    """End of the channel that stored them: `input` or `output`."""
 
 
 class ViewStorage:
@@ -168,10 +172,10 @@ class SnapshotView:
             for piece in state.pieces:
                 ends = (piece.peer, state.subtask) if state.side == "input" else (state.subtask, piece.peer)
                 try:
-                    table = pa.ipc.open_stream(data[piece.offset : piece.offset + piece.length]).read_all()
+                    rows, events = _read_stream(data[piece.offset : piece.offset + piece.length])
                 except (pa.ArrowException, OSError) as error:
                     raise CorruptStateError(f"in flight to {state.target}: {error}", operator=state.target) from error
-                found.append(StoredChannel(edge, ends, table.to_pylist()))
+                found.append(StoredChannel(edge, ends, rows, events, state.side))
         return found
 
     def _piece_of_file(self, uid: str, part: StateHandle) -> bytes:
@@ -182,6 +186,20 @@ class SnapshotView:
     def positions(self, source_uids: Iterable[str]) -> Positions:
         """Entries of these sources, over all subtasks."""
         return {uid: [entry for subtask in self.list_entries(uid, "positions") for entry in subtask] for uid in source_uids}
+
+
+def _read_stream(data: bytes) -> tuple[list[Row], int]:
+    """Rows, and the number of batches that stand for an event."""
+    rows: list[Row] = []
+    events = 0
+    reader = pa.ipc.open_stream(data)
+    while True:
+        try:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            return rows, events
+        rows += batch.to_pylist()
+        events += metadata is not None and b"holdfast.event" in metadata
 
 
 def _is_whole(keyed: KeyedStateHandle) -> bool:

@@ -89,7 +89,8 @@ class _Inherited:
         batches = [element for element in elements if isinstance(element, Batch) and element.num_rows]
         if batches:
             self._waiting.setdefault(channel, deque()).extend(batches)
-        self._tell(InFlightRestored, channel, tuple(row for batch in batches for row in rows_of(batch)))
+        events = sum(not isinstance(element, Batch) for element in elements)
+        self._tell(InFlightRestored, channel, tuple(row for batch in batches for row in rows_of(batch)), events)
         self._restore(channel, elements)
 
     def poll(self, **clocks: Any) -> Any:

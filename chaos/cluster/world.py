@@ -180,6 +180,8 @@ class Simulation:
             error = fact.item.error
             if error.startswith(("InvariantError", "AssertionError", "KeyError", "AttributeError", "TypeError", "IndexError")):
                 self._report("crash", f"{fact.actor}: {error}\n{fact.item.traceback}")
+            if "came without credit" in error:
+                self._report("I17", f"{fact.actor}: {error}")
             self._failed_attempts.add(fact.item.attempt)
             if self._patient and len(self._failed_attempts) > FAILURES_MAX and not self._violations:
                 self._report(
