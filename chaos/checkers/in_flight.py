@@ -153,13 +153,21 @@ class InFlightChecker(Checker):
 
 def _wrong_events(attempt: _Attempt, edge: JobEdge, stored: list[StoredChannel]) -> str | None:
     """Watermarks and statuses stay if the edge is as it was; those of one channel say nothing of another."""
-    sizes = [
-        [(each.parallelism, each.max_parallelism) for each in (graph.vertex(edge.source), graph.vertex(edge.target))]
-        for graph in (attempt.before, attempt.graph)
-    ]
-    wanted = sum(channel.events for channel in stored) if sizes[0] == sizes[1] else 0
+    name = name_edges(attempt.graph)[edge.edge_id]
+    old = {name: edge for edge, name in _named(attempt.before)}.get(name)
+    is_same = old is not None and _sizes(attempt.before, old) == _sizes(attempt.graph, edge)
+    wanted = sum(channel.events for channel in stored) if is_same else 0
     found = attempt.events[edge.edge_id]
     return None if found == wanted else f"{found} watermarks and statuses are restored, not {wanted}"
+
+
+def _named(graph: JobGraph) -> list[tuple[JobEdge, EdgeName]]:
+    names = name_edges(graph)
+    return [(edge, names[edge.edge_id]) for edge in graph.edges]
+
+
+def _sizes(graph: JobGraph, edge: JobEdge) -> list[tuple[int, int]]:
+    return [(each.parallelism, each.max_parallelism) for each in (graph.vertex(edge.source), graph.vertex(edge.target))]
 
 
 def _problem(edge: JobEdge, stored: list[StoredChannel], restored: dict[tuple[int, int], Rows]) -> str | None:

@@ -19,6 +19,7 @@ from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker
+from holdfast.barriers.wiring import EdgeName, name_edges
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
@@ -73,6 +74,11 @@ SHARED_BYTES_MIN = 512
 """Inline threshold of jobs that write increments: tables of a simulated job are small, and only files can be shared."""
 
 
+def _overtakable_edges(plan: JobPlan) -> frozenset[tuple[EdgeName, str]]:
+    names = name_edges(plan.graph)
+    return frozenset((names[edge.edge_id], edge.partitioning.value) for edge in plan.graph.edges if edge.overtakable)
+
+
 @dataclass(slots=True)
 class RunningWorker:
     """A worker process and its driver."""
@@ -123,6 +129,10 @@ class Cluster:
         self._counts: dict[str, int] = {}
         self.parallelism: int | None = None
         """Parallelism of the next submission; None: the job's own."""
+        self._held_parallelism: int | None = None
+        """That of the newest submission that was accepted."""
+        self._accepted_edges: set[frozenset[tuple[EdgeName, str]]] = set()
+        """Edges that can be overtaken, with their partitioning, of each job that was accepted."""
         self.outcome = ""
         """Terminal state of the job, as its newest driver learned it."""
         self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
@@ -304,11 +314,15 @@ class Cluster:
         process = self._process("driver")
         mode = ClaimMode.CLAIM if restore in self.users.claims else ClaimMode.NO_CLAIM
         repeat = restore in self.users.rewinds
+        if self.driver is not None and self.driver.accepted is not None:
+            self._held_parallelism = self.driver.parallelism
+            self._accepted_edges.add(_overtakable_edges(self.driver.order.plan))
         plan = self.job_plan(self.parallelism, allow_output_repeat=repeat)
         order = Order(plan, restore, claim_mode=mode, allow_output_repeat=repeat)
         with running(None):
             driver = DriverHost(self.ports, process, order, self, self._driver_ended)
         driver.job_id = self.job_id
+        driver.parallelism = self.parallelism
         self.drivers[process.name] = driver
         self.driver = driver
         self.outcome = ""
@@ -340,17 +354,30 @@ class Cluster:
             self.users.job_ended()
         elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
             self.outcome = "FINISHED"  # it had ended by itself, and retained nothing
+        elif outcome.startswith("InFlightStateError") and self._has_fewer_edges(driver):
+            self.parallelism = self._held_parallelism  # an edge is gone, or another one, at the new one: the user goes back
+            self._goes_on_without()
         elif outcome.startswith(("OutputMayRepeatError", "SnapshotClaimedError")) or self.users.misses(driver.order.restore):
             # another driver went on meanwhile: to go back takes a flag, and what was claimed, or is old, may be gone
-            self.outcome = "" if self.jobs_live else "FINISHED"
-            if self.drivers:
-                self.driver = next(iter(self.drivers.values()))
-            elif not self.outcome:
-                self.driver_later(200_000, self.users.say_again())
+            self._goes_on_without()
         elif outcome in ("superseded", "workers ended") or outcome.startswith(("gave up", "FencedError")):
             self.driver_later(200_000, driver.unanswered_restore)
         else:
             self.on_trouble("I16", f"the job can't be started again: {outcome}")
+
+    def _goes_on_without(self) -> None:
+        """The newest driver was refused; the one before it goes on, or another one is started."""
+        self.outcome = "" if self.jobs_live else "FINISHED"
+        if self.drivers:
+            self.driver = next(iter(self.drivers.values()))
+        elif not self.outcome:
+            self.driver_later(200_000, self.users.say_again())
+
+    def _has_fewer_edges(self, driver: DriverHost) -> bool:
+        """Whether the refused job lacks an edge, or has it otherwise, that a barrier may overtake in one that was accepted: where two
+        steps have the same parallelism they are chained, or need no exchange."""
+        edges = _overtakable_edges(driver.order.plan)
+        return any(not known <= edges for known in self._accepted_edges)
 
     # --------------------------------------------------------------------------------------------------------- workers
 

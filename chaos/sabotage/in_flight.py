@@ -260,12 +260,14 @@ SABOTAGES = (
         Mutant(channels_module, "restored_elements", _keeps_events),
         plan=_RESCALED,
     ),
-    _pressed(
+    Sabotage(
         "overtaken_broadcast",
         "a barrier overtakes broadcast records, of which the copies are not equal then",
-        ("I7", "I1", "I2", "I36"),
-        Mutant(overtaking_module, "_ban", _spares("broadcast")),
-        plan=_RESCALED,
+        ("I27", "I7", "I1", "I2", "I36"),
+        (Mutant(overtaking_module, "_ban", _spares("broadcast")),),
+        workloads=("rules",),
+        plan=(throughout("slow_link", "all", amount=60, probability=0.5), *_RESCALED),
+        seeds_max=60,
     ),
     _pressed(
         "overtaken_committables",

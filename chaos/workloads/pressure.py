@@ -48,7 +48,8 @@ def make(rng: random.Random) -> Scenario:
     modes = [_draw_mode(rng) for _ in range(PARALLELISM_MAX + 1)]
     scenario = scenario_of(graph, partial(_plan, graph, parallelism, rng.random() < 0.5, settings, modes))
     slow = rng.sample(scenario.operators, rng.randint(1, len(scenario.operators)))
-    return replace(scenario, row_costs={uid: rng.choice(COSTS) for uid in sorted(slow)})
+    costs = COSTS if scenario.records < 2 * ROWS_MAX + 1 else (RowCost(300, 300), RowCost(1_000, 100))
+    return replace(scenario, row_costs={uid: rng.choice(costs) for uid in sorted(slow)})
 
 
 def _draw_mode(rng: random.Random) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def _draw_mode(rng: random.Random) -> dict[str, Any]:
     return {
         "unaligned_checkpoints": True,
         "aligned_checkpoint_timeout_ms": rng.choice((0, 0, 0, 5, 40, 150)),
-        "inflight_bytes_max": 2_000 if rng.random() < 0.1 else 1 << 28,
+        "inflight_bytes_max": rng.choice((500, 2_000)) if rng.random() < 0.15 else 1 << 28,
     }
 
 
@@ -70,8 +71,9 @@ def _plan(
 def _draw_graph(rng: random.Random) -> Graph:
     nodes: list[Node] = []
     ends: list[int] = []
+    is_long = rng.random() < 0.2  # more rows than the least allocation of a channel
     for number in range(rng.choice((1, 1, 2))):
-        rows = rng.randint(100, ROWS_MAX)
+        rows = rng.randint(4 * ROWS_MAX, 5 * ROWS_MAX) if is_long else rng.randint(100, ROWS_MAX)
         feed = Feed(f"feed-{number}", rows, rng.choice((2, 5, 20)), number * 100_000, 10_000, rng.randint(1, 5))
         nodes.append(SourceNode(feed, (rows / rng.uniform(0.05, 0.6), rng.choice((5, 20, 60))), rng.choice((None, None, 1, 2))))
         for _ in range(rng.choice((0, 0, 1, 1, 2))):
