@@ -374,8 +374,8 @@ class Cluster:
             self.driver_later(200_000, self.users.say_again())
 
     def _has_fewer_edges(self, driver: DriverHost) -> bool:
-        """Whether the refused job lacks an edge, or has it otherwise, that a barrier may overtake in one that was accepted: where two
-        steps have the same parallelism they are chained, or need no exchange."""
+        """Whether the refused job lacks an edge, or has it otherwise, that a barrier may overtake in one that was accepted: two
+        steps of the same parallelism are chained, or need no exchange."""
         edges = _overtakable_edges(driver.order.plan)
         return any(not known <= edges for known in self._accepted_edges)
 

@@ -146,13 +146,13 @@ def _leaves_over(original: Any) -> Any:
 
 
 def _enforces_at_once(original: Any) -> Any:
-    def announcement(self: ReceiverCredit) -> Any:
-        told = original(self)
-        if told is not None:
+    def consumed(self: ReceiverCredit, size: int, **more: Any) -> None:
+        before = self.allocated_bytes
+        original(self, size, **more)
+        if self.allocated_bytes < before:
             self._bound_bytes = self._consumed_bytes + self.allocated_bytes
-        return told
 
-    return announcement
+    return consumed
 
 
 def _keeps_announced(original: Any) -> Any:
@@ -316,6 +316,8 @@ SABOTAGES = (
         "hasty_shrinking",
         "what may come is bound by a smaller grant before its sender knows of that",
         ("I17",),
-        Mutant(ReceiverCredit, "take_announcement", _enforces_at_once),
+        Mutant(ReceiverCredit, "consumed", _enforces_at_once),
+        plan=(throughout("slow_link", "all", amount=400, probability=0.3),),
+        seeds_max=120,
     ),
 )

@@ -34,6 +34,7 @@ from holdfast.operators.base import JobPlan
 
 EXCHANGES = ("rebalance", "rebalance", "shuffle", "global", "forward", "rescale", "broadcast", "custom")
 COSTS = (RowCost(2_000, 2_000), RowCost(1_000, 1_000), RowCost(4_000, 500), RowCost(6_000, 0), RowCost(300, 300))
+COSTS_OF_MANY = (RowCost(200, 200), RowCost(300, 50), RowCost(50, 50))
 ROWS_MAX = 260
 
 
@@ -43,12 +44,15 @@ def make(rng: random.Random) -> Scenario:
     parallelism = rng.randint(1, PARALLELISM_MAX)
     settings = draw_settings(rng, interval_ms=(40, 200))
     settings.update(max_concurrent_checkpoints=1, tolerable_failed_checkpoints=10, min_pause_ms=rng.choice((0, 0, 20)))
-    if rng.random() < 0.5:  # all that the sources have is in flight at once
+    if sum(feed.rows for feed in graph.feeds) > 2 * ROWS_MAX:  # allocations have something to move for
+        settings.update(buffer_debloat=True, channel_credit_bytes=4 << 20, channel_credit_batches=16)
+        settings.update(channel_credit_bytes_start=65_536)
+    elif rng.random() < 0.5:  # all that the sources have is in flight at once
         settings.update(buffer_debloat=False, channel_credit_bytes=4 << 20, channel_credit_batches=16)
     modes = [_draw_mode(rng) for _ in range(PARALLELISM_MAX + 1)]
     scenario = scenario_of(graph, partial(_plan, graph, parallelism, rng.random() < 0.5, settings, modes))
     slow = rng.sample(scenario.operators, rng.randint(1, len(scenario.operators)))
-    costs = COSTS if scenario.records < 2 * ROWS_MAX + 1 else (RowCost(300, 300), RowCost(1_000, 100))
+    costs = COSTS if scenario.records <= 2 * ROWS_MAX else COSTS_OF_MANY
     return replace(scenario, row_costs={uid: rng.choice(costs) for uid in sorted(slow)})
 
 
@@ -71,11 +75,12 @@ def _plan(
 def _draw_graph(rng: random.Random) -> Graph:
     nodes: list[Node] = []
     ends: list[int] = []
-    is_long = rng.random() < 0.2  # more rows than the least allocation of a channel
+    is_long = rng.random() < 0.15  # more rows than the least allocation of a channel
     for number in range(rng.choice((1, 1, 2))):
-        rows = rng.randint(4 * ROWS_MAX, 5 * ROWS_MAX) if is_long else rng.randint(100, ROWS_MAX)
+        rows = rng.randint(2_000, 4_000) if is_long else rng.randint(100, ROWS_MAX)
         feed = Feed(f"feed-{number}", rows, rng.choice((2, 5, 20)), number * 100_000, 10_000, rng.randint(1, 5))
-        nodes.append(SourceNode(feed, (rows / rng.uniform(0.05, 0.6), rng.choice((5, 20, 60))), rng.choice((None, None, 1, 2))))
+        pace = (rows / rng.uniform(0.05, 0.6), rng.choice((200, 1_000) if is_long else (5, 20, 60)))
+        nodes.append(SourceNode(feed, pace, rng.choice((None, None, 1, 2))))
         for _ in range(rng.choice((0, 0, 1, 1, 2))):
             nodes.append(_draw_step(rng, nodes, len(nodes) - 1))
         ends.append(len(nodes) - 1)
