@@ -294,7 +294,7 @@ SABOTAGES = (
         ("I7", "I2", "I5"),
         Mutant(InputGate, "_forget_collected", _leaves_over),
         Mutant(InputGate, "_collect", _begins_with_leftovers),
-        plan=(throughout("store_fails", "worker:WriteFile", probability=0.3), *_FAILING),
+        plan=(throughout("slow_link", "all", amount=2_500, probability=0.1),),
     ),
     _pressed(
         "switch_after_cancel",
