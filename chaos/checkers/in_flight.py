@@ -201,8 +201,8 @@ def _in_order(stored: list[StoredChannel], restored: dict[tuple[int, int], Rows]
     places: dict[tuple[Any, ...], tuple[tuple[int, int], int]] = {}
     counts: Counter[tuple[int, int]] = Counter()
     for channel in stored:
-        for row in channel.rows:
-            places[tuple(row.values())] = (channel.channel, counts[channel.channel])
+        for each in channel.rows:
+            places[tuple(each.values())] = (channel.channel, counts[channel.channel])
             counts[channel.channel] += 1
     used: dict[tuple[tuple[int, int], int], int] = {}
     for (producer, consumer), rows in restored.items():

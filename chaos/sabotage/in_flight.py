@@ -283,13 +283,13 @@ SABOTAGES = (
         plan=tuple(Fault("savepoint", at_ms=ms) for ms in (150, 350, 550)),
     ),
     _pressed(
-        "ack_before_last_barrier",
+        "hasty_collection",
         "a subtask stores what waits when a barrier overtakes, and not what comes until the last one",
         ("I7", "I1"),
         Mutant(InFlight, "__init__", _does_not_wait),
     ),
     _pressed(
-        "aborted_leftovers",
+        "kept_leftovers",
         "what was collected for an aborted checkpoint is stored with the next one",
         ("I7", "I2", "I5"),
         Mutant(InputGate, "_forget_collected", _leaves_over),

@@ -59,6 +59,23 @@ STOP = at(500, "restore")
 RESCALE = at(500, "rescale", amount=3)
 
 SCENES = {
+    "hasty_shrinking": drawn("hasty_shrinking", first=1),
+    "queue_not_stored": drawn("queue_not_stored", first=1),
+    "output_not_stored": drawn("output_not_stored", first=1),
+    "remainder_not_stored": drawn("remainder_not_stored", first=2),
+    "wire_not_stored": drawn("wire_not_stored", first=1),
+    "stored_behind_barrier": drawn("stored_behind_barrier", first=1),
+    "unfiltered_rescale": drawn("unfiltered_rescale", first=0),
+    "forgotten_channel": drawn("forgotten_channel", first=6),
+    "restored_behind_new": drawn("restored_behind_new", first=8),
+    "merged_watermarks": drawn("merged_watermarks", first=0),
+    "overtaken_broadcast": drawn("overtaken_broadcast", first=1),
+    "overtaken_committables": drawn("overtaken_committables", first=1),
+    "overtaking_savepoint": drawn("overtaking_savepoint", first=1),
+    "hasty_collection": drawn("hasty_collection", first=1),
+    "switch_after_cancel": drawn("switch_after_cancel", first=0),
+    "kept_leftovers": drawn("kept_leftovers", first=1),
+    "unlimited_in_flight": drawn("unlimited_in_flight", first=19),
     "unblocked_channel": Scene("windows", (UNEVEN_LINKS,), 1),
     "hasty_alignment": Scene("windows", (UNEVEN_LINKS,), 1),
     "overtaking_barrier": Scene("timers", (at(600, "user_error", "reorder"),), 9),
