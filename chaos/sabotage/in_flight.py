@@ -6,6 +6,9 @@ from typing import Any
 
 import holdfast.coordinator.restore.in_flight as restore_module
 import holdfast.operators.datastream.overtaking as overtaking_module
+import holdfast.operators.functions.windows.columnar as columnar_module
+import holdfast.operators.functions.windows.kept_watermark as watermark_module
+import holdfast.operators.functions.windows.row_functions as rows_module
 import holdfast.operators.task.restored_channels as channels_module
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.alignment import AbortCheckpoint
@@ -17,8 +20,10 @@ from holdfast.barriers.restored import KeyGroupFilter
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from holdfast.operators.functions.windows.kept_watermark import kept_moments
 from holdfast.operators.task.inflight import InFlight
 from holdfast.operators.task.input import TaskInput
+from holdfast.operators.task.restore import StateLoader
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 
 BEHIND = 1 << 40
@@ -179,6 +184,14 @@ def _admits_again(original: Any) -> Any:
     return admits
 
 
+def _takes_all(original: Any) -> Any:
+    return lambda self, handles, declared: handles
+
+
+def _takes_the_highest(original: Any) -> Any:
+    return lambda context, state: max(kept_moments(context, state), default=None)
+
+
 def _without_limit(original: Any) -> Any:
     def outputs_moved(self: SubtaskCheckpointCoordinator, input_bytes: int = 0) -> Any:
         self._inflight_bytes_max = 1 << 60
@@ -311,6 +324,13 @@ SABOTAGES = (
         ("I17",),
         Mutant(SubtaskCheckpointCoordinator, "outputs_moved", _without_limit),
         plan=(),
+    ),
+    _pressed(
+        "event_time_of_another",
+        "a subtask that restores records in flight goes on at the event time of the one that was furthest",
+        ("I1", "I4", "I7"),
+        Mutant(StateLoader, "_with_own_event_time", _takes_all),
+        *(Mutant(module, "restored_moment", _takes_the_highest) for module in (watermark_module, columnar_module, rows_module)),
     ),
     _pressed(
         "hasty_shrinking",

@@ -24,8 +24,10 @@ from holdfast.chaos.workloads.graphs import (
     NumberNode,
     SourceNode,
     SplitNode,
+    Step,
     StepNode,
     UnionNode,
+    WindowNode,
 )
 from holdfast.chaos.workloads.random_graphs import build_graph, scenario_of
 from holdfast.chaos.workloads.scenario import RowCost, Scenario, Workload
@@ -84,7 +86,8 @@ def _draw_graph(rng: random.Random) -> Graph:
         for _ in range(rng.choice((0, 0, 1, 1, 2))):
             nodes.append(_draw_step(rng, nodes, len(nodes) - 1))
         ends.append(len(nodes) - 1)
-    keyed, shape = NumberNode() if rng.random() < 0.7 else DistinctNode(30), rng.random()
+    keyed: Step = rng.choice((NumberNode(), NumberNode(), WindowNode(rng.choice((20, 100))), DistinctNode(30)))
+    shape = rng.random()
     if len(ends) == 2 and shape < 0.5:
         nodes.append(StepNode(CoNumberNode(), (ends[0], ends[1]), parallelism=rng.choice((None, 2))))
     elif len(ends) == 2:
