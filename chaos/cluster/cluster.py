@@ -145,6 +145,7 @@ class Cluster:
         self.keeps_copies = False
         """Workers keep copies of their state on their own disk."""
         self._damages = any(fault.kind in ("damage_copies", "local_disk_full") for fault in plan)
+        self._rescales = any(fault.kind == "rescale" for fault in plan)
         self._fills = any(fault.kind == "local_disk_full" for fault in plan)
         self._local = ExitStack()
 
@@ -247,6 +248,8 @@ class Cluster:
     def _with_overtaking(self, config: JobConfig) -> JobConfig:
         """Unaligned checkpoints in a share of the runs, at once or from an age on; at each parallelism by itself, as the mode."""
         if self.scenario.row_costs:  # its modes are its own
+            return config
+        if self._rescales and not self.scenario.may_rescale_in_flight:
             return config
         rng = self.streams.of("overtaking")
         if rng.random() >= OVERTAKING_SHARE or config.checkpointing_mode == AT_LEAST_ONCE or config.max_concurrent_checkpoints > 1:

@@ -254,6 +254,8 @@ class Scenario:
     """A drain in the middle leaves the output unchanged; false where it closes windows early."""
     bounded: bool = True
     """The job ends with its input."""
+    may_rescale_in_flight: bool = True
+    """A late record in flight may be found in time by a rescaled restore; false where the expectation says which are late."""
     user_modules: frozenset[str] = frozenset()
     """Modules of the user's own, of which each simulated worker process imports its own."""
     duration_ms: int = 2_000
