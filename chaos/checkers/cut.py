@@ -21,7 +21,7 @@ from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.drains import Drains
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
-from holdfast.chaos.checkers.observations import Observation, Report, Stored, WorldView
+from holdfast.chaos.checkers.observations import Observation, Report, SnapshotBegan, Stored, WorldView
 from holdfast.chaos.checkers.oracle import compare_states
 from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError
 from holdfast.chaos.workloads.scenario import Cleanup, CutExpectation, CutStates, Drained, Positions, Scenario, source_uids
@@ -48,15 +48,19 @@ class CutChecker(Checker):
     """Compares completed checkpoints with the scenario's expectation for their positions."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I6", "I7", "I8", "I9", "I11", "I26", "I28", "I35")
-    hears: ClassVar[tuple[type, ...]] = (Stored,)
+    hears: ClassVar[tuple[type, ...]] = (Stored, SnapshotBegan)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
         self._attempt = 0
         """Attempt of the last completed checkpoint."""
+        self._in_firings: set[int] = set()
+        """Ids of which a subtask took its part between two slices of a firing: what that one is to clean up is still there."""
         self._drains = Drains(ledger, source_uids(scenario))
 
     def observe(self, observation: Observation) -> None:
+        if isinstance(observation, SnapshotBegan) and observation.firing:
+            self._in_firings.add(observation.checkpoint_id)
         if not self.scenario.cuts or not isinstance(observation, Stored) or not observation.added:
             return
         for change in self.ledger.changes(observation):
@@ -97,7 +101,7 @@ class CutChecker(Checker):
         problem = None if wanted is None else compare_states(wanted, seen.keyed_state(cut.operator_uid, wanted))
         if problem is not None:
             self.report("I7", f"{where}: operator {cut.operator_uid}: {problem}")
-        if cut.cleanup is not None:
+        if cut.cleanup is not None and seen.metadata.checkpoint_id not in self._in_firings:
             self._check_cleanup(where, seen, cut.operator_uid, cut.cleanup)
 
     def _without_in_flight(
