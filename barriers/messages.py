@@ -491,6 +491,8 @@ class Deployment(msgspec.Struct, frozen=True):
     """slot -> path of its unix socket, of those that have one."""
     data_secret: str = ""
     """Secret of this attempt, sent to its workers alone: it lets them in at the unix sockets."""
+    restores_in_flight: bool = False
+    """The restored snapshot holds records in flight, for any of the job's subtasks: these may have stored different event times."""
 
 
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):

@@ -167,6 +167,8 @@ class OperatorContext(Protocol):
     """Drawn once per subtask deployment; part of every file name that the operator chooses."""
     restored_checkpoint_id: int
     """0 when the job started empty."""
+    restores_in_flight: bool
+    """The restored snapshot holds records in flight: its subtasks had come to different event times."""
     counters: OperatorCounters
     skipped_rows_max: int | None
     """Of JobConfig."""

@@ -17,6 +17,7 @@ from holdfast.chaos.checkers.distribution import DistributionChecker
 from holdfast.chaos.checkers.effects import EffectsChecker
 from holdfast.chaos.checkers.eventtime import EventTimeChecker, ForwardedChecker, LateChecker
 from holdfast.chaos.checkers.finished import FinishedChecker
+from holdfast.chaos.checkers.in_flight import InFlightChecker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.liveness import LivenessChecker
 from holdfast.chaos.checkers.notices import NoticesChecker
@@ -56,6 +57,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     OutsideChecker,
     RepeatsChecker,
     CutChecker,
+    InFlightChecker,
     RetentionChecker,
     RecoveryChecker,
     RepairChecker,
@@ -115,6 +117,7 @@ INVARIANTS: dict[str, str] = {
     "I33": "a silent input is idle after its timeout, not before, an idle one holds no event time, aligned sources keep together",
     "I34": "results of async_map keep the order of their rows if they are ordered, and come before their watermark",
     "I35": "no window and no join keeps state past the watermark at which it is to be cleaned up",
+    "I36": "what a snapshot holds in flight is restored by its attempt: once, in order, first; a savepoint holds none",
     "I37": "at least once: no record is lost, one repeats only behind a restore, and each staged file is committed once",
     "I38": "the rows of a target outside are those that its position says, each once",
     "I39": "a target outside has one owner: whoever was replaced commits nothing, and takes nothing over",

@@ -146,6 +146,65 @@ class AllocationMoved(msgspec.Struct, frozen=True):
     after: int
 
 
+class Overtook(msgspec.Struct, frozen=True):
+    """A barrier of a subtask has overtaken what waits at one side of it."""
+
+    at_ms: int
+    actor: str
+    attempt: int
+    vertex: str
+    subtask: int
+    checkpoint_id: int
+    side: str
+    """`input`: what its gate holds; `output`: what one of its outputs does, and something was there."""
+    switched: bool
+    """It was aligned until then."""
+    in_hand: bool
+    """Rows of a batch that had begun were left."""
+    again: bool
+    """What an older snapshot held in flight waits still."""
+
+
+class CollectingAborted(msgspec.Struct, frozen=True):
+    """A subtask gives up a checkpoint that has overtaken, while barriers of other channels are to come."""
+
+    at_ms: int
+    actor: str
+    attempt: int
+    vertex: str
+    subtask: int
+    checkpoint_id: int
+
+
+class InFlightRestored(msgspec.Struct, frozen=True):
+    """A subtask puts what was in flight in front of one of its channels."""
+
+    at_ms: int
+    actor: str
+    attempt: int
+    vertex: str
+    subtask: int
+    channel: int
+    """Index in its gate."""
+    rows: tuple[tuple[Any, ...], ...]
+    """In order; the timestamp last, if they have one."""
+    events: int = 0
+    """Watermarks and statuses among them."""
+
+
+class TakenOutOfTurn(msgspec.Struct, frozen=True):
+    """A gate hands out a batch while others, which were restored, have to come before it."""
+
+    at_ms: int
+    actor: str
+    attempt: int
+    vertex: str
+    subtask: int
+    channel: int
+    waiting: int
+    """Batches that should have come before."""
+
+
 class DataEnded(msgspec.Struct, frozen=True):
     """A subtask flushes: all of its input has come."""
 
@@ -235,6 +294,10 @@ Observation: TypeAlias = (
     | SnapshotBegan
     | ChannelEnded
     | AllocationMoved
+    | Overtook
+    | CollectingAborted
+    | InFlightRestored
+    | TakenOutOfTurn
     | DataEnded
     | EmittedBehind
     | Listened

@@ -26,6 +26,7 @@ from holdfast.chaos.checkers.observations import (
     AllocationMoved,
     Answered,
     ChannelEnded,
+    CollectingAborted,
     Commanded,
     Delivered,
     Forged,
@@ -33,6 +34,7 @@ from holdfast.chaos.checkers.observations import (
     Led,
     Lifecycle,
     Observation,
+    Overtook,
     Reported,
     Requested,
     SnapshotBegan,
@@ -99,6 +101,16 @@ SOMETIMES: dict[str, str] = {
     "ended_in_alignment": "a channel ends while its reader waits for barriers",
     "allocation_grown": "a channel grants more in flight than before",
     "allocation_shrunk": "a channel grants less in flight than its sender may have used already",
+    "overtook_input": "a barrier overtakes what waits in front of a subtask",
+    "overtook_output": "a barrier overtakes what waits behind a subtask",
+    "stored_remainder": "a barrier overtakes when a batch is half processed",
+    "switched_at_consumer": "a checkpoint that was aligned overtakes, at a subtask that waits for it",
+    "switched_at_producer": "a barrier that waits in an output grows old enough to overtake",
+    "aborted_while_collecting": "a checkpoint that has overtaken is given up while barriers are to come",
+    "forced_beside_overtaken": "a checkpoint with data in flight is complete in a job where some edges can't be overtaken",
+    "restored_in_flight": "an attempt begins with records in flight",
+    "rescaled_in_flight": "an attempt begins with records in flight at another parallelism",
+    "in_flight_again": "a barrier overtakes records that an older snapshot held in flight",
     "barrier_in_firing": "a subtask takes its part of a checkpoint between two slices of a firing",
     "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
@@ -120,6 +132,8 @@ class Sometimes:
         self._epoch = 0
         self._leader = ""
         self._has_backlog = False
+        self._has_forced_edge = False
+        """Of the job, some edges can't be overtaken."""
         self._parallelism: tuple[int, ...] = ()
         self._completed: dict[int, int] = {}
         self._owners = 0
@@ -169,6 +183,10 @@ class Sometimes:
                     self._visit("ended_in_alignment")
             case AllocationMoved():
                 self._visit("allocation_grown" if observation.after > observation.before else "allocation_shrunk")
+            case Overtook():
+                self._overtook(observation)
+            case CollectingAborted():
+                self._visit("aborted_while_collecting")
             case SnapshotBegan():
                 if observation.firing:
                     self._visit("barrier_in_firing")
@@ -192,6 +210,15 @@ class Sometimes:
 
     def _visit(self, name: str) -> None:
         self.visits[name] += 1
+
+    def _overtook(self, fact: Overtook) -> None:
+        ends = {"input": "consumer", "output": "producer"}
+        self._visit(f"overtook_{fact.side}")
+        for name, is_so in ((f"switched_at_{ends[fact.side]}", fact.switched), ("stored_remainder", fact.in_hand)):
+            if is_so:
+                self._visit(name)
+        if fact.again:
+            self._visit("in_flight_again")
 
     def _stored(self, fact: Stored) -> None:
         operation = fact.operation
@@ -321,6 +348,11 @@ class Sometimes:
                     self._visit("restart_in_restart")
                 if deployment.attempt > 1:
                     self._visit("restored" if deployment.restored_checkpoint_id else "restored_nothing")
+                    channels = [each for subtask in deployment.subtasks for each in subtask.in_flight.channels]
+                    if channels:
+                        self._visit("restored_in_flight")
+                    if not all(channel.keeps_events for channel in channels):
+                        self._visit("rescaled_in_flight")
                     if any(map(_has_odd_keys, deployment.subtasks)):
                         self._visit("restored_odd_keys")
                 self._attempt = deployment.attempt
@@ -359,6 +391,7 @@ class Sometimes:
             self._drained = False
         self._submission = fact.submission
         self._has_backlog = fact.graph.config.checkpoint_interval_during_backlog_ms is not None
+        self._has_forced_edge = not all(edge.overtakable for edge in fact.graph.edges)
         self._epoch, self._leader = fact.epoch, fact.actor
         self._led_ms[fact.epoch] = fact.at_ms
         parallelism = tuple(vertex.parallelism for vertex in fact.graph.vertices)
@@ -366,8 +399,10 @@ class Sometimes:
             self._visit("rescaled")
         self._parallelism = parallelism
 
-    def completed(self, kind: CheckpointKind, number: int) -> None:
-        """A checkpoint of a kind is complete, as the store shows it."""
+    def completed(self, kind: CheckpointKind, number: int, *, in_flight: bool = False) -> None:
+        """A checkpoint of a kind is complete, as the store shows it. `in_flight`: it holds records in flight."""
+        if in_flight and self._has_forced_edge:
+            self._visit("forced_beside_overtaken")
         if kind is not CheckpointKind.SAVEPOINT and any(each < number for each in self._undecided):
             self._visit("savepoint_overtaken")
         if kind is CheckpointKind.SAVEPOINT:

@@ -6,16 +6,25 @@ decoded by the product's own readers; their expected content is not the product'
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from holdfast.api.snapshots.rows import Row, read_rows
+from holdfast.barriers.wiring import EdgeName
 from holdfast.chaos.checkers.observations import StoreView
 from holdfast.chaos.workloads.scenario import Positions
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
-from holdfast.statebackends.handles import FileHandle, InlineHandle, KeyedStateHandle, OperatorState, StateHandle, StateMeta
+from holdfast.statebackends.handles import (
+    FileHandle,
+    InlineHandle,
+    KeyedStateHandle,
+    OperatorState,
+    SegmentHandle,
+    StateHandle,
+    StateMeta,
+)
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, ORDER, POSITION, TIME, VALUE, part_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import read_metadata
@@ -27,6 +36,20 @@ _ROWS_MAX = 1_000_000
 
 class StateDoubledError(Exception):
     """Two subtasks of one snapshot hold state of the same key."""
+
+
+class StoredChannel(NamedTuple):
+    """Rows that a snapshot holds in flight of one channel, at one of its ends."""
+
+    edge: EdgeName
+    channel: tuple[int, int]
+    """(producer, consumer)."""
+    rows: list[Row]
+    """In order; a timestamp is the column `_timestamp_ms`."""
+    events: int
+    """Watermarks and statuses among them."""
+    side: str
+    """End of the channel that stored them: `input` or `output`."""
 
 
 class ViewStorage:
@@ -139,9 +162,44 @@ class SnapshotView:
             for subtask in operator.subtasks
         ]
 
+    def in_flight(self) -> list[StoredChannel]:
+        """All that is in flight, of each channel in its order: what its consumer stored before what its producer did."""
+        found: list[StoredChannel] = []
+        for state in sorted(self.metadata.in_flight, key=lambda each: each.side):
+            edge = EdgeName(state.source, state.tag, state.target, state.input, state.ordinal)
+            part = state.part
+            data = part.data if isinstance(part, InlineHandle) else self._piece_of_file(state.target, part)
+            for piece in state.pieces:
+                ends = (piece.peer, state.subtask) if state.side == "input" else (state.subtask, piece.peer)
+                try:
+                    rows, events = _read_stream(data[piece.offset : piece.offset + piece.length])
+                except (pa.ArrowException, OSError) as error:
+                    raise CorruptStateError(f"in flight to {state.target}: {error}", operator=state.target) from error
+                found.append(StoredChannel(edge, ends, rows, events, state.side))
+        return found
+
+    def _piece_of_file(self, uid: str, part: StateHandle) -> bytes:
+        assert isinstance(part, FileHandle | SegmentHandle)
+        content: bytes = self._storage.execute(ReadFile(part_path(self._folder, part.path, operator=uid)))
+        return content[part.offset : part.offset + part.length]
+
     def positions(self, source_uids: Iterable[str]) -> Positions:
         """Entries of these sources, over all subtasks."""
         return {uid: [entry for subtask in self.list_entries(uid, "positions") for entry in subtask] for uid in source_uids}
+
+
+def _read_stream(data: bytes) -> tuple[list[Row], int]:
+    """Rows, and the number of batches that stand for an event."""
+    rows: list[Row] = []
+    events = 0
+    reader = pa.ipc.open_stream(data)
+    while True:
+        try:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            return rows, events
+        rows += batch.to_pylist()
+        events += metadata is not None and b"holdfast.event" in metadata
 
 
 def _is_whole(keyed: KeyedStateHandle) -> bool:

@@ -19,6 +19,7 @@ from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker
+from holdfast.barriers.wiring import EdgeName, name_edges
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
@@ -73,6 +74,11 @@ SHARED_BYTES_MIN = 512
 """Inline threshold of jobs that write increments: tables of a simulated job are small, and only files can be shared."""
 
 
+def _overtakable_edges(plan: JobPlan) -> frozenset[tuple[EdgeName, str]]:
+    names = name_edges(plan.graph)
+    return frozenset((names[edge.edge_id], edge.partitioning.value) for edge in plan.graph.edges if edge.overtakable)
+
+
 @dataclass(slots=True)
 class RunningWorker:
     """A worker process and its driver."""
@@ -106,7 +112,9 @@ class Cluster:
         wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
         self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
         control = ControlNetwork(kernel, self.injector, observe)
-        self.ports = SimPorts(kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted)
+        self.ports = SimPorts(
+            kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted, scenario.row_costs
+        )
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
@@ -121,6 +129,10 @@ class Cluster:
         self._counts: dict[str, int] = {}
         self.parallelism: int | None = None
         """Parallelism of the next submission; None: the job's own."""
+        self._held_parallelism: int | None = None
+        """That of the newest submission that was accepted."""
+        self._accepted_edges: set[frozenset[tuple[EdgeName, str]]] = set()
+        """Edges that can be overtaken, with their partitioning, of each job that was accepted."""
         self.outcome = ""
         """Terminal state of the job, as its newest driver learned it."""
         self.on_trouble: Callable[[str, str], None] = lambda invariant, message: None
@@ -133,6 +145,7 @@ class Cluster:
         self.keeps_copies = False
         """Workers keep copies of their state on their own disk."""
         self._damages = any(fault.kind in ("damage_copies", "local_disk_full") for fault in plan)
+        self._rescales = any(fault.kind == "rescale" for fault in plan)
         self._fills = any(fault.kind == "local_disk_full" for fault in plan)
         self._local = ExitStack()
 
@@ -225,6 +238,8 @@ class Cluster:
     def _with_mode(self, plan: JobPlan, config: JobConfig) -> JobConfig:
         """At least once in a share of the runs, where nothing can repeat: no oracle but one knows of repetitions. It depends on the
         parallelism, so that a job changes its mode with it."""
+        if config.unaligned_checkpoints:
+            return config
         if config.checkpointing_mode == AT_LEAST_ONCE or self.streams.of("mode").random() >= AT_LEAST_ONCE_SHARE:
             return config
         changed = msgspec.structs.replace(config, checkpointing_mode=AT_LEAST_ONCE)
@@ -232,6 +247,10 @@ class Cluster:
 
     def _with_overtaking(self, config: JobConfig) -> JobConfig:
         """Unaligned checkpoints in a share of the runs, at once or from an age on; at each parallelism by itself, as the mode."""
+        if self.scenario.row_costs:  # its modes are its own
+            return config
+        if self._rescales and not self.scenario.may_rescale_in_flight:
+            return config
         rng = self.streams.of("overtaking")
         if rng.random() >= OVERTAKING_SHARE or config.checkpointing_mode == AT_LEAST_ONCE or config.max_concurrent_checkpoints > 1:
             return config
@@ -298,11 +317,15 @@ class Cluster:
         process = self._process("driver")
         mode = ClaimMode.CLAIM if restore in self.users.claims else ClaimMode.NO_CLAIM
         repeat = restore in self.users.rewinds
+        if self.driver is not None and self.driver.accepted is not None:
+            self._held_parallelism = self.driver.parallelism
+            self._accepted_edges.add(_overtakable_edges(self.driver.order.plan))
         plan = self.job_plan(self.parallelism, allow_output_repeat=repeat)
         order = Order(plan, restore, claim_mode=mode, allow_output_repeat=repeat)
         with running(None):
             driver = DriverHost(self.ports, process, order, self, self._driver_ended)
         driver.job_id = self.job_id
+        driver.parallelism = self.parallelism
         self.drivers[process.name] = driver
         self.driver = driver
         self.outcome = ""
@@ -334,17 +357,30 @@ class Cluster:
             self.users.job_ended()
         elif outcome.startswith("RestoreError") and driver.order.restore == "latest":
             self.outcome = "FINISHED"  # it had ended by itself, and retained nothing
+        elif outcome.startswith("InFlightStateError") and self._has_fewer_edges(driver):
+            self.parallelism = self._held_parallelism  # an edge is gone, or another one, at the new one: the user goes back
+            self._goes_on_without()
         elif outcome.startswith(("OutputMayRepeatError", "SnapshotClaimedError")) or self.users.misses(driver.order.restore):
             # another driver went on meanwhile: to go back takes a flag, and what was claimed, or is old, may be gone
-            self.outcome = "" if self.jobs_live else "FINISHED"
-            if self.drivers:
-                self.driver = next(iter(self.drivers.values()))
-            elif not self.outcome:
-                self.driver_later(200_000, self.users.say_again())
+            self._goes_on_without()
         elif outcome in ("superseded", "workers ended") or outcome.startswith(("gave up", "FencedError")):
             self.driver_later(200_000, driver.unanswered_restore)
         else:
             self.on_trouble("I16", f"the job can't be started again: {outcome}")
+
+    def _goes_on_without(self) -> None:
+        """The newest driver was refused; the one before it goes on, or another one is started."""
+        self.outcome = "" if self.jobs_live else "FINISHED"
+        if self.drivers:
+            self.driver = next(iter(self.drivers.values()))
+        elif not self.outcome:
+            self.driver_later(200_000, self.users.say_again())
+
+    def _has_fewer_edges(self, driver: DriverHost) -> bool:
+        """Whether the refused job lacks an edge, or has it otherwise, that a barrier may overtake in one that was accepted: two
+        steps of the same parallelism are chained, or need no exchange."""
+        edges = _overtakable_edges(driver.order.plan)
+        return any(not known <= edges for known in self._accepted_edges)
 
     # --------------------------------------------------------------------------------------------------------- workers
 

@@ -80,6 +80,8 @@ class DriverHost:
         self.plan_bytes = pickle_plan(order.plan)
         self.launch_key = f"key of {process.name}"
         self.job_id = ""
+        self.parallelism: int | None = None
+        """Of its submission; None: the job's own."""
         self.accepted: SubmissionAccepted | None = None
         self._supervisor: SlotSupervisor | None = None
         self._question = Question()

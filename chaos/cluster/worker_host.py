@@ -6,13 +6,14 @@ of events of the same process."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from holdfast.barriers.elements import Batch
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
@@ -37,6 +38,7 @@ from holdfast.chaos.checkers.observations import (
 )
 from holdfast.chaos.cluster.emitted import EmittedRows
 from holdfast.chaos.cluster.forwarded import watch_watermarks
+from holdfast.chaos.cluster.overtaking import watch_overtaking
 from holdfast.chaos.pipelines.modules import running
 from holdfast.chaos.pipelines.undeclared import Memory, changed, memory_of, memory_of_imports
 from holdfast.chaos.sim.control import ControlNetwork, command_kind
@@ -46,6 +48,7 @@ from holdfast.chaos.sim.injector import Injector
 from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
 from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
+from holdfast.chaos.workloads.scenario import RowCost
 from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.operators.functions.process import KeyedFunctionOperator
@@ -97,6 +100,8 @@ class SimPorts:
     observe: Callable[[Observation], None]
     emitted: EmittedRows | None = None
     """Record of what each operator emits; None: no record."""
+    row_costs: Mapping[str, RowCost] = field(default_factory=dict)
+    """As of the scenario."""
 
 
 Left = Callable[["WorkerHost", ShutdownWorker | None], None]
@@ -313,12 +318,22 @@ class WorkerHost:
         """Let faults hit the operators of a subtask: a wrapper on the instance replaces each method."""
         for node in deployed.subtask.chain.nodes:
             self._wrap(node.operator, node.context.uid)
+            cost = self._ports.row_costs.get(node.context.uid)
+            if cost is not None:
+                self._slow_down(node.operator, cost.others_us if deployed.subtask.key.subtask else cost.first_us)
             if self._ports.emitted is not None:
                 self._ports.emitted.watch(node.operator, node.context.uid)
             if self.process.modules is not None:
                 self._remember(node.operator, node.context.uid)
         self._watch_head(deployed.subtask)
+        watch_overtaking(deployed, partial(self._tell, deployed.subtask))
         watch_watermarks(deployed.subtask, partial(self._emitted_behind, deployed.subtask.key.subtask))
+
+    def _tell(self, subtask: Subtask, kind: Callable[..., Observation], *fields: Any) -> None:
+        """Observe a fact of one subtask."""
+        if self.process.alive:
+            key = subtask.key
+            self._ports.observe(kind(self._kernel.now_ms, self.process.name, subtask.attempt, key.vertex, key.subtask, *fields))
 
     def _emitted_behind(self, subtask: int, uid: str, timestamp_ms: int, watermark_ms: int) -> None:
         if self.process.alive:
@@ -338,6 +353,16 @@ class WorkerHost:
         if isinstance(operator, FiringOperator):  # what a barrier found due
             behind = self._in_slices(operator.process_processing_time, f"worker.fire.{uid}", uid)
             vars(operator)["process_processing_time"] = behind
+
+    def _slow_down(self, operator: Operator, row_us: int) -> None:
+        """Each row that it takes costs time."""
+        original, clock = operator.process_batch, self.clock
+
+        def process_batch(batch: Batch, *arguments: Any) -> Any:
+            clock.spent_us += batch.num_rows * row_us
+            return original(batch, *arguments)
+
+        vars(operator)["process_batch"] = process_batch
 
     def _remember(self, operator: Operator, uid: str) -> None:
         """Record the memory of the user's function when it is opened, and at its end."""

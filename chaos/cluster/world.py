@@ -171,7 +171,8 @@ class Simulation:
         if claim is not None:
             self._completed += 1
             record = decode_record(ClaimRecord, claim, operation.path)
-            self._sometimes.completed(record.kind, record.checkpoint_id)
+            in_flight = isinstance(decision, Completed) and b'"version":2,' in bytes(operation.data[:60])
+            self._sometimes.completed(record.kind, record.checkpoint_id, in_flight=in_flight)
 
     def _note_reported(self, fact: Reported) -> None:
         self._attempts.add(fact.item.attempt)
@@ -179,6 +180,8 @@ class Simulation:
             error = fact.item.error
             if error.startswith(("InvariantError", "AssertionError", "KeyError", "AttributeError", "TypeError", "IndexError")):
                 self._report("crash", f"{fact.actor}: {error}\n{fact.item.traceback}")
+            if "came without credit" in error:
+                self._report("I17", f"{fact.actor}: {error}")
             self._failed_attempts.add(fact.item.attempt)
             if self._patient and len(self._failed_attempts) > FAILURES_MAX and not self._violations:
                 self._report(

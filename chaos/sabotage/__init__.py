@@ -10,6 +10,7 @@ from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from holdfast.chaos.sabotage.count_windows import SABOTAGES as COUNT_WINDOWS
 from holdfast.chaos.sabotage.eventtime import SABOTAGES as EVENT_TIME
 from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
+from holdfast.chaos.sabotage.in_flight import SABOTAGES as IN_FLIGHT
 from holdfast.chaos.sabotage.joins import SABOTAGES as JOINS
 from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
 from holdfast.chaos.sabotage.late_windows import SABOTAGES as LATE_WINDOWS
@@ -37,7 +38,8 @@ __all__ = ["SABOTAGES", "Mutant", "Sabotage", "find_sabotage"]
 SABOTAGES: dict[str, Sabotage] = {
     sabotage.name: sabotage
     for area in (
-        *(CHANNELS, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, WINDOW_JOINS, TABLES, TASKS, SOURCES, STATE),
+        *(CHANNELS, IN_FLIGHT, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, WINDOW_JOINS, TABLES),
+        *(TASKS, SOURCES, STATE),
         *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COUNT_WINDOWS, COMBINING, OUTSIDE),
         *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )

@@ -9,8 +9,16 @@ from typing import Any
 
 from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_SEQ, Count, counted_rows, counted_states
-from holdfast.chaos.workloads.feeds import Feed, read_before
-from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positions, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.feeds import Feed, read_before, without_rows
+from holdfast.chaos.workloads.scenario import (
+    CutExpectation,
+    CutStates,
+    InFlightRows,
+    Positions,
+    Scenario,
+    SinkExpectation,
+    Workload,
+)
 from holdfast.chaos.workloads.settings import draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
@@ -58,7 +66,7 @@ def counted_into_ledger(
             ),
         ),
         operators=("count",),
-        cuts=(CutExpectation((feed.uid,), "count", ledger.states_at),),
+        cuts=(CutExpectation((feed.uid,), "count", ledger.states_at, beside=ledger.states_beside),),
         duration_ms=duration_ms,
     )
 
@@ -97,6 +105,9 @@ class _Ledger:
 
     def states_at(self, positions: Positions) -> CutStates:
         return counted_states(self._before(positions))
+
+    def states_beside(self, positions: Positions, in_flight: InFlightRows) -> CutStates:
+        return counted_states(without_rows(self._before(positions), in_flight[0]))
 
     def _before(self, positions: Positions) -> list[tuple[int, int, int]]:
         records = self._records

@@ -4,8 +4,10 @@ The source gives them in steps, at its pace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -186,3 +188,20 @@ def no_states(feeds: Iterable[Feed], positions: Positions) -> CutStates:
 def is_at_end(entries: Iterable[bytes], rows: int) -> bool:
     """Whether every record is in front of the cut."""
     return all(_POSITION.decode(entry).next_index >= rows for entry in entries)
+
+
+def without_rows(
+    events: Iterable[Row], in_flight: Iterable[Mapping[str, Any]], columns: Sequence[str] = ("i", "key", "value")
+) -> list[Row]:
+    """The events, by their first fields, without the rows that are in flight. Raises ValueError for a row that is none of them."""
+    waiting = Counter(tuple(row[name] for name in columns) for row in in_flight)
+    left: list[Row] = []
+    for event in events:
+        known = event[: len(columns)]
+        if waiting[known]:
+            waiting[known] -= 1
+        else:
+            left.append(event)
+    if waiting.total():
+        raise ValueError(f"in flight is {next(iter(+waiting))}, which is not in front of the cut, or is there more often")
+    return left

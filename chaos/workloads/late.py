@@ -122,6 +122,7 @@ def make(rng: random.Random) -> Scenario:
         cuts=(CutExpectation((feed.uid,), "window", partial(_states_at, feed)),),
         late=LateExpectation((feed.uid,), "window", feed.late_behind),
         may_drain=False,
+        may_rescale_in_flight=False,
     )
 
 

@@ -94,6 +94,7 @@ def make(rng: random.Random) -> Scenario:
         operators=("window",),
         cuts=(CutExpectation((feed.uid,), "window", partial(_states_at, feed)),),
         late=LateExpectation((feed.uid,), "window", feed.late_behind) if is_counted else None,
+        may_rescale_in_flight=False,
         may_drain=False,
     )
 

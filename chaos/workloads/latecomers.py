@@ -54,6 +54,7 @@ def make(rng: random.Random) -> Scenario:
         operators=("numbers",),
         accounts=AccountsExpectation("numbers", partial(_problem, feeds)),
         may_drain=False,
+        may_rescale_in_flight=False,
     )
 
 

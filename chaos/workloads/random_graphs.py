@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any, assert_never
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.chaos.pipelines.rows import Row
-from holdfast.chaos.workloads.feeds import SCHEMA, no_states, read_before
+from holdfast.chaos.workloads.feeds import SCHEMA, no_states, read_before, without_rows
 from holdfast.chaos.workloads.graphs import (
     MODULUS,
     AsideNode,
@@ -25,9 +25,11 @@ from holdfast.chaos.workloads.graphs import (
     FlatMapNode,
     Graph,
     MapNode,
+    Node,
     NumberNode,
     SourceNode,
     SplitNode,
+    Step,
     StepNode,
     UnionNode,
     WindowNode,
@@ -37,7 +39,16 @@ from holdfast.chaos.workloads.graphs import (
     evaluate,
     feed_events,
 )
-from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, Positions, Possibly, Scenario, SinkExpectation, Workload
+from holdfast.chaos.workloads.scenario import (
+    CutExpectation,
+    CutStates,
+    InFlightRows,
+    Positions,
+    Possibly,
+    Scenario,
+    SinkExpectation,
+    Workload,
+)
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.chaos.workloads.windows import watermark_bound
 from holdfast.operators.base import JobPlan
@@ -59,10 +70,15 @@ def make(rng: random.Random) -> Scenario:
     graph = draw_graph(rng)
     parallelism = rng.randint(1, PARALLELISM_MAX)
     chaining = rng.random() < 0.7
+    return scenario_of(graph, partial(build_graph, graph, parallelism, chaining, draw_settings(rng)))
+
+
+def scenario_of(graph: Graph, plan: Callable[[int | None], JobPlan]) -> Scenario:
+    """The job of a description, which `plan` builds at a parallelism, with its expected output and states."""
     expected = _Expected(graph)
     uids = tuple(feed.uid for feed in graph.feeds)
     return Scenario(
-        plan=partial(build_graph, graph, parallelism, chaining, draw_settings(rng)),
+        plan=plan,
         records=sum(feed.rows for feed in graph.feeds),
         sinks=tuple(
             SinkExpectation(
@@ -80,7 +96,15 @@ def make(rng: random.Random) -> Scenario:
         ),
         cuts=(
             CutExpectation(uids, uids[0], partial(no_states, graph.feeds)),
-            *(CutExpectation(uids, f"step-{index}", partial(expected.states_at, index)) for index in _keyed(graph)),
+            *(
+                CutExpectation(
+                    uids,
+                    f"step-{index}",
+                    partial(expected.states_at, index),
+                    beside=partial(expected.states_beside, index) if _is_plain(graph.nodes[index]) else None,
+                )
+                for index in _keyed(graph)
+            ),
         ),
         may_drain=not any(graph.waits(index) for index in graph.sinks),
     )
@@ -93,6 +117,11 @@ def _keyed(graph: Graph) -> Iterator[int]:
             continue
         if isinstance(node.step, NumberNode | DistinctNode | WindowNode | CoNumberNode | SplitNode):
             yield index
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether its state depends on the columns of its rows alone."""
+    return isinstance(node, StepNode) and not isinstance(node.step, WindowNode)
 
 
 def sink_path(index: int) -> str:
@@ -117,9 +146,7 @@ class _Expected:
     def _given_at(self, positions: Positions) -> list[list[Event]]:
         """Output at the newest cut asked for; sinks and operators ask for the same one in turn."""
         if self._at is None or self._at[0] != positions:
-            before = {
-                feed.uid: feed_events(feed, read_before(positions[feed.uid], feed.rows)) for feed in self._graph.feeds
-            }
+            before = {feed.uid: feed_events(feed, read_before(positions[feed.uid], feed.rows)) for feed in self._graph.feeds}
             self._at = (positions, evaluate(self._graph, before))
         return self._at[1]
 
@@ -128,22 +155,41 @@ class _Expected:
 
     def states_at(self, index: int, positions: Positions) -> CutStates:
         """Keyed state of one step."""
+        return self._states(index, self._inputs_at(index, positions), positions)
+
+    def states_beside(self, index: int, positions: Positions, in_flight: InFlightRows) -> CutStates:
+        """Keyed state of one step, while these rows are in flight to it."""
+        inputs = self._inputs_at(index, positions)
+        if len(inputs) > 1 and not isinstance(self._step(index), CoNumberNode):  # of a union all inputs are one
+            inputs = [[event for each in inputs for event in each]]
+        left = [without_rows(events, in_flight.get(number, ())) for number, events in enumerate(inputs)]
+        return self._states(index, left, positions)
+
+    def _step(self, index: int) -> Step:
+        node = self._graph.nodes[index]
+        assert isinstance(node, StepNode)
+        return node.step
+
+    def _inputs_at(self, index: int, positions: Positions) -> list[list[Event]]:
         given, node = self._given_at(positions), self._graph.nodes[index]
         assert isinstance(node, StepNode)
-        taken = [event for each in node.inputs for event in given[each]]
-        match node.step:
+        return [given[each] for each in node.inputs]
+
+    def _states(self, index: int, inputs: list[list[Event]], positions: Positions) -> CutStates:
+        taken = [event for each in inputs for event in each]
+        match step := self._step(index):
             case NumberNode():
                 return {"seq": count_keys(taken)}
             case SplitNode():
                 return {"seen": count_keys(taken)}
             case CoNumberNode():
-                first, second = (count_keys(given[each]) for each in node.inputs)
+                first, second = map(count_keys, inputs)
                 return {"first": first, "second": second}
             case DistinctNode(modulus):
                 return {"seen": {(key, value % modulus): True for _, key, value, _ in taken}}
             case WindowNode(size_ms):
                 return {"windows": self._windows_at(index, taken, size_ms, positions)}
-        raise AssertionError(f"{type(node.step).__name__} keeps no state")
+        raise AssertionError(f"{type(step).__name__} keeps no state")
 
     def _windows_at(self, index: int, taken: list[Event], size_ms: int, positions: Positions) -> dict[Any, Any]:
         feeds = self._graph.feeds_behind(index)
@@ -342,9 +388,7 @@ class CoNumber(KeyedCoProcessFunction):
     def process_element2(self, row: Record, ctx: ProcessContext, out: Collector) -> None:
         self._number(self.second, 1, row, ctx, out)
 
-    def _number(
-        self, counter: ValueStateDescriptor[int], side: int, row: Record, ctx: ProcessContext, out: Collector
-    ) -> None:
+    def _number(self, counter: ValueStateDescriptor[int], side: int, row: Record, ctx: ProcessContext, out: Collector) -> None:
         state = ctx.state(counter)
         seq = state.value(0) + 1
         state.update(seq)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.chaos.pipelines.rows import Row
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Positions = Mapping[str, list[bytes]]
 """uid of a source -> its entries in a snapshot, over all subtasks."""
+
+
+InFlightRows = Mapping[int, Sequence[Mapping[str, Any]]]
+"""Input of an operator -> rows in flight to it."""
 
 
 Drained = tuple[Positions, ...]
@@ -116,6 +120,10 @@ class CutExpectation:
     """Keyed state of the operator, given the positions of the sources."""
     after_drains: Callable[[Positions, Drained], CutStates] | None = None
     """The same for a job that was drained before; None: `expected`."""
+    beside: Callable[[Positions, InFlightRows], CutStates] | None = None
+    """As `expected`, while these rows are in flight to the operator: they are in front of the cut, and in no state.
+
+    Raises ValueError if they can't be. None: not known."""
     cleanup: Cleanup | None = None
 
 
@@ -211,6 +219,14 @@ class StateExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class RowCost:
+    """Virtual us that an operator takes for each row, in its first subtask and in the others."""
+
+    first_us: int
+    others_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One job of one seed."""
 
@@ -238,10 +254,14 @@ class Scenario:
     """A drain in the middle leaves the output unchanged; false where it closes windows early."""
     bounded: bool = True
     """The job ends with its input."""
+    may_rescale_in_flight: bool = True
+    """A late record in flight may be found in time by a rescaled restore; false where the expectation says which are late."""
     user_modules: frozenset[str] = frozenset()
     """Modules of the user's own, of which each simulated worker process imports its own."""
     duration_ms: int = 2_000
     """About how long the job takes without failures, in virtual ms: its faults begin before."""
+    row_costs: Mapping[str, RowCost] = field(default_factory=dict)
+    """Uid of an operator -> what a row costs it; the others take no time of their own."""
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:

@@ -284,6 +284,7 @@ def _late(rng: random.Random) -> Scenario:
         operators=("joined",),
         cuts=(CutExpectation(tuple(feed.uid for feed in feeds), "joined", partial(no_states, feeds)),),
         accounts=AccountsExpectation("joined", partial(_problem, joined)),
+        may_rescale_in_flight=False,
         may_drain=False,
     )
 

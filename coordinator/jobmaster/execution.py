@@ -330,6 +330,7 @@ class NextAttempt:
                 data_keys=dict(ports.keys),
                 data_sockets=dict(ports.sockets),
                 data_secret=secret,
+                restores_in_flight=bool(self._in_flight),
                 restored_checkpoint_id=self.restore.checkpoint_id if self.restore is not None else 0,
                 restored_folder=self.restore.folder if self.restore is not None else "",
                 restored_from=self.restore.timestamp_ms if self.restore is not None else 0,

@@ -338,6 +338,7 @@ class RuntimeContext:
     """Of the head of a chain that has input channels."""
     closed: bool = False
     """The operator was closed: outcomes of its work are dropped."""
+    restores_in_flight: bool = False
 
     @property
     def keyed_state(self) -> KeyedStateBackend:

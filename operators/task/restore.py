@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -23,7 +23,7 @@ from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS, Inte
 from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState
 from holdfast.statebackends.backends.operator import ListOperatorStateBackend, read_entries
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
-from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.handles import OperatorListHandle, OperatorSubtaskState
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import file_name, is_checkpoint_folder
@@ -31,6 +31,7 @@ from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.local_recovery.storage import RecoveringStorage, RestoredBytes, stored_files
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
+from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
 from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
 from holdfast.statebackends.storage.port import Storage, run_flow
 
@@ -82,6 +83,7 @@ class StateLoader:
         self._attempt = deployment.attempt
         self._config: JobConfig = deployment.graph.config
         self._keeps_event_time = vertex.vertex_id not in behind_loose(deployment.graph)
+        self._restores_in_flight = deployment.restores_in_flight
         self._storage = storage
         self._local_directory = local_directory
         self._settings = replace(
@@ -132,10 +134,10 @@ class StateLoader:
         wanted = stored_files(state, folder, description.uid)
         if wanted:
             storage = RecoveringStorage(storage, wanted, self.restored, self._copies, keep_for=self._restored_id)
-        lists = ListOperatorStateBackend(
-            node.operator.declared_states(), operator=description.uid, keeps_event_time=self._keeps_event_time
-        )
-        lists.restore(_entries(state, storage, folder, description.uid))
+        declared = node.operator.declared_states()
+        lists = ListOperatorStateBackend(declared, operator=description.uid, keeps_event_time=self._keeps_event_time)
+        handles = state.operator if not self._restores_in_flight else self._with_own_event_time(state.operator, declared)
+        lists.restore(_entries(handles, storage, folder, description.uid))
         keyed = None
         if description.key_type is not None:
             keyed = self._keyed(node, description, description.key_type)
@@ -145,6 +147,20 @@ class StateLoader:
                 keyed.dispose()
                 raise
         return _Loaded(node, description, keyed, lists)
+
+    def _with_own_event_time(
+        self, handles: Sequence[OperatorListHandle], declared: Sequence[StateDescriptor]
+    ) -> list[OperatorListHandle]:
+        """Where records are in flight each subtask goes on at its own event time: that of another one would make records late that
+        wait in front of this one. At another parallelism all times are left, of which operators take the lowest."""
+        timed = {each.name for each in declared if isinstance(each, OperatorListStateDescriptor) and each.of_event_time}
+        by_name: dict[str, list[OperatorListHandle]] = {}
+        for handle in handles:
+            by_name.setdefault(handle.state.name, []).append(handle)
+        for name in timed & set(by_name):
+            if len(by_name[name]) == self._vertex.parallelism:  # one of each subtask, in their order
+                by_name[name] = [by_name[name][self._subtask]]
+        return [handle for found in by_name.values() for handle in found]
 
     def _keyed(self, node: ChainNode, description: OperatorDescription, key_type: str) -> KeyedStateBackend:
         vertex, config = self._vertex, self._config
@@ -165,9 +181,9 @@ class StateLoader:
         )
 
 
-def _entries(state: OperatorSubtaskState, storage: Storage, folder: str, operator: str) -> RestoredOperatorState:
+def _entries(handles: Iterable[OperatorListHandle], storage: Storage, folder: str, operator: str) -> RestoredOperatorState:
     lists: dict[str, list[bytes]] = {}
-    for handle in state.operator:
+    for handle in handles:
         entries = run_flow(read_entries(handle, folder, operator=operator), storage)
         lists.setdefault(handle.state.name, []).extend(entries)
     return RestoredOperatorState(lists)

@@ -223,6 +223,7 @@ class SubtaskBuilder:
                     attempt=deployment.attempt,
                     nonce=nonce,
                     restored_checkpoint_id=deployment.restored_checkpoint_id,
+                    restores_in_flight=deployment.restores_in_flight,
                     storage=ports.storage,
                     clock=ports.clock,
                     pool=pool,

@@ -154,6 +154,7 @@ class ManualContext:
     failures: list[BaseException] = field(default_factory=list)
     tasks: list[Callable[[], None]] = field(default_factory=list)
     properties: Mapping[str, Any] = field(default_factory=dict)
+    restores_in_flight: bool = False
 
     @property
     def keyed_state(self) -> KeyedStateBackend:

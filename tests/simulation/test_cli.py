@@ -94,7 +94,7 @@ def test_a_campaign_without_violations() -> None:
 
 def test_many_runs_say_what_they_never_did() -> None:
     lines = paragraphs(sim("--seeds", "100", "--workload", "good", "--faults", "kill_worker"))
-    assert lines["visited"].startswith(f"1 of {len(SOMETIMES)} dangerous states; never: ack_after_decision, ")
+    assert lines["visited"].startswith(f"1 of {len(SOMETIMES)} dangerous states; never: aborted_while_collecting, ")
 
 
 DEPENDS = (

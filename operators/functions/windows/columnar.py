@@ -27,7 +27,7 @@ from holdfast.operators.functions.windows.assigners import Session, Sliding, Tum
 from holdfast.operators.functions.windows.firing import FiringOperator, check_event_times, event_times
 from holdfast.operators.functions.windows.kept_assigner import ASSIGNER, check_lengths, keep_lengths
 from holdfast.operators.functions.windows.kept_entries import kept_entries
-from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, keep_moment, kept_moments
+from holdfast.operators.functions.windows.kept_watermark import LATE_UNTIL, WATERMARKS, keep_moment, restored_moment
 from holdfast.statebackends.columnar.parts import Values
 from holdfast.statebackends.decoding import decode_msgpack
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
@@ -275,8 +275,8 @@ class LateWindowOperator(ColumnarWindowOperator):
 
     def initialize_state(self) -> None:
         super().initialize_state()
-        kept = kept_moments(self.context, LATE_UNTIL)
-        self._restored_late_until = max(kept) if kept else self._late_at(self._reached.current, 0)
+        late_until = restored_moment(self.context, LATE_UNTIL)
+        self._restored_late_until = self._late_at(self._reached.current, 0) if late_until is None else late_until
 
     def open(self) -> None:
         groups = self.context.keyed_state.key_groups

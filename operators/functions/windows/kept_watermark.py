@@ -30,6 +30,19 @@ def _moment(entry: bytes) -> int:
     return int.from_bytes(entry, "big", signed=True)
 
 
+def restored_moment(context: OperatorContext, state: OperatorListStateDescriptor) -> int | None:
+    """Where an operator goes on; None: no subtask stored a moment.
+
+    The highest of all subtasks: at an aligned cut they have heard the same watermarks, but an input that returned from idleness may
+    have let one go further than another. What it has fired stays fired; what the others have not is in their state, and is due.
+    With records in flight they have not heard the same: the runtime gives a subtask its own moment alone, and at another
+    parallelism the lowest makes no record late that waits in front of it."""
+    kept = kept_moments(context, state)
+    if not kept:
+        return None
+    return min(kept) if context.restores_in_flight else max(kept)
+
+
 def keep_moment(state: OperatorListState, moment_ms: int) -> None:
     """As the entry of this subtask."""
     state.update([moment_ms.to_bytes(_MOMENT_BYTES, "big", signed=True)])
@@ -45,9 +58,8 @@ class KeptWatermark:
         self.kept = MIN_WATERMARK
 
     def restore(self, context: OperatorContext) -> None:
-        """The highest of all subtasks: an input that returned from idleness may have let one go further than another. What it has
-        fired stays fired; what the others have not is in their state, and is due."""
-        self.current = self.kept = max(kept_moments(context, WATERMARKS), default=MIN_WATERMARK)
+        moment_ms = restored_moment(context, WATERMARKS)
+        self.current = self.kept = MIN_WATERMARK if moment_ms is None else moment_ms
 
     def store(self, state: OperatorListState) -> None:
         keep_moment(state, self.kept)

@@ -40,7 +40,7 @@ from holdfast.operators.functions.windows.kept_watermark import (
     WATERMARKS,
     KeptWatermark,
     keep_moment,
-    kept_moments,
+    restored_moment,
 )
 from holdfast.operators.functions.windows.merging import (
     SESSION_FIELDS,
@@ -250,7 +250,8 @@ class WindowOperator(KeyedFunctionOperator):
         advice = "give windows of another kind a uid of their own"
         check_assigner(self.context, self._kind_of_windows(), self.contents_state.name, "kind, time", advice)
         self._reached.restore(self.context)
-        self._was_late_until = max(kept_moments(self.context, LATE_UNTIL), default=MIN_WATERMARK)
+        was_late_until = restored_moment(self.context, LATE_UNTIL)
+        self._was_late_until = MIN_WATERMARK if was_late_until is None else was_late_until
         self._late_until = self._late_at(self._reached.current)
 
     def _kind_of_windows(self) -> list[str]:
