@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import (
@@ -30,6 +30,7 @@ A, B = SubtaskKey("A", 0), SubtaskKey("B", 0)
 NEVER = 10**15
 
 T = TypeVar("T")
+Test = TypeVar("Test", bound=Callable[..., None])
 
 
 ENTRIES = StateMeta("s", "operator_list", "bytes")
@@ -56,12 +57,23 @@ def graph_of(tasks: Iterable[SubtaskKey], config: JobConfig, states: tuple[State
     return JobGraph("bench", tuple(vertices), (), config)
 
 
+def needs_several(test: Test) -> Test:
+    """Mark a test that has several checkpoints pending, or compares with triggers that may not overtake."""
+    test.needs_several = True  # type: ignore[attr-defined]
+    return test
+
+
 class Bench:
     """Writes succeed at once unless their kind is in `held`: then `actions` has them and the test answers."""
 
+    mode: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the job that a test leaves as they are."""
+
     def __init__(self, *, tasks: Iterable[SubtaskKey] = (A, B), running: bool = True, next_id: int = 1, **settings: Any) -> None:
         completed: Iterable[CompletedCheckpoint] = settings.pop("completed", ())
-        settings.setdefault("max_concurrent_checkpoints", 1 if settings.get("min_pause_ms") else 1000)
+        settings = {**self.mode, **settings}
+        one_at_once = settings.get("min_pause_ms") or settings.get("unaligned_checkpoints")
+        settings.setdefault("max_concurrent_checkpoints", 1 if one_at_once else 1000)
         states = settings.pop("states", (ENTRIES,))
         first = settings.pop("first_checkpoint_id", 1)
         self.config = JobConfig(**settings)

@@ -13,11 +13,12 @@ from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.ha.recorded_job import Completed
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord
 from holdfast.statebackends.errors import InvariantError
-from tests.coordinator.bench import JOB, A, B, Bench, answers, of, path
+from tests.coordinator.bench import JOB, A, B, Bench, answers, needs_several, of, path
 
 SAVEPOINT, STOP, FINAL = CheckpointKind.SAVEPOINT, CheckpointKind.STOP_SAVEPOINT, CheckpointKind.FINAL
 
 
+@needs_several
 def test_f01_trigger_takes_an_id_and_tells_everybody_the_same_time() -> None:
     bench = Bench()
     claim, triggers = bench.trigger()
@@ -173,6 +174,7 @@ def test_f10_two_complete_in_order_and_retention_keeps_one() -> None:
     assert of(out, actions.DropCheckpoint) == [actions.DropCheckpoint(1, f"{JOB}/chk-1")]
 
 
+@needs_several
 def test_f10_metadata_is_written_in_the_order_of_completion() -> None:
     bench = Bench()
     bench.held = {actions.WriteMetadata}
@@ -255,6 +257,7 @@ def test_f16_next_tick_after_the_task_runs_triggers_the_first_id() -> None:
     assert [action.checkpoint_id for action in bench.all(actions.SendTriggers)] == [1]
 
 
+@needs_several
 def test_f17_one_trigger_per_interval_with_rising_ids_and_times() -> None:
     bench = Bench(checkpoint_interval_ms=10)
     bench.start_scheduler()
@@ -337,6 +340,7 @@ def test_f23_savepoints_of_users_are_not_limited() -> None:
     assert bench.pending == [1, 2, 3, 4, 5, 6]
 
 
+@needs_several
 def test_f24_newer_checkpoint_leaves_a_pending_savepoint_alone() -> None:
     bench = Bench()
     bench.trigger()
@@ -491,6 +495,7 @@ def test_f30_storage_error_aborts_and_counts() -> None:
     assert of(out, actions.FailJob)[0].message == "disk full"
 
 
+@needs_several
 def test_f31_job_failure_aborts_all_and_ids_go_on() -> None:
     bench = Bench(next_id=3)
     bench.trigger()
@@ -515,6 +520,7 @@ def test_f31_restart_waits_until_a_write_under_way_is_decided() -> None:
     assert (bench.completed, bench.done) == ([1], [])
 
 
+@needs_several
 def test_f35_retention_keeps_the_newest_and_drops_aside() -> None:
     bench = Bench(retained_checkpoints=3)
     bench.held = {actions.DropCheckpoint}

@@ -9,7 +9,7 @@ from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, Execute, Load, Refused, TooEarly
 from holdfast.coordinator.jobmaster.jobmaster import TriggerRegister
-from tests.coordinator.bench import A, Bench, of
+from tests.coordinator.bench import A, Bench, needs_several, of
 
 PERIODIC = CheckpointRequest(periodic=True)
 USER = CheckpointRequest(trigger_id="user")
@@ -29,6 +29,7 @@ def test_g01_periodic_request_goes_at_once_when_nothing_is_pending() -> None:
     assert queue_of(PERIODIC).next(IDLE, 0) == Execute(PERIODIC)
 
 
+@needs_several
 def test_g02_request_waits_while_another_is_being_prepared() -> None:
     bench = Bench()
     bench.held = {actions.WriteClaim}
@@ -109,6 +110,7 @@ def test_g11_nothing_goes_after_the_shutdown() -> None:
     assert of(bench.request(), actions.CompleteRequest)[0].failure is FailureReason.COORDINATOR_SHUTDOWN
 
 
+@needs_several
 def test_g12_failed_claim_fails_one_request_and_the_others_go_on() -> None:
     bench = Bench()
     bench.held = {actions.WriteClaim}
@@ -176,6 +178,7 @@ def test_g15_trigger_id_posted_twice_is_one_request() -> None:
     assert not register.begin("t", CheckpointKind.SAVEPOINT)
 
 
+@needs_several
 @pytest.mark.parametrize("ending", [CheckpointKind.STOP_SAVEPOINT, CheckpointKind.FINAL])
 def test_nothing_but_savepoints_joins_the_checkpoint_that_ends_the_job(ending: CheckpointKind) -> None:
     bench = Bench(tolerable_failed_checkpoints=9)
