@@ -280,6 +280,102 @@ def test_what_a_channel_inherits_does_not_fill_it(monkeypatch: pytest.MonkeyPatc
         offer(gate, 0, "a7")
 
 
+# ------------------------------------------------------------------------------------------- measurements: B
+
+
+def numbers_of(outputs: Sequence[object]) -> list[tuple[int, int, int, int]]:
+    """(start delay, duration, bytes processed, bytes persisted) of what was collected."""
+    found = [each.metrics for each in outputs if isinstance(each, InFlightCollected)]
+    return [(each.start_delay_ms, each.alignment_duration_ms, each.bytes_processed, each.bytes_persisted) for each in found]
+
+
+AT_ONCE_OR_TOO_OLD = pytest.mark.parametrize("timeout_ms", [0, 5])
+
+
+@AT_ONCE_OR_TOO_OLD
+def test_b01_to_b04_numbers_of_a_barrier_that_overtakes(timeout_ms: int) -> None:
+    gate = gate_of(2)
+    offer(gate, 1, "b0")
+    assert drain(gate, 105) == ["b0"]
+    offer(gate, 0, barrier(1, timeout_ms, created=100))
+    (snapshot,) = urgent(gate, 110)
+    assert isinstance(snapshot, TriggerSnapshot)
+    assert (snapshot.metrics.start_delay_ms, snapshot.metrics.alignment_duration_ms) == (10, 0)
+    offer(gate, 1, "b1", "b2", "b3")
+    drain(gate, 120)
+    offer(gate, 1, barrier(1, timeout_ms, created=100), "b4", "b5")
+    assert numbers_of(drain(gate, 150)) == [(10, 40, 30, 30)]
+    alone = gate_of(1)
+    offer(alone, 0, barrier(1, timeout_ms, created=100))
+    assert numbers_of(drain(alone, 130)) == [(30, 0, 0, 0)]
+
+
+def test_b01_and_b03_numbers_of_a_barrier_that_waited_first() -> None:
+    gate = gate_of(2)
+    offer(gate, 0, barrier(1, 20, created=100))
+    assert drain(gate, 110) == []
+    offer(gate, 1, "b1")
+    assert drain(gate, 111) == ["b1"]
+    assert kinds(urgent(gate, 120)) == [TriggerSnapshot]
+    offer(gate, 1, "b2", barrier(1, 20, created=100))
+    assert numbers_of(drain(gate, 150)) == [(10, 40, 10, 10)], "b1 is in the state, b2 in flight"
+
+
+def test_b05_the_timer_restarts_when_a_higher_id_takes_over() -> None:
+    gate = gate_of(3)
+    offer(gate, 0, barrier(1))
+    urgent(gate, 0)
+    offer(gate, 2, "c1")
+    offer(gate, 1, barrier(2, created=30))
+    assert kinds(urgent(gate, 40)) == [AbortCheckpoint, TriggerSnapshot]
+    offer(gate, 0, barrier(2, created=30))
+    offer(gate, 2, barrier(2, created=30))
+    assert numbers_of(urgent(gate, 47)) == [(10, 7, 0, 10)]
+
+
+@AT_ONCE_OR_TOO_OLD
+def test_b06_a_marker_for_an_id_never_started_leaves_the_next_numbers_alone(timeout_ms: int) -> None:
+    gate = gate_of(2)
+    offer(gate, 0, CancelMarker(1))
+    offer(gate, 1, CancelMarker(1))
+    assert drain(gate, 5) == [AbortCheckpoint(1, AbortReason.CANCELLED)]
+    offer(gate, 0, barrier(2, timeout_ms, created=6))
+    urgent(gate, 12)
+    offer(gate, 1, barrier(2, timeout_ms, created=6))
+    assert numbers_of(drain(gate, 15)) == [(6, 3, 0, 0)]
+
+
+def test_b07_a_gate_that_is_closed_while_it_collects_holds_and_tells_nothing() -> None:
+    gate = gate_of(2)
+    offer(gate, 0, barrier(1))
+    offer(gate, 1, "b1")
+    urgent(gate)
+    assert gate.in_flight_bytes == RECORD_BYTES
+    gate.close()
+    offer(gate, 1, "b2", barrier(1))
+    assert (drain(gate, 1_000), gate.in_flight_bytes, gate.queued_bytes) == ([], 0, 0)
+
+
+def test_b08_awaited_channels_are_those_open_when_it_overtook() -> None:
+    gate = gate_of(4)
+    offer(gate, 3, EndOfPartition())
+    drain(gate)
+    offer(gate, 0, barrier(1))
+    assert kinds(urgent(gate)) == [TriggerSnapshot]
+    offer(gate, 2, EndOfPartition())
+    assert kinds(drain(gate)) == [Delivered], "it counts, and b is awaited still"
+    offer(gate, 1, barrier(1))
+    assert kinds(urgent(gate)) == [InFlightCollected]
+
+
+def test_k12_and_k13_the_same_or_a_lower_id_never_overtakes() -> None:
+    gate = gate_of(1)
+    offer(gate, 0, barrier(5))
+    assert kinds(drain(gate)) == [TriggerSnapshot, InFlightCollected]
+    offer(gate, 0, barrier(5), barrier(4), "a1", CancelMarker(5))
+    assert drain(gate) == ["a1"]
+
+
 # ----------------------------------------------------------------------------------------------------------- the law
 
 

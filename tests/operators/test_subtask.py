@@ -37,13 +37,46 @@ from holdfast.statebackends.errors import StorageUnavailableError, UserFunctionE
 from tests.operators.ports import DictStorage
 from tests.operators.runtime import Bench, ListReader, ListSource, ManualClock, Recording
 
+MODES: dict[str, dict[str, Any]] = {
+    "aligned": {},
+    "unaligned": {"unaligned": True, "aligned_timeout_ms": 0},
+    "timeout": {"unaligned": True, "aligned_timeout_ms": 60_000},
+}
+
+
+FIELDS: dict[str, Any] = {}
+"""Of the barriers and triggers of a test, if it has no others."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Group K in each mode."""
+    if metafunc.function.__name__.startswith("test_k"):
+        metafunc.fixturenames.append("mode")
+        metafunc.parametrize("mode", MODES, indirect=True)
+
+
+@pytest.fixture
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Barriers and triggers are of a mode; the worker lets urgent ones in before each step."""
+    run, name = Bench.run, str(request.param)
+
+    def run_urgent(bench: Bench) -> None:
+        bench.subtask.serve_urgent(bench.clock.now_ms)
+        run(bench)
+
+    monkeypatch.setattr(Bench, "run", run_urgent)
+    for field, value in MODES[name].items():
+        monkeypatch.setitem(FIELDS, field, value)
+    return name
+
 
 def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:
-    return CheckpointBarrier(checkpoint_id, 0, folder=f"chk-{checkpoint_id}", **fields)
+    return CheckpointBarrier(checkpoint_id, 0, folder=f"chk-{checkpoint_id}", **{**FIELDS, **fields})
 
 
 def trigger(checkpoint_id: int, **fields: Any) -> TriggerCheckpoint:
-    return TriggerCheckpoint(1, checkpoint_id, 0, fields.pop("kind", CheckpointKind.CHECKPOINT), f"chk-{checkpoint_id}", **fields)
+    kind = fields.pop("kind", CheckpointKind.CHECKPOINT)
+    return TriggerCheckpoint(1, checkpoint_id, 0, kind, f"chk-{checkpoint_id}", **{**FIELDS, **fields})
 
 
 def aborted(checkpoint_id: int) -> NotifyCheckpointAborted:

@@ -129,6 +129,35 @@ def test_timers_that_a_barrier_interrupts_go_on_and_their_watermark_leaves_behin
     assert stored(bench, 1) == {("input", 0): [1]}
 
 
+def test_however_many_barriers_come_timers_fire_alarms_do_and_the_watermark_leaves() -> None:
+    """FLINK-20217, 40101, 39898: long timers held barriers up; barriers held the watermark up, and alarms starved."""
+    bench = bench_of(1, units_max=1)
+    fired: list[int] = []
+
+    def fire(watermark_ms: int) -> Iterator[None]:
+        for number in range(30):
+            fired.append(number)
+            yield
+
+    recording = bench.operators[0]
+    assert isinstance(recording, Recording)
+    recording.fire = fire
+    offer(bench, 0, Watermark(5), batch(1))
+    bench.subtask.step(0)
+    for number in range(1, 41):
+        before = len(fired)
+        offer(bench, 0, barrier(number))
+        serve(bench)
+        assert [each.checkpoint_id for each in bench.port.take() if isinstance(each, CheckpointBarrier)] == [number], "at once"
+        assert len(fired) == before
+        bench.subtask.step(0)
+        if Watermark(5) in bench.port.elements:
+            break
+    assert (fired, bench.port.take()[-1]) == (list(range(30)), Watermark(5)), "a slice between two of them"
+    bench.settle()
+    assert len({each.checkpoint_id for each in bench.answers() if isinstance(each, AcknowledgeCheckpoint)}) == number
+
+
 def test_a_full_output_holds_no_barrier_up() -> None:
     bench = bench_of(1)
     bench.port.is_available = False
@@ -259,6 +288,24 @@ def test_a_checkpoint_that_is_given_up_while_its_hook_runs_is_answered_once(why:
     sent = [each for each in bench.port.take() if isinstance(each, CancelMarker | CheckpointBarrier)]
     assert CancelMarker(1) in sent
     assert 1 not in [each.checkpoint_id for each in sent if isinstance(each, CheckpointBarrier)]
+
+
+def test_an_abort_behind_the_acknowledgement_leaves_the_next_checkpoint_clean() -> None:
+    bench = bench_of(2)
+    offer(bench, 0, batch(1), barrier(1))
+    offer(bench, 1, barrier(1))
+    serve(bench)
+    bench.settle()
+    assert stored(bench, 1) == {("input", 0): [1]}
+    bench.reports.clear()
+    bench.mailbox.put(NotifyCheckpointAborted(1, 1))
+    bench.settle()
+    assert bench.answers() == []
+    offer(bench, 0, barrier(2))
+    offer(bench, 1, batch(2), barrier(2))
+    serve(bench)
+    bench.settle()
+    assert stored(bench, 2) == {("input", 1): [2]}
 
 
 def test_more_in_flight_than_allowed_is_declined_with_subtask_and_bytes() -> None:
