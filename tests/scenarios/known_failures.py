@@ -9,6 +9,7 @@ EDGES = "tests/operators/datastream/test_overtaking.py"
 RESTORE = "tests/coordinator/restore/test_in_flight.py"
 COORDINATOR = "tests/coordinator/checkpoints/test_checkpoint_coordinator.py"
 DEBLOAT = "tests/barriers/test_debloat.py"
+BACKLOG = "tests/coordinator/checkpoints/test_backlog.py"
 JOB = "tests/operators/worker/test_loop.py"
 
 KNOWN_FAILURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
@@ -65,6 +66,7 @@ KNOWN_FAILURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
         (40517, 38544),
         (
             f"{RESTORE}::test_each_row_by_key_is_restored_once_and_in_order",
+            "tests/operators/functions/windows/test_uneven_watermarks.py::test_records_that_were_in_flight_to_the_slower_one_are_in_time",
             f"{JOB}::test_rescaled_in_flight_no_record_is_lost_or_late",
             f"{JOB}::test_rescaled_in_flight_over_many_seeds",
         ),
@@ -94,7 +96,10 @@ KNOWN_FAILURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     ),
     "first checkpoint ignored the backlog interval": (
         (39108,),
-        ("tests/coordinator/checkpoints/test_backlog.py::FIRST",),
+        (
+            f"{BACKLOG}::test_with_interval_0_none_begins_from_the_start_and_the_end_brings_one_at_once",
+            f"{BACKLOG}::test_the_backlog_interval_holds_from_the_first_checkpoint_on",
+        ),
     ),
 }
 """What happened -> (FLINK-n, tests)."""
