@@ -66,9 +66,8 @@ KNOWN_FAILURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
         (40517, 38544),
         (
             f"{RESTORE}::test_each_row_by_key_is_restored_once_and_in_order",
-            "tests/operators/functions/windows/test_uneven_watermarks.py::test_records_that_were_in_flight_to_the_slower_one_are_in_time",
-            f"{JOB}::test_rescaled_in_flight_no_record_is_lost_or_late",
-            f"{JOB}::test_rescaled_in_flight_over_many_seeds",
+            "tests/operators/test_restored_event_time.py::test_its_own_event_time_unless_the_job_was_rescaled",
+            "tests/operators/functions/windows/test_kept_watermark.py::test_the_highest_of_all_is_restored_and_the_lowest_where_records_are_in_flight",
         ),
     ),
     "barrier stuck in the producer's queue; type shown wrong": (
