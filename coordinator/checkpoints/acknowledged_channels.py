@@ -29,8 +29,11 @@ class AcknowledgedChannels:
         """Why the task can't have had these in flight; None if it can."""
         if sum(len(channel.pieces) for channel in channels) > PIECES_MAX:
             return f"more than {PIECES_MAX} pieces of in-flight data"
+        known: set[tuple[EdgeName, str]] = set()
         for channel in channels:
-            problem = self._problem(task, channel)
+            end = EdgeName(channel.source, channel.tag, channel.target, channel.input, channel.ordinal), channel.side
+            problem = "twice" if end in known else self._problem(task, channel)
+            known.add(end)
             if problem is not None:
                 return f"in-flight data of {channel.source[:200]!r} -> {channel.target[:200]!r}: {problem}"
         return None

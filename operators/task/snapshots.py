@@ -328,6 +328,8 @@ class SubtaskCheckpointCoordinator:
         """An aborted checkpoint has nothing under way any more but its in-flight data, which is given up at its next operation."""
         self._running.pop(running.checkpoint_id, None)
         self._in_flight.pop(running.checkpoint_id, None)
+        for partition in self._chain.partitions():
+            partition.forget(running.checkpoint_id)
         self._forget_copies(running.checkpoint_id)
 
     def _failed(self, running: _RunningSnapshot, error: BaseException | None) -> None:

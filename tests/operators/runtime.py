@@ -130,6 +130,7 @@ class Port:
         self.is_leaving = False
         self.bytes_out = 0
         self.pending_bytes = 0
+        self.forgotten: list[int] = []
         self.queued: set[int] = set()
         """Ids whose barrier has not left."""
         self.overtook: tuple[tuple[int, tuple[Element, ...]], ...] = ()
@@ -154,7 +155,8 @@ class Port:
     def overtaken(self, checkpoint_id: int) -> EdgeLog | None:
         return None if checkpoint_id in self.queued else EdgeLog(0, "output", self.overtook)
 
-    def forget(self, checkpoint_id: int) -> None: ...
+    def forget(self, checkpoint_id: int) -> None:
+        self.forgotten.append(checkpoint_id)
 
     def take(self) -> list[Any]:
         taken, self.elements = self.elements, []

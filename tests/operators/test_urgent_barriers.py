@@ -343,3 +343,24 @@ def test_in_flight_data_that_can_not_be_written_declines_once() -> None:
     assert isinstance(declined, DeclineCheckpoint)
     assert (declined.reason, declined.message) == (FailureReason.ASYNC_EXCEPTION, "StorageUnavailableError: no")
     assert all(keyed.frozen == 0 for keyed in bench.keyed)
+
+
+class FullStorage(DictStorage):
+    """Takes no file at all."""
+
+    def execute(self, operation: Operation) -> Any:
+        if isinstance(operation, WriteFile):
+            raise StorageUnavailableError("no")
+        return super().execute(operation)
+
+
+def test_a_barrier_of_a_declined_checkpoint_does_not_overtake_in_the_outputs_any_more() -> None:
+    """State could not be written while the barrier still waits for its age in an output queue."""
+    bench = bench_of(1, storage=FullStorage())
+    bench.port.queued.add(1)
+    offer(bench, 0, batch(1), barrier(1, 1_000))
+    bench.run()
+    bench.settle()
+    (declined,) = bench.answers()
+    assert isinstance(declined, DeclineCheckpoint)
+    assert bench.port.forgotten == [1]

@@ -34,7 +34,7 @@ def channel(**changes: Any) -> ChannelState:
     return msgspec.structs.replace(known, **changes)
 
 
-def problem(found: ChannelState, *, vertex_index: int = 1, unaligned: bool = True, overtakable: bool = True) -> str | None:
+def problem(*found: ChannelState, vertex_index: int = 1, unaligned: bool = True, overtakable: bool = True) -> str | None:
     graph = graph_of(overtakable=overtakable)
     vertex = graph.vertices[vertex_index]
     task = SubtaskKey(vertex.vertex_id, 1)
@@ -44,7 +44,7 @@ def problem(found: ChannelState, *, vertex_index: int = 1, unaligned: bool = Tru
     )
     pending.trigger(1, unaligned=unaligned, aligned_timeout_ms=0 if unaligned else None)
     states = {vertex.operators[0].uid: OperatorSubtaskState()}
-    ack = AcknowledgeCheckpoint(1, 7, task.vertex, task.subtask, states, channels=(found,))
+    ack = AcknowledgeCheckpoint(1, 7, task.vertex, task.subtask, states, channels=found)
     return AcknowledgementValidator(graph, SharedStateRegistry()).problem(ack, pending)
 
 
@@ -101,3 +101,8 @@ def test_what_a_task_can_not_have_in_flight_is_named(changes: dict[str, Any], sa
 def test_nothing_is_in_flight_where_nothing_is_overtaken() -> None:
     assert "overtake nothing" in str(problem(channel(), unaligned=False))
     assert "no edge of the task" in str(problem(channel(), overtakable=False))
+
+
+def test_one_end_of_an_edge_is_told_of_once() -> None:
+    """Told of twice, its rows would be restored twice."""
+    assert "twice" in str(problem(channel(), channel()))
