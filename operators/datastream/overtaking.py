@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from holdfast.barriers.split_entries import ENUMERATOR_KIND
 from holdfast.operators.base import JobPlan
+from holdfast.statebackends.snapshot.pieces import TIMESTAMPS
 
 COMMITTER_KIND = "sink_committer"
 
@@ -66,4 +68,7 @@ def _ban(edge: JobEdge, graph: JobGraph, schema: object) -> str | None:
         return "broadcast: copies of a state are equal at the barrier"
     if edge.partitioning not in DEALT_OUT_AGAIN:
         return f"{edge.partitioning}: nothing says where its records belong after a rescale"
-    return "its rows have no declared columns" if schema is None else None
+    if schema is None:
+        return "its rows have no declared columns"
+    # Stored rows have their event times in a column of that name.
+    return f"a column is named {TIMESTAMPS}" if TIMESTAMPS in cast(pa.Schema, schema).names else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import holdfast as hf
@@ -20,6 +21,7 @@ from holdfast.operators.functions.broadcast import BroadcastProcessFunction, Key
 from holdfast.statebackends.state import MapStateDescriptor
 from tests.operators.ends import FLIGHTS, NamedSink, NamedSource
 
+TIMED = pa.schema([("flight", pa.string()), ("_timestamp_ms", pa.int64())])
 RULES = MapStateDescriptor("rules", str, int)
 RESCALED = "nothing says where its records belong after a rescale"
 BROADCAST = "broadcast: copies of a state are equal at the barrier"
@@ -90,6 +92,7 @@ def reasons(stream: Stream, *, commits: bool = False) -> dict[tuple[str, str], s
         (lambda: behind(flights().partition_custom(lambda key, parallelism: 0, "flight")), f"custom: {RESCALED}"),
         (lambda: behind(flights().broadcast()), BROADCAST),
         (lambda: behind(flights().map(str).rebalance()), "its rows have no declared columns"),
+        (lambda: behind(flights().map(dict, returns=TIMED).rebalance()), "a column is named _timestamp_ms"),
     ],
 )
 def test_the_partitioning_and_the_columns_decide(make: Callable[[], Stream], expected: str | None) -> None:
