@@ -14,8 +14,7 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch, Element, Watermark, WatermarkStatus
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError
-from holdfast.statebackends.snapshot.pieces import EVENT_METADATA, is_timed, read_piece
-from holdfast.statebackends.snapshot.pieces import TIMESTAMPS as TIMESTAMPS
+from holdfast.statebackends.snapshot.pieces import EVENT_METADATA, TIMESTAMPS, is_timed, read_piece
 
 _events = msgspec.json.Decoder(Watermark | WatermarkStatus)
 

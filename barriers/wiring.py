@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from holdfast.barriers.frames import ChannelId
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
-from holdfast.statebackends.snapshot.in_flight import EdgeName as EdgeName
+from holdfast.statebackends.snapshot.in_flight import EdgeName
 
 
 class InputPlan(NamedTuple):

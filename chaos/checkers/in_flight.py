@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from holdfast.barriers.inflight import TIMESTAMPS
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, SubtaskStatus, TaskState
-from holdfast.barriers.wiring import EdgeName, derive_inputs, name_edges
+from holdfast.barriers.wiring import derive_inputs, name_edges
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from holdfast.chaos.checkers.observations import (
@@ -31,6 +30,8 @@ from holdfast.chaos.checkers.observations import (
 from holdfast.chaos.checkers.state_reading import SnapshotView, StoredChannel
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.snapshot.in_flight import EdgeName
+from holdfast.statebackends.snapshot.pieces import TIMESTAMPS
 
 Rows = list[tuple[Any, ...]]
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from holdfast.api.snapshots.rows import Row, read_rows
-from holdfast.barriers.wiring import EdgeName
 from holdfast.chaos.checkers.observations import StoreView
 from holdfast.chaos.workloads.scenario import Positions
 from holdfast.statebackends.backends.operator import read_entries
@@ -26,8 +25,10 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, ORDER, POSITION, TIME, VALUE, part_path
+from holdfast.statebackends.snapshot.in_flight import EdgeName, edge_name
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import read_metadata
+from holdfast.statebackends.snapshot.pieces import EVENT_METADATA
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, StatFile, Storage, run_flow
 
@@ -166,7 +167,6 @@ class SnapshotView:
         """All that is in flight, of each channel in its order: what its consumer stored before what its producer did."""
         found: list[StoredChannel] = []
         for state in sorted(self.metadata.in_flight, key=lambda each: each.side):
-            edge = EdgeName(state.source, state.tag, state.target, state.input, state.ordinal)
             part = state.part
             data = part.data if isinstance(part, InlineHandle) else self._piece_of_file(state.target, part)
             for piece in state.pieces:
@@ -175,7 +175,7 @@ class SnapshotView:
                     rows, events = _read_stream(data[piece.offset : piece.offset + piece.length])
                 except (pa.ArrowException, OSError) as error:
                     raise CorruptStateError(f"in flight to {state.target}: {error}", operator=state.target) from error
-                found.append(StoredChannel(edge, ends, rows, events, state.side))
+                found.append(StoredChannel(edge_name(state), ends, rows, events, state.side))
         return found
 
     def _piece_of_file(self, uid: str, part: StateHandle) -> bytes:
@@ -199,7 +199,7 @@ def _read_stream(data: bytes) -> tuple[list[Row], int]:
         except StopIteration:
             return rows, events
         rows += batch.to_pylist()
-        events += metadata is not None and b"holdfast.event" in metadata
+        events += metadata is not None and EVENT_METADATA in metadata
 
 
 def _is_whole(keyed: KeyedStateHandle) -> bool:

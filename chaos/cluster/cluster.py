@@ -19,7 +19,7 @@ from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker
-from holdfast.barriers.wiring import EdgeName, name_edges
+from holdfast.barriers.wiring import name_edges
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
@@ -42,6 +42,7 @@ from holdfast.operators.sinks.committing import TwoPhaseCommitter
 from holdfast.operators.spark.handle import TERMINAL_STATES
 from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.operators.worker.main import WorkerSpec
+from holdfast.statebackends.snapshot.in_flight import EdgeName
 
 STATE_ROOT = "/state"
 DEATH_US = (20_000, 250_000)

@@ -31,7 +31,7 @@ class AcknowledgedChannels:
             return f"more than {PIECES_MAX} pieces of in-flight data"
         known: set[tuple[EdgeName, str]] = set()
         for channel in channels:
-            end = EdgeName(channel.source, channel.tag, channel.target, channel.input, channel.ordinal), channel.side
+            end = edge_name(channel), channel.side
             problem = "twice" if end in known else self._problem(task, channel)
             known.add(end)
             if problem is not None:

@@ -93,9 +93,9 @@ from holdfast.statebackends.state import (
 )
 
 DEFAULT_SLOT_SHARING_GROUP = "default"
+"""Of all operators (ADR 59)."""
 
 KEYED_UNION = "a union of keyed streams loses the key: call union before key_by"
-"""Of all operators (ADR 59)."""
 
 
 class StreamEnvironment(Protocol):

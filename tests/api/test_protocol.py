@@ -208,7 +208,7 @@ def client(cleanup: contextlib.ExitStack, coordinator: EmbeddedCoordinator) -> R
 
 @pytest.fixture
 def accepted(client: RestClient, tmp_path: Path) -> SubmissionAccepted:
-    config = JobConfig(savepoint_directory=str(tmp_path / "savepoints"), retained_checkpoints=2)
+    config = JobConfig(savepoint_directory=str(tmp_path / "savepoints"), retained_checkpoints=2, checkpoint_interval_ms=None)
     return client.submit(Submission(make_graph(config=config)))
 
 

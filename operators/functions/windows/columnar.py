@@ -152,12 +152,14 @@ class ColumnarWindowOperator(FiringOperator):
         keep_lengths(self.context, self.windows)
 
     def _restore_fired(self) -> list[FiredUntil]:
-        """What the subtasks stored. A drain that the barrier cut off is ended first, all of it; then the job goes on.
+        """What the subtasks stored. A drain that the barrier cut off is ended first, all of it; then the job goes on. With
+        records in flight only if all of those whose keys are ours were in it: to the others the end comes behind these records.
 
         Raises CorruptStateError."""
         groups = self.context.keyed_state.key_groups
         found = kept_entries(self.context, _FIRED.name, "up to where windows have fired", _decoded, self._is_of_the_job)
-        if any(each.is_drain and each.first < groups.stop and groups.start < each.stop for each in found):
+        drains = [each.is_drain for each in found if each.first < groups.stop and groups.start < each.stop]
+        if any(drains) and (all(drains) or not self.context.restores_in_flight):
             self._reached.current = MAX_WATERMARK
         return found
 

@@ -148,3 +148,19 @@ def test_up_to_where_windows_have_fired_is_stored_as_ever(windows: Any, until: i
     next(harness.watermark_slices(MAX_WATERMARK))
     (middle,) = harness.snapshot().lists["fired_until"]
     assert msgspec.msgpack.decode(middle)[3:] == [True]
+
+
+@pytest.mark.parametrize("windows", [Tumbling(4), Sliding(4, 2), Session(2)], ids=repr)
+def test_a_drain_of_one_subtask_makes_no_record_in_flight_to_another_late(windows: Any) -> None:
+    snapshots = []
+    for subtask, watermark in enumerate((MAX_WATERMARK, NEAR)):
+        harness = OperatorHarness(
+            operator(windows), key_type="utf8", parallelism=2, subtask=subtask, max_parallelism=MAX_PARALLELISM
+        ).open()
+        harness.watermark(watermark)
+        snapshots.append(harness.snapshot())
+    restored = OperatorHarness.restored(operator(windows), snapshots, key_type="utf8", max_parallelism=MAX_PARALLELISM)
+    restored.context.restores_in_flight = True
+    restored.open().process(batch(owned_by(1), 7), [15])
+    restored.watermark(100)
+    assert [row[2:] for row in shown(restored)] == ([(1, 7)] * (2 if isinstance(windows, Sliding) else 1))
