@@ -158,8 +158,11 @@ class ColumnarWindowOperator(FiringOperator):
         Raises CorruptStateError."""
         groups = self.context.keyed_state.key_groups
         found = kept_entries(self.context, _FIRED.name, "up to where windows have fired", _decoded, self._is_of_the_job)
-        drains = [each.is_drain for each in found if each.first < groups.stop and groups.start < each.stop]
-        if any(drains) and (all(drains) or not self.context.restores_in_flight):
+        in_drain = np.zeros(self.context.max_parallelism, np.bool_)
+        for each in found:
+            in_drain[each.first : each.stop] |= each.is_drain
+        own = in_drain[groups.start : groups.stop]
+        if own.any() and (own.all() or not self.context.restores_in_flight):
             self._reached.current = MAX_WATERMARK
         return found
 

@@ -109,6 +109,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         """The last tick came late: the next one keeps to the rate."""
         self.last: int | None = None
         self.started = 0
+        self.at_start: int | None = None
+        """The interval that was in force when the schedule was started: the first delay is drawn from it."""
         self.make(100, None, 0, 1)
 
     @property
@@ -131,7 +133,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.schedule.start(self.now)
         self.is_late = False
-        self.runs, self.last, self.started = True, None, self.now
+        self.runs, self.last, self.started, self.at_start = True, None, self.now, self.in_force
 
     @rule()
     def stop(self) -> None:
@@ -151,7 +153,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         if ticked:
             assert self.runs, "a tick while it is stopped"
             assert self.in_force is not None, "a tick without an interval"
-            first_ms = min(self.pause, self.interval) - max(0, self.interval - self.in_force)
+            drawn = self.in_force if self.at_start is None else self.at_start
+            first_ms = min(self.pause, drawn) - max(0, drawn - self.in_force)
             since, least = (self.started, first_ms) if self.last is None else (self.last, self.in_force)
             assert due is not None
             assert self.now >= due >= since + least or self.is_late, "a tick before the interval was over"
