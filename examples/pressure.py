@@ -36,9 +36,10 @@ import pyarrow as pa
 
 import holdfast as hf
 
-ROWS = 60_000
+ROWS = 120_000
+ROWS_PER_SECOND = 6_000
+"""Some three times as many as the slow step can take at parallelism 2."""
 ROW_COST_S = 0.0009
-"""Of the slow step; at parallelism 3 all orders would take 18 s."""
 STRIPES = 128
 """Max parallelism: row i of a DataFrame is read with the rows i mod so many. Each account's orders are of one such stripe, which
 one subtask reads at a time, so that their order is that of their ids; whatever is killed or restored must not change it."""
@@ -92,8 +93,9 @@ def build(orders: Any, folder: Path, url: str, parallelism: int) -> hf.Environme
         unaligned_checkpoints=True,
         retention_on_cancel="retain",
     )
-    numbered = env.from_dataframe(orders).uid("orders").key_by("account").map_with_state(number, tuple[int, int], returns=NUMBERED)
-    slow = numbered.uid("number").rebalance().map(Slow(str(folder / "hurry")), returns=NUMBERED).uid("slow")
+    by_account = env.from_dataframe(orders, rows_per_second=ROWS_PER_SECOND).uid("orders").key_by("account")
+    numbered = by_account.map_with_state(number, tuple[int, int], returns=NUMBERED).uid("number")
+    slow = numbered.rebalance().map(Slow(str(folder / "hurry")), returns=NUMBERED).uid("slow")
     slow.sink_to(hf.ParquetSink(str(folder / "out"))).uid("out")
     return env
 
@@ -130,10 +132,17 @@ class Drill:
         self._found = found
 
     def wait_for_pressure(self) -> None:
-        """Until the job processes records, and a second or two more: its queues are full then."""
-        chaos.wait_for("all workers", lambda: len(self._pids()) == self._slots(), chaos.WAIT_S)
-        before = self._handle.progress().records_in
-        chaos.wait_for("records", lambda: self._handle.progress().records_in > before, chaos.WAIT_S)
+        """Until the slow step processes records, and a second or two more: the queues in front of it are full then."""
+        before = 0
+
+        def grows() -> bool:
+            vertices = self._handle.client.job(self._handle.job_id)["vertices"]
+            nonlocal before
+            records = sum(vertex["metrics"]["read-records"] for vertex in vertices)
+            before, is_more = records, 0 < before < records
+            return is_more and all(vertex["status"] == "RUNNING" for vertex in vertices)
+
+        chaos.wait_for("records of running tasks", grows, chaos.WAIT_S, every_s=0.1)
         chaos.pause(self._moments.uniform(1.0, 2.0))
 
     def take(self, *, unaligned: bool) -> Taken:
@@ -197,7 +206,7 @@ class Drill:
 
 def inflight_rows(checkpoint: str) -> int:
     """Rows in flight that the checkpoint has stored, as `holdfast inspect` tells."""
-    command = [sys.executable, "-m", "holdfast", "--json", "inspect", checkpoint]
+    command = [sys.executable, "-m", "holdfast", "inspect", checkpoint, "--json"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return sum(edge["rows"] for edge in told.get("in_flight", ()))
 
