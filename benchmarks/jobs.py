@@ -32,9 +32,9 @@ def w0(rows: int, workers: int) -> hf.Environment:
     return env
 
 
-def w1(rows: int, keys: int, workers: int, backend: str, interval_ms: int | None) -> hf.Environment:
+def w1(rows: int, keys: int, workers: int, backend: str, interval_ms: int | None, **settings: Any) -> hf.Environment:
     """Shuffle by bidder; 10 s tumbling windows; count, max and sum of the price; blackhole."""
-    env = environment("w1", workers, backend, interval_ms)
+    env = environment("w1", workers, backend, interval_ms, **settings)
     bids = env.from_source(hf.GeneratorSource(Bids(keys), rows, SCHEMA)).uid("bids").assign_timestamps("ts", 0).uid("time")
     windows = bids.key_by("bidder").window(hf.Tumbling(seconds=10))
     windows.aggregate(bids=hf.count(), highest=hf.max("price"), volume=hf.sum("price")).uid("w").sink_to(hf.Blackhole()).uid("out")

@@ -1,4 +1,5 @@
-"""W4, W6 and W7: checkpoints while every queue is full, latency of records beside checkpoints, checkpoints of many subtasks.
+"""W4, W6 and W7: checkpoints while every queue is full, latency of records beside checkpoints, checkpoints of many subtasks; and
+what bounded queues and unaligned checkpoints cost where there is no pressure.
 
 A checkpoint of W4 and W7 is triggered by hand over REST; its duration is the coordinator's own, from the trigger to COMPLETED.
 Beside it the raw write of the bytes that it stored, in the same folder."""
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 import holdfast as hf
 from benchmarks.harness import Bench, raw_write_ms, spread, wait_until
-from benchmarks.jobs import environment
+from benchmarks.jobs import environment, w1
 from benchmarks.workloads import SCHEMA, Bids
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.statebackends.errors import CheckpointFailedError
@@ -32,6 +33,11 @@ FILL_S = 5.0
 """Queues are full from the first moments on; so much later the first checkpoint is triggered."""
 W4_TIMEOUT_MS = 20_000
 """A checkpoint that takes longer counts as so long, and is the last one: what is in front of it only grows."""
+
+MODES_KEYS, MODES_INTERVAL_MS = 10_000, 1_000
+MODES_AIM = 0.98
+"""Least records a second with a setting, as a share of those without."""
+MODES = (("debloating on : off", "buffer_debloat"), ("unaligned on : off", "unaligned_checkpoints"))
 
 COUNTED = pa.schema([("bidder", pa.int64()), ("count", pa.int64())])
 CREATED = pa.schema([("bidder", pa.int64()), ("created", pa.float64())])
@@ -140,6 +146,31 @@ def _wait_for_records(handle: Any, records: int) -> None:
         return bool(handle.progress().records_in >= records)
 
     wait_until(f"{records} records", processed, 60, every_s=0.1)
+
+
+# ------------------------------------------------------------------------------------------------- W1, without pressure
+
+
+def measure_modes(bench: Bench, quick: bool) -> list[Row]:
+    """W1 with a setting and without, on one worker and on two."""
+    return [_mode(bench, name, setting, workers, quick) for workers in (1, 2) for name, setting in MODES]
+
+
+def _mode(bench: Bench, name: str, setting: str, workers: int, quick: bool) -> Row:
+    """Runs in turn, so that what else the machine does falls on both; the setting is first in every other pair."""
+    rows, pairs = (60_000_000, 3) if quick else (240_000_000, 5)
+    ratios, cpu_ratios, speeds = [], [], []
+    for number in range(pairs):
+        found = {}
+        for is_on in (True, False) if number % 2 else (False, True):
+            env = w1(rows, MODES_KEYS, workers, "memory", MODES_INTERVAL_MS, **{setting: is_on})
+            found[is_on] = bench.run(env, rows)
+        speeds.append(found[True].records_per_second)
+        ratios.append(found[True].records_per_second / found[False].records_per_second)
+        cpu_ratios.append(found[True].cpu_seconds / found[False].cpu_seconds)
+    line = {"workload": "W1", "way": name, "workers": workers, "keys": MODES_KEYS, "records_per_second": round(statistics.median(speeds))}
+    line |= {"ratio": spread(ratios), "cpu_ratio": spread(cpu_ratios), "aim": MODES_AIM}
+    return {**line, "met": "yes" if statistics.median(ratios) >= MODES_AIM else "no"}
 
 
 # -------------------------------------------------------------------------------------------------------------- W6
