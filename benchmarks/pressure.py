@@ -168,7 +168,13 @@ def _mode(bench: Bench, name: str, setting: str, workers: int, quick: bool) -> R
         speeds.append(found[True].records_per_second)
         ratios.append(found[True].records_per_second / found[False].records_per_second)
         cpu_ratios.append(found[True].cpu_seconds / found[False].cpu_seconds)
-    line = {"workload": "W1", "way": name, "workers": workers, "keys": MODES_KEYS, "records_per_second": round(statistics.median(speeds))}
+    line = {
+        "workload": "W1",
+        "way": name,
+        "workers": workers,
+        "keys": MODES_KEYS,
+        "records_per_second": round(statistics.median(speeds)),
+    }
     line |= {"ratio": spread(ratios), "cpu_ratio": spread(cpu_ratios), "aim": MODES_AIM}
     return {**line, "met": "yes" if statistics.median(ratios) >= MODES_AIM else "no"}
 
