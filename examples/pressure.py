@@ -172,14 +172,10 @@ class Drill:
         say(f"kill -9 of the workers in slots {', '.join(map(str, slots))}")
         chaos.wait_for("their death", lambda: not any(chaos.is_alive(pids[slot]) for slot in slots), chaos.WAIT_S)
 
-    def see_restored(self, taken: Taken) -> None:
-        """Wait until the job runs on from that checkpoint."""
-
-        def restored() -> int | None:
-            told = self._handle.client.checkpoints(self._handle.job_id)["latest"]["restored"]
-            return None if told is None or told["id"] <= 0 else int(told["id"])
-
-        number = chaos.wait_for("a restore", restored, chaos.WAIT_S)
+    def see_restored(self, taken: Taken, before: dict[str, Any] | None = None) -> None:
+        """Wait until the job runs on from that checkpoint; `before` is the restore that there was before."""
+        chaos.wait_for("a restore", lambda: self._restored() not in (None, before), chaos.WAIT_S)
+        number = int((self._restored() or {"id": 0})["id"])
         if number != taken.number:
             raise chaos.DemoError(f"restored from checkpoint {number} instead of {taken.number}")
         chaos.wait_for("the job to run", lambda: self._handle.state() == "RUNNING", chaos.WAIT_S)
@@ -188,10 +184,14 @@ class Drill:
 
     def kill_and_see_restored(self, slot: int, taken: Taken) -> None:
         """As the two; the restore is one that was not there before."""
-        attempt = self._workers()["attempt"]
+        before = self._restored()
         self.kill([slot])
-        chaos.wait_for("another attempt", lambda: self._workers()["attempt"] > attempt, chaos.WAIT_S)
-        self.see_restored(taken)
+        self.see_restored(taken, before)
+
+    def _restored(self) -> dict[str, Any] | None:
+        """The last restore from a checkpoint: its id, and when it was."""
+        restored: dict[str, Any] | None = self._handle.client.checkpoints(self._handle.job_id)["latest"]["restored"]
+        return None if restored is None or restored["id"] <= 0 else restored
 
     def _workers(self) -> dict[str, Any]:
         described: dict[str, Any] = self._handle.client.workers(self._handle.job_id)
