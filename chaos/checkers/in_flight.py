@@ -186,13 +186,14 @@ def _problem(edge: JobEdge, stored: list[StoredChannel], restored: dict[tuple[in
 
 
 def _one_owner(key: tuple[str, ...], stored: list[StoredChannel], restored: dict[tuple[int, int], Rows]) -> str | None:
-    columns = next((list(channel.rows[0]) for channel in stored if channel.rows), [])
-    places = [columns.index(name) for name in key if name in columns]
+    # The rows of one edge may differ in their columns: those that a combiner let go are partial results.
+    values: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for row in (row for channel in stored for row in channel.rows):
+        values[tuple(row.values())] = tuple(row[name] for name in key if name in row)
     owners: dict[tuple[Any, ...], int] = {}
     for (_, consumer), rows in restored.items():
-        for row in rows:
-            value = tuple(row[place] for place in places)
-            if places and owners.setdefault(value, consumer) != consumer:
+        for value in (values[row] for row in rows):
+            if value and owners.setdefault(value, consumer) != consumer:
                 return f"key {value} is restored by the subtasks {owners[value]} and {consumer}"
     return None
 
