@@ -147,7 +147,10 @@ class OutputChannel:
         if not self._queue or not self._credit.is_open:
             return False
         element, size = self._queue[0]
-        return not isinstance(element, Batch) or self._credit.can_send(min(size, self._frame_bytes_max))
+        if not isinstance(element, Batch):
+            return True
+        is_cut = size > self._frame_bytes_max and element.num_rows > 1
+        return self._credit.can_send(self._frame_bytes_max if is_cut else size)
 
     def announced(self, announcement: CreditAnnouncement) -> None:
         """Take an announcement of the receiver. Raises ProtocolError on an impossible count."""

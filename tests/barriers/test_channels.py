@@ -164,6 +164,16 @@ def test_no_frame_is_above_a_quarter_unless_it_is_one_row(sizes: list[int], allo
     assert channel.pending_bytes == 0
 
 
+@pytest.mark.parametrize("allocation", range(1, 200, 7))
+def test_nothing_is_leaving_once_what_may_leave_has_left(allocation: int) -> None:
+    """A row may be larger than a frame: room for a frame is none for it, and an output that ends would wait for ever."""
+    channel = output(CreditAnnouncement(allocation, 100, 0, 0))
+    channel.add(sized(24, 24, 1, 24, 24), now_ms=0)
+    channel.flush()
+    channel.take_frames()
+    assert not channel.is_leaving
+
+
 def test_small_batches_wait_for_company_only_while_both_fit_into_a_frame() -> None:
     channel = output(CreditAnnouncement(64 * 40, 100, 0, 0))
     for start in (0, 4, 8):
