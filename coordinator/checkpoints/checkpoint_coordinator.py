@@ -137,6 +137,11 @@ class CheckpointCoordinator:
         return tuple(entry.checkpoint_id for entry in self.pending if entry.status is not PendingStatus.ABORTING)
 
     @property
+    def aborted_ids(self) -> tuple[int, ...]:
+        """Aborted ids that a worker may have missed the notices of, the newest last."""
+        return self._completed.aborted_ids
+
+    @property
     def retained(self) -> tuple[CompletedCheckpoint, ...]:
         return self._completed.retained
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import ge
 
+from holdfast.barriers.alignment import ABORTED_IDS_MAX
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.checkpoints.actions import DropCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
@@ -126,6 +127,11 @@ class CompletedCheckpointStore:
     def aborted(self, checkpoint_id: int) -> None:
         """Note an aborted id: its claim and decision stay in storage until a higher id completes."""
         self._aborted.append(checkpoint_id)
+
+    @property
+    def aborted_ids(self) -> tuple[int, ...]:
+        """The newest aborted ids that no higher id has completed behind: as many as a task remembers."""
+        return tuple(self._aborted[-ABORTED_IDS_MAX:])
 
     def take_drops(self) -> list[DropCheckpoint]:
         """Checkpoints to drop now: the oldest beyond the limit, and aborted ids below the newest completed one.

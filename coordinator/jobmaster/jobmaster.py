@@ -501,6 +501,11 @@ class JobMaster:
         if runs_it:
             for trigger in self.coordinator.triggers_to_repeat():
                 self._trigger(slot, trigger)
+            newest = self.coordinator.newest
+            # A barrier of another worker may have come, or may yet come, of an id that this worker was never told of.
+            for checkpoint_id in self.coordinator.aborted_ids:
+                newest_id = newest.checkpoint_id if newest is not None else 0
+                self.slot_pool.send(slot, NotifyCheckpointAborted(running, checkpoint_id, newest_id))
         elif self.state in (JobState.CANCELLING, JobState.FAILING):
             self.slot_pool.send(slot, CancelTasks(lifecycle.attempt))
         return Registered(
