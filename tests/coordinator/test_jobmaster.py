@@ -13,6 +13,7 @@ from holdfast.barriers.messages import (
     CheckpointKind,
     Deploy,
     FinishTasks,
+    NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     ShutdownWorker,
     StatusBatch,
@@ -155,6 +156,23 @@ def test_reconnect_repeats_triggers_and_answers_what_was_unanswered() -> None:
     assert registered.answers == (AckStatus.SUCCESS, AckStatus.SUCCESS)
     assert registered.live_checkpoints == (1,)
     assert [command.checkpoint_id for command in rig.commands(0, TriggerCheckpoint)] == [1]
+
+
+def test_reconnect_tells_of_aborted_ids_until_a_newer_one_has_completed() -> None:
+    """Their barriers come from other workers, to one that the notice did not reach or that an older leader had told nothing."""
+    rig = Rig(checkpoint_timeout_ms=50, tolerable_failed_checkpoints=100).run()
+
+    def told_anew() -> list[int]:
+        rig.register(0, attempt=1)
+        return [command.checkpoint_id for command in rig.commands(0, NotifyCheckpointAborted)]
+
+    assert told_anew() == []
+    for _ in range(2):
+        rig.feed_request()
+        rig.pass_time(100)
+    assert told_anew() == told_anew() == [1, 2]
+    assert rig.checkpoint() == 3
+    assert told_anew() == []
 
 
 def test_session_that_is_over_and_epochs_of_others_are_refused() -> None:
