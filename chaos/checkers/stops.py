@@ -77,6 +77,8 @@ class StopsChecker(Checker):
         """Trigger id -> its stop."""
         self._wanted: set[str] = set()
         """Trigger ids of the stops that users requested."""
+        self._asked: set[tuple[int, str]] = set()
+        """Stops that a leader was asked for, by its epoch: its later answers are about the same stop, which may be over by then."""
         self._leads: dict[str, int] = {}
         """Process -> highest epoch in which it leads."""
         self._deployed: set[int] = set()
@@ -107,11 +109,15 @@ class StopsChecker(Checker):
                 self._clocks_jumped = True
             case Lifecycle(change="power_loss"):
                 self._stops.clear()  # what was claimed may be gone
+                self._asked.clear()
             case _:
                 pass
 
     def _accepted(self, trigger_id: str, fact: Answered) -> None:
         epoch, submission = self._leads.get(fact.actor, 0), max(self.ledger.submissions, default=0)
+        if (epoch, trigger_id) in self._asked:
+            return
+        self._asked.add((epoch, trigger_id))
         if trigger_id not in self._stops and epoch == self.ledger.newest_epoch and submission in self._deployed:
             self._stops[trigger_id] = _Stop(submission, fact.at_ms, waits=True, attempt=0, epoch=epoch)
 

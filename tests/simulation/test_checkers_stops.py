@@ -182,6 +182,27 @@ def test_one_that_was_asked_for_before_anything_ran() -> None:
     assert story.broken == []
 
 
+@pytest.mark.parametrize(("leaders", "broken"), [(1, []), (2, ["I30"])])
+def test_one_that_is_asked_for_again_is_the_same_one_for_its_leader_alone(leaders: int, broken: list[str]) -> None:
+    """The first answer, that nothing runs yet, was lost on its way. Another leader knows of no stop, and accepts it."""
+    story = Told()
+    story.checkers = [each for each in story.checkers if isinstance(each, StopsChecker)]
+    story.lead()
+    story.submit()
+    story.view(FailureReason.NOT_ALL_TASKS_RUNNING)
+    story.led_by()
+    story.ask()
+    story.record_attempt(0)
+    story.deploy()
+    if leaders == 2:
+        story.lead()
+        story.tell_led()
+        story.led_by()
+    story.ask()
+    story.go_on(1)
+    assert story.broken == broken
+
+
 @pytest.mark.parametrize("in_progress", [True, False])
 def test_nobody_waits_for_one_of_a_job_that_is_over(story: Told, in_progress: bool) -> None:
     story.view(None if in_progress else CUT_OFF, in_progress=in_progress)
