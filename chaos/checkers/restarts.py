@@ -72,6 +72,8 @@ class _Failure:
     earliest_ms: int
     """The attempt that failed was deployed then."""
     latest_ms: int
+    is_certain: bool
+    """Its leader was the newest one. A former leader's failure counts only for one that continues from its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class RestartsChecker(Checker):
         """By submission, under all its leaders."""
         self._awaited: dict[int, _Awaited] = {}
         """By epoch."""
+        self._behind: dict[int, int] = {}
+        """Attempt -> newest epoch when it came on record: its leader may have read the records before."""
         self._clocks_jumped = False
         """Failures under a former leader may count for longer or shorter: their times are on record in wall-clock time."""
 
@@ -200,13 +204,34 @@ class RestartsChecker(Checker):
         """A strategy that outlasts its leader goes on with the pauses on record; any other one begins with the first."""
         strategy = led.graph.config.restart
         restarts = self._leaders[led.epoch, led.submission] = _Restarts(_Pauses(strategy))
-        former = [epoch for epoch, submission in self._leaders if submission == led.submission and epoch < led.epoch]
-        if not strategy.is_lasting or not former:
+        records = self._may_continue(led) if strategy.is_lasting else []
+        writers = [self._leaders[each.epoch, each.submission] for each in records if (each.epoch, each.submission) in self._leaders]
+        if not writers:
             return
-        before = self._leaders[max(former), led.submission]
-        restarts.at_least, restarts.at_most, restarts.over_ms = before.at_least, before.at_most, before.over_ms
-        record = self.ledger.attempts.get(max(self.ledger.attempts, default=0))
-        if record is None or record.backoff is None or record.attempt in self._deployed_ms or record.submission != led.submission:
+        restarts.at_most = max(each.at_most for each in writers)
+        ends_ms = [each.over_ms for each in writers if each.over_ms is not None]
+        restarts.over_ms = (min(first for first, _ in ends_ms), max(last for _, last in ends_ms)) if ends_ms else None
+        if len(records) == 1:  # else it is not known from which one its leader goes on
+            restarts.at_least = writers[0].at_least
+            self._continue(restarts, records[0], led)
+
+    def _may_continue(self, led: Led) -> list[AttemptRecord]:
+        """The record from which a leader goes on: the newest one, whoever wrote it, if only a former leader that woke too late.
+
+        One that came when the leader had its epoch already may be unknown to it: then those before it are given as well."""
+        found = []
+        for number in sorted(self.ledger.attempts, reverse=True):
+            record = self.ledger.attempts[number]
+            if record.submission != led.submission:
+                break
+            found.append(record)
+            if self._behind.get(number, 0) < led.epoch:
+                break
+        return found
+
+    def _continue(self, restarts: _Restarts, record: AttemptRecord, led: Led) -> None:
+        """The pause on record goes on, if it is not over."""
+        if record.backoff is None or record.attempt in self._deployed_ms:
             return
         left_ms = min(record.backoff.until_ms - led.wall_ms, record.backoff.pause_ms)
         if left_ms > UNSURE_MS:
@@ -218,6 +243,7 @@ class RestartsChecker(Checker):
 
     def _recorded(self, record: AttemptRecord, at_ms: int) -> None:
         """It is on record before the pause is over, a moment after its predecessor was given up."""
+        self._behind[record.attempt] = self.ledger.newest_epoch
         restarts, master = self._leaders.get((record.epoch, record.submission)), self.master_of(record.epoch)
         if restarts is None:
             return
@@ -256,8 +282,8 @@ class RestartsChecker(Checker):
         if failed_ms is not None:
             restarts.earliest_ms[record.attempt] = failed_ms + shortest_ms
             restarts.at_least += 1
-        if record.epoch == self.ledger.newest_epoch:
-            self._failures.setdefault(record.submission, []).append(_Failure(earliest_ms, at_ms))
+        failure = _Failure(earliest_ms, at_ms, record.epoch == self.ledger.newest_epoch)
+        self._failures.setdefault(record.submission, []).append(failure)
 
     def _check_limits(self, record: AttemptRecord, restarts: _Restarts, at_ms: int) -> None:
         """The strategy allows the attempt."""
@@ -272,7 +298,8 @@ class RestartsChecker(Checker):
             self.report("I16", f"{which}, behind {restarts.at_least} pauses without a reset; {strategy.describe()}")
         elif strategy.kind == "failure_rate" and not self._clocks_jumped:
             since_ms = at_ms - strategy.failure_rate_interval_ms
-            certain = sum(each.earliest_ms >= since_ms for each in self._failures.get(record.submission, ()))
+            failures = self._failures.get(record.submission, ())
+            certain = sum(each.is_certain and each.earliest_ms >= since_ms for each in failures)
             if certain >= strategy.failures_per_interval_max:
                 self.report("I16", f"{which}, behind {certain} others within the interval; {strategy.describe()}")
 

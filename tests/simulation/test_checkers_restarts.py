@@ -299,3 +299,70 @@ def test_a_new_leader_counts_pauses_on(pause_ms: int, broken: list[str]) -> None
     job.change_leader()
     job.fail_and_wait(pause_ms)
     assert job.broken == broken
+
+
+class FormerLeader(Restarting):
+    """A former leader wakes, and puts on record the attempt behind a failure that it counts."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        super().__init__(strategy)
+        self.live_former = self.live_coordinators
+
+    def wake(self, backoff: BackoffRecord) -> None:
+        newest, self.epoch = self.epoch, self.epoch - 1
+        live, self.live_coordinators = self.live_coordinators, self.live_former
+        self.fail()
+        self.record_attempt(0, backoff=backoff)
+        self.epoch, self.live_coordinators = newest, live
+        self.master.lifecycle.exceptions.newest = None
+
+    def resume(self, backoff: BackoffRecord) -> None:
+        """The newest leader finds nobody running the attempt on record, and waits for the rest of its pause."""
+        self.fail(LOST)
+        self.record_attempt(0, restarts=self.restarts[self.submission], backoff=backoff)
+        self.wait(backoff.until_ms + 1)
+        self.deploy()
+
+
+LASTING = RestartStrategy(delay_ms=100, backoff_multiplier=3, attempts_before_reset_max=9)
+
+
+@pytest.mark.parametrize(("pause_ms", "broken"), [(300, []), (100, ["I16"]), (900, ["I16"])])
+def test_a_leader_goes_on_from_the_record_of_one_that_woke_behind_its_successor(pause_ms: int, broken: list[str]) -> None:
+    """The successor, whose attempt was not on record, counts for nothing."""
+    job = FormerLeader(LASTING)
+    job.change_leader()
+    backoff = BackoffRecord(100, job.now_ms + 100)
+    job.wake(backoff)
+    job.change_leader()
+    job.resume(backoff)
+    job.fail_and_wait(pause_ms, backoff=BackoffRecord(pause_ms, 0))
+    assert job.broken[:1] == broken
+
+
+@pytest.mark.parametrize(("pause_ms", "broken"), [(100, []), (300, []), (2_700, ["I16"])])
+def test_a_leader_may_not_have_read_a_record_that_came_behind_its_epoch(pause_ms: int, broken: list[str]) -> None:
+    job = FormerLeader(LASTING)
+    job.lead()
+    backoff = BackoffRecord(100, job.now_ms + 100)
+    job.wake(backoff)
+    job.tell_led()
+    job.lead_alive()
+    job.resume(backoff)
+    job.fail_and_wait(pause_ms, backoff=BackoffRecord(pause_ms, 0))
+    assert job.broken[:1] == broken
+
+
+@pytest.mark.parametrize(("woke", "broken"), [(True, []), (False, ["I16"])])
+def test_a_failure_that_a_former_leader_put_on_record_may_end_a_job(woke: bool, broken: list[str]) -> None:
+    job = FormerLeader(RestartStrategy("failure_rate", delay_ms=100, failures_per_interval_max=2, failure_rate_interval_ms=2_000))
+    job.fail_and_wait(100)
+    job.change_leader()
+    if woke:
+        backoff = BackoffRecord(100, job.now_ms + 100)
+        job.wake(backoff)
+        job.change_leader()
+        job.resume(backoff)
+    job.fail()
+    job.end(USER)
+    assert job.broken == broken
