@@ -59,6 +59,7 @@ from holdfast.barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
+from holdfast.barriers.inflight import ELEMENT_BYTES
 from holdfast.statebackends.errors import InvalidConfigError, ProtocolError
 
 MARKERS_QUEUED_MAX = 16
@@ -119,6 +120,19 @@ class _Collected(msgspec.Struct):
     awaited: set[int]
     """Channels whose barrier has not been seen: what comes is collected."""
     size: int = 0
+    """Bytes of the batches, as their senders counted them."""
+    count: int = 0
+    """Elements."""
+
+    def add(self, channel: int, element: _InFlight, size: int) -> None:
+        """Behind what is collected of the channel. Of a run of watermarks only the last one matters, as in a queue."""
+        found = self.elements[channel]
+        if isinstance(element, Watermark) and found and isinstance(found[-1], Watermark):
+            found[-1] = element
+            return
+        found.append(element)
+        self.size += size
+        self.count += 1
 
 
 _InFlight: TypeAlias = Batch | Watermark | WatermarkStatus
@@ -230,8 +244,7 @@ class InputGate:
             if isinstance(element, EndOfPartition) and self._queues[channel]:
                 self._see(channel, element)
             elif isinstance(element, _InFlight):
-                collected.elements[channel].append(element)
-                collected.size += size
+                collected.add(channel, element, size)
         if isinstance(element, CheckpointBarrier) and element.unaligned and element.aligned_timeout_ms is not None:
             known = self._announced.setdefault(element.checkpoint_id, _Announced(element))
             if element.aligned_timeout_ms == 0 and known.barrier.aligned_timeout_ms:  # it has overtaken upstream
@@ -307,7 +320,7 @@ class InputGate:
             self._collect_queued(channel, self._collected)
 
     def _collect_queued(self, channel: int, collected: _Collected) -> None:
-        queue, elements = self._queues[channel], collected.elements[channel]
+        queue = self._queues[channel]
         for place, queued in enumerate(queue):
             element = queued.element
             if isinstance(element, CheckpointBarrier) and element.checkpoint_id == collected.barrier.checkpoint_id:
@@ -320,8 +333,7 @@ class InputGate:
                 self._see(channel, element)
                 return
             if isinstance(element, _InFlight):
-                elements.append(element)
-                collected.size += queued.size
+                collected.add(channel, element, queued.size)
 
     def _head_changed(self, channel: int) -> None:
         """Another element is the head of an unblocked channel's queue. Cost: O(channels)."""
@@ -335,8 +347,8 @@ class InputGate:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Referred to for the checkpoint that is collected."""
-        return 0 if self._collected is None else self._collected.size
+        """What is referred to for the checkpoint that is collected, its events and the heads of its batches included."""
+        return 0 if self._collected is None else self._collected.size + ELEMENT_BYTES * self._collected.count
 
     # ------------------------------------------------------------------------------------------------------- reading
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from holdfast.barriers.inflight import ELEMENT_BYTES
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, SubtaskStatus, TaskState
 from holdfast.barriers.wiring import derive_inputs, name_edges
@@ -95,7 +96,8 @@ class InFlightChecker(Checker):
             self._measure(where, change.snapshot)
 
     def _measure(self, where: str, snapshot: Snapshot) -> None:
-        """What a subtask has stored in flight is within its limit. Numbers have 8 bytes; of anything else 1 is counted."""
+        """What a subtask has stored in flight is within its limit. Numbers have 8 bytes, of anything else 1 is counted, and
+        ELEMENT_BYTES of each batch and event."""
         graph = msgspec.convert(snapshot.metadata.graph, JobGraph)
         sizes: Counter[tuple[str, int]] = Counter()
         try:
@@ -103,6 +105,7 @@ class InFlightChecker(Checker):
                 uid, subtask = (channel.edge.target, 1) if channel.side == "input" else (channel.edge.source, 0)
                 vertex = next(each.vertex_id for each in graph.vertices if any(op.uid == uid for op in each.operators))
                 cells = (value for row in channel.rows for name, value in row.items() if name != TIMESTAMPS)
+                sizes[vertex, channel.channel[subtask]] += ELEMENT_BYTES * channel.elements
                 sizes[vertex, channel.channel[subtask]] += sum(8 if isinstance(value, int | float) else 1 for value in cells)
         except HoldfastError as error:
             self.report("I11", f"{where}: {error}")

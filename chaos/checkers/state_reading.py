@@ -51,6 +51,8 @@ class StoredChannel(NamedTuple):
     """Watermarks and statuses among them."""
     side: str
     """End of the channel that stored them: `input` or `output`."""
+    elements: int
+    """Batches, and events."""
 
 
 class ViewStorage:
@@ -172,10 +174,10 @@ class SnapshotView:
             for piece in state.pieces:
                 ends = (piece.peer, state.subtask) if state.side == "input" else (state.subtask, piece.peer)
                 try:
-                    rows, events = _read_stream(data[piece.offset : piece.offset + piece.length])
+                    rows, events, elements = _read_stream(data[piece.offset : piece.offset + piece.length])
                 except (pa.ArrowException, OSError) as error:
                     raise CorruptStateError(f"in flight to {state.target}: {error}", operator=state.target) from error
-                found.append(StoredChannel(edge_name(state), ends, rows, events, state.side))
+                found.append(StoredChannel(edge_name(state), ends, rows, events, state.side, elements))
         return found
 
     def _piece_of_file(self, uid: str, part: StateHandle) -> bytes:
@@ -188,16 +190,17 @@ class SnapshotView:
         return {uid: [entry for subtask in self.list_entries(uid, "positions") for entry in subtask] for uid in source_uids}
 
 
-def _read_stream(data: bytes) -> tuple[list[Row], int]:
-    """Rows, and the number of batches that stand for an event."""
+def _read_stream(data: bytes) -> tuple[list[Row], int, int]:
+    """Rows, the number of batches that stand for an event, and that of all batches."""
     rows: list[Row] = []
-    events = 0
+    events = elements = 0
     reader = pa.ipc.open_stream(data)
     while True:
         try:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
         except StopIteration:
-            return rows, events
+            return rows, events, elements
+        elements += 1
         rows += batch.to_pylist()
         events += metadata is not None and EVENT_METADATA in metadata
 

@@ -64,7 +64,7 @@ def _draw_mode(rng: random.Random) -> dict[str, Any]:
     return {
         "unaligned_checkpoints": True,
         "aligned_checkpoint_timeout_ms": rng.choice((0, 0, 0, 5, 40, 150)),
-        "inflight_bytes_max": rng.choice((200, 1_000)) if rng.random() < 0.25 else 1 << 28,
+        "inflight_bytes_max": rng.choice((1_000, 3_000)) if rng.random() < 0.25 else 1 << 28,
     }
 
 

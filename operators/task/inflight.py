@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.barriers.alignment import AlignmentMetrics
 from holdfast.barriers.elements import Batch, Element
-from holdfast.barriers.inflight import encode
+from holdfast.barriers.inflight import encode, held_bytes
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.barriers.wiring import derive_inputs, name_edges
@@ -82,6 +82,8 @@ class InFlight:
         """`edges`: of the subtask. `held`: what it had in hand, by channel, when the barrier overtook; None: it did not."""
         self._edges = edges
         self._held = held or ()
+        self._input_bytes = held_bytes([element for _, element in self._held])
+        self._output_bytes = 0
         self._inputs: tuple[EdgeLog, ...] = ()
         self._outputs: tuple[EdgeLog, ...] = ()
         self.awaits_inputs = held is not None
@@ -100,11 +102,13 @@ class InFlight:
         for channel, elements in channels:
             found.setdefault(channel, []).extend(elements)
         self._inputs = self._edges.inputs((channel, tuple(elements)) for channel, elements in found.items())
+        self._input_bytes = _held_bytes_of(self._inputs)
 
     def take_outputs(self, logs: Iterable[EdgeLog]) -> None:
         """The barrier has left every output queue: (c)."""
         self.awaits_outputs = False
         self._outputs = tuple(logs)
+        self._output_bytes = _held_bytes_of(self._outputs)
 
     @property
     def is_complete(self) -> bool:
@@ -112,10 +116,8 @@ class InFlight:
 
     @property
     def size(self) -> int:
-        """Bytes that are referred to, without those that the gate still collects."""
-        logs = (*self._inputs, *self._outputs)
-        held = size_of([element for _, element in self._held]) if self.awaits_inputs else 0
-        return held + sum(size_of(elements) for log in logs for _, elements in log.channels)
+        """Bytes that are referred to, events included, without those that the gate still collects."""
+        return self._input_bytes + self._output_bytes
 
     @property
     def is_empty(self) -> bool:
@@ -132,9 +134,8 @@ class InFlight:
         return tuple(self._edges.state(log, part, pieces) for log, part, pieces in written)
 
 
-def size_of(elements: Sequence[Element]) -> int:
-    """Bytes of the batches."""
-    return sum(element.size for element in elements if isinstance(element, Batch))
+def _held_bytes_of(logs: Iterable[EdgeLog]) -> int:
+    return sum(held_bytes(elements) for log in logs for _, elements in log.channels)
 
 
 def encode_log(log: EdgeLog) -> tuple[bytes, tuple[ChannelPiece, ...]]:

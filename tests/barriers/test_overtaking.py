@@ -10,8 +10,9 @@ import pytest
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.alignment import AbortCheckpoint, AbortReason, InFlightCollected, TriggerSnapshot
 from holdfast.barriers.credits import ReceiverCredit
-from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition, Watermark
+from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition, Watermark, WatermarkStatus
 from holdfast.barriers.gate import BarrierOutput, Delivered, InputGate
+from holdfast.barriers.inflight import ELEMENT_BYTES
 from holdfast.statebackends.errors import ProtocolError
 
 RECORD_BYTES = 10
@@ -71,12 +72,33 @@ def kinds(outputs: Sequence[object]) -> list[type]:
     return [type(each) for each in outputs]
 
 
+def test_of_a_run_of_watermarks_that_is_collected_the_last_one_counts() -> None:
+    """A producer that sends no barrier, and watermarks without end, would fill the memory: they are read, and take no credit."""
+    gate = gate_of(2)
+    offer(gate, 1, Watermark(1))
+    offer(gate, 0, barrier(1))
+    urgent(gate)
+    for time_ms in range(2, 100):
+        drain(gate)
+        offer(gate, 1, Watermark(time_ms))
+    assert gate.in_flight_bytes == ELEMENT_BYTES
+    offer(gate, 1, "b1", Watermark(100), WatermarkStatus(idle=True), Watermark(101))
+    assert gate.in_flight_bytes == 5 * ELEMENT_BYTES + RECORD_BYTES
+    offer(gate, 1, barrier(1))
+    (collected,) = urgent(gate)
+    assert isinstance(collected, InFlightCollected)
+    ((channel, (first, batch, *rest)),) = collected.channels
+    assert (channel, first, name_of(batch)) == (1, Watermark(99), "b1")
+    assert rest == [Watermark(100), WatermarkStatus(idle=True), Watermark(101)]
+    assert collected.metrics.bytes_persisted == RECORD_BYTES
+
+
 def test_c14_an_abort_while_channels_are_collected_leaves_nothing() -> None:
     gate = gate_of(2)
     offer(gate, 0, barrier(1))
     offer(gate, 1, "b1")
     assert kinds(urgent(gate)) == [TriggerSnapshot]
-    assert gate.in_flight_bytes == RECORD_BYTES
+    assert gate.in_flight_bytes == RECORD_BYTES + ELEMENT_BYTES
     gate.notify_aborted(1, now_ms=0)
     assert gate.in_flight_bytes == 0
     assert drain(gate) == [AbortCheckpoint(1, AbortReason.NOTIFIED), "b1"]
@@ -236,7 +258,7 @@ def test_watermarks_in_flight_keep_their_places() -> None:
     (collected,) = urgent(gate)
     assert isinstance(collected, InFlightCollected)
     shown = [each.rows()[0][0] if isinstance(each, Batch) else each for each in dict(collected.channels)[1]]
-    assert shown == [Watermark(5), "b1", Watermark(7), Watermark(8), "b2"]
+    assert shown == [Watermark(5), "b1", Watermark(8), "b2"], "of two watermarks in a row the last one matters"
 
 
 def test_an_end_that_is_not_read_counts_at_the_second_look() -> None:
@@ -350,7 +372,7 @@ def test_b07_a_gate_that_is_closed_while_it_collects_holds_and_tells_nothing() -
     offer(gate, 0, barrier(1))
     offer(gate, 1, "b1")
     urgent(gate)
-    assert gate.in_flight_bytes == RECORD_BYTES
+    assert gate.in_flight_bytes == RECORD_BYTES + ELEMENT_BYTES
     gate.close()
     offer(gate, 1, "b2", barrier(1))
     assert (drain(gate, 1_000), gate.in_flight_bytes, gate.queued_bytes) == ([], 0, 0)

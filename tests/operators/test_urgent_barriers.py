@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from msgspec import UNSET
 
-from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, Watermark
-from holdfast.barriers.inflight import decode
+from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, Watermark, WatermarkStatus
+from holdfast.barriers.inflight import ELEMENT_BYTES, decode
 from holdfast.barriers.messages import AcknowledgeCheckpoint, DeclineCheckpoint, FailureReason, NotifyCheckpointAborted
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, InlineHandle
@@ -309,7 +309,7 @@ def test_an_abort_behind_the_acknowledgement_leaves_the_next_checkpoint_clean() 
 
 
 def test_more_in_flight_than_allowed_is_declined_with_subtask_and_bytes() -> None:
-    bench = bench_of(2, inflight_bytes_max=100)
+    bench = bench_of(2, inflight_bytes_max=600)
     offer(bench, 0, batch(*range(10)), barrier(1))
     serve(bench)
     bench.subtask.outputs_moved()
@@ -320,7 +320,7 @@ def test_more_in_flight_than_allowed_is_declined_with_subtask_and_bytes() -> Non
     (declined,) = bench.answers()
     assert isinstance(declined, DeclineCheckpoint)
     assert declined.reason is FailureReason.IN_FLIGHT_LIMIT
-    assert declined.message == "160 bytes are in flight at subtask 0, of 100 that may be"
+    assert declined.message == "672 bytes are in flight at subtask 0, of 600 that may be"
     assert CancelMarker(1) in bench.port.take()
     offer(bench, 1, barrier(1))
     offer(bench, 0, barrier(2))
@@ -329,6 +329,24 @@ def test_more_in_flight_than_allowed_is_declined_with_subtask_and_bytes() -> Non
     serve(bench)
     bench.settle()
     assert [each.checkpoint_id for each in bench.answers() if isinstance(each, AcknowledgeCheckpoint)] == [2]
+
+
+def test_events_and_the_heads_of_small_batches_count_for_what_may_be_in_flight() -> None:
+    """A producer whose barrier doesn't come sends statuses without end, and batches of a few bytes: they are read at once, so that
+    neither the queue nor the credit bounds them."""
+    for element in (WatermarkStatus(idle=True), batch(1)):
+        bench = bench_of(2, inflight_bytes_max=100 * ELEMENT_BYTES)
+        offer(bench, 0, barrier(1))
+        serve(bench)
+        for _ in range(101):
+            offer(bench, 1, element)
+            bench.settle()
+            bench.subtask.outputs_moved()
+        bench.settle()
+        (declined,) = bench.answers()
+        assert isinstance(declined, DeclineCheckpoint)
+        assert declined.reason is FailureReason.IN_FLIGHT_LIMIT
+        assert bench.gate.in_flight_bytes == 0
 
 
 def test_in_flight_data_that_can_not_be_written_declines_once() -> None:

@@ -125,6 +125,7 @@ def test_a_savepoint_holds_none() -> None:
 
 
 def test_a_subtask_stores_no_more_than_it_may() -> None:
-    [(invariant, text)] = Checked(limit=40).store()
+    [(invariant, text)] = Checked(limit=1_071).store()
     assert invariant == "I17"
-    assert "48 bytes in flight, of 40" in text
+    assert Checked(limit=1_072).store() == []
+    assert "1072 bytes in flight, of 1071" in text
