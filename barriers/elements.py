@@ -168,7 +168,7 @@ class Batch:
 class Watermark(msgspec.Struct, frozen=True, tag="watermark"):
     """No record with event time <= timestamp_ms follows (records at exactly it are late)."""
 
-    timestamp_ms: int
+    timestamp_ms: Annotated[int, msgspec.Meta(ge=MIN_WATERMARK, le=MAX_WATERMARK)]
 
 
 class WatermarkStatus(msgspec.Struct, frozen=True, tag="status"):

@@ -18,7 +18,7 @@ from holdfast.barriers.wiring import name_edges
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InFlightStateError, InvalidConfigError
 from holdfast.statebackends.handles import ChannelPiece, ChannelState, InlineHandle, StateHandle
-from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT, assign_key_groups
 from holdfast.statebackends.snapshot.in_flight import EdgeName, describe_edge, edge_name, summarise
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 
@@ -191,11 +191,24 @@ class _Restore:
 
 
 def _decoded(stored: Mapping[str, Any] | None) -> JobGraph | None:
-    """None: there is none, or it is of a version that can't be read."""
+    """None: there is none, or it is of a version that can't be read, or it can have been of no job."""
     try:
-        return None if stored is None else msgspec.convert(stored, JobGraph)
+        graph = None if stored is None else msgspec.convert(stored, JobGraph)
     except UNDECODABLE:
         return None
+    return graph if graph is not None and _fits_together(graph) else None
+
+
+def _fits_together(graph: JobGraph) -> bool:
+    """Whether each edge has two ends, and each end a number of subtasks that there can be: people write snapshots, too."""
+    heads = {vertex.vertex_id for vertex in graph.vertices if vertex.operators}
+    ids = {edge.edge_id for edge in graph.edges}
+    return (
+        len(heads) == len(graph.vertices)
+        and len(ids) == len(graph.edges)
+        and all(edge.source in heads and edge.target in heads for edge in graph.edges)
+        and all(1 <= each.parallelism <= each.max_parallelism <= MAX_PARALLELISM_LIMIT for each in graph.vertices)
+    )
 
 
 def _by_name(graph: JobGraph) -> dict[EdgeName, JobEdge]:

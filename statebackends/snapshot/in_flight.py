@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.statebackends.handles import ChannelState
+from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
 
 
 class EdgeName(NamedTuple):
@@ -59,13 +60,29 @@ OVERTAKABLE = ("hash", "rebalance", "shuffle", "global")
 """How an edge may be partitioned that has any: others are never overtaken."""
 
 
+ROWS_MAX = 1 << 40
+"""Of one end of an edge: more than any subtask can hold, and few enough for sums over all ends to stay within 64 bits."""
+
+
+def repeated_end(channels: Iterable[ChannelState]) -> ChannelState | None:
+    """The first that tells of an end of an edge, at one subtask, of which another one told before: its rows would be restored
+    twice."""
+    known: set[tuple[EdgeName, str, int]] = set()
+    for state in channels:
+        end = edge_name(state), state.side, state.subtask
+        if end in known:
+            return state
+        known.add(end)
+    return None
+
+
 def problem_of(state: ChannelState) -> str | None:
     """Why the record can be of no snapshot, whatever its graph; None if it can be of one."""
     if state.partitioning not in OVERTAKABLE:
         return f"an edge partitioned by {state.partitioning!r}, which is never overtaken"
-    if state.subtask < 0 or state.input < 0 or state.ordinal < 0:
+    if not all(0 <= number < MAX_PARALLELISM_LIMIT for number in (state.subtask, state.input, state.ordinal)):
         return f"subtask {state.subtask}, input {state.input}, edge {state.ordinal}"
-    peer = next((piece.peer for piece in state.pieces if piece.peer < 0), None)
+    peer = next((piece.peer for piece in state.pieces if not 0 <= piece.peer < MAX_PARALLELISM_LIMIT), None)
     return problem_of_pieces(state) if peer is None else f"a channel to subtask {peer}"
 
 
@@ -73,11 +90,13 @@ def problem_of_pieces(state: ChannelState) -> str | None:
     """Why the pieces can't be all of their part; None if they can."""
     length, end, rows = state.part.length, 0, 0
     for piece in state.pieces:
-        if piece.offset != end or piece.length < 1 or piece.rows < 0:
+        if piece.offset != end or piece.length < 1 or not 0 <= piece.rows <= ROWS_MAX:
             return f"a piece of {piece.length} bytes and {piece.rows} rows at {piece.offset}, where {end} is next"
         end, rows = piece.offset + piece.length, rows + piece.rows
     if end != length or not state.pieces:
         return f"pieces of {end} bytes in a part of {length}"
+    if rows > ROWS_MAX:
+        return f"{rows} rows, which no subtask holds"
     return None if rows == state.rows else f"{state.rows} rows, and {rows} in its pieces"
 
 

@@ -18,6 +18,7 @@ from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
 from holdfast.statebackends.handles import ChannelState, OperatorState, PlaceholderHandle
 from holdfast.statebackends.serialization.key_hash import KEY_HASH_VERSION
+from holdfast.statebackends.snapshot.in_flight import describe_edge, edge_name, repeated_end
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.flows import RECORD_BYTES_MAX
 
@@ -171,6 +172,10 @@ def _validate(metadata: SnapshotMetadata, error: Callable[[str], HoldfastError])
     for channel in metadata.in_flight:
         if isinstance(channel.part, PlaceholderHandle):
             raise error(f"in-flight records of {channel.source!r}: {channel.part.path} is a placeholder that was never resolved")
+    again = repeated_end(metadata.in_flight)
+    if again is not None:
+        edge = describe_edge(edge_name(again))
+        raise error(f"in-flight records of {edge}, {again.side} side of subtask {again.subtask}, are in the snapshot twice")
     uids: set[str] = set()
     for operator in metadata.operators:
         if not operator.uid or not operator.name or not operator.operator_id:

@@ -86,6 +86,8 @@ ROWS = batch(1, 2, timed=False).columns()
 WRONG: dict[str, bytes] = {
     "an event with rows": stream(ROWS, event=b'{"type":"watermark","timestamp_ms":1}'),
     "an event that is none": stream(ROWS, ROWS.slice(0, 0), event=b'{"type":"barrier"}'),
+    "a watermark beyond int64": stream(ROWS, ROWS.slice(0, 0), event=b'{"type":"watermark","timestamp_ms":9223372036854775808}'),
+    "a watermark that is no number": stream(ROWS, ROWS.slice(0, 0), event=b'{"type":"watermark","timestamp_ms":true}'),
     "an event that is no JSON": stream(ROWS, ROWS.slice(0, 0), event=b"\xff"),
     "timestamps of another type": stream(ROWS.append_column("_timestamp_ms", pa.array([1.0, 2.0]))),
     "a record without a timestamp": stream(ROWS.append_column("_timestamp_ms", pa.array([1, None]))),

@@ -94,6 +94,7 @@ def first(document: Document) -> Document:
 
 RECORDS: dict[str, Callable[[Document], Any]] = {
     "a broadcast edge": lambda d: first(d).update(partitioning="broadcast"),
+    "an end of an edge twice": lambda d: d["channels"].append(first(d)),
     "no side": lambda d: first(d).update(side="both"),
     "no subtask": lambda d: first(d).update(subtask=-1),
     "no peer": lambda d: first(d)["pieces"][0].update(peer=-1),

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.api.snapshots.inspection import summarise
 from holdfast.coordinator.ownership.files import claimed_paths
-from holdfast.statebackends.errors import CorruptStateError, InFlightStateError
+from holdfast.statebackends.errors import CorruptStateError, InFlightStateError, InvalidConfigError
 from holdfast.statebackends.handles import ChannelPiece, ChannelState, FileHandle, InlineHandle, PlaceholderHandle, SegmentHandle
 from holdfast.statebackends.snapshot.metadata import IN_FLIGHT_VERSION, SnapshotMetadata, decode_metadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import snapshot_files, verify_snapshot
@@ -59,13 +59,18 @@ def test_its_files_are_named_claimed_and_verified() -> None:
 RECORDS: dict[str, Callable[[ChannelState], ChannelState]] = {
     "a broadcast edge": lambda c: msgspec.structs.replace(c, partitioning="broadcast"),
     "no subtask": lambda c: msgspec.structs.replace(c, subtask=-1),
+    "a subtask that no job has": lambda c: msgspec.structs.replace(c, subtask=1 << 15),
+    "an input that no job has": lambda c: msgspec.structs.replace(c, input=2**31),
+    "an edge that no job has": lambda c: msgspec.structs.replace(c, ordinal=2**31),
     "no peer": lambda c: with_piece(c, peer=-1),
+    "a peer that no job has": lambda c: with_piece(c, peer=2**31),
     "no pieces": lambda c: msgspec.structs.replace(c, pieces=(), rows=0),
     "a piece too long": lambda c: with_piece(c, length=10),
     "a piece too short": lambda c: with_piece(c, length=8),
     "a piece of nothing": lambda c: with_piece(c, length=0),
     "a piece before the part": lambda c: with_piece(c, offset=-1, length=10),
     "rows that no piece has": lambda c: msgspec.structs.replace(c, rows=5),
+    "rows that nobody holds": lambda c: msgspec.structs.replace(with_piece(c, rows=2**41), rows=2**41),
     "a negative number of rows": lambda c: msgspec.structs.replace(with_piece(c, rows=-1), rows=-1),
     "a placeholder": lambda c: msgspec.structs.replace(c, part=PlaceholderHandle("x", len(DATA))),
     "a segment outside of its file": lambda c: msgspec.structs.replace(c, part=SegmentHandle("x", len(DATA), "", 1, len(DATA))),
@@ -86,6 +91,23 @@ def test_records_that_can_be_of_no_snapshot_are_damage(what: str) -> None:
         check_contents(StoredSnapshot(decode_metadata(sealed(forged), "_metadata"), stored.storage, stored.folder))
 
 
+def test_one_end_of_an_edge_is_told_of_once() -> None:
+    """Told of twice, its rows would be restored twice. Another side, subtask or edge is another end."""
+    stored = snapshot(DictStorage())
+    (channel,) = stored.metadata.in_flight
+    others: list[dict[str, Any]] = [{"side": "output"}, {"subtask": 0}, {"ordinal": 1}, {"tag": "late"}, {"input": 1}]
+    ends = (channel, *(msgspec.structs.replace(channel, **fields) for fields in others))
+    known = msgspec.structs.replace(stored.metadata, channels=ends)
+    assert decode_metadata(encode_metadata(known), "_metadata") == known
+    again = msgspec.structs.replace(channel, part=InlineHandle(b"inline"), pieces=(ChannelPiece(0, 0, 6, 4),))
+    forged = msgspec.structs.replace(known, channels=(*ends, again))
+    said = "in-flight records of 'source' -> 'count', input side of subtask 1, are in the snapshot twice"
+    with pytest.raises(CorruptStateError, match=said):
+        decode_metadata(sealed(forged), "_metadata")
+    with pytest.raises(InvalidConfigError, match=said):
+        encode_metadata(forged)
+
+
 def sealed(metadata: SnapshotMetadata) -> bytes:
     """Bytes of `_metadata` that nobody has checked, with a right checksum."""
     body = msgspec.json.encode(metadata)
@@ -101,7 +123,7 @@ def test_a_copy_keeps_it_in_files_of_its_own(tmp_path: Path) -> None:
     storage.execute(PutIfAbsent("job/chk-3/packed", b"other" + DATA + b"behind"))
     others = [
         msgspec.structs.replace(channel, side="output", part=SegmentHandle("packed", len(DATA), checksum_of(DATA), 5, 20)),
-        msgspec.structs.replace(channel, part=InlineHandle(DATA)),
+        msgspec.structs.replace(channel, ordinal=1, part=InlineHandle(DATA)),
     ]
     metadata = msgspec.structs.replace(stored.metadata, channels=(channel, *others))
     copied = copy_snapshot(StoredSnapshot(metadata, storage, stored.folder), storage, "copy")

@@ -365,6 +365,38 @@ def test_a_snapshot_without_a_graph_does_not_say_what_its_edges_were(stored_grap
     assert "the snapshot does not say what the edge was like" in error.message
 
 
+def forged(graph: JobGraph) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Graphs that a snapshot can't have been taken of, by what is wrong."""
+    changes: dict[str, tuple[str, dict[str, Any]]] = {
+        "an edge from nowhere": ("edges", {"source": "f" * 32}),
+        "an edge to nowhere": ("edges", {"target": "f" * 32}),
+        "no operators": ("vertices", {"operators": []}),
+        "no subtasks": ("vertices", {"parallelism": 0}),
+        "more subtasks than key groups": ("vertices", {"parallelism": 129}),
+        "more subtasks than any job has": ("vertices", {"parallelism": 10**12, "max_parallelism": 10**12}),
+        "no key groups": ("vertices", {"max_parallelism": 0}),
+    }
+    for what, (field, changed) in changes.items():
+        document = msgspec.json.decode(msgspec.json.encode(graph))
+        document[field][0].update(changed)
+        yield what, document
+    document = msgspec.json.decode(msgspec.json.encode(graph))
+    yield "an edge twice", {**document, "edges": document["edges"] * 2}
+    yield "a vertex twice", {**document, "vertices": document["vertices"] * 2}
+    yield "no vertices", {**document, "vertices": []}
+
+
+def test_a_stored_graph_that_no_job_has_does_not_say_what_its_edges_were() -> None:
+    """People write snapshots, too. Such a graph gave errors without a type, or a loop over subtasks without end."""
+    stored, graph = Stored(), graph_of(Partitioning.REBALANCE, 1, 1)
+    stored.add(EdgeName("in", None, "out", 0, 0), "rebalance", "input", 0, {0: [batch([(1, 1)])]})
+    for what, document in forged(graph):
+        (error,) = check_in_flight(stored.channels, document, graph, checkpoint_id=7)
+        assert "the snapshot does not say what the edge was like" in error.message, what
+        with pytest.raises(InFlightStateError):
+            assign_in_flight(stored.channels, document, graph)
+
+
 def test_a_key_function_that_raises_on_a_restored_row_names_operator_edge_and_row() -> None:
     def failing(row: dict[str, int]) -> int:
         return 1 // (row["k"] - 3)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from .errors import UnreadableError, require
-from .flights import check_edge, read_pieces
+from .flights import END_FIELDS, check_edge, read_pieces
 from .native import read_rocksdb
 from .tables import apply_run, combine, raw_rows
 
@@ -106,6 +106,8 @@ def read_snapshot(folder: Path) -> dict[str, Any]:
     operators = {operator["uid"]: read_operator(operator, folder, snapshot["kind"]) for operator in snapshot.get("operators", ())}
     found = {key: snapshot[key] for key in ("kind", "job_name", "checkpoint_id")} | {"operators": operators}
     if "channels" in snapshot:
+        ends = [tuple(channels[name] for name in END_FIELDS) for channels in snapshot["channels"]]
+        require(len(set(ends)) == len(ends), "an end of an edge twice")
         found["in_flight"] = [read_channels(channels, snapshot, folder) for channels in snapshot["channels"]]
     return found
 

@@ -13,6 +13,8 @@ from .keys import key_json
 END = b"\xff\xff\xff\xff\0\0\0\0"
 """Mark of the end of a stream."""
 EVENTS = ("watermark", "status")
+END_FIELDS = ("source", "tag", "target", "input", "ordinal", "side", "subtask")
+"""What an end of an edge is known by."""
 PARTITIONINGS = ("hash", "rebalance", "shuffle", "global")
 
 
@@ -73,6 +75,7 @@ def elements_of(source: pa.BufferReader, length: int) -> Any:
             if metadata is not None and b"holdfast.event" in metadata:
                 event = json.loads(metadata[b"holdfast.event"])
                 require(batch.num_rows == 0 and event["type"] in EVENTS, "an event")
+                require(-(2**63) <= event.get("timestamp_ms", 0) < 2**63, "an event at no time")
                 yield {"event": event}
                 continue
             batch.validate(full=True)
