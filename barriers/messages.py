@@ -203,11 +203,13 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     async_duration_ms: _Millis = 0
     bytes_processed_during_alignment: _Count = 0
     checkpointed_size: _Count = 0
+    """Bytes that it has written for the checkpoint, in-flight data included."""
     state_size: _Count = 0
+    """The same, with what it shares with the checkpoint's base."""
     operators: OperatorCounts = ()
     """The counters of the subtask's operators at the cut."""
     bytes_persisted_during_alignment: _Count | msgspec.UnsetType = msgspec.UNSET
-    """In-flight data that is stored with its state; absent without any."""
+    """In-flight data among them; absent without any."""
     unaligned: bool | msgspec.UnsetType = msgspec.UNSET
     """True: the barrier has overtaken at its input, or what it overtook is stored; else absent."""
 

@@ -205,6 +205,7 @@ def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
     pending = is_live and entry.fact is CheckpointFact.UNDECIDED
     aborted = decision if isinstance(decision, AbortRecord) else None
     trigger_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else -1
+    in_flight_size = decision.in_flight_size if isinstance(decision, Completed) else 0
     return CheckpointView(
         checkpoint_id=entry.checkpoint_id,
         kind=claim.kind if claim is not None else CheckpointKind.CHECKPOINT,
@@ -215,7 +216,8 @@ def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
         state_size=decision.size if isinstance(decision, Completed) else 0,
         end_to_end_ms=-1,
         processed_bytes=0,
-        persisted_bytes=0,
+        persisted_bytes=in_flight_size,
+        unaligned=in_flight_size > 0,
         num_subtasks=0,
         num_acknowledged_subtasks=0,
         vertices={},

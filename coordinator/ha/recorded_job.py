@@ -62,15 +62,17 @@ class Completed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     timestamp_ms: int
     size: int = 0
-    """Bytes of state, those shared with its base included."""
+    """Bytes of state, those shared with its base included, and of in-flight data."""
     shared: tuple[FileHandle, ...] = ()
     """Files that other checkpoints refer to, too, or may later."""
     totals: Totals = {}
     """Counts of its submission's operators at its cut."""
+    in_flight_size: int = 0
+    """Bytes of in-flight data; 0 for a checkpoint without."""
 
     @property
     def new_size(self) -> int:
-        """Bytes of state that were written for it; all others are its base's."""
+        """Bytes that were written for it; all others are its base's."""
         writers = ((writer_of(handle.path.rpartition("/")[2]), handle.length) for handle in self.shared)
         return self.size - sum(length for writer, length in writers if writer != self.checkpoint_id)
 
@@ -100,7 +102,9 @@ def decode_decision(
             return Unreadable(error.message)
         shared = shared_handles(state for operator in metadata.operators for state in operator.subtasks)
         totals = decode_totals(metadata.properties.get(COUNTERS_PROPERTY, "{}"))
-        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, metadata.size, shared, totals)
+        in_flight = sum(channel.part.length for channel in metadata.in_flight)
+        size = metadata.size + in_flight
+        return Completed(metadata.checkpoint_id, metadata.trigger_timestamp_ms, size, shared, totals, in_flight)
     try:
         match decode_decision_tag(content):
             case DecisionTag.ABORTED:

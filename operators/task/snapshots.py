@@ -347,15 +347,15 @@ class SubtaskCheckpointCoordinator:
         if states is None or channels is None:
             return
         self._running.pop(running.checkpoint_id, None)
-        persisted = sum(piece.length for channel in channels for piece in channel.pieces)
+        persisted = sum(channel.part.length for channel in channels)
         metrics = CheckpointMetrics(
             alignment_duration_ms=running.alignment.alignment_duration_ms,
             start_delay_ms=running.alignment.start_delay_ms,
             sync_duration_ms=running.sync_duration_ms,
             async_duration_ms=max(0.0, (self._clock.seconds() - running.began_s) * 1000),
             bytes_processed_during_alignment=running.alignment.bytes_processed,
-            checkpointed_size=sum(state.new_size for state in states.values()),
-            state_size=sum(state.size for state in states.values()),
+            checkpointed_size=sum(state.new_size for state in states.values()) + persisted,
+            state_size=sum(state.size for state in states.values()) + persisted,
             operators=running.counted,
             bytes_persisted_during_alignment=persisted or msgspec.UNSET,
             unaligned=True if running.overtakes or persisted else msgspec.UNSET,

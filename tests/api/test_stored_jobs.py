@@ -27,12 +27,13 @@ from holdfast.coordinator.ha.records import (
     encode_record,
 )
 from holdfast.statebackends.errors import NotFoundError
-from holdfast.statebackends.layout import JobPaths
-from holdfast.statebackends.snapshot.metadata import encode_metadata
+from holdfast.statebackends.layout import METADATA_NAME, JobPaths
+from holdfast.statebackends.snapshot.metadata import decode_metadata, encode_metadata
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, Storage
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.ownership.test_claims import contents
+from tests.golden.in_flight_snapshot import GOLDEN
 from tests.s3_server import bucket as bucket
 from tests.s3_server import connection as connection
 from tests.s3_server import server as server
@@ -124,6 +125,22 @@ def test_checkpoints_of_a_directory_whose_coordinator_is_gone(location: str) -> 
     with pytest.raises(NotFoundError, match="has no job"):
         StoredJobs(location).checkpoints("12" * 16)
     assert open_storage(location).execute(ListFiles("")) == before
+
+
+def test_an_unaligned_checkpoint_of_a_job_that_has_ended_is_told_as_such(tmp_path: Path) -> None:
+    storage, paths = open_storage(str(tmp_path)), JobPaths(FAILED)
+    put(storage, "_holdfast", b"directory")
+    put_job(storage, FAILED, "FAILED")
+    content = (GOLDEN / "chk-7" / METADATA_NAME).read_bytes()
+    put(storage, paths.claim(7), ClaimRecord(7, 1, 1, 3, CheckpointKind.CHECKPOINT, paths.checkpoint(7), "n"))
+    put(storage, paths.decision(7), content)
+    metadata = decode_metadata(content, METADATA_NAME)
+    stored = sum(channel.part.length for channel in metadata.in_flight)
+    flown, *_, aligned = StoredJobs(str(tmp_path)).checkpoints(FAILED)["history"]
+    assert (flown["id"], flown["checkpoint_type"], flown["persisted_data"]) == (7, "UNALIGNED_CHECKPOINT", stored)
+    assert flown["state_size"] == flown["checkpointed_size"] == metadata.size + stored
+    assert stored > 0
+    assert (aligned["id"], aligned["checkpoint_type"], aligned["persisted_data"]) == (3, "CHECKPOINT", 0)
 
 
 @pytest.mark.parametrize("served", [False, True])

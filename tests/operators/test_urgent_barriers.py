@@ -101,6 +101,9 @@ def test_the_rest_of_the_batch_in_hand_is_in_flight_in_front_of_what_is_queued()
     (told,) = [each for each in bench.reports if isinstance(each, AcknowledgeCheckpoint)]
     lengths = [piece.length for channel in told.in_flight for piece in channel.pieces]
     assert (told.metrics.unaligned, told.metrics.bytes_persisted_during_alignment) == (True, sum(lengths))
+    states = told.states.values()
+    assert told.metrics.checkpointed_size == sum(each.new_size for each in states) + sum(lengths), "all that was written"
+    assert told.metrics.state_size == sum(each.size for each in states) + sum(lengths)
 
 
 def test_timers_that_a_barrier_interrupts_go_on_and_their_watermark_leaves_behind_them() -> None:
