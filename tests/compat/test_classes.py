@@ -77,6 +77,7 @@ def read(flink: Any, body: str, headers: Any, mapper: str = STRICT) -> Any:
         ("jobs/overview", "JobsOverviewHeaders"),
         (f"jobs/{JOB}", "job.JobDetailsHeaders"),
         (f"jobs/{JOB}/status", "job.JobStatusInfoHeaders"),
+        (f"jobs/{JOB}/vertices/{SOURCE}/backpressure", "JobVertexBackPressureHeaders"),
         (f"jobs/{JOB}/exceptions", "JobExceptionsHeaders"),
         (f"jobs/{JOB}/checkpoints", "checkpoints.CheckpointingStatisticsHeaders"),
         (f"jobs/{JOB}/checkpoints/config", "checkpoints.CheckpointConfigHeaders"),
