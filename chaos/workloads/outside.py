@@ -17,8 +17,16 @@ import pyarrow as pa
 
 from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.counting import Count, counted_rows, counted_states
-from holdfast.chaos.workloads.feeds import Feed, read_before
-from holdfast.chaos.workloads.scenario import CutExpectation, CutStates, OutsideExpectation, Positions, Scenario, Workload
+from holdfast.chaos.workloads.feeds import Feed, read_before, without_rows
+from holdfast.chaos.workloads.scenario import (
+    CutExpectation,
+    CutStates,
+    InFlightRows,
+    OutsideExpectation,
+    Positions,
+    Scenario,
+    Workload,
+)
 from holdfast.chaos.workloads.settings import draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
@@ -181,6 +189,10 @@ class _Expected:
     def states_at(self, positions: Positions) -> CutStates:
         return counted_states(self._records(read_before(positions[self.feed.uid], self.feed.rows)))
 
+    def states_beside(self, positions: Positions, in_flight: InFlightRows) -> CutStates:
+        before = self._records(read_before(positions[self.feed.uid], self.feed.rows))
+        return counted_states(without_rows(before, in_flight[0]))
+
 
 def make(rng: random.Random) -> Scenario:
     """About 600 records in a second, some eight checkpoints; now and then in steps, or several checkpoints in one."""
@@ -197,7 +209,7 @@ def make(rng: random.Random) -> Scenario:
         records=feed.rows,
         sinks=(),
         operators=("count",),
-        cuts=(CutExpectation((feed.uid,), "count", expected.states_at),),
+        cuts=(CutExpectation((feed.uid,), "count", expected.states_at, beside=expected.states_beside),),
         outside=OutsideExpectation(SINK, outside, expected.rows, expected.rows_at, (0, 2), feed.uid),
     )
 

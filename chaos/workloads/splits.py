@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from holdfast.chaos.pipelines.rows import Row
 from holdfast.chaos.workloads.counting import COUNTED_COMPARED, COUNTED_KEY_AND_SEQ, Count, counted_rows, counted_states
-from holdfast.chaos.workloads.feeds import Feed
+from holdfast.chaos.workloads.feeds import Feed, without_rows
 from holdfast.chaos.workloads.scenario import (
     CutExpectation,
     CutStates,
+    InFlightRows,
     Positions,
     Scenario,
     SinkExpectation,
@@ -246,6 +247,9 @@ class _Ledger:
     def states_at(self, positions: Positions) -> CutStates:
         return counted_states(self._before(positions))
 
+    def states_beside(self, positions: Positions, in_flight: InFlightRows) -> CutStates:
+        return counted_states(without_rows(self._before(positions), in_flight[0]))
+
     def _before(self, positions: Positions) -> list[tuple[int, int, int]]:
         uid = self.feed.uid
         before = splits_before(positions[uid], positions[uid + ENUMERATOR_SUFFIX], self.parts)
@@ -286,7 +290,11 @@ def make(rng: random.Random) -> Scenario:
             ),
         ),
         operators=("count",),
-        cuts=(CutExpectation((feed.uid, feed.uid + ENUMERATOR_SUFFIX), "count", ledger.states_at),),
+        cuts=(
+            CutExpectation(
+                (feed.uid, feed.uid + ENUMERATOR_SUFFIX), "count", ledger.states_at, beside=ledger.states_beside
+            ),
+        ),
         splits=(SplitsExpectation(feed.uid, broker),),
     )
 
