@@ -48,6 +48,12 @@ class File:
             self._chunks = [b"".join(self._chunks)]
         return self._chunks[0]
 
+    def fork(self) -> File:
+        """The same content in another file."""
+        made = File(self.number, self.modified_ms)
+        made.size, made.synced, made._chunks = self.size, self.synced, list(self._chunks)
+        return made
+
     def tear(self, rng: random.Random) -> None:
         """Lose a part of what was not synced."""
         if self.synced < self.size:
@@ -67,6 +73,19 @@ class Folder:
         self.entries: dict[str, Node] = {}
         self.unsynced: dict[str, Node | None] = {}
         self.stat = FileStat(0, (0, number), True, modified_ms)
+
+    def fork(self, forked: dict[int, File]) -> Folder:
+        """The same names, now durable, of other files. `forked`: those made so far, by number, since a file has several names."""
+        made = Folder(0, 0)
+        made.stat = self.stat
+        for name, node in self.entries.items():
+            if isinstance(node, Folder):
+                made.entries[name] = node.fork(forked)
+                continue
+            if node.number not in forked:
+                forked[node.number] = node.fork()
+            made.entries[name] = forked[node.number]
+        return made
 
 
 Node: TypeAlias = File | Folder
@@ -141,6 +160,14 @@ class SimDisk:
     def view(self, location: str) -> DiskView:
         """The files below a folder, which need not exist."""
         return DiskView(storage_from_url(location).root, self._nodes)
+
+    def fork(self, now_ms: Callable[[], int]) -> SimDisk:
+        """Another disk with what is on this one now, for another world."""
+        made = SimDisk(now_ms)
+        made._numbers, made._nonces = self._numbers, self._nonces
+        made._root = self._root.fork({})
+        made._index("", made._root)
+        return made
 
     def power_loss(self, rng: random.Random) -> None:
         """Power off and on: synced data is there, the rest may or may not be. Open files are closed."""

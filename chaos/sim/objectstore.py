@@ -48,6 +48,12 @@ class SimObjectStore:
         """View of a root, which may be empty."""
         return ObjectView(_root_of(location), self)
 
+    def fork(self, now_ms: Callable[[], int]) -> SimObjectStore:
+        """Another store with what is in this one now, for another world; without a wire in front of it."""
+        made = SimObjectStore(now_ms)
+        made._objects, made._keys = dict(self._objects), list(self._keys)
+        return made
+
     def power_loss(self, rng: random.Random) -> None:
         """No effect: the store is on another machine, and durable before it answers."""
 

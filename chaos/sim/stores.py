@@ -70,6 +70,8 @@ class Medium(Protocol):
 
     def view(self, location: str) -> StoreView: ...
 
+    def fork(self, now_ms: Callable[[], int]) -> Medium: ...
+
     def power_loss(self, rng: random.Random) -> None: ...
 
 
@@ -85,17 +87,20 @@ class SimStores:
         *,
         objects: bool,
         wire: random.Random | None = None,
+        begins_as: Medium | None = None,
     ) -> None:
         """`objects`: on an object store instead of a disk. `wire`: through the product's S3 shell, with faults drawn from this
-        stream."""
+        stream. `begins_as`: with what is on this medium, and on one of its kind, whatever the two others say."""
 
         def wall_ms() -> int:
             return EPOCH_MS + kernel.now_ms
 
         self.root = root
         """Location of the state directory."""
-        wired = SimS3(wall_ms, wire) if wire is not None else None
+        wired = SimS3(wall_ms, wire) if wire is not None and begins_as is None else None
         self.medium: Medium = wired or (SimObjectStore(wall_ms) if objects else SimDisk(wall_ms))
+        if begins_as is not None:
+            self.medium = begins_as.fork(wall_ms)
         self._ports = _StorePorts(kernel, faults, observe, self.medium, wired)
         self._views: dict[str, StoreView] = {}
 
@@ -108,6 +113,11 @@ class SimStores:
         if view is None:
             view = self._views[location] = self.medium.view(location)
         return view
+
+    def fork(self) -> Medium:
+        """What is stored now; it stays as it is."""
+        now_ms = EPOCH_MS + self._ports.kernel.now_ms
+        return self.medium.fork(lambda: now_ms)
 
     def power_loss(self, rng: random.Random) -> None:
         """Storage loses what was not durable; the death of all processes is the caller's matter."""

@@ -318,3 +318,16 @@ def test_a_name_that_was_found_lasts_once_it_was_synced() -> None:
         assert disk.storage("/state").execute(ops.SyncFile(PATH)) is True
         disk.power_loss(random.Random(seed))
         assert disk.storage("/state").execute(ops.ReadFile(PATH)) == DATA
+
+
+def test_another_world_begins_with_what_is_there_and_neither_sees_the_other() -> None:
+    disk = SimDisk()
+    disk.mkdir("/folder")
+    write(disk, "/folder/a", b"one", sync=True)
+    disk.link("/folder/a", "/folder/b")
+    other = disk.fork(lambda: 7)
+    write(other, "/folder/c", b"its", sync=True)
+    other.unlink("/folder/b")
+    write(disk, "/folder/d", b"ours", sync=True)
+    assert (disk.view("/folder").paths(), other.view("/folder").paths()) == (["a", "b", "d"], ["a", "c"])
+    assert other.view("/folder").peek("a") == b"one"

@@ -158,3 +158,13 @@ def test_local_files_that_are_not_there_are_told_from_ones_that_fail(tmp_path: P
     storage.execute(ops.PutIfAbsent("a", DATA))
     with pytest.raises(StorageUnavailableError, match="No such file"):
         storage.execute(ops.DownloadFile("a", f"{tmp_path}/none/local"))
+
+
+def test_another_world_begins_with_what_is_there_and_neither_sees_the_other() -> None:
+    store = SimObjectStore()
+    store.put("/bucket/a", b"one", "maker")
+    other = store.fork(lambda: 7)
+    other.put("/bucket/b", b"its")
+    store.delete("/bucket/a")
+    assert (store.keys("/bucket/"), other.keys("/bucket/")) == ([], ["/bucket/a", "/bucket/b"])
+    assert (other.peek("/bucket/a"), other.maker("/bucket/a")) == (b"one", "maker")
