@@ -7,7 +7,8 @@ a sample of the rest, since an error in state remains in later checkpoints.
 I9 (no output between a barrier and the end of the synchronous snapshot) has no observation of its own: a record in between would be
 counted twice (I2) or missing here (I7).
 A record in flight is in front of the cut and in no state. Where it is on the last edge to an operator it is taken off what its
-state should hold; where it lies further up, the state is not compared."""
+state should hold. Where it lies further up, or nothing says what the state is without it, the state of one such checkpoint of a
+run is compared at its end, once a copy has settled (settled.py)."""
 
 from __future__ import annotations
 
@@ -16,32 +17,20 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from holdfast.barriers.jobgraph import JobGraph, JobVertex
+from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.drains import Drains
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from holdfast.chaos.checkers.observations import Observation, Report, SnapshotBegan, Stored, WorldView
 from holdfast.chaos.checkers.oracle import compare_states
+from holdfast.chaos.checkers.settled import Choice, Unsettled, must_settle, vertex_of
 from holdfast.chaos.checkers.state_reading import SnapshotView, StateDoubledError
 from holdfast.chaos.workloads.scenario import Cleanup, CutExpectation, CutStates, Drained, Positions, Scenario, source_uids
 from holdfast.statebackends.errors import HoldfastError
 
 CHECK_EVERY = 10
 """Periodic checkpoints of an attempt, by id, of which one is checked."""
-
-
-def _heads_above(graph: JobGraph, vertex: JobVertex) -> set[str]:
-    """Uids of the first operators of all vertices whose records come to this one."""
-    found: set[str] = set()
-    waiting = [vertex.vertex_id]
-    while waiting:
-        for edge in graph.inputs(waiting.pop()):
-            head = graph.vertex(edge.source).operators[0].uid
-            if head not in found:
-                found.add(head)
-                waiting.append(edge.source)
-    return found
 
 
 class CutChecker(Checker):
@@ -57,6 +46,12 @@ class CutChecker(Checker):
         self._in_firings: set[int] = set()
         """Ids of which a subtask took its part between two slices of a firing: what that one is to clean up is still there."""
         self._drains = Drains(ledger, source_uids(scenario))
+        self._choice = Choice(world, scenario, ledger, self._drains)
+
+    @property
+    def unsettled(self) -> Unsettled | None:
+        """The checkpoint that is to settle at the end of the run, if there is one."""
+        return self._choice.chosen
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, SnapshotBegan) and observation.firing:
@@ -76,6 +71,7 @@ class CutChecker(Checker):
         first, self._attempt = claim.attempt != self._attempt, claim.attempt
         if first or claim.kind is not CheckpointKind.CHECKPOINT or claim.checkpoint_id % CHECK_EVERY == 0:
             self._check(snapshot)
+        self._choice.consider(snapshot)
 
     def _check(self, snapshot: Snapshot) -> None:
         where = f"{snapshot.kind} {snapshot.checkpoint_id}"
@@ -97,7 +93,7 @@ class CutChecker(Checker):
         except ValueError as error:
             self.report("I8", f"{where}: the positions of its sources make no sense: {error}")
             return
-        wanted = self._without_in_flight(where, seen, cut, positions, drained) if seen.metadata.in_flight else expected
+        wanted = self._without_in_flight(where, seen, cut, positions, drained, expected) if seen.metadata.in_flight else expected
         problem = None if wanted is None else compare_states(wanted, seen.keyed_state(cut.operator_uid, wanted))
         if problem is not None:
             self.report("I7", f"{where}: operator {cut.operator_uid}: {problem}")
@@ -105,23 +101,19 @@ class CutChecker(Checker):
             self._check_cleanup(where, seen, cut.operator_uid, cut.cleanup)
 
     def _without_in_flight(
-        self, where: str, seen: SnapshotView, cut: CutExpectation, positions: Positions, drained: Drained
+        self, where: str, seen: SnapshotView, cut: CutExpectation, positions: Positions, drained: Drained, expected: CutStates
     ) -> CutStates | None:
-        """States where rows are in flight on the last edges to the operator alone; None where some are further up, or are not known
-        to be of what."""
+        """States where rows are in flight on the last edges to the operator alone; None where it must settle."""
         graph = msgspec.convert(seen.metadata.graph, JobGraph)
-        vertex = next(each for each in graph.vertices if any(op.uid == cut.operator_uid for op in each.operators))
-        channels = [each for each in seen.in_flight() if each.rows]
-        if {each.edge.target for each in channels} & _heads_above(graph, vertex):
+        if must_settle(seen.metadata, graph, cut, drained):
             return None
+        head = vertex_of(graph, cut.operator_uid).operators[0].uid
         rows: dict[int, list[Mapping[str, Any]]] = {}
-        for channel in channels:
-            if channel.edge.target == vertex.operators[0].uid:
+        for channel in seen.in_flight():
+            if channel.rows and channel.edge.target == head:
                 rows.setdefault(channel.edge.input, []).extend(channel.rows)
-        if not rows:
-            return cut.expected(positions) if not drained else None
-        if cut.beside is None or drained or vertex.operators[0].uid != cut.operator_uid:
-            return None
+        if not rows or cut.beside is None:
+            return expected
         try:
             return cut.beside(positions, rows)
         except ValueError as error:

@@ -343,6 +343,9 @@ class WorldView(Protocol):
     def store(self, location: str) -> StoreView:
         """The store at a location (an absolute path or URL), such as a sink's or that of a savepoint's parent folder."""
 
+    def fork_stores(self) -> Any:
+        """All that is stored now (a holdfast.chaos.sim.stores.Medium), for another world."""
+
     @property
     def local_directory(self) -> str:
         """Local folder of the workers' host; empty if a run has none."""

@@ -111,6 +111,7 @@ SOMETIMES: dict[str, str] = {
     "restored_in_flight": "an attempt begins with records in flight",
     "rescaled_in_flight": "an attempt begins with records in flight at another parallelism",
     "in_flight_again": "a barrier overtakes records that an older snapshot held in flight",
+    "settled_in_flight": "a copy of a checkpoint with records in flight further up than its state settles, and is compared",
     "barrier_in_firing": "a subtask takes its part of a checkpoint between two slices of a firing",
     "resumed_from_drain": "a submission follows a drained one, whose windows and timers fired early",
     "user_code_failed": "the user's code raises",
@@ -398,6 +399,10 @@ class Sometimes:
         if self._parallelism and parallelism != self._parallelism:
             self._visit("rescaled")
         self._parallelism = parallelism
+
+    def settled(self) -> None:
+        """A copy of a checkpoint settles."""
+        self._visit("settled_in_flight")
 
     def completed(self, kind: CheckpointKind, number: int, *, in_flight: bool = False) -> None:
         """A checkpoint of a kind is complete, as the store shows it. `in_flight`: it holds records in flight."""

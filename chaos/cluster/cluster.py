@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
-from holdfast.barriers.jobgraph import ClaimMode, JobConfig
+from holdfast.barriers.jobgraph import ClaimMode, JobConfig, JobGraph
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker
 from holdfast.barriers.wiring import name_edges
@@ -34,7 +34,7 @@ from holdfast.chaos.sim.datanet import DataNetwork, slot_of
 from holdfast.chaos.sim.forgery import forge_registrations
 from holdfast.chaos.sim.injector import Injector
 from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
-from holdfast.chaos.sim.stores import SimStores
+from holdfast.chaos.sim.stores import Medium, SimStores
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.operators.base import JobPlan
@@ -101,7 +101,11 @@ class Cluster:
         plan: tuple[Fault, ...],
         observe: Callable[[Observation], None],
         emitted: EmittedRows | None = None,
+        *,
+        begins_as: Medium | None = None,
+        holds_sources: bool = False,
     ) -> None:
+        """`begins_as`: what is stored at its beginning; None: nothing. `holds_sources`: no source gives a record."""
         self.kernel = kernel
         self.trace = trace
         self.streams = streams
@@ -111,11 +115,12 @@ class Cluster:
         self.injector = Injector(kernel, plan, FaultActions(self), observe)
         objects = streams.of("stores").random() < OBJECTS_SHARE
         wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
-        self.stores = SimStores(kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire)
-        control = ControlNetwork(kernel, self.injector, observe)
-        self.ports = SimPorts(
-            kernel, self.injector, control, DataNetwork(kernel, self.injector), observe, emitted, scenario.row_costs
+        self.stores = SimStores(
+            kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire, begins_as=begins_as
         )
+        control = ControlNetwork(kernel, self.injector, observe)
+        network, costs = DataNetwork(kernel, self.injector), scenario.row_costs
+        self.ports = SimPorts(kernel, self.injector, control, network, observe, emitted, costs, holds_sources)
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
@@ -167,6 +172,10 @@ class Cluster:
     def store(self, location: str) -> StoreView:
         """The store at an absolute path."""
         return self.stores.view(location)
+
+    def fork_stores(self) -> Medium:
+        """All that is stored now, for another world."""
+        return self.stores.fork()
 
     def workers(self) -> list[WorkerHost]:
         return [self.running_workers[name].host for name in sorted(self.running_workers)]
@@ -235,6 +244,13 @@ class Cluster:
                         operator.allow_output_repeat = True
             self._plans[parallelism, allow_output_repeat] = plan
         return plan
+
+    def plan_like(self, graph: JobGraph) -> JobPlan | None:
+        """Of the jobs that were submitted, one of the same vertices and edges; None if there is none."""
+        for plan in self._plans.values():
+            if (plan.graph.vertices, plan.graph.edges) == (graph.vertices, graph.edges):
+                return plan
+        return None
 
     def _with_mode(self, plan: JobPlan, config: JobConfig) -> JobConfig:
         """At least once in a share of the runs, where nothing can repeat: no oracle but one knows of repetitions. It depends on the

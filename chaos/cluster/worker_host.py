@@ -49,11 +49,12 @@ from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
 from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import StoreClient
 from holdfast.chaos.workloads.scenario import RowCost
-from holdfast.operators.base import JobPlan, Operator
+from holdfast.operators.base import JobPlan, Operator, Poll
 from holdfast.operators.functions.joins.interval import IntervalJoinOperator
 from holdfast.operators.functions.process import KeyedFunctionOperator
 from holdfast.operators.functions.windows.firing import FiringOperator
 from holdfast.operators.task.pool import POOL_THREADS
+from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.subtask import Subtask
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.loop import Worker
@@ -68,6 +69,8 @@ TURN_US = (500, 5_000)
 SLICE_US = (100, 2_000)
 """Least and most time of one slice of a firing."""
 WAIT_MIN_US = 100
+HOLD_MS = 60_000
+"""Until a source that is held is asked again, ms."""
 WATCH_US = 500_000
 FLUSH_LOOKS = 100
 
@@ -102,6 +105,8 @@ class SimPorts:
     """Record of what each operator emits; None: no record."""
     row_costs: Mapping[str, RowCost] = field(default_factory=dict)
     """As of the scenario."""
+    holds_sources: bool = False
+    """No source gives a record, nor ends by itself."""
 
 
 Left = Callable[["WorkerHost", ShutdownWorker | None], None]
@@ -321,6 +326,8 @@ class WorkerHost:
             cost = self._ports.row_costs.get(node.context.uid)
             if cost is not None:
                 self._slow_down(node.operator, cost.others_us if deployed.subtask.key.subtask else cost.first_us)
+            if self._ports.holds_sources and isinstance(node.operator, SourceOperator):
+                vars(node.operator)["poll"] = _nothing_yet
             if self._ports.emitted is not None:
                 self._ports.emitted.watch(node.operator, node.context.uid)
             if self.process.modules is not None:
@@ -466,6 +473,11 @@ class WorkerHost:
             return original(*arguments)
 
         return call
+
+
+def _nothing_yet(rows_max: int, now_ms: int) -> Poll:
+    """Of a source that is held."""
+    return Poll(ready_at_ms=now_ms + HOLD_MS)
 
 
 def _is_between_slices(subtask: Subtask) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.barriers.messages import SubtaskStatus, TaskState
 from holdfast.chaos.checkers import make_checkers
 from holdfast.chaos.checkers.base import Checker
+from holdfast.chaos.checkers.cut import CutChecker
 from holdfast.chaos.checkers.ledger import decision_in
 from holdfast.chaos.checkers.observations import Observation, PhaseBegan, Remembered, Reported, Stored
 from holdfast.chaos.checkers.oracle import committed
@@ -25,6 +26,7 @@ from holdfast.chaos.checkers.sometimes import Sometimes
 from holdfast.chaos.cluster.cluster import Cluster
 from holdfast.chaos.cluster.emitted import EmittedRows
 from holdfast.chaos.cluster.results import RunResult, ViolationRecord
+from holdfast.chaos.cluster.settling import settle
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.faults.plan import draw_plan
 from holdfast.chaos.pipelines.rows import Row
@@ -250,6 +252,19 @@ class Simulation:
         for checker in self._checkers:
             if not self._violations:
                 checker.at_end()
+        if not self._violations:
+            self._settle()
+
+    def _settle(self) -> None:
+        """A checkpoint of the run whose records in flight hide what its state is, in another world: this one's trace stays as it
+        is, unless something is wrong there."""
+        unsettled = next((each.unsettled for each in self._checkers if isinstance(each, CutChecker)), None)
+        if unsettled is None:
+            return
+        self._sometimes.settled()
+        problem = settle(self._cluster, unsettled)
+        if problem is not None:
+            self._report(*problem)
 
     @property
     def _has_ended(self) -> bool:

@@ -140,6 +140,9 @@ class Story:
     def state(self) -> StoreView:
         return DictView(self.files, STATE)
 
+    def fork_stores(self) -> dict[str, bytes]:
+        return dict(self.files)
+
     def store(self, location: str) -> StoreView:
         return DictView(self.files, location.rstrip("/"))
 
