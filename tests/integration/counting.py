@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.operators.base import Poll
 from holdfast.operators.functions.process import ProcessFunction
+from holdfast.operators.sources.generator import GeneratorReader, GeneratorSource
 from holdfast.statebackends.state import ValueStateDescriptor
 
 KEYS = 13
 NEVER_MS = 1 << 50
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("key", pa.int64(), nullable=False)])
 COUNTS = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("count", pa.int64(), nullable=False)])
+NUMBERED = pa.schema([SCHEMA.field("id"), *COUNTS])
 
 
 def make_batch(indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(indices.tolist(), pa.int64()), pa.array((indices % KEYS).tolist())], schema=SCHEMA)
+
+
+OTHER_IDS = 1_000_000
+
+
+def make_other_batch(indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """As `make_batch`, with ids from OTHER_IDS on."""
+    ids = pa.array((indices + OTHER_IDS).tolist(), pa.int64())
+    return pa.RecordBatch.from_arrays([ids, pa.array((indices % KEYS).tolist())], schema=SCHEMA)
 
 
 class CountPerKey(ProcessFunction):
@@ -64,13 +77,44 @@ class TimedCountPerKey(CountPerKey):
         """At the end of the input."""
 
 
-class HeldUp:
-    """Passes rows on, slowly as long as a file exists."""
+class NumberedCountPerKey(CountPerKey):
+    """Each row with its place among those of its key: one that comes in another place, too, shows in the output."""
 
-    def __init__(self, file: Path) -> None:
+    returns = NUMBERED
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        super().process_element(value, ctx, lambda row: out({"id": value["id"], **row}))
+
+
+class HeldUp:
+    """Passes rows on, slowly as long as a file exists: `seconds` a row."""
+
+    def __init__(self, file: Path, seconds: float = 0.005) -> None:
         self.file = file
+        self.seconds = seconds
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         if self.file.exists():
-            time.sleep(0.005)
+            time.sleep(self.seconds)
         return row
+
+
+class WaitingReader(GeneratorReader):
+    """Looks every few milliseconds whether it may begin."""
+
+    file: Path
+
+    def poll(self, rows_max: int, now_ms: int) -> Poll:
+        return super().poll(rows_max, now_ms) if self.file.exists() else Poll(ready_at_ms=now_ms + 10)
+
+
+@dataclass
+class WaitingSource(GeneratorSource):
+    """Has nothing to read before a file exists."""
+
+    file: Path = Path()
+
+    def create_reader(self, subtask: int, parallelism: int, max_parallelism: int) -> WaitingReader:
+        reader = WaitingReader(self, subtask, parallelism, max_parallelism)
+        reader.file = self.file
+        return reader

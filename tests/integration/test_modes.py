@@ -1,8 +1,11 @@
-"""The mode of checkpoints, changed while a real job has its queues full, over REST; killed with records in flight, and exact."""
+"""The mode of checkpoints, changed while a real job has its queues full, over REST; killed with records in flight, and while more
+are collected, and exact."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,22 @@ import pytest
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
-from tests.integration.counting import COUNTS, SCHEMA, CountPerKey, HeldUp, make_batch
+from holdfast.statebackends.errors import CheckpointFailedError
+from tests.integration.counting import (
+    COUNTS,
+    KEYS,
+    NUMBERED,
+    OTHER_IDS,
+    SCHEMA,
+    CountPerKey,
+    HeldUp,
+    NumberedCountPerKey,
+    WaitingSource,
+    make_batch,
+    make_other_batch,
+)
 from tests.integration.test_two_processes import Cluster, committed, eventually, expected
 
 ROWS = 20_000
@@ -77,3 +93,117 @@ def test_modes_by_hand_and_by_settings_and_a_kill_with_records_in_flight(cluster
     file.unlink()
     cluster.wait_finished(job)
     assert committed(output) == expected(ROWS)
+
+
+# --------------------------------------------------------------------------------------------------- killed while collecting
+
+FAST, LATE = 6_000, 1_000
+"""Rows of the two sources of `collecting`."""
+
+
+def collecting(parallelism: int, slow: Path, begins: Path, output: Path) -> JobPlan:
+    """W4's job: counts behind a shuffle, and a last step that holds them up while a file exists. Beside its source another, which
+    begins when a file is there. Behind that a step, on an edge that nothing may overtake, is so slow that barriers are long in
+    coming."""
+    env = Environment(
+        "collecting",
+        parallelism=parallelism,
+        checkpoint_interval_ms=None,
+        unaligned_checkpoints=True,
+        tolerable_failed_checkpoints=100,
+        inline_threshold=0,
+        buffer_debloat=False,
+        channel_credit_bytes=8_192,
+        restart=RestartStrategy(),
+    )
+    fast = env.from_source(GeneratorSource(make_batch, FAST, SCHEMA)).uid("fast")
+    late = env.from_source(WaitingSource(make_other_batch, LATE, SCHEMA, file=begins)).uid("late")
+    held = late.rescale().map(HeldUp(slow, 0.02), returns=SCHEMA).uid("held")
+    counts = fast.union(held).key_by("key").process(NumberedCountPerKey()).uid("count")
+    steps = counts.rebalance().map(HeldUp(slow), returns=NUMBERED).uid("slow")
+    steps.sink_to(ParquetSink(output, "out"), uid="sink")
+    return env.build()
+
+
+def vertex_of(plan: JobPlan, uid: str) -> str:
+    return next(vertex.vertex_id for vertex in plan.graph.vertices if vertex.operators[0].uid == uid)
+
+
+class Triggered(threading.Thread):
+    """A checkpoint by hand, while the test looks on."""
+
+    def __init__(self, cluster: Cluster, job: str) -> None:
+        super().__init__(daemon=True)
+        self.cluster, self.job = cluster, job
+        self.failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.cluster.client.trigger_checkpoint(self.job, timeout_s=60)
+        except Exception as error:
+            self.failure = error
+
+
+def is_collecting(cluster: Cluster, job: str, plan: JobPlan, number: int) -> bool:
+    """Whether counts have taken their snapshots for a barrier that overtook, and wait for the one behind the step that holds it up:
+    those behind them have acknowledged, they have not, nor has that step, to which the barrier has not come."""
+    told = cluster.client.checkpoint(job, number)
+    answered = [told["tasks"][vertex_of(plan, uid)]["num_acknowledged_subtasks"] for uid in ("slow", "count", "held")]
+    return told["status"] == "IN_PROGRESS" and answered == [plan.graph.slots_required, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_while_it_collects_it_goes_on_from_the_unaligned_checkpoint_before(
+    cluster: Cluster, tmp_path: Path, workers: int
+) -> None:
+    slow, begins, output = tmp_path / "slow", tmp_path / "begins", tmp_path / "out"
+    slow.touch()
+    client, plan = cluster.client, collecting(workers, slow, begins, output)
+    job = cluster.submit(plan).job_id
+    eventually(lambda: client.totals()[job]["backpressure"] == "high", "full queues")
+    before = client.trigger_checkpoint(job, timeout_s=30)
+    found = client.checkpoint(job, before)
+    assert (found["checkpoint_type"], found["persisted_data"] > 0) == ("UNALIGNED_CHECKPOINT", True)
+    begins.touch()
+    late = vertex_of(plan, "late")
+    eventually(lambda: written(cluster, job, late) > 0, "rows in front of the slow step")
+    triggered = Triggered(cluster, job)
+    eventually(lambda: client.checkpoints(job)["counts"]["in_progress"] == 1, "the next checkpoint")
+    eventually(lambda: is_collecting(cluster, job, plan, before + 1), "a snapshot that collects")
+    attempt = client.workers(job)["attempt"]
+    cluster.kill_worker(0)
+    triggered.join(timeout=60)
+    assert isinstance(triggered.failure, CheckpointFailedError)
+    assert client.checkpoint(job, before + 1)["status"] == "FAILED"
+    eventually(lambda: client.workers(job)["attempt"] > attempt and cluster.state_of(job) == "RUNNING", "the next attempt")
+    assert client.checkpoints(job)["latest"]["restored"]["id"] == before
+    slow.unlink()
+    cluster.wait_finished(job)
+    check_numbered(output, workers)
+    left = cluster.state / job / f"chk-{before + 1}"
+    eventually(lambda: not left.exists(), "nothing of what was aborted is left")
+
+
+def written(cluster: Cluster, job: str, vertex: str) -> int:
+    """Records that the subtasks of a vertex have sent."""
+    vertices = cluster.client.job(job)["vertices"]
+    return int(next(each["metrics"]["write-records"] for each in vertices if each["id"] == vertex))
+
+
+def check_numbered(output: Path, parallelism: int) -> None:
+    """Each row of either source once, each key counted from 1 on, and what came over one channel in its order."""
+    rows = read_committed(output, "out").to_pylist()
+    ids = [*range(FAST), *range(OTHER_IDS, OTHER_IDS + LATE)]
+    assert Counter(row["id"] for row in rows) == Counter(ids)
+    assert all(row["key"] == row["id"] % OTHER_IDS % KEYS for row in rows)
+    places: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        places.setdefault(row["key"], []).append((row["count"], row["id"]))
+    for mine in map(sorted, places.values()):
+        assert [count for count, _ in mine] == list(range(1, len(mine) + 1))
+        for source in (0, 1):
+            for producer in range(parallelism):
+                came = [each for _, each in mine if each // OTHER_IDS == source and each % parallelism == producer]
+                assert came == sorted(came)
