@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission
@@ -23,6 +24,7 @@ from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, s
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob, derive_recovery_point
 from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.snapshots import load_snapshot
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
@@ -46,13 +48,14 @@ from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart, writ
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.state_processor.bootstrap import NewEntries, NewState, Shape, layout_of_descriptor, write_savepoint
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.copy import copy_snapshot
 from holdfast.statebackends.storage.port import Flow, one_by_one, run_flow
 from tests.coordinator.doubles import COUNTS, MAX_PARALLELISM, OFFSETS, submission, word_count
 
 JOB, OTHER = "ab" * 16, "cd" * 16
 STATE = "/state"
 USERS = "/savepoints"
-HISTORY, UNWANTED = f"{USERS}/history", f"{USERS}/unwanted"
+HISTORY, UNWANTED, FLOWN = f"{USERS}/history", f"{USERS}/unwanted", f"{USERS}/flown"
 COUNT = ValueStateDescriptor("counts", int)
 ROWS = {f"key-{number}": number for number in range(6)}
 ENTRIES = [b"a", b"b", b"c"]
@@ -178,8 +181,11 @@ class Scene:
 # -------------------------------------------------------------------------------------------------------------- stages
 
 
-def graph(**settings: Any) -> JobGraph:
-    return word_count(state_backend="rocksdb", **settings)
+def graph(parallelism: int = 2, **settings: Any) -> JobGraph:
+    """Barriers may overtake what is queued between its two steps."""
+    found = word_count(parallelism, state_backend="rocksdb", **settings)
+    (edge,) = found.edges
+    return msgspec.structs.replace(found, edges=(msgspec.structs.replace(edge, overtakable=True, columns=("word: string",)),))
 
 
 def upload(
@@ -311,6 +317,14 @@ def in_flight_completed() -> Scene:
     return scene
 
 
+def in_flight_stored() -> Scene:
+    """A user has a copy of the job's checkpoint, with its records in flight."""
+    scene = in_flight_completed()
+    stored = StoredSnapshot(scene.run(load_snapshot(f"{JOB}/chk-2")), scene.disk.storage(STATE), f"{JOB}/chk-2")
+    copy_snapshot(stored, scene.disk.storage(USERS), "flown")
+    return scene
+
+
 def ended() -> Scene:
     """The job was canceled, and retains nothing."""
     scene = second_completed()
@@ -329,6 +343,7 @@ def given() -> Scene:
     return scene
 
 
-def asking(job_id: str = OTHER) -> Submission:
-    """The history is to be another job's."""
-    return submission(graph(retained_checkpoints=1), job_id=job_id, restore=HISTORY, claim_mode=ClaimMode.CLAIM)
+def asking(job_id: str = OTHER, restore: str = HISTORY, parallelism: int = 2) -> Submission:
+    """The history, or another snapshot, is to be another job's."""
+    wanted = graph(parallelism, retained_checkpoints=1)
+    return submission(wanted, job_id=job_id, restore=restore, claim_mode=ClaimMode.CLAIM)

@@ -28,6 +28,7 @@ from holdfast.coordinator.ha.records import OwnerRecord, decode_record
 from holdfast.coordinator.ha.snapshots import find_problems, in_folder, load_snapshot, read_lists
 from holdfast.coordinator.ha.store import put_once
 from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import dispose_snapshot
@@ -35,7 +36,7 @@ from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_d
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, SnapshotClaimedError
-from holdfast.statebackends.handles import FileHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.handles import FileHandle, KeyGroupRange, OperatorState, OperatorSubtaskState, StateHandle
 from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.layout import METADATA_NAME, OWNER_NAME, JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
@@ -52,6 +53,7 @@ from tests.simulation import crash_scenes as scenes
 from tests.simulation import outside
 from tests.simulation.crash_scenes import (
     ENTRIES,
+    FLOWN,
     HISTORY,
     JOB,
     OTHER,
@@ -75,6 +77,8 @@ SAVEPOINT = CheckpointRequest(CheckpointKind.SAVEPOINT, "t", folder=f"{USERS}/sa
 MADE = f"{USERS}/made"
 """Where tools write."""
 THIRD = "ef" * 16
+RESCALED = 3
+"""Parallelism of a job that starts from another one's snapshot."""
 POWER_LOSSES = 3
 """Times that the power is lost behind one scene: a name that is not durable is lost every other time."""
 
@@ -161,6 +165,63 @@ def with_flights(holds: Callable[[Scene, bool], None]) -> Callable[[Scene, bool]
 def in_flight_of(scene: Scene, folder: str) -> list[bytes]:
     parts = [channel.part for channel in scene.run(load_snapshot(folder)).in_flight]
     return list(scene.run(in_folder(folder, functools.partial(read_parts, parts, operator="count"))))
+
+
+def prepares(scene: Scene, job_id: str = JOB) -> Any:
+    """The next attempt: whoever leads the job goes on from what a recovery finds."""
+    number = max(scene.recorded(job_id).attempts, default=0) + 1
+    return scene.run(scene.effects(job_id).flow(job_actions.PrepareAttempt(number, scene.recovery_point(job_id), 0)))
+
+
+def restores_in_flight(scene: Scene, before: Scene) -> Any:
+    return prepares(scene)
+
+
+def has_restored(scene: Scene, finished: bool) -> None:
+    """Each leader that comes deploys the same records in flight, and each of them once, whoever died before."""
+    with_flights(recovers_at(2, done=2))(scene, finished)
+    for _ in range(2):
+        scene.lead()
+        is_dealt(scene, prepares(scene), JobPaths(JOB).checkpoint(2), 2)
+
+
+def starts_in_flight(scene: Scene, before: Scene) -> Any:
+    """At another parallelism, from a copy that the job takes over: preflight, claim, submission and its first attempt."""
+    asked = asking(restore=FLOWN, parallelism=RESCALED)
+    scene.run(start_submission(OTHER, asked, Starter("rescaler", "", "directory", scene.now_ms)))
+    return prepares(scene, OTHER)
+
+
+def has_started_in_flight(scene: Scene, finished: bool) -> None:
+    left = {path: content for path, content in scene.files(FLOWN).items() if path != OWNER_NAME}
+    assert left == at(scenes.in_flight_stored).files(FLOWN)
+    if not scene.recorded(OTHER).is_live:
+        assert not finished
+        asked = asking(restore=FLOWN, parallelism=RESCALED)
+        scene.run(start_submission(OTHER, asked, Starter("again", "", "directory", scene.now_ms)))
+    scene.lead(OTHER)
+    found = scene.recovery_point(OTHER)
+    assert found is not None
+    assert found.folder == FLOWN
+    is_dealt(scene, prepares(scene, OTHER), FLOWN, RESCALED)
+
+
+def is_dealt(scene: Scene, prepared: Any, folder: str, parallelism: int) -> None:
+    """What an attempt deploys of records in flight: those of the snapshot, to those that own their keys (I36)."""
+    assert isinstance(prepared, job_events.AttemptPrepared)
+    channels = scene.run(load_snapshot(folder)).in_flight
+    assert [channel.subtask for channel in channels] == [0, 1]
+    given: dict[StateHandle, list[tuple[int, bool]]] = {channel.part: [] for channel in channels}
+    for key, restore in sorted(prepared.in_flight.items()):
+        assert key.vertex == scenes.graph().vertices[1].vertex_id
+        for channel in restore.channels:
+            for piece in channel.pieces:
+                given[restore.parts[piece.part]].append((key.subtask, piece.filtered))
+    for channel in channels:
+        theirs = assign_key_groups(MAX_PARALLELISM, 2, channel.subtask)
+        shared = [assign_key_groups(MAX_PARALLELISM, parallelism, each).intersection(theirs) for each in range(parallelism)]
+        assert sum(map(len, shared)) == len(theirs)
+        assert given[channel.part] == [(heir, groups != theirs) for heir, groups in enumerate(shared) if len(groups)]
 
 
 def takes_a_savepoint(scene: Scene, before: Scene) -> Any:
@@ -419,6 +480,8 @@ CASES = {
     "recover in flight": Case(uploaded_in_flight, leads, with_flights(recovers_at(1, done=1))),
     "delete at the end, in flight": Case(scenes.in_flight_completed, ends, has_ended(2)),
     "copy in flight": Case(scenes.in_flight_completed, copies, is_made(flown_copy_is_equal, copies), outside=True),
+    "prepare an attempt in flight": Case(scenes.in_flight_completed, restores_in_flight, has_restored),
+    "start rescaled in flight": Case(scenes.in_flight_stored, starts_in_flight, has_started_in_flight),
     "repair": Case(littered, repairs, is_repaired),
 }
 
