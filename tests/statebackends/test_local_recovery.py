@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError
-from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle
+from holdfast.statebackends.handles import (
+    ChannelPiece,
+    ChannelState,
+    FileHandle,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    PlaceholderHandle,
+    SegmentHandle,
+)
+from holdfast.statebackends.layout import part_path
 from holdfast.statebackends.local_recovery import copies as localcopies
 from holdfast.statebackends.local_recovery.copies import (
     DEAD_AGE_S,
@@ -28,6 +37,7 @@ from holdfast.statebackends.local_recovery.copies import (
     sweep_dead,
 )
 from holdfast.statebackends.local_recovery.storage import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
+from holdfast.statebackends.snapshot.parts import read_parts, write_part
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, Storage, run_flow
@@ -467,6 +477,91 @@ def test_a_death_or_an_error_at_any_step_costs_a_download_at_most(job: Job, kill
         assert restored.damaged == 0, "a copy appears whole"
         life.close()
         again.dispose()
+        if breaking.calls < fails_at:
+            break
+    else:
+        raise AssertionError("never came to an end")
+    assert fails_at > 8
+
+
+class Flights:
+    """A subtask that keeps copies of its in-flight data, in lives that follow each other."""
+
+    def __init__(self, root: Path) -> None:
+        self.remote = Remote(root / "state")
+        self.local = root / "workers"
+        self.lives = 0
+        self.channels: dict[int, ChannelState] = {}
+
+    def life(self) -> LocalCopies:
+        self.lives += 1
+        recovery = LocalRecovery(str(self.local), job_id="job", state_directory="state", storage=self.remote)
+        copies = recovery.copies("vertex", 0, self.lives, f"n{self.lives}")
+        copies.open()
+        return copies
+
+    def store(self, number: int, copies: LocalCopies) -> None:
+        folder, data = f"job/chk-{number}", self.data(number)
+        target = SnapshotTarget(number, folder, f"count-0-{self.lives}-n", False, 0)
+        part = run_flow(write_part(data, "inflight-0", target), KeepingStorage(self.remote, copies, number))
+        channel = ChannelState("in", None, "count", 0, 0, "hash", "input", 0, 3, part, (ChannelPiece(0, 0, len(data), 3),))
+        copies.took(number, held_paths([], folder, [channel]))
+        self.channels[number] = channel
+
+    def restore(self, number: int, copies: LocalCopies) -> RestoredBytes:
+        """As a subtask's channels are restored (`operators/task/restored_channels.py`); it is what was stored."""
+        folder, part, restored = f"job/chk-{number}", self.channels[number].part, RestoredBytes()
+        assert isinstance(part, FileHandle)
+        wanted = {(part_path(folder, part.path, operator="count"), part.offset): part}
+        storage = RecoveringStorage(self.remote, wanted, restored, copies, keep_for=number)
+        assert run_flow(read_parts([part], folder, operator="count"), storage) == [self.data(number)]
+        return restored
+
+    @staticmethod
+    def data(number: int) -> bytes:
+        return b"in flight at %d, " % number * 5
+
+
+def test_in_flight_data_is_read_of_its_copy_and_of_storage_where_that_is_cut_off_anywhere(tmp_path: Path) -> None:
+    flights = Flights(tmp_path)
+    copies = flights.life()
+    flights.store(1, copies)
+    copies.close()
+    size = len(flights.data(1))
+    copy = Path(copies.folder, name_of(copies.held[0]))
+    for length in [size, *range(size)]:
+        copy.unlink()
+        copy.write_bytes(flights.data(1)[:length])
+        restored = flights.restore(1, life := flights.life())
+        is_whole = length == size
+        assert restored == RestoredBytes(size if is_whole else 0, 0 if is_whole else size, int(not is_whole))
+        shutil.rmtree(life.folder)  # it has a copy of its own by now
+
+
+@pytest.mark.parametrize("kills", [True, False])
+def test_a_death_or_an_error_at_any_step_leaves_in_flight_data_to_be_restored(tmp_path: Path, kills: bool) -> None:
+    """Killed while it restores it, keeps it, stores the next or gives it up: the next life restores it whole."""
+    error: BaseException = Killed() if kills else OSError(28, "No space left on device")
+    for fails_at in range(1, 200):
+        flights = Flights(tmp_path / f"{fails_at}")
+        first = flights.life()
+        flights.store(1, first)
+        first.close()
+        with pytest.MonkeyPatch.context() as patch:
+            breaking = Breaking(patch, fails_at, error)
+            life = None
+            try:
+                life = flights.life()
+                flights.restore(1, life)
+                flights.store(2, life)
+                life.confirm(2)
+                life.sweep()
+            except Killed:
+                assert kills
+        if life is not None:
+            life.close()
+        for number in flights.channels:
+            assert flights.restore(number, flights.life()).damaged == 0, "a copy appears whole"
         if breaking.calls < fails_at:
             break
     else:
