@@ -1,9 +1,11 @@
 """Checkpoints when some of a job's tasks have reached the end of their input (scenarios L, docs/order.md): they take part, with
-their state, until the job ends. Behind a completed checkpoint users see them as FINISHED, and a restore begins them so."""
+their state, until the job ends. Behind a completed checkpoint users see them as FINISHED, and a restore begins them so. In each
+mode of checkpoints."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,40 @@ VALUE = {"key": str, "n": int}
 SPLITS = (range(3), range(10, 16))
 WAITS_AT, WAITS_MS = 12, 1_000
 """Before this number of the second split the source waits."""
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "aligned": {},
+    "unaligned": {"unaligned_checkpoints": True},
+    "timeout": {"unaligned_checkpoints": True, "aligned_checkpoint_timeout_ms": 50},
+    "at_least_once": {"checkpointing_mode": "at_least_once"},
+}
+SETTINGS: dict[str, Any] = {}
+"""Of the jobs of a test: its mode."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Group L in each mode; tests of other things, with parameters of their own, too, where there is time for that."""
+    aside = metafunc.definition.get_closest_marker("parametrize") is not None and not hasattr(metafunc.function, "group_l")
+    modes = [pytest.param(mode, marks=[pytest.mark.endurance] * (aside and mode != "aligned")) for mode in MODES]
+    metafunc.fixturenames.append("mode")
+    metafunc.parametrize("mode", modes, indirect=True)
+
+
+def group_l(test: Callable[..., None]) -> Callable[..., None]:
+    test.group_l = True  # type: ignore[attr-defined]
+    return test
+
+
+@pytest.fixture
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for setting, value in MODES[request.param].items():
+        monkeypatch.setitem(SETTINGS, setting, value)
+    return str(request.param)
+
+
+def job_of(name: str = "test", **settings: Any) -> hf.testing.Job:
+    return hf.testing.Job(name, **SETTINGS, **settings)
 
 
 class Total(hf.ProcessFunction):
@@ -93,7 +129,7 @@ class Pair:
     """A feed that ends and one that goes on: totals over both, windows of the first one alone."""
 
     def __init__(self, **settings: Any) -> None:
-        self.job = hf.testing.Job(**settings)
+        self.job = job_of(**settings)
         self.short, self.long = (self.job.input(name, VALUE) for name in ("short", "long"))
         self.totals = self.job.output(self.short.stream.union(self.long.stream).key_by("key").process(Total()).uid("totals"))
         windows = self.short.stream.key_by("key").window(hf.Tumbling(milliseconds=100)).aggregate(n=hf.sum("n")).uid("windows")
@@ -114,6 +150,7 @@ def row(key: str, n: int) -> dict[str, Any]:
     return {"key": key, "n": n}
 
 
+@group_l
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_checkpoints_go_on_and_commit_what_the_ended_part_has_left(parallelism: int) -> None:
     with Pair(parallelism=parallelism) as pair:
@@ -135,6 +172,7 @@ def test_checkpoints_go_on_and_commit_what_the_ended_part_has_left(parallelism: 
         assert pair.committed() == ([("a", 1), ("a", 11), ("b", 2), ("b", 22)], [("a", 1), ("b", 2)])
 
 
+@group_l
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("how", ["failure", "restart", "savepoint"])
 def test_a_restore_goes_on_without_the_ended_part(how: str, parallelism: int, tmp_path: Path) -> None:
@@ -180,11 +218,12 @@ def test_an_input_ends_while_a_checkpoint_is_pending() -> None:
         assert pair.committed()[0] == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
 
 
+@group_l
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_partly_ended_operator_is_whole_at_any_parallelism(parallelism: int) -> None:
     """L08, P10: Flink stores nothing of subtasks that have ended, and so refuses union state of an operator with some. Here all of
     their state is in the checkpoint."""
-    with hf.testing.Job(parallelism=2) as job:
+    with job_of(parallelism=2) as job:
         out = job.output(job.environment.from_source(Numbers()).uid("numbers").process(Seen()).uid("seen"))
         job.start()
         assert sorted(subtask.drained for subtask in _subtasks(job)) == [False, True], "of the operator"
@@ -260,7 +299,7 @@ def test_a_task_has_finished_once_a_checkpoint_behind_its_end_is_complete() -> N
 
 
 def test_some_tasks_of_an_operator_have_finished() -> None:
-    with hf.testing.Job(parallelism=2) as job:
+    with job_of(parallelism=2) as job:
         job.output(job.environment.from_source(Numbers()).uid("numbers").process(Seen()).uid("seen"))
         job.start()
         job.checkpoint()
@@ -293,7 +332,7 @@ class Reminders(hf.ProcessFunction):
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("how", ["nothing", "failure", "restart", "savepoint"])
 def test_a_timer_by_the_clock_that_the_end_left_behind_fires_behind_no_restore(how: str, parallelism: int) -> None:
-    with hf.testing.Job(parallelism=2) as job:
+    with job_of(parallelism=2) as job:
         short, long = job.input("short", VALUE), job.input("long", VALUE)
         out = job.output(short.stream.key_by("key").process(Reminders()).uid("reminders"))
         other = job.output(long.stream.map(lambda each: each, returns=VALUE).uid("same"))
@@ -321,7 +360,7 @@ def test_timers_fire_where_a_new_source_goes_on_behind_the_end(tmp_path: Path) -
     """A live run behind a backfill: the operator reads on, so that what was due while it was down is due."""
 
     def start(name: str, **how: Any) -> tuple[hf.testing.Job, Any, Any]:
-        job = hf.testing.Job("same", parallelism=2, at_ms=how.pop("at_ms", 0), retain_on_finish=True)
+        job = job_of("same", parallelism=2, at_ms=how.pop("at_ms", 0), retain_on_finish=True)
         feed = job.input(name, VALUE)
         out = job.output(feed.stream.key_by("key").process(Reminders()).uid("reminders"))
         job.start(**how)
@@ -349,7 +388,7 @@ def test_a_source_that_goes_on_behind_its_end_goes_on_as_from_the_start(exchange
     def start(**how: Any) -> tuple[hf.testing.Job, Any, Any, Any]:
         parallel = how.pop("parallelism", parallelism)
         settings = {"parallelism": parallel, "retain_on_finish": True, "auto_watermark_interval_ms": 200}
-        job = hf.testing.Job("same", at_ms=how.pop("at_ms"), **settings)
+        job = job_of("same", at_ms=how.pop("at_ms"), **settings)
         feed = job.input("feed", VALUE)
         stream = feed.stream.global_() if exchanged else feed.stream
         stamped = stream.assign_timestamps_and_watermarks(strategy).uid("times")

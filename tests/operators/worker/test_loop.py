@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.jobgraph import RocksDBConfig
-from holdfast.barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskStatus, TaskState
+from holdfast.barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskKey, SubtaskStatus, TaskState
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
@@ -24,6 +25,7 @@ from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
+from holdfast.operators.task.subtask import Subtask
 from holdfast.operators.worker.loop import IDLE_WAIT_MS_MAX
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
@@ -78,10 +80,11 @@ def committed(path: str) -> Counter[tuple[int, int]]:
     return Counter(zip(table["key"].to_pylist(), table["count"].to_pylist(), strict=True))
 
 
-def expected(rows: int) -> Counter[tuple[int, int]]:
+def expected(*rows: int) -> Counter[tuple[int, int]]:
+    """Of sources of so many rows each."""
     counts: Counter[int] = Counter()
     result: Counter[tuple[int, int]] = Counter()
-    for index in range(rows):
+    for index in itertools.chain(*map(range, rows)):
         counts[index % KEYS] += 1
         result[(index % KEYS, counts[index % KEYS])] += 1
     return result
@@ -152,6 +155,15 @@ def test_what_barriers_overtook_is_restored_once(
     assert committed(path) == expected(600)
 
 
+def hold_up(cluster: MiniCluster, vertex: str) -> list[Subtask]:
+    """Subtasks of a vertex, which take no input any more: until their `_run_input` is deleted, or a crash."""
+    subtasks = [each.subtask for worker in cluster.workers if worker._attempt for each in worker._attempt.subtasks]
+    held = [each for each in subtasks if each.key.vertex == vertex]
+    for subtask in held:
+        subtask._run_input = lambda now_ms, deadline_s: (False, False, True)  # type: ignore[method-assign]
+    return held
+
+
 def test_barriers_overtake_full_queues_at_either_end(tmp_path: Path) -> None:
     """Of a job whose second step stands still the checkpoint completes, and holds what is queued in front of it."""
     path = "mem://full"
@@ -163,9 +175,7 @@ def test_barriers_overtake_full_queues_at_either_end(tmp_path: Path) -> None:
     cluster.deploy()
     cluster.run_until(lambda: coordinator.all_running)
     vertex = plan.graph.vertices[1].vertex_id
-    for subtask in [each.subtask for worker in cluster.workers if worker._attempt for each in worker._attempt.subtasks]:
-        if subtask.key.vertex == vertex:
-            subtask._run_input = lambda now_ms, deadline_s: (False, False, True)  # type: ignore[method-assign]
+    hold_up(cluster, vertex)
     for _ in range(200):
         cluster.step()
     coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
@@ -177,6 +187,43 @@ def test_barriers_overtake_full_queues_at_either_end(tmp_path: Path) -> None:
     cluster.deploy()
     cluster.run_to_end()
     assert committed(path) == expected(2_000)
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 3])
+@pytest.mark.parametrize("others", [0, 1_000])
+def test_sources_that_have_ended_with_all_their_records_in_flight(tmp_path: Path, timeout_ms: int, others: int) -> None:
+    """L02, L03, L10: an end that is queued behind them counts as the barrier, and behind a restore nothing is read again."""
+    path, short = "mem://ended", 60
+    OUTPUTS.pop(path, None)
+    env = Environment("ended", parallelism=2, channel_credit_bytes=2_000, buffer_timeout_ms=0, step_budget_ms=1)
+    first, second = (
+        env.from_source(GeneratorSource(make_batch, rows, SCHEMA, batch_rows=40)).uid(uid)
+        for rows, uid in ((short, "short"), (others, "long"))
+    )
+    counts = first.union(second).key_by("key").process(CountPerKey()).uid("count")
+    counts.sink_to(ParquetSink(path, "out", open_storage=open_output), uid="sink")
+    plan = env.build()
+    sources, counting = plan.graph.vertices[:2], plan.graph.vertices[2]
+    assert [each.operators[0].uid for each in (*sources, counting)] == ["short", "long", "count"]
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    coordinator = cluster.coordinator
+    coordinator.aligned_timeout_ms = timeout_ms
+    cluster.deploy()
+    cluster.run_until(lambda: all(worker._attempt for worker in cluster.workers))
+    hold_up(cluster, counting.vertex_id)
+    for _ in range(200):
+        cluster.step()
+    ended = [[coordinator.statuses[SubtaskKey(each.vertex_id, subtask)].drained for subtask in range(2)] for each in sources]
+    assert ended == [[True, True], [others == 0] * 2]
+    coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
+    cluster.run_until(lambda: coordinator.pending is None, steps_max=2_000)
+    (completed,) = coordinator.completed
+    stored = {name: sum(each.rows for each in completed.channels if each.source == name) for name in ("short", "long")}
+    assert (stored["short"], stored["long"] > 0) == (short, others > 0)
+    cluster.crash()
+    cluster.deploy()
+    cluster.run_to_end()
+    assert committed(path) == expected(short, others)
 
 
 IN_LINE: dict[str, Callable[[Stream], Stream]] = {
@@ -201,10 +248,7 @@ def test_c18_barriers_stay_in_line_on_edges_that_can_not_be_dealt_out_again(tmp_
     coordinator.aligned_timeout_ms = 0
     cluster.deploy()
     cluster.run_until(lambda: coordinator.all_running)
-    subtasks = [each.subtask for worker in cluster.workers if worker._attempt for each in worker._attempt.subtasks]
-    behind = [each for each in subtasks if each.key.vertex == plan.graph.vertices[1].vertex_id]
-    for subtask in behind:
-        subtask._run_input = lambda now_ms, deadline_s: (False, False, True)  # type: ignore[method-assign]
+    behind = hold_up(cluster, plan.graph.vertices[1].vertex_id)
     for _ in range(200):
         cluster.step()
     coordinator.trigger(CheckpointKind.CHECKPOINT, cluster.clock.now_ms)
