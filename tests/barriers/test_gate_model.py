@@ -9,6 +9,9 @@ import random
 from collections import Counter
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.alignment import AbortCheckpoint, InFlightCollected, TriggerSnapshot
@@ -18,6 +21,7 @@ from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, 
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.operators.task.inflight import SubtaskEdges
 from tests.barriers.reference_task import Event, ReferenceTask
+from tests.examples import examples
 
 RECORD_BYTES = 10
 
@@ -218,6 +222,18 @@ def compare(seed: int) -> Counter[str]:
         reference.do(event)
         real.do(event)
         assert real.is_calling or real.trace == reference.trace, (seed, event)
+    stored = check_stored(edges, real, reference, seed)
+    kinds: Counter[str] = Counter(token[1] for token in real.trace if token[0] == "[")
+    kinds["stored"] = sum(map(bool, real.stored.values()))
+    kinds["restored in flight"] = sum("^" in str(found) for found in reference.stored.values())
+    kinds["two edges"] = sum(len(found) > 1 for found in stored.values())
+    return kinds
+
+
+def check_stored(
+    edges: list[int], real: RealTask, reference: ReferenceTask, seed: object = ""
+) -> dict[int, dict[tuple[int, int], list[str]]]:
+    """What the real task has stored, and holds, is what the rules say; by id, edge and producer."""
     stored = {number: stored_by_edge(edges, found) for number, found in real.stored.items()}
     assert stored == {number: dealt(edges, found) for number, found in reference.stored.items()}, seed
     for number, found in real.stored.items():
@@ -228,11 +244,7 @@ def compare(seed: int) -> Counter[str]:
     assert real.gate.queued_bytes == RECORD_BYTES * held, seed
     collected = sum(token[0] in "abcd" for channel in reference.collected for token in channel)
     assert (real.gate.in_flight_bytes > 0) >= (collected > 0), seed
-    kinds: Counter[str] = Counter(token[1] for token in real.trace if token[0] == "[")
-    kinds["stored"] = sum(map(bool, real.stored.values()))
-    kinds["restored in flight"] = sum("^" in str(found) for found in reference.stored.values())
-    kinds["two edges"] = sum(len(found) > 1 for found in stored.values())
-    return kinds
+    return stored
 
 
 def stored_by_edge(edges: list[int], channels: tuple[tuple[int, tuple[Element, ...]], ...]) -> dict[tuple[int, int], list[str]]:
@@ -261,3 +273,136 @@ def test_the_gate_does_what_the_rules_say() -> None:
 def test_the_gate_does_what_the_rules_say_over_20_000_sequences() -> None:
     for seed in range(300, 20_300):
         compare(seed)
+
+
+# ------------------------------------------------------------------------------------------------------------ any order
+
+IDS = 9
+MACHINE_EDGES = st.lists(st.integers(1, 2), min_size=1, max_size=3).filter(lambda edges: sum(edges) <= 4)
+
+
+class OvertakenGateMachine(RuleBasedStateMachine):
+    """Both tasks, step by step, in any order that a producer, a coordinator and two clocks may make: after each step they have done
+    the same, and what they store is the same."""
+
+    @initialize(
+        edges=MACHINE_EDGES,
+        timeouts=st.lists(st.sampled_from([0, 0, 10, 25, None]), min_size=IDS, max_size=IDS),
+        created=st.lists(st.sampled_from([-5, 0, 8, 500]), min_size=IDS, max_size=IDS),
+        restored=st.lists(st.integers(0, 3), max_size=4),
+        after_finish=st.booleans(),
+        overtakable=st.booleans(),
+    )
+    def open_gate(
+        self,
+        edges: list[int],
+        timeouts: list[int | None],
+        created: list[int],
+        restored: list[int],
+        after_finish: bool,
+        overtakable: bool,
+    ) -> None:
+        self.edges, self.channels = edges, sum(edges)
+        self.timeouts = dict(enumerate(timeouts, 1))
+        created_ms = dict(enumerate(created, 1))
+        self.reference = ReferenceTask(self.channels, created_ms, after_finish=after_finish, overtakable=overtakable)
+        self.real = RealTask(self.reference)
+        self.number = 0
+        self.newest = [0] * self.channels
+        self.ended: set[int] = set()
+        for channel in restored:
+            self.come("restored", channel)
+
+    def come(self, kind: str, channel: int) -> None:
+        if channel % self.channels not in self.ended:
+            self.number += 1
+            self.do(Event(kind, channel % self.channels, self.number))
+
+    def do(self, event: Event) -> None:
+        self.reference.do(event)
+        self.real.do(event)
+
+    @rule(kind=st.sampled_from(["record", "record", "record", "watermark", "marker"]), channel=st.integers(0, 3))
+    def element(self, kind: str, channel: int) -> None:
+        self.come(kind, channel)
+
+    @rule(channels=st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    def records_during_a_call(self, channels: list[int]) -> None:
+        """They are queued when it returns, with what comes meanwhile."""
+        if not self.real.is_calling:
+            self.do(Event("call"))
+        for channel in channels:
+            self.come("record", channel)
+
+    @rule(
+        channel=st.integers(0, 3),
+        skipped=st.sampled_from([0, 0, 0, 1]),
+        how=st.sampled_from(["barrier"] * 4 + ["cancel", "overtook"]),
+    )
+    def checkpoint(self, channel: int, skipped: int, how: str) -> None:
+        """Ids rise on each channel, and some never come on it."""
+        channel %= self.channels
+        number = self.newest[channel] + 1 + skipped
+        if channel in self.ended or number > IDS:
+            return
+        self.newest[channel] = number
+        timeout_ms = self.timeouts[number]
+        if how == "cancel":
+            self.do(Event("cancel", channel, number))
+        else:
+            self.do(Event("barrier", channel, number, 0 if how == "overtook" and timeout_ms is not None else timeout_ms))
+
+    @rule(channel=st.integers(0, 3), kind=st.sampled_from(["old", "old", "notice", "end"]), ahead=st.integers(0, 1))
+    def disturb(self, channel: int, kind: str, ahead: int) -> None:
+        """A barrier again, or of an id that was given up; an abort of the newest id, or of one that has not come; an end."""
+        channel %= self.channels
+        newest = self.newest[channel]
+        if kind == "notice":
+            self.do(Event("notice", number=max(1, max(self.newest) + ahead)))
+        elif channel not in self.ended and kind == "end":
+            self.ended.add(channel)
+            self.do(Event("end", channel))
+        elif channel not in self.ended and newest:
+            self.do(Event("barrier", channel, newest, self.timeouts[newest]))
+
+    @rule()
+    def rest_of_barriers(self) -> None:
+        """The current checkpoint comes on all channels on which it has not."""
+        number = self.reference.current
+        for channel in range(self.channels):
+            if number and channel not in self.ended and self.newest[channel] < number:
+                self.newest[channel] = number
+                self.do(Event("barrier", channel, number, self.timeouts[number]))
+
+    @rule()
+    def call(self) -> None:
+        """A long call begins, or the one that runs returns."""
+        self.do(Event("return" if self.real.is_calling else "call"))
+
+    @rule(ms=st.sampled_from([1, 4, 12, 40]))
+    def pass_time(self, ms: int) -> None:
+        self.do(Event("pass", number=ms))
+
+    @rule(ms=st.sampled_from([-1_000, -20, 5, 1_000]))
+    def set_the_clock(self, ms: int) -> None:
+        self.do(Event("jump", number=ms))
+
+    @invariant()
+    def they_have_done_the_same(self) -> None:
+        if hasattr(self, "real"):
+            assert self.real.is_calling or self.real.trace == self.reference.trace
+
+    def teardown(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        self.do(Event("return"))
+        self.rest_of_barriers()
+        self.do(Event("pass", number=2_000))
+        self.they_have_done_the_same()
+        check_stored(self.edges, self.real, self.reference)
+        if len(self.ended) == self.channels:
+            assert (self.real.gate.queued_bytes, self.real.gate.in_flight_bytes) == (0, 0), "nothing waits for ever"
+
+
+TestOvertakenGate = OvertakenGateMachine.TestCase
+TestOvertakenGate.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
