@@ -279,6 +279,60 @@ def test_each_edge_is_dealt_out_by_itself() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("old", list(itertools.product((1, 2, 3, 4), repeat=2)))
+def test_mixed_edges_are_dealt_out_at_any_parallelism(old: tuple[int, int]) -> None:
+    """FLINK-31963, 38267, 35351: by key, in turn, twice over one input, and a side output to one subtask, in a job. Each row of an
+    edge is restored once, by an heir of its consumer, behind those of its channel that were in front of it."""
+    before = mixed((old[0], old[1], 3))
+    names, edges = name_edges(before), {edge.edge_id: edge for edge in before.edges}
+    logs: dict[tuple[int, int, int], list[Element]] = {}
+    numbered = itertools.count()
+    for edge in before.edges:
+        producers, consumers = before.vertex(edge.source).parallelism, before.vertex(edge.target).parallelism
+        deal = SelectorPartitioner(BY_KEY, parallelism=consumers, max_parallelism=128, operator="out")
+        for producer in range(producers):
+            for number in range(6):
+                rows = batch([(key * 7 + number, next(numbered)) for key in range(consumers * 2)])
+                parts = deal.split(rows) if edge.partitioning is Partitioning.HASH else [(number % consumers, rows)]
+                for consumer, part in parts:
+                    logs.setdefault((edge.edge_id, producer, consumer), []).append(part)
+    stored = Stored()
+    for edge_id, name in names.items():
+        for side, at in (("input", 2), ("output", 1)):
+            for subtask in sorted({channel[at] for channel in logs if channel[0] == edge_id}):
+                mine = {channel[3 - at]: log for channel, log in logs.items() if channel[0] == edge_id and channel[at] == subtask}
+                halves = {peer: log[: len(log) // 2] if side == "input" else log[len(log) // 2 :] for peer, log in mine.items()}
+                stored.add(name, edges[edge_id].partitioning, side, subtask, halves)
+    for producers, consumers in itertools.product((1, 2, 3, 4), repeat=2):
+        now = mixed((producers, consumers, (producers + consumers) % 3 + 1))
+        found = assign_in_flight(stored.channels, msgspec.to_builtins(before), now)
+        fronts: dict[tuple[int, int, int], list[int]] = {}
+        for key, restore in found.items():
+            for channel, elements in restored(stored, now, key, restore):
+                fronts[channel.edge_id, channel.producer, key.subtask] = numbers(elements)
+        check_fronts(logs, fronts, now)
+
+
+def check_fronts(
+    logs: dict[tuple[int, int, int], list[Element]], fronts: dict[tuple[int, int, int], list[int]], now: JobGraph
+) -> None:
+    """(edge, producer, consumer) -> what was in flight there, and the numbers of what is restored there."""
+    origin = {number: channel for channel, log in logs.items() for number in numbers(log)}
+    assert Counter(number for front in fronts.values() for number in front) == Counter(origin.keys())
+    edges = {edge.edge_id: edge for edge in now.edges}
+    for (edge_id, producer, consumer), front in fronts.items():
+        edge = edges[edge_id]
+        of_channel: dict[tuple[int, int, int], list[int]] = {}
+        for number in front:
+            of_channel.setdefault(origin[number], []).append(number)
+        for (was_edge, was_producer, was_consumer), its in of_channel.items():
+            assert (was_edge, was_producer % now.vertex(edge.source).parallelism) == (edge_id, producer)
+            assert its == sorted(its)
+            if edge.partitioning is not Partitioning.HASH:
+                assert was_consumer % now.vertex(edge.target).parallelism == consumer
+                assert its == numbers(logs[was_edge, was_producer, was_consumer])
+
+
 def test_a_file_is_named_once_and_of_an_inline_part_only_the_own_pieces_travel() -> None:
     name = EdgeName("in", None, "out", 0, 0)
     shared = FileHandle("part-1", 300, "xxh3_128:" + "0" * 32)
