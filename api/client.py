@@ -132,6 +132,10 @@ class RestClient:
     def checkpoint(self, job_id: str, checkpoint_id: int) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/checkpoints/details/{checkpoint_id}")
 
+    def checkpoint_subtasks(self, job_id: str, checkpoint_id: int, vertex_id: str) -> dict[str, Any]:
+        """One vertex's part of a checkpoint, subtask by subtask."""
+        return self._get(f"/v1/jobs/{job_id}/checkpoints/details/{checkpoint_id}/subtasks/{vertex_id}")
+
     def workers(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/workers")
 

@@ -1,7 +1,8 @@
 """Restore of 64 MiB in flight, at the same parallelism and at another: records of a shuffle by key, as a snapshot has them.
 
 All subtasks in this process, one after the other: `slowest_s` is the wait of a job whose subtasks each have a core, `total_s` their
-sum, from the records that the coordinator sends to the elements that stand in front of the channels. State is not in it.
+sum, from the records that the coordinator sends to the elements that stand in front of the channels. State is not in it. Beside
+them the raw write of as many bytes, in the same folder.
 
     python -m benchmarks.inflight [--quick]"""
 
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 import holdfast as hf
+from benchmarks.harness import raw_write_ms
 from benchmarks.workloads import RECORD_BYTES, SCHEMA, Bids
 from holdfast.barriers.elements import Batch, Element
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
@@ -126,6 +128,7 @@ def _row(storage: LocalStorage, old: _Job, new: _Job, channels: tuple[ChannelSta
         "rows": rows,
         "slowest_s": round(slowest, 3),
         "total_s": round(statistics.median(sum(run) for run in runs), 3),
+        "raw_write_s": round(raw_write_ms(Path(storage.root), BYTES) / 1000, 3),
         "aim_s": aim_s,
         "met": "yes" if slowest <= aim_s else "no",
     }

@@ -2,15 +2,16 @@
 what bounded queues and unaligned checkpoints cost where there is no pressure.
 
 A checkpoint of W4 and W7 is triggered by hand over REST; its duration is the coordinator's own, from the trigger to COMPLETED.
-Beside it the raw write of the bytes that it stored, in the same folder."""
+Beside it the raw write of the bytes that it stored, in the same folder, and a profile: where the time of the subtask went that
+acknowledged last, and what the coordinator took behind it."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ FILL_S = 5.0
 """Queues are full from the first moments on; so much later the first checkpoint is triggered."""
 W4_TIMEOUT_MS = 20_000
 """A checkpoint that takes longer counts as so long, and is the last one: what is in front of it only grows."""
+W4_IN_FLIGHT_BYTES = 100_000
+"""Most that a checkpoint may store in flight."""
 
 MODES_KEYS, MODES_INTERVAL_MS = 10_000, 1_000
 MODES_AIM = 0.98
@@ -71,7 +74,12 @@ WAYS = (
 def measure_w4(bench: Bench, quick: bool) -> list[Row]:
     """A line for each way that there is, on one worker and on two."""
     ways = [way for way in WAYS if way.settings.keys() <= set(JobConfig.__struct_fields__)]
-    return [_w4(bench, workers, way, 3 if quick else 20) for workers in (1, 2) for way in ways]
+    return _with_profiles([_w4(bench, workers, way, 3 if quick else 20) for workers in (1, 2) for way in ways])
+
+
+def _with_profiles(measured: Sequence[tuple[Row, Row]]) -> list[Row]:
+    """Profiles have columns of their own, and follow in a table of their own."""
+    return [line for line, _ in measured] + [profile for _, profile in measured]
 
 
 def _slow(row: dict[str, int]) -> dict[str, int]:
@@ -84,7 +92,7 @@ def _count(row: dict[str, int], count: int | None) -> tuple[dict[str, int], int]
     return {"bidder": row["bidder"], "count": count}, count
 
 
-def _w4(bench: Bench, workers: int, way: Way, repeats: int) -> Row:
+def _w4(bench: Bench, workers: int, way: Way, repeats: int) -> tuple[Row, Row]:
     given = {"checkpoint_timeout_ms": W4_TIMEOUT_MS, "tolerable_failed_checkpoints": repeats, **way.settings}
     env = environment("w4", workers, "memory", None, **given)
     bids = env.from_source(hf.GeneratorSource(Bids(10_000), ENDLESS, SCHEMA)).uid("bids")
@@ -94,9 +102,38 @@ def _w4(bench: Bench, workers: int, way: Way, repeats: int) -> Row:
         _wait_for_records(handle, 1)
         time.sleep(FILL_S)
         found = _checkpoints(bench, handle, repeats, W4_TIMEOUT_MS)
-    line = {"workload": "W4", "way": way.name, "workers": workers, **_durations(found)}
-    line["stored_in_flight_bytes"] = max((each.in_flight_bytes for each in found), default=0)
-    return {**line, **_judged(found, way.aim_ms)}
+    name = {"workload": "W4", "way": way.name, "workers": workers}
+    stored = max((each.in_flight_bytes for each in found), default=0)
+    line = {**name, **_durations(found), "in_flight_bytes": stored, **_judged(found, way.aim_ms)}
+    line["bytes_met"] = "yes" if stored <= W4_IN_FLIGHT_BYTES else "no"
+    return line, {**name, **_profile(found)}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Where the time of one checkpoint went, in ms: of the subtask that acknowledged last, then of the coordinator."""
+
+    start_delay: int = 0
+    """From the trigger to its first barrier."""
+    alignment: int = 0
+    """From there to its last one. Where barriers overtook, these are awaited in the asynchronous part."""
+    sync: int = 0
+    asynchronous: int = 0
+    """Encodes and writes."""
+    answer: int = 0
+    """The rest, until the acknowledgement had come."""
+    complete: int = 0
+    """From there to COMPLETED: `_metadata` is written."""
+
+    @staticmethod
+    def of(checkpoint: Mapping[str, Any], subtasks: Sequence[Mapping[str, Any]]) -> Spent:
+        """`subtasks`: of the vertex that acknowledged last, as in REST."""
+        last = max(subtasks, key=lambda each: each["ack_timestamp"])
+        aligned_ms = 0 if last["unaligned_checkpoint"] else last["alignment"]["duration"]
+        parts = (last["start_delay"], aligned_ms, last["checkpoint"]["sync"], last["checkpoint"]["async"])
+        acknowledged_ms = last["end_to_end_duration"]
+        rest_ms = max(0, acknowledged_ms - sum(parts))
+        return Spent(*parts, rest_ms, max(0, checkpoint["end_to_end_duration"] - acknowledged_ms))
 
 
 @dataclass(frozen=True)
@@ -107,6 +144,7 @@ class _Taken:
     in_flight_bytes: int
     raw_ms: float
     is_complete: bool = True
+    spent: Spent = Spent()
 
 
 def _checkpoints(bench: Bench, handle: Any, repeats: int, timeout_ms: float) -> list[_Taken]:
@@ -118,8 +156,16 @@ def _checkpoints(bench: Bench, handle: Any, repeats: int, timeout_ms: float) -> 
             return [*found, _Taken(timeout_ms, 0, 0.0, is_complete=False)]
         told = handle.client.checkpoint(handle.job_id, number)
         raw_ms = raw_write_ms(bench.folder, int(told["checkpointed_size"]))
-        found.append(_Taken(float(told["end_to_end_duration"]), int(told["persisted_data"]), raw_ms))
+        last = max(told["tasks"], key=lambda vertex: told["tasks"][vertex]["latest_ack_timestamp"])
+        spent = Spent.of(told, handle.client.checkpoint_subtasks(handle.job_id, number, last)["subtasks"])
+        found.append(_Taken(float(told["end_to_end_duration"]), int(told["persisted_data"]), raw_ms, spent=spent))
     return found
+
+
+def _profile(found: Sequence[_Taken]) -> Row:
+    """Medians over the complete ones."""
+    complete = [asdict(each.spent) for each in found if each.is_complete]
+    return {f"{name}_ms": statistics.median([each[name] for each in complete] or [0]) for name in asdict(Spent())}
 
 
 def _durations(found: Sequence[_Taken]) -> Row:
@@ -240,14 +286,14 @@ def _latencies_ms(folder: Path) -> Any:
 
 def measure_w7(bench: Bench, quick: bool) -> list[Row]:
     """Checkpoints of 256 subtasks with tiny state in one worker, and of one."""
-    return [_w7(bench, pairs, 5 if quick else 20) for pairs in W7_AIMS_MS]
+    return _with_profiles([_w7(bench, pairs, 5 if quick else 20) for pairs in W7_AIMS_MS])
 
 
 def _same(row: dict[str, int]) -> dict[str, int]:
     return row
 
 
-def _w7(bench: Bench, pairs: int, repeats: int) -> Row:
+def _w7(bench: Bench, pairs: int, repeats: int) -> tuple[Row, Row]:
     env = environment("w7", 1, "memory", None)
     for number in range(pairs or 1):
         bids = env.from_source(hf.GeneratorSource(Bids(100), ENDLESS, SCHEMA, rows_per_second=W7_RATE)).uid(f"bids-{number}")
@@ -258,5 +304,5 @@ def _w7(bench: Bench, pairs: int, repeats: int) -> Row:
         _wait_for_records(handle, 10 * (pairs or 1))
         _checkpoints(bench, handle, 1, 10_000)  # the first one imports
         found = _checkpoints(bench, handle, repeats, 10_000)
-    line = {"workload": "W7", "subtasks": 2 * pairs or 1, **_durations(found)}
-    return {**line, **_judged(found, W7_AIMS_MS[pairs])}
+    name = {"workload": "W7", "subtasks": 2 * pairs or 1}
+    return {**name, **_durations(found), **_judged(found, W7_AIMS_MS[pairs])}, {**name, **_profile(found)}

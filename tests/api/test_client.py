@@ -59,6 +59,13 @@ def test_waiting_for_a_checkpoint(client: RestClient, coordinator: FakeCoordinat
     assert sum(call[0] == "request_checkpoint" for call in coordinator.calls) == 1
 
 
+def test_a_vertex_s_part_of_a_checkpoint_tells_where_its_time_went(client: RestClient) -> None:
+    found = client.checkpoint_subtasks(JOB, 1, SOURCE)
+    assert [each["className"] for each in found["subtasks"]] == ["completed", "pending"]
+    with pytest.raises(NotFoundError):
+        client.checkpoint_subtasks(JOB, 1, "d" * 32)
+
+
 def test_a_checkpoint_s_own_mode(client: RestClient, coordinator: FakeCoordinator) -> None:
     coordinator.trigger = TriggerView(TRIGGER, CheckpointKind.CHECKPOINT, False, checkpoint_id=7)
     assert client.trigger_checkpoint(JOB, unaligned=True, aligned_timeout_ms=0) == 7
