@@ -15,14 +15,8 @@ SIZES_MAX = 2**31
 
 def environment(name: str, workers: int, backend: str, interval_ms: int | None, **settings: Any) -> hf.Environment:
     """Settings that all benchmark jobs share."""
-    return hf.Environment(
-        name,
-        parallelism=workers,
-        state_backend=backend,
-        checkpoint_interval_ms=interval_ms,
-        memory_snapshot_bytes_max=SIZES_MAX,
-        **settings,
-    )
+    shared = {"state_backend": backend, "checkpoint_interval_ms": interval_ms, "memory_snapshot_bytes_max": SIZES_MAX}
+    return hf.Environment(name, parallelism=workers, **{**shared, **settings})
 
 
 def w0(rows: int, workers: int) -> hf.Environment:
