@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.barriers.messages import INT_MAX
+from holdfast.barriers.messages import INT_MAX, clip
 from holdfast.statebackends.errors import InvalidConfigError
 
 TUNABLE: tuple[str, ...] = (
@@ -25,6 +25,9 @@ TUNABLE: tuple[str, ...] = (
 )
 """Names of fields of JobConfig, which has their types, meanings and bounds."""
 
+NAME_BYTES_SHOWN_MAX = 64
+"""Of a foreign name that an error repeats: behind a longer one nobody would see what is wrong with it."""
+
 SettingValue: TypeAlias = bool | int | str | None
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(JobConfig)}
@@ -37,18 +40,23 @@ def apply_settings(config: JobConfig, settings: Mapping[str, object]) -> JobConf
     not go with the others."""
     for name, value in settings.items():
         if name not in TUNABLE:
-            reason = "is fixed while a job runs" if name in _TYPES else "is no setting"
-            message = f"{name} {reason}: {', '.join(TUNABLE)} can be changed"
-            raise InvalidConfigError(message, setting=name)
+            shown = clip(name, NAME_BYTES_SHOWN_MAX)
+            reason = f"{name} is fixed while a job runs" if name in _TYPES else f"{shown!r} is no setting"
+            raise InvalidConfigError(f"{reason}: {', '.join(TUNABLE)} can be changed", setting=shown)
         try:
             msgspec.convert(value, _TYPES[name], strict=True)
         except msgspec.ValidationError as error:
             raise InvalidConfigError(f"{name}: {error}", setting=name) from error
         if isinstance(value, int) and abs(value) > INT_MAX:
-            raise InvalidConfigError(f"{name} must be a whole number below 2^63, got {value}", setting=name)
+            raise InvalidConfigError(f"{name} must be a whole number below 2^63, got {_number(value)}", setting=name)
     changed = msgspec.structs.replace(config, **settings)
     changed.check()
     return changed
+
+
+def _number(value: int) -> str:
+    """A number that is out of bounds, as far as it tells anything."""
+    return clip(str(value), NAME_BYTES_SHOWN_MAX) if abs(value) < 10**1_000 else "one of more than 1000 digits"
 
 
 class CheckpointMode(msgspec.Struct, frozen=True):
@@ -93,16 +101,18 @@ def parse_setting(text: str) -> tuple[str, SettingValue]:
     """A setting from `NAME=VALUE`, as at a command line: numbers, `true`, `false`, and `none`.
 
     Raises InvalidConfigError for a text without a name or with another value; which names there are, the coordinator says."""
-    name, found, value = text.partition("=")
+    name, found, value = (each.strip() for each in text.partition("="))
     if not found or not name:
-        raise InvalidConfigError(f"{text!r} is not NAME=VALUE", setting=name or text)
+        shown = clip(text, NAME_BYTES_SHOWN_MAX)
+        raise InvalidConfigError(f"{shown!r} is not NAME=VALUE", setting=clip(name, NAME_BYTES_SHOWN_MAX) or shown)
     words: dict[str, SettingValue] = {"none": None, "null": None, "true": True, "false": False}
     if value.lower() in words:
         return name, words[value.lower()]
     try:
         number = int(value.replace("_", ""))
     except ValueError as error:
-        raise InvalidConfigError(f"{name}: {value!r} is neither a whole number nor none, true or false", setting=name) from error
+        shown = clip(value, NAME_BYTES_SHOWN_MAX)
+        raise InvalidConfigError(f"{name}: {shown!r} is neither a whole number nor none, true or false", setting=name) from error
     if abs(number) > INT_MAX:
-        raise InvalidConfigError(f"{name} must be a whole number below 2^63, got {number}", setting=name)
+        raise InvalidConfigError(f"{name} must be a whole number below 2^63, got {_number(number)}", setting=name)
     return name, number

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -25,6 +27,8 @@ from holdfast.api.http.protocol import connection_of
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.served import SnapshotDirectories
 from holdfast.barriers import codec
+from holdfast.barriers.messages import clip
+from holdfast.barriers.tunable import NAME_BYTES_SHOWN_MAX
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvalidConfigError
 
@@ -165,9 +169,10 @@ async def read_record(request: Request, kind: type[Record], limits: BodyLimits) 
 
 
 def parse_model(body: bytes | bytearray, model: type[Model]) -> Model:
-    """Parse a request body of Flink's dialect; an empty body means `{}`. Raises InvalidConfigError."""
+    """Parse a request body of Flink's dialect; an empty body means `{}`. Raises InvalidConfigError, also for a name that is there
+    twice: whichever value held, somebody meant the other."""
     try:
-        return model.model_validate_json(body or b"{}")
+        parsed = model.model_validate_json(body or b"{}")
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc']) or 'body'}: {problem['msg']}" for problem in error.errors()
@@ -175,6 +180,18 @@ def parse_model(body: bytes | bytearray, model: type[Model]) -> Model:
         raise InvalidConfigError(
             f"the request did not match the expected format {model.__name__}: {problems}", expected=model.__name__
         ) from error
+    if body:
+        json.loads(body, object_pairs_hook=_once_each)
+    return parsed
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        shown = clip(name, NAME_BYTES_SHOWN_MAX)
+        raise InvalidConfigError(f"the request gives {shown!r} more than once", setting=shown)
+    return found
 
 
 def body_of(model: type[Model]) -> Callable[[Request], Coroutine[Any, Any, Model]]:

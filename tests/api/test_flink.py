@@ -501,11 +501,15 @@ def test_a_checkpoint_names_its_own_mode(served: Served, coordinator: FakeCoordi
         ({"unaligned": True, "alignedCheckpointTimeout": 2**63}, "alignedCheckpointTimeout"),
         ({"unaligned": True, "alignedCheckpointTimeout": 1.5}, "alignedCheckpointTimeout"),
         ({"unaligned": True, "alignedCheckpointTimeout": True}, "alignedCheckpointTimeout"),
+        ({"unaligned": True, "alignedCheckpointTimeout": "5"}, "alignedCheckpointTimeout"),
+        (b'{"unaligned": true, "alignedCheckpointTimeout": NaN}', "alignedCheckpointTimeout"),
+        (b'{"unaligned": true, "alignedCheckpointTimeout": Infinity}', "alignedCheckpointTimeout"),
+        (b'{"unaligned": true, "unaligned": false}', "'unaligned' more than once"),
         ({"alignedCheckpointTimeout": 5}, "alignedCheckpointTimeout"),
         ({"alignedTimeout": 5}, "alignedTimeout"),
     ],
 )
-def test_a_mode_that_can_t_be_is_refused_by_name(served: Served, body: dict[str, Any], named: str) -> None:
+def test_a_mode_that_can_t_be_is_refused_by_name(served: Served, body: object, named: str) -> None:
     assert named in served.json("POST", f"/v1/jobs/{JOB}/checkpoints", body, status=400)["errors"][0]
 
 

@@ -47,14 +47,36 @@ def test_a_change_is_answered_with_what_holds(served: Served, coordinator: FakeC
         (b'{"min_pause_ms": %d}' % 2**70, "min_pause_ms"),
         ({"unaligned_checkpoints": "yes"}, "unaligned_checkpoints"),
         ({"aligned_checkpoint_timeout_ms": -1}, "aligned_checkpoint_timeout_ms"),
+        ({"unaligned_checkpoints": 1}, "unaligned_checkpoints"),
+        ({"min_pause_ms": True}, "min_pause_ms"),
+        ({"min_pause_ms": "5"}, "min_pause_ms"),
+        ({"min_pause_ms": None}, "min_pause_ms"),
+        ({"checkpoint_timeout_ms": 0}, "checkpoint_timeout_ms"),
+        ({"checkpoint_interval_ms": -5}, "checkpoint_interval_ms"),
+        ({"checkpoint_interval_during_backlog_ms": -1}, "checkpoint_interval_during_backlog_ms"),
+        ({"max_concurrent_checkpoints": 2}, "max_concurrent_checkpoints is fixed while a job runs"),
+        ({"": 1}, "'' is no setting"),
+        ({"x" * 30_000: 1}, "x...' is no setting: checkpoint_interval_ms, "),
+        ({"\x1b[31m": 1}, r"'\x1b[31m' is no setting"),
+        (b'{"min_pause_ms": NaN}', "min_pause_ms"),
+        (b'{"min_pause_ms": -Infinity}', "min_pause_ms"),
+        (b'{"min_pause_ms": 1e999}', "min_pause_ms"),
+        (b'{"min_pause_ms": 9223372036854775808}', "min_pause_ms must be a whole number below 2^63, got 9223372036854775808"),
+        (b'{"min_pause_ms": %s}' % (b"9" * 4_000), "got one of more than 1000 digits"),
+        (b'{"min_pause_ms": 1, "min_pause_ms": 2}', "'min_pause_ms' more than once"),
+        (b"null", "SettingsChange"),
         (b"[1]", "SettingsChange"),
         (b"{", "SettingsChange"),
     ],
 )
 def test_bad_changes_are_refused_by_name(served: Served, body: object, named: str) -> None:
+    before = served.json("GET", f"/v1/jobs/{JOB}/settings")
     response = served.request("PATCH", CONFIG, body)
     assert response.status == 400
-    assert named in response.json()["errors"][0]
+    (said,) = response.json()["errors"]
+    assert named in said
+    assert len(said) < 400
+    assert served.json("GET", f"/v1/jobs/{JOB}/settings") == before
 
 
 def test_an_unknown_and_an_ended_job(served: Served, coordinator: FakeCoordinator) -> None:
@@ -96,8 +118,13 @@ def test_the_command_line(served: Served, coordinator: FakeCoordinator) -> None:
     asked = len(coordinator.calls)
     for wrong in (["--set", "min_pause_ms"], ["--set", "min_pause_ms=5s"], ["--set", "min_pause_ms=1", "--set", "min_pause_ms=2"]):
         assert "min_pause_ms" in run(*wrong, code=2)
+    for text in ("", "=5", " =5", "min_pause_ms=", "min_pause_ms=nan", "min_pause_ms=1e3", "min_pause_ms=9223372036854775808"):
+        assert ("min_pause_ms" if "min" in text else "is not NAME=VALUE") in run("--set", text, code=2)
+    assert len(run("--set", "min_pause_ms=" + "9" * 5_000, code=2)) < 200
     assert "--offline" in run("--set", "min_pause_ms=1", "--offline", code=2)
     assert not any(call[0] == "change_settings" for call in coordinator.calls[asked:])
+    assert "'min_pause' is no setting" in run("--set", "min_pause=5", code=2)
+    assert "min_pause_ms: Expected `int`, got `bool`" in run("--set", "min_pause_ms=true", code=2)
 
 
 def test_settings_outlive_the_coordinator_process_and_not_the_job(tmp_path: Path) -> None:
